@@ -1,0 +1,14 @@
+// One function per public header; module.cpp calls them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace smdp {
+
+void bind_error(nanobind::module_& m);
+void bind_store(nanobind::module_& m);
+void bind_operation(nanobind::module_& m);
+void bind_group(nanobind::module_& m);
+void bind_info(nanobind::module_& m);
+
+}  // namespace smdp

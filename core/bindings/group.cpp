@@ -1,0 +1,204 @@
+#include "smdp/group.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "error.h"
+#include "smdp/error.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+namespace {
+
+using Pointer = std::uintptr_t;
+using Pointers = std::vector<Pointer>;
+using Counts = std::vector<std::size_t>;
+using Shape = std::vector<std::int64_t>;
+
+void* pointer(Pointer value) { return reinterpret_cast<void*>(value); }
+
+Call call(double timeout, bool async) {
+  Call result;
+  if (timeout >= 0) result.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
+  result.async = async;
+  return result;
+}
+
+template <class B>
+std::vector<B> buffers(const Pointers& pointers, const Counts& counts) {
+  if (pointers.size() != counts.size()) {
+    throw InvalidArgument("[smdp] " + std::to_string(pointers.size()) + " buffers, but " +
+                          std::to_string(counts.size()) + " counts.");
+  }
+  std::vector<B> all;
+  for (std::size_t i = 0; i < pointers.size(); ++i) all.push_back({pointer(pointers[i]), counts[i]});
+  return all;
+}
+
+DType dtype_of(int value) { return static_cast<DType>(value); }
+ReduceOp op_of(int value) { return static_cast<ReduceOp>(value); }
+
+void bind_reductions(nb::class_<Group>& group) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  group
+      .def(
+          "all_reduce",
+          [](Group& g, Pointer in, Pointer out, const Shape& shape, int dtype, int op, double factor, double timeout,
+             bool async) {
+            return g.all_reduce(pointer(in), pointer(out), shape, dtype_of(dtype), op_of(op), factor,
+                                call(timeout, async));
+          },
+          nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
+          nb::arg("timeout"), nb::arg("async_op"), Release())
+      .def(
+          "reduce",
+          [](Group& g, Pointer in, Pointer out, const Shape& shape, int dtype, int op, double factor, int root,
+             double timeout, bool async) {
+            return g.reduce(pointer(in), pointer(out), shape, dtype_of(dtype), op_of(op), root, factor,
+                            call(timeout, async));
+          },
+          nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
+          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), Release())
+      .def(
+          "reduce_scatter",
+          [](Group& g, const Pointers& in, const Counts& counts, Pointer out, int dtype, int op, double factor,
+             double timeout, bool async) {
+            const std::size_t own = counts.size() > static_cast<std::size_t>(g.rank())
+                                        ? counts[static_cast<std::size_t>(g.rank())]
+                                        : 0;
+            return g.reduce_scatter(buffers<ConstBuffer>(in, counts), {pointer(out), own}, dtype_of(dtype), op_of(op),
+                                    factor, call(timeout, async));
+          },
+          nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("dtype"), nb::arg("op"),
+          nb::arg("factor"), nb::arg("timeout"), nb::arg("async_op"), Release());
+}
+
+void bind_movements(nb::class_<Group>& group) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  group
+      .def(
+          "broadcast",
+          [](Group& g, Pointer data, const Shape& shape, int dtype, int root, double timeout, bool async) {
+            return g.broadcast(pointer(data), shape, dtype_of(dtype), root, call(timeout, async));
+          },
+          nb::arg("ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("root"), nb::arg("timeout"),
+          nb::arg("async_op"), Release())
+      .def(
+          "all_gather",
+          [](Group& g, Pointer in, std::size_t count, const Pointers& out, const Counts& counts, int dtype,
+             double timeout, bool async) {
+            return g.all_gather({pointer(in), count}, buffers<Buffer>(out, counts), dtype_of(dtype),
+                                call(timeout, async));
+          },
+          nb::arg("in_ptr"), nb::arg("in_count"), nb::arg("out_ptrs"), nb::arg("counts"), nb::arg("dtype"),
+          nb::arg("timeout"), nb::arg("async_op"), Release())
+      .def(
+          "all_to_all",
+          [](Group& g, const Pointers& in, const Counts& in_counts, const Pointers& out, const Counts& out_counts,
+             int dtype, double timeout, bool async) {
+            return g.all_to_all(buffers<ConstBuffer>(in, in_counts), buffers<Buffer>(out, out_counts), dtype_of(dtype),
+                                call(timeout, async));
+          },
+          nb::arg("in_ptrs"), nb::arg("in_counts"), nb::arg("out_ptrs"), nb::arg("out_counts"), nb::arg("dtype"),
+          nb::arg("timeout"), nb::arg("async_op"), Release())
+      .def(
+          "gather",
+          [](Group& g, Pointer in, std::size_t count, const Pointers& out, const Counts& counts, int dtype, int root,
+             double timeout, bool async) {
+            return g.gather({pointer(in), count}, buffers<Buffer>(out, counts), dtype_of(dtype), root,
+                            call(timeout, async));
+          },
+          nb::arg("in_ptr"), nb::arg("in_count"), nb::arg("out_ptrs"), nb::arg("counts"), nb::arg("dtype"),
+          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), Release())
+      .def(
+          "scatter",
+          [](Group& g, const Pointers& in, const Counts& counts, Pointer out, std::size_t out_count, int dtype,
+             int root, double timeout, bool async) {
+            return g.scatter(buffers<ConstBuffer>(in, counts), {pointer(out), out_count}, dtype_of(dtype), root,
+                             call(timeout, async));
+          },
+          nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("out_count"), nb::arg("dtype"),
+          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), Release())
+      .def(
+          "barrier", [](Group& g, double timeout, bool async) { return g.barrier(call(timeout, async)); },
+          nb::arg("timeout"), nb::arg("async_op"), Release());
+}
+
+void bind_messages(nb::class_<Group>& group) {
+  group
+      .def(
+          "send",
+          [](Group& g, Pointer data, std::size_t count, int dtype, int destination, std::int64_t tag, double timeout,
+             bool async) {
+            const Group::Handle handle = g.send({pointer(data), count}, dtype_of(dtype), destination, tag,
+                                                call(timeout, async));
+            return async ? handle : nullptr;
+          },
+          nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout"),
+          nb::arg("async_op"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "recv",
+          [](Group& g, Pointer data, std::size_t count, int dtype, int source, std::int64_t tag, double timeout,
+             bool async) -> nb::object {
+            Group::Handle handle;
+            {
+              const nb::gil_scoped_release release;
+              handle = g.recv({pointer(data), count}, dtype_of(dtype), source, tag, call(timeout, async));
+            }
+            return async ? nb::cast(handle) : nb::cast(handle->source());
+          },
+          nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout"),
+          nb::arg("async_op"), nb::sig("def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int, "
+                                       "timeout: float, async_op: bool) -> Handle | int"));
+}
+
+}  // namespace
+
+void bind_group(nb::module_& m) {
+  nb::class_<Group> group(m, "Group", "A set of ranks that communicate. Buffers are given as addresses.");
+  group
+      .def(
+          "__init__",
+          [](Group* self, std::shared_ptr<Store> store, int rank, int size, const std::string& name, double timeout,
+             const std::map<std::string, std::string>& values) {
+            GroupOptions options = GroupOptions::from(values);
+            options.name = name;
+            if (timeout >= 0) options.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
+            const nb::gil_scoped_release release;
+            new (self) Group(std::move(store), rank, size, options);
+          },
+          nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"))
+      .def_prop_ro("rank", &Group::rank)
+      .def_prop_ro("size", &Group::size)
+      .def_prop_ro("name", &Group::name)
+      .def_prop_ro("local_rank", &Group::local_rank)
+      .def_prop_ro("local_size", &Group::local_size)
+      .def_prop_ro("host_index", &Group::host_index)
+      .def_prop_ro("hosts", &Group::hosts)
+      .def_prop_ro("host_names", &Group::host_names)
+      .def("split", &Group::split, nb::arg("color"), nb::arg("key"), nb::arg("name"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("shutdown", &Group::shutdown, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Group::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
+      .def("error", [](const Group& g) { return to_python(g.error()); },
+           nb::sig("def error(self) -> Exception | None"));
+  bind_reductions(group);
+  bind_movements(group);
+  bind_messages(group);
+  m.def("shutdown_all", &shutdown_all, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace smdp

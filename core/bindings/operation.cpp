@@ -1,0 +1,59 @@
+#include "smdp/operation.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <chrono>
+#include <optional>
+
+#include "bind.h"
+#include "error.h"
+#include "smdp/error.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+
+void bind_operation(nb::module_& m) {
+  nb::class_<Operation>(m, "Handle", "An operation in flight. Its buffers must live until it is done.")
+      .def(
+          "wait",
+          [](Operation& operation, std::optional<double> timeout) {
+            // In slices, so that Ctrl-C works.
+            const auto start = std::chrono::steady_clock::now();
+            for (;;) {
+              auto slice = std::chrono::milliseconds(200);
+              if (timeout) {
+                const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+                    std::chrono::duration<double>(*timeout) - (std::chrono::steady_clock::now() - start));
+                slice = std::min(slice, std::max(left, std::chrono::milliseconds(0)));
+              }
+              try {
+                const nb::gil_scoped_release release;
+                operation.wait(slice);
+                return;
+              } catch (const TimeoutError&) {
+                if (operation.done()) throw;
+              }
+              if (PyErr_CheckSignals() != 0) throw nb::python_error();
+              if (timeout && std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(*timeout)) {
+                throw TimeoutError("[smdp] wait() gave up after " + std::to_string(*timeout) +
+                                   " s; the operation is still running.");
+              }
+            }
+          },
+          nb::arg("timeout") = nb::none(), "Blocks until done and raises the operation's error, if any.")
+      .def("done", &Operation::done)
+      .def("error", [](const Operation& operation) { return to_python(operation.error()); },
+           nb::sig("def error(self) -> Exception | None"))
+      .def("source", &Operation::source)
+      .def("notify", &Operation::notify, nb::arg("token"));
+  m.def(
+      "next_completion",
+      [](double timeout) { return next_completion(std::chrono::milliseconds(static_cast<long long>(timeout * 1000))); },
+      nb::arg("timeout"), nb::call_guard<nb::gil_scoped_release>(),
+      "Token of an ended operation, see Handle.notify; None after `timeout` seconds.");
+}
+
+}  // namespace smdp

@@ -1,0 +1,139 @@
+#include "smdp/store.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "bind.h"
+#include "smdp/error.h"
+#include "smdp/tcp_store.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+namespace {
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<long long>(seconds * 1000));
+}
+
+nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+// A Python object with torch's store interface. Only used while a group is made.
+class PythonStore final : public Store {
+ public:
+  explicit PythonStore(nb::object store) : store_(std::move(store)) {}
+  ~PythonStore() override {
+    if (!nb::is_alive()) {
+      store_.release();
+      return;
+    }
+    const nb::gil_scoped_acquire gil;
+    store_.reset();
+  }
+
+  void set(const std::string& key, const std::string& value) override {
+    const nb::gil_scoped_acquire gil;
+    guarded([&] { store_.attr("set")(key, to_bytes(value)); });
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const nb::gil_scoped_acquire gil;
+    std::string value;
+    bool missing = false;
+    guarded([&] {
+      const nb::object delta = nb::module_::import_("datetime").attr("timedelta");
+      nb::list keys;
+      keys.append(key);
+      try {
+        store_.attr("wait")(keys, delta(0, 0, 0, timeout.count()));
+      } catch (nb::python_error& error) {
+        // torch raises DistStoreError, other stores TimeoutError: what counts is whether the key is there.
+        if (!nb::cast<bool>(store_.attr("check")(keys))) {
+          missing = true;
+          error.discard_as_unraisable("smdp: waiting for a key");
+          return;
+        }
+      }
+      const auto bytes = nb::cast<nb::bytes>(store_.attr("get")(key));
+      value.assign(bytes.c_str(), bytes.size());
+    });
+    if (missing) {
+      throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+    }
+    return value;
+  }
+
+  bool check(const std::string& key) override {
+    const nb::gil_scoped_acquire gil;
+    bool found = false;
+    guarded([&] {
+      nb::list keys;
+      keys.append(key);
+      found = nb::cast<bool>(store_.attr("check")(keys));
+    });
+    return found;
+  }
+
+ private:
+  template <class Work>
+  static void guarded(Work work) {
+    try {
+      work();
+    } catch (const nb::python_error& error) {
+      throw Error(std::string("[smdp] the rendezvous store failed: ") + error.what());
+    }
+  }
+
+  nb::object store_;
+};
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+  nb::class_<Store>(m, "Store", "Key-value store through which the ranks of a group find each other.")
+      .def(
+          "set", [](Store& store, const std::string& key, const nb::bytes& value) {
+            const std::string text(value.c_str(), value.size());
+            const nb::gil_scoped_release release;
+            store.set(key, text);
+          },
+          nb::arg("key"), nb::arg("value"))
+      .def(
+          "get",
+          [](Store& store, const std::string& key, double timeout) {
+            std::string value;
+            {
+              const nb::gil_scoped_release release;
+              value = store.get(key, milliseconds(timeout));
+            }
+            return to_bytes(value);
+          },
+          nb::arg("key"), nb::arg("timeout"), "Waits for the key, at most `timeout` seconds.")
+      .def("check", &Store::check, nb::arg("key"), nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<TcpStore, Store>(m, "TcpStore").def_prop_ro("port", &TcpStore::port);
+  m.def(
+      "tcp_store",
+      [](const std::string& host, int port, bool is_server, const nb::bytes& secret, double timeout) {
+        if (port < 0 || port > 65535) {
+          throw ConfigError("[smdp] the store's port is " + std::to_string(port) + "; allowed: 1 to 65535.");
+        }
+        const std::string key(secret.c_str(), secret.size());
+        const nb::gil_scoped_release release;
+        return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key, milliseconds(timeout));
+      },
+      nb::arg("host"), nb::arg("port"), nb::arg("is_server"), nb::arg("secret"), nb::arg("timeout"),
+      "A store over TCP; rank 0 serves it (port 0 takes a free one).");
+  m.def("memory_store", &make_memory_store, "A store for ranks that are threads of this process.");
+  m.def("prefix_store", &make_prefix_store, nb::arg("prefix"), nb::arg("store"));
+  m.def(
+      "python_store",
+      [](nb::object store) -> std::shared_ptr<Store> { return std::make_shared<PythonStore>(std::move(store)); },
+      nb::arg("store"), "Wraps an object with torch's store interface: set, get, check, wait.");
+}
+
+}  // namespace smdp

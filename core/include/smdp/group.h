@@ -1,0 +1,134 @@
+// A set of ranks that communicate: the world or a part of it.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "smdp/dtype.h"
+#include "smdp/export.h"
+#include "smdp/operation.h"
+#include "smdp/store.h"
+
+namespace smdp {
+
+// How a group is made. Values that come from SMDP_* variables keep their name without the prefix.
+struct GroupOptions {
+  // Unique among the groups that share a store.
+  std::string name = "world";
+  // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
+  std::chrono::milliseconds timeout{1'800'000};
+  // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
+  std::chrono::milliseconds init_timeout{300'000};
+  // Shared secret that every connection must prove. Empty: rank 0 draws one and hands it out through the store.
+  std::string secret;
+  // Address (name or number) by which others reach rank 0. Empty: taken from the route to it, else the loopback.
+  std::string master_addr;
+  // Interfaces to use, as NCCL spells them ("eth", "=eth0", "^docker"). Empty: the route to the master.
+  std::string socket_ifname;
+  // Ranks share a host only if this is equal, too. Empty: boot id and network namespace. For tests, mostly.
+  std::string host_id;
+  // See planner.h. Leave alone unless you measure.
+  std::string algorithm = "auto";
+  // SMDP_DETERMINISTIC=strict: only algorithms that add in rank order.
+  bool strict = false;
+  // Progress threads of the process; groups take turns. SMDP_THREADS.
+  int threads = 1;
+  // TCP streams to each rank on another host.
+  int streams = 2;
+  // Bytes of a shared-memory chunk (rounded to 4 KiB).
+  std::size_t chunk_bytes = std::size_t{512} << 10;
+
+  // From names without SMDP_ ("timeout" in seconds, "secret", ...). Unknown ones are ignored, wrong values throw
+  // ConfigError.
+  SMDP_API static GroupOptions from(const std::map<std::string, std::string>& values);
+};
+
+// A buffer of whole elements in host memory.
+struct Buffer {
+  void* data = nullptr;
+  std::size_t count = 0;  // elements
+};
+struct ConstBuffer {
+  const void* data = nullptr;
+  std::size_t count = 0;
+};
+
+// How one call behaves.
+struct Call {
+  std::optional<std::chrono::milliseconds> timeout;  // default: the group's
+  bool async = false;                                // return before it is done
+};
+
+// All ranks of a group must call the same collectives in the same order; calls of one rank may come from any thread,
+// but their order is then the program's business. Buffers must live until the operation is done. Wrong arguments
+// throw InvalidArgument before anything is sent; everything else arrives with the operation. After a failure the group
+// is closed: later calls throw the same error.
+class SMDP_API Group {
+ public:
+  using Handle = std::shared_ptr<Operation>;  // null when the call was not async
+
+  // Blocks until all `size` ranks have called it with the same name and store.
+  Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options);
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  // Leaves the group, as shutdown() does.
+  ~Group();
+
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  int local_rank() const;  // index among the ranks of this host
+  int local_size() const;
+  int host_index() const;
+  const std::vector<std::vector<int>>& hosts() const;
+  const std::vector<std::string>& host_names() const;  // by rank
+
+  // factor: of this rank's input, for kPremulSum. in and out may be the same memory.
+  Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
+                    double factor = 1.0, const Call& call = {});
+  // out is used on the root only.
+  Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
+                double factor = 1.0, const Call& call = {});
+  Handle broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root, const Call& call = {});
+  // out: one buffer per rank; counts may differ between ranks, but all ranks give the same list of counts.
+  Handle all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call = {});
+  // in: one buffer per receiver, the same counts on all ranks.
+  Handle reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, ReduceOp op, double factor = 1.0,
+                        const Call& call = {});
+  // in[j] goes to rank j, out[j] comes from rank j.
+  Handle all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call = {});
+  // out is empty except on the root.
+  Handle gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call = {});
+  // in is empty except on the root.
+  Handle scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call = {});
+  Handle barrier(const Call& call = {});
+  // Point to point, matched by (source, tag) in order; independent of collectives. source -1: from anybody.
+  Handle send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call = {});
+  Handle recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call = {});
+
+  // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
+  std::unique_ptr<Group> split(int color, int key, const std::string& name);
+
+  // Fails what is in flight on all ranks with this reason and closes the group everywhere.
+  void abort(const std::string& reason);
+  // Leaves the group; what is in flight here fails. Idempotent. A non-empty reason is what others are told.
+  void shutdown(const std::string& reason = "");
+  // The failure that closed the group; null while it works.
+  std::exception_ptr error() const;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Leaves every group of this process, e.g. at exit.
+SMDP_API void shutdown_all(const std::string& reason);
+
+}  // namespace smdp

@@ -1,0 +1,45 @@
+// Handle of one operation in flight.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "smdp/export.h"
+
+namespace smdp {
+
+// Thread-safe. Dropping a handle does not cancel the operation; its buffers must live until it is done.
+class SMDP_API Operation {
+ public:
+  Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  ~Operation();
+
+  // Blocks until done and throws the operation's error, if any. After `timeout` without an end: TimeoutError, and the
+  // operation goes on. Without a timeout the operation's own deadline ends the wait.
+  void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+
+  bool done() const;
+  // Null while it runs and after success.
+  std::exception_ptr error() const;
+  // Rank whose message a receive got; -1 before and for everything else.
+  int source() const;
+  // Pushes `token` to the completion queue of the process once the operation has ended, at once if it has.
+  void notify(std::uint64_t token);
+
+  // For whoever runs the operation. The first call counts.
+  void complete(std::exception_ptr error, int source = -1);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Next token of an ended operation; nothing after `timeout`.
+SMDP_API std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout);
+
+}  // namespace smdp

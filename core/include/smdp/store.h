@@ -1,0 +1,36 @@
+// Key-value store through which the ranks of a group find each other.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "smdp/export.h"
+
+namespace smdp {
+
+// Thread-safe. Keys are written once; values are arbitrary bytes.
+class SMDP_API Store {
+ public:
+  Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  virtual ~Store() = default;
+
+  // Sets key to value, replacing what was there.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+
+  // Waits until key exists and returns its value. Throws TimeoutError, which names the key, after `timeout`.
+  virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+
+  // True if key exists now.
+  virtual bool check(const std::string& key) = 0;
+};
+
+// A view of `base` in which every key starts with `prefix` + "/".
+SMDP_API std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base);
+
+// A store inside this process, for ranks that are threads.
+SMDP_API std::shared_ptr<Store> make_memory_store();
+
+}  // namespace smdp

@@ -1,0 +1,37 @@
+// A store served by one rank over TCP.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "smdp/export.h"
+#include "smdp/store.h"
+
+namespace smdp {
+
+// Rank 0 constructs it with is_server, the others without; rank 0 uses it, too. The server lives as long as the object.
+class SMDP_API TcpStore final : public Store {
+ public:
+  // port 0 (server only) takes a free one. secret: every connection must prove it; empty is a secret like any other.
+  // Throws ConfigError if the port is taken, TimeoutError if the server does not answer in time.
+  TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
+           std::chrono::milliseconds timeout);
+  ~TcpStore() override;
+
+  std::uint16_t port() const;
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+  bool check(const std::string& key) override;
+
+ private:
+  class Server;
+  class Client;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Client> client_;
+  std::uint16_t port_;
+};
+
+}  // namespace smdp

@@ -1,0 +1,71 @@
+"""smdp: distributed training on many processes and machines.
+
+    import smdp
+    group = smdp.init()            # ranks come from the launcher
+    group.all_reduce(array)        # NumPy and anything else with a CPU buffer
+
+PyTorch users need none of this: ``dist.init_process_group("smdp")``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._errors import ClosedError as ClosedError
+from ._errors import ConfigError as ConfigError
+from ._errors import MismatchError as MismatchError
+from ._errors import PeerLostError as PeerLostError
+from ._errors import SmdpError as SmdpError
+from ._errors import TimeoutError as TimeoutError
+
+if TYPE_CHECKING:
+    from ._world import init as init
+    from ._world import is_initialized as is_initialized
+    from ._world import local_rank as local_rank
+    from ._world import local_size as local_size
+    from ._world import rank as rank
+    from ._world import shutdown as shutdown
+    from ._world import size as size
+    from ._world import world as world
+    from .group import AVG as AVG
+    from .group import BAND as BAND
+    from .group import BOR as BOR
+    from .group import BXOR as BXOR
+    from .group import MAX as MAX
+    from .group import MIN as MIN
+    from .group import PREMUL_SUM as PREMUL_SUM
+    from .group import PRODUCT as PRODUCT
+    from .group import SUM as SUM
+    from .group import Group as Group
+    from .group import Handle as Handle
+    from .group import ReduceOp as ReduceOp
+
+# Where a public name lives. They are imported on first use, so that the command line stays quick.
+_WORLD = {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"}
+_GROUP = {"Group", "Handle", "ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX"} | {
+    "BAND",
+    "BOR",
+    "BXOR",
+}
+_ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "SmdpError", "TimeoutError"}
+
+__all__ = [  # noqa: PLE0604 - built from the tables above
+    "__version__",
+    *sorted(_WORLD | _GROUP | _ERRORS),
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module, metadata
+
+    if name == "__version__":
+        return metadata.version("smdp")
+    if name in _WORLD:
+        return getattr(import_module("smdp._world"), name)
+    if name in _GROUP:
+        return getattr(import_module("smdp.group"), name)
+    raise AttributeError(f"module 'smdp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,6 @@
+"""`python -m smdp` is `smdp`."""
+
+from smdp.cli import main
+
+if __name__ == "__main__":
+    main()

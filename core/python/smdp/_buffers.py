@@ -1,0 +1,126 @@
+"""Addresses, shapes and element types of what users hand to a collective."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class DType(IntEnum):
+    """Element types, numbered as in the C++ header smdp/dtype.h."""
+
+    BOOL = 0
+    UINT8 = 1
+    INT8 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    FLOAT16 = 6
+    BFLOAT16 = 7
+    FLOAT32 = 8
+    FLOAT64 = 9
+    COMPLEX32 = 10
+    COMPLEX64 = 11
+    COMPLEX128 = 12
+    UINT16 = 13
+    UINT32 = 14
+    UINT64 = 15
+    FLOAT8 = 16
+
+
+# By NumPy's name of a dtype; ml_dtypes' types have such names, too.
+_BY_NAME = {
+    "bool": DType.BOOL,
+    "uint8": DType.UINT8,
+    "int8": DType.INT8,
+    "int16": DType.INT16,
+    "int32": DType.INT32,
+    "int64": DType.INT64,
+    "float16": DType.FLOAT16,
+    "bfloat16": DType.BFLOAT16,
+    "float32": DType.FLOAT32,
+    "float64": DType.FLOAT64,
+    "complex64": DType.COMPLEX64,
+    "complex128": DType.COMPLEX128,
+    "uint16": DType.UINT16,
+    "uint32": DType.UINT32,
+    "uint64": DType.UINT64,
+}
+_BY_DTYPE: dict[Any, int] = {}
+
+
+def _code(dtype: np.dtype[Any]) -> int:
+    name = dtype.name
+    if name in _BY_NAME and dtype.isnative:
+        code = int(_BY_NAME[name])
+    elif name.startswith("float8") and dtype.itemsize == 1:
+        code = int(DType.FLOAT8)
+    else:
+        raise ValueError(
+            f"[smdp] dtype {dtype} is not supported; allowed: {', '.join(_BY_NAME)} and 8-bit floats,"
+            " in this machine's byte order."
+        )
+    _BY_DTYPE[dtype] = code
+    return code
+
+
+class Buffer(NamedTuple):
+    """A contiguous piece of memory. ``array`` keeps it alive."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    count: int
+    dtype: int
+    array: npt.NDArray[Any]
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """A NumPy view of anything with the buffer protocol, ``__array_interface__`` or DLPack; never a copy.
+
+    Raises:
+        ValueError: The value is not in host memory, or has no such interface.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise ValueError(f"[smdp] {type(value).__name__} gives no buffer in host memory: {error}") from error
+    try:
+        return np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes | bytearray) else np.asarray(
+            memoryview(value)
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"[smdp] expected an array (NumPy, DLPack or the buffer protocol), got {type(value).__name__}."
+        ) from error
+
+
+def view(value: Any, *, writes: bool, what: str) -> Buffer:
+    """Describes ``value``.
+
+    Args:
+        value: An array in host memory, C-contiguous.
+        writes: The collective writes into it.
+        what: Its name in messages.
+
+    Raises:
+        ValueError: It is not contiguous, read-only though written to, or of an unsupported type.
+    """
+    array = value if type(value) is np.ndarray else as_array(value)
+    flags = array.flags
+    if not flags.c_contiguous:
+        raise ValueError(f"[smdp] {what} is not contiguous; pass numpy.ascontiguousarray(...) of it.")
+    if writes and not flags.writeable:
+        raise ValueError(f"[smdp] {what} is read-only, but the collective writes into it; pass a copy.")
+    dtype = _BY_DTYPE.get(array.dtype)
+    if dtype is None:
+        dtype = _code(array.dtype)
+    pointer = array.__array_interface__["data"][0]
+    return Buffer(pointer, array.shape, array.size, dtype, array)

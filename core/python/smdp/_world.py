@@ -1,0 +1,139 @@
+"""The world: the group of all ranks, made once per process by ``init``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any
+
+from . import _core
+from ._errors import ConfigError
+from .config import Config
+from .environments import detect
+from .group import Group
+
+_world: Group | None = None
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    local_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    timeout: float | None = None,
+    store: Any = None,
+) -> Group:
+    """Joins the world and returns it; a second call returns the same group.
+
+    Args:
+        rank: This process's rank, 0 to world_size - 1. Default: the launcher's, see smdp.environments.
+        world_size: Number of ranks. Default: the launcher's, or 1 without a launcher.
+        local_rank: Index among the ranks of this host. Only checked against what smdp finds.
+        master_addr: Name or address of rank 0's machine.
+        master_port: Port of rank 0's store.
+        timeout: Seconds that an operation may take, unless it says otherwise. Default: SMDP_TIMEOUT, 30 minutes.
+        store: An object with torch's store interface (set, get, check, wait) to find the other ranks by.
+            Default: rank 0 serves one at master_addr, master_port.
+
+    Raises:
+        ConfigError: A variable or argument makes no sense; names it, its value and what is allowed.
+        TimeoutError: Not all ranks came; lists who did and who did not.
+    """
+    global _world
+    if _world is not None:
+        return _world
+    launch = detect(
+        os.environ,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        needs_master=store is None,
+    )
+    config = Config.from_environ(os.environ)
+    options = config.options(launch.master_addr)
+    if store is not None:
+        base = store if isinstance(store, _core.Store) else _core.python_store(store)
+    elif launch.world_size == 1:
+        base = _core.memory_store()
+    else:
+        if launch.master_addr is None or not launch.master_port:
+            raise ConfigError(
+                "[smdp] SMDP_MASTER_ADDR and SMDP_MASTER_PORT are not set, and the launcher names no master;"
+                " set both to where rank 0 runs and a free port there."
+            )
+        base = _core.tcp_store(
+            launch.master_addr,
+            launch.master_port,
+            launch.rank == 0,
+            options.get("secret", "").encode(),
+            float(options.get("init_timeout", 300)),
+        )
+    _world = Group(
+        _core.Group(
+            base,
+            launch.rank,
+            launch.world_size,
+            "world",
+            config.timeout_s if timeout is None else float(timeout),
+            options,
+        ),
+        config.timeout_s if timeout is None else timeout,
+    )
+    return _world
+
+
+def is_initialized() -> bool:
+    """True between init() and shutdown()."""
+    return _world is not None
+
+
+def world() -> Group:
+    """The group of all ranks.
+
+    Raises:
+        ConfigError: Before init().
+    """
+    if _world is None:
+        raise ConfigError("[smdp] smdp is not initialised in this process; call smdp.init() first.")
+    return _world
+
+
+def rank() -> int:
+    """Rank of this process in the world."""
+    return world().rank
+
+
+def size() -> int:
+    """Number of ranks in the world."""
+    return world().size
+
+
+def local_rank() -> int:
+    """Index of this process among the ranks of its host."""
+    return world().local_rank
+
+
+def local_size() -> int:
+    """Number of ranks on this host."""
+    return world().local_size
+
+
+def shutdown() -> None:
+    """Leaves the world. Safe to call twice, or without init()."""
+    global _world
+    if _world is not None:
+        _world.shutdown()
+        _world = None
+
+
+@atexit.register
+def _leave() -> None:
+    """Says goodbye to all groups, and why: others report it if they still wait for this rank."""
+    failure = getattr(sys, "last_value", None)
+    reason = "" if failure is None else f"it raised {type(failure).__name__}: {failure}"
+    _core.shutdown_all(reason)

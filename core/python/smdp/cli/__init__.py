@@ -1,0 +1,131 @@
+"""The command `smdp`; a command's module is imported when the command runs, so that --help is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from smdp.cli.bench import DTYPES, OPERATIONS
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="smdp",
+    help="Distributed training on many processes and many machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich costs 50 ms on every --help
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib import metadata
+
+        try:
+            typer.echo(f"smdp {metadata.version('smdp')}")
+        except metadata.PackageNotFoundError:
+            typer.echo("smdp (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+def _run(
+    command: Annotated[
+        list[str], typer.Argument(help="A Python file, a module (with -m) or a program; then its arguments.")
+    ],
+    nproc: Annotated[
+        int,
+        typer.Option(
+            "-n", "--nproc-per-node", "--nproc_per_node", "-np", min=1, help="Number of ranks to start."
+        ),
+    ] = 1,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="COMMAND is a module, as in python -m.")
+    ] = False,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port",
+            "--master_port",
+            min=1,
+            max=65534,
+            help="Port of torch's store; smdp's is the next one. Default: two free ones.",
+        ),
+    ] = None,
+    stop_timeout: Annotated[
+        float,
+        typer.Option("--stop-timeout", min=0.0, help="Seconds between SIGTERM and SIGKILL."),
+    ] = 5.0,
+) -> None:
+    """Start ranks on this machine, stop all when one fails, exit with the first failure's code."""
+    from smdp.cli import run
+
+    raise typer.Exit(
+        run.run(command, nproc, module=module, master_port=master_port, stop_timeout_s=stop_timeout)
+    )
+
+
+@app.command("env")
+def _env(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Describe this machine and installation; what one pastes into a bug report (secrets are masked)."""
+    from smdp.cli import env
+
+    typer.echo(env.report(as_json=json))
+
+
+@app.command("bench")
+def _bench(
+    operation: Annotated[str, typer.Argument(help=f"One of {', '.join(OPERATIONS)}.")],
+    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Number of ranks.")] = 2,
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, e.g. 4K.")] = "4K",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size, e.g. 100M.")] = "100M",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="From one size to the next.")] = 5.0,
+    dtype: Annotated[str, typer.Option("--dtype", help=f"One of {', '.join(DTYPES)}.")] = "float32",
+    against: Annotated[
+        str, typer.Option("--against", help="Peers, comma-separated: gloo, gloo4, openmpi.")
+    ] = "",
+    iters: Annotated[
+        int | None, typer.Option("--iters", min=1, help="Iterations per size. Default: by the size.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure a collective beside other libraries', alternating in one run, in nccl-tests' columns."""
+    from smdp._errors import ConfigError
+    from smdp.cli import bench
+
+    try:
+        code = bench.bench(
+            operation,
+            nproc=nproc,
+            begin=begin,
+            end=end,
+            factor=factor,
+            dtype=dtype,
+            against=against,
+            iters=iters,
+            as_json=json,
+        )
+    except (ValueError, ConfigError) as error:
+        typer.echo(f"smdp bench: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="smdp")

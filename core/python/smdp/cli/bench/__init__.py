@@ -1,0 +1,111 @@
+"""`smdp bench`: time collectives beside other libraries', both sides alternating in one run.
+
+This process only checks the request and starts the workers (worker.py): by mpirun if Open MPI takes part, by
+smdp's own launcher otherwise. Rank 0 prints.
+"""
+
+from __future__ import annotations
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+PEERS = ("gloo", "gloo4", "openmpi")
+
+
+def bench(
+    operation: str,
+    *,
+    nproc: int = 2,
+    begin: str = "4K",
+    end: str = "100M",
+    factor: float = 5.0,
+    dtype: str = "float32",
+    against: str = "",
+    iters: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """Run the benchmark.
+
+    Args:
+        operation: One of OPERATIONS.
+        nproc: Number of ranks, all on this machine.
+        begin: Smallest size of the buffer.
+        end: Largest size of the buffer.
+        factor: From one size to the next.
+        dtype: One of DTYPES.
+        against: Names out of PEERS, comma-separated.
+        iters: Iterations per size and contender; None chooses by the size.
+        as_json: Print JSON instead of a table.
+
+    Returns:
+        The exit code: 0, or the first failed worker's.
+
+    Raises:
+        ConfigError: An argument is wrong or a peer is not installed.
+    """
+    import importlib.util
+    import json
+    import os
+    import shutil
+    import sys
+
+    from smdp import config
+    from smdp.cli.bench import sizes
+    from smdp.cli.run import Launcher, rank_environments
+
+    if operation not in OPERATIONS:
+        raise config.invalid("operation", operation, ", ".join(OPERATIONS))
+    if dtype not in DTYPES:
+        raise config.invalid("--dtype", dtype, ", ".join(DTYPES))
+    peers = list(dict.fromkeys(name.strip() for name in against.split(",") if name.strip()))
+    for name in peers:
+        if name not in PEERS:
+            raise config.invalid("--against", name, ", ".join(PEERS))
+        module = "mpi4py" if name == "openmpi" else "torch"
+        if importlib.util.find_spec(module) is None:
+            raise config.invalid("--against", name, f"a peer that is installed; this one needs {module}")
+    steps = sizes.steps(sizes.parse_size("-b", begin), sizes.parse_size("-e", end), factor)
+
+    # Where a peer goes through torch.distributed or NumPy, smdp goes the same way.
+    contenders = []
+    if any(name.startswith("gloo") for name in peers):
+        contenders += ["smdp-torch", *(name for name in peers if name.startswith("gloo"))]
+    if "openmpi" in peers or not peers:
+        contenders += ["smdp-numpy", *(name for name in peers if name == "openmpi")]
+    request = {
+        "operation": operation,
+        "sizes": steps,
+        "dtype": dtype,
+        "contenders": contenders,
+        "iters": iters,
+        "json": as_json,
+    }
+    worker = [sys.executable, "-u", "-m", "smdp.cli.bench.worker", json.dumps(request)]
+    environments = rank_environments(os.environ, nproc)
+    if "openmpi" in peers:
+        mpirun = shutil.which("mpirun")
+        if mpirun is None:
+            raise config.invalid("--against", "openmpi", "a peer that is installed; mpirun is not on PATH")
+        worker, environments = _under_mpirun(mpirun, worker, environments[0], nproc)
+    return Launcher(worker, environments, has_prefixes=False).run()
+
+
+def _under_mpirun(
+    mpirun: str, worker: list[str], environ: dict[str, str], nproc: int
+) -> tuple[list[str], list[dict[str, str]]]:
+    """Make the command line and environment with which mpirun starts the workers."""
+    import os
+
+    # mpirun gives the ranks, and is told to leave the cores alone: all contenders on the same terms.
+    for name in (
+        "RANK",
+        "LOCAL_RANK",
+        "SMDP_RANK",
+        "SMDP_LOCAL_RANK",
+        "SMDP_WORLD_SIZE",
+        "SMDP_LOCAL_WORLD_SIZE",
+    ):
+        environ.pop(name, None)
+    argv = [mpirun, "-n", str(nproc), "--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        argv.append("--allow-run-as-root")
+    return [*argv, *worker], [environ]

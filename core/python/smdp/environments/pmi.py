@@ -1,0 +1,55 @@
+"""MPI launchers that speak PMI: MPICH, Intel MPI, MVAPICH."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smdp import config
+from smdp.environments.base import Environment, Launch, make_launch, read_ranks
+from smdp.environments.slurm import first_host
+
+
+class Mpich(Environment):
+    """PMI_*; nothing says where rank 0 is, so several hosts outside SLURM need SMDP_MASTER_ADDR."""
+
+    name = "MPICH or Intel MPI"
+    variables = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", "PMI_PORT")
+    master_hint = "start with mpiexec -genv SMDP_MASTER_ADDR <address of rank 0's host>"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> bool:
+        """Tell whether a process manager with PMI is at work."""
+        return bool(config.read(environ, "PMI_RANK"))
+
+    @classmethod
+    def launch(cls, environ: Mapping[str, str]) -> Launch:
+        """Read PMI_* and MPI_LOCAL*."""
+        ranks = read_ranks(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        job = environ.get("PMI_JOBID", "")
+        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job=job)
+
+
+class Mvapich(Environment):
+    """MV2_COMM_WORLD_*; rank 0 is not to be found, so several hosts outside SLURM need SMDP_MASTER_ADDR."""
+
+    name = "MVAPICH"
+    variables = (
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    )
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> bool:
+        """Tell whether mpirun of MVAPICH is at work."""
+        return bool(config.read(environ, "MV2_COMM_WORLD_RANK"))
+
+    @classmethod
+    def launch(cls, environ: Mapping[str, str]) -> Launch:
+        """Read MV2_COMM_WORLD_*."""
+        world = "MV2_COMM_WORLD_"
+        ranks = read_ranks(
+            environ, world + "RANK", world + "SIZE", world + "LOCAL_RANK", world + "LOCAL_SIZE"
+        )
+        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job="mvapich")

@@ -1,0 +1,68 @@
+"""A SageMaker training container."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from smdp import config
+from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_master_port
+
+_PORT = 7777
+
+
+class SageMaker(Environment):
+    """One process per host, unless a launcher in the container made more (its variables then come first)."""
+
+    name = "SageMaker"
+    variables = ("TRAINING_JOB_NAME", "SM_HOSTS", "SM_CURRENT_HOST", "SM_MASTER_ADDR", "SM_NUM_GPUS")
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> bool:
+        """Tell whether this is a training container."""
+        if config.read(environ, "SM_HOSTS"):
+            return True
+        return os.path.exists(_resource_config(environ))
+
+    @classmethod
+    def launch(cls, environ: Mapping[str, str]) -> Launch:
+        """Read SM_HOSTS and SM_CURRENT_HOST, else resourceconfig.json.
+
+        A rank is the place in the list, never the number in the name: the list is sorted as text.
+        """
+        text = config.read(environ, "SM_HOSTS")
+        where, current_name, current = "SM_HOSTS", "SM_CURRENT_HOST", config.read(environ, "SM_CURRENT_HOST")
+        hosts: object
+        allowed = "a JSON list of host names"
+        if text is not None:
+            try:
+                hosts = json.loads(text)
+            except ValueError:
+                raise config.invalid(where, text, allowed) from None
+        else:
+            where = _resource_config(environ)
+            try:
+                with open(where, encoding="utf-8") as file:
+                    content = json.load(file)
+                hosts = content["hosts"]
+                if current is None:
+                    current_name, current = where, content["current_host"]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                message = f"JSON with hosts and current_host ({type(error).__name__})"
+                raise config.invalid("resourceconfig.json", where, message) from None
+        if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
+            raise config.invalid(where, text or hosts, allowed)
+        if current not in hosts:
+            raise config.invalid(current_name, current or "", f"one of {', '.join(hosts)}")
+        ranks = Ranks(hosts.index(current), len(hosts), 0, 1)
+        master = config.read(environ, "SM_MASTER_ADDR") or hosts[0]
+        launch = make_launch(environ, ranks, cls.name, master_addr=master)
+        if ranks.world_size > 1 and read_master_port(environ) is None:
+            launch = Launch(**{**launch.__dict__, "master_port": _PORT})
+        return launch
+
+
+def _resource_config(environ: Mapping[str, str]) -> str:
+    base = config.read(environ, "SAGEMAKER_BASE_DIR") or "/opt/ml"
+    return os.path.join(base, "input", "config", "resourceconfig.json")

@@ -1,0 +1,92 @@
+"""SLURM's srun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from smdp import config
+from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_ranks
+
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+
+
+class Slurm(Environment):
+    """SLURM_*, one task per rank; rank 0 is on the first host of the step."""
+
+    name = "SLURM"
+    variables = (
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_JOB_NAME",
+        "SLURM_JOB_NODELIST",
+        "SLURM_STEP_NODELIST",
+    )
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> bool:
+        """Tell whether srun started this process as a task, not as an interactive shell."""
+        if not config.read(environ, "SLURM_PROCID"):
+            return False
+        return config.read(environ, "SLURM_JOB_NAME") not in ("bash", "interactive")
+
+    @classmethod
+    def launch(cls, environ: Mapping[str, str]) -> Launch:
+        """Read SLURM_*."""
+        size = "SLURM_NTASKS" if config.read(environ, "SLURM_NTASKS") else "SLURM_NPROCS"
+        if not config.read(environ, size):
+            size = "SLURM_NTASKS"
+        ranks = read_ranks(environ, "SLURM_PROCID", size, "SLURM_LOCALID")
+        ranks = Ranks(ranks.rank, ranks.world_size, ranks.local_rank, _local_size(environ))
+        job = environ.get("SLURM_JOB_ID", "") + "." + environ.get("SLURM_STEP_ID", "")
+        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job=job)
+
+
+def first_host(environ: Mapping[str, str]) -> str:
+    """Give the first host of the step, else of the job; empty outside SLURM."""
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        text = config.read(environ, name)
+        if text:
+            return expand_first(text)
+    return ""
+
+
+def expand_first(nodelist: str) -> str:
+    """Give the first host of SLURM's compressed list.
+
+    Example:
+        >>> expand_first("node[001-004,7],login1")
+        'node001'
+    """
+    depth = 0
+    end = len(nodelist)
+    for position, letter in enumerate(nodelist):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            end = position
+            break
+    # A name may hold several brackets, e.g. rack[0-1]node[01-16].
+    return _BRACKET.sub(lambda match: re.split("[,-]", match.group(1))[0].strip(), nodelist[:end]).strip()
+
+
+def _local_size(environ: Mapping[str, str]) -> int | None:
+    """Read this node's entry of "2(x3),1": three nodes with two tasks, then one with one."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    if not config.read(environ, name):
+        name = "SLURM_TASKS_PER_NODE"
+    text, node = config.read(environ, name), config.read_int(environ, "SLURM_NODEID")
+    if text is None or node is None:
+        return None
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        if match is None:
+            raise config.invalid(name, text, "SLURM's form, e.g. 2(x3),1")
+        node -= int(match.group(2) or 1)
+        if node < 0:
+            return int(match.group(1))
+    return None

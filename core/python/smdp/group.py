@@ -1,0 +1,473 @@
+"""Collectives on NumPy arrays and other buffers in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._buffers import Buffer, view
+
+Array = npt.NDArray[Any]
+
+
+class ReduceOp(IntEnum):
+    """What a reduction does, numbered as in the C++ header smdp/dtype.h."""
+
+    SUM = 0
+    AVG = 1
+    PREMUL_SUM = 2
+    PRODUCT = 3
+    MIN = 4
+    MAX = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
+
+
+SUM = ReduceOp.SUM
+AVG = ReduceOp.AVG
+PREMUL_SUM = ReduceOp.PREMUL_SUM
+PRODUCT = ReduceOp.PRODUCT
+MIN = ReduceOp.MIN
+MAX = ReduceOp.MAX
+BAND = ReduceOp.BAND
+BOR = ReduceOp.BOR
+BXOR = ReduceOp.BXOR
+
+
+class Handle:
+    """An operation in flight, from a call with ``async_op=True``."""
+
+    def __init__(self, handles: Sequence[_core.Handle], buffers: Any, result: Any) -> None:
+        self._handles = handles
+        self._buffers = buffers
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until done and returns what the blocking call would have returned.
+
+        Args:
+            timeout: Seconds; the operation goes on after it. Default: until the operation's own deadline.
+
+        Raises:
+            SmdpError: The operation failed.
+            TimeoutError: It is still running.
+        """
+        for handle in self._handles:
+            handle.wait(timeout)
+        return self._result
+
+    def done(self) -> bool:
+        """True once it has ended, well or not."""
+        return all(handle.done() for handle in self._handles)
+
+    def error(self) -> Exception | None:
+        """Why it failed; None while it runs and after success."""
+        for handle in self._handles:
+            error = handle.error()
+            if error is not None:
+                return error
+        return None
+
+    def source(self) -> int:
+        """Rank that a receive got its message from; -1 before."""
+        return self._handles[0].source()
+
+
+class Group:
+    """Ranks that communicate. Made by ``smdp.init()`` and ``split()``.
+
+    All ranks must make the same calls in the same order. Arrays are C-contiguous and in host memory: NumPy
+    (ml_dtypes' bfloat16 and 8-bit floats too), DLPack, or the buffer protocol. Every call takes
+
+    * ``async_op``: return a Handle at once; leave the arrays alone until it is done;
+    * ``timeout``: seconds, instead of the group's.
+
+    Wrong arguments raise ValueError before anything is sent. Everything else is an SmdpError, after which the
+    group is closed.
+    """
+
+    def __init__(self, core: _core.Group, timeout: float) -> None:
+        self._core = core
+        self._timeout = timeout
+        self._pending: list[Handle] = []
+        self._splits = 0
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process in the group."""
+        return self._core.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._core.size
+
+    @property
+    def name(self) -> str:
+        """Name, equal on all ranks."""
+        return self._core.name
+
+    @property
+    def local_rank(self) -> int:
+        """Index among the group's ranks on this host."""
+        return self._core.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of the group's ranks on this host."""
+        return self._core.local_size
+
+    @property
+    def hosts(self) -> list[list[int]]:
+        """Ranks of each host."""
+        return self._core.hosts
+
+    @property
+    def host_names(self) -> list[str]:
+        """Host of each rank."""
+        return self._core.host_names
+
+    def __repr__(self) -> str:
+        return f"smdp.Group({self.name!r}, rank {self.rank} of {self.size})"
+
+    def all_reduce(
+        self,
+        array: Any,
+        op: ReduceOp = SUM,
+        *,
+        out: Any = None,
+        factor: float = 1.0,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces over all ranks.
+
+        Args:
+            array: This rank's input; same shape and dtype on all ranks.
+            op: AVG divides by the size of the group; PREMUL_SUM multiplies by ``factor`` first.
+            out: Where the result goes. Default: in place, into ``array``.
+            factor: This rank's factor for PREMUL_SUM.
+
+        Returns:
+            The array with the result.
+        """
+        source = view(array, writes=out is None, what="the array")
+        target = source if out is None else view(out, writes=True, what="out")
+        self._same(source, target, "out")
+        handle = self._core.all_reduce(
+            source.pointer, target.pointer, source.shape, source.dtype, op, factor, self._limit(timeout), async_op
+        )
+        return self._finish(handle, (source, target), target.array)
+
+    def reduce(
+        self,
+        array: Any,
+        root: int = 0,
+        op: ReduceOp = SUM,
+        *,
+        out: Any = None,
+        factor: float = 1.0,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces to one rank; returns the result there (in place without ``out``), None elsewhere."""
+        is_root = self.rank == root
+        source = view(array, writes=is_root and out is None, what="the array")
+        target = source
+        if is_root and out is not None:
+            target = view(out, writes=True, what="out")
+            self._same(source, target, "out")
+        handle = self._core.reduce(
+            source.pointer,
+            target.pointer if is_root else 0,
+            source.shape,
+            source.dtype,
+            op,
+            factor,
+            root,
+            self._limit(timeout),
+            async_op,
+        )
+        return self._finish(handle, (source, target), target.array if is_root else None)
+
+    def broadcast(self, array: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Copies the root's array into everybody's; returns it."""
+        data = view(array, writes=self.rank != root, what="the array")
+        handle = self._core.broadcast(data.pointer, data.shape, data.dtype, root, self._limit(timeout), async_op)
+        return self._finish(handle, data, data.array)
+
+    def all_gather(
+        self,
+        array: Any,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Collects everybody's array on every rank.
+
+        Args:
+            array: This rank's.
+            out: One array of shape (size, ...) or a list with one array per rank, whose sizes may differ.
+                Default: a new array of shape (size, *array.shape).
+        """
+        source = view(array, writes=False, what="the array")
+        if out is None:
+            out = np.empty((self.size, *source.shape), source.array.dtype)
+        targets = self._blocks(out, "out", source.dtype, writes=True)
+        handle = self._core.all_gather(
+            source.pointer,
+            source.count,
+            [b[0] for b in targets],
+            [b[1] for b in targets],
+            source.dtype,
+            self._limit(timeout),
+            async_op,
+        )
+        return self._finish(handle, (source, out), out)
+
+    def reduce_scatter(
+        self,
+        array: Any,
+        op: ReduceOp = SUM,
+        *,
+        out: Any = None,
+        factor: float = 1.0,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces blocks over all ranks and leaves block r on rank r.
+
+        Args:
+            array: One array whose first dimension is divided evenly, or a list with one array per rank, whose
+                sizes may differ (but not between ranks).
+            out: This rank's block. Default: a new array.
+        """
+        if isinstance(array, list | tuple):
+            first = view(array[self.rank], writes=False, what="the array")
+            shape = first.shape
+        else:
+            first = view(array, writes=False, what="the array")
+            shape = self._block_shape(first)
+        if out is None:
+            out = np.empty(shape, first.array.dtype)
+        target = view(out, writes=True, what="out")
+        blocks = self._blocks(array, "the array", first.dtype, writes=False)
+        if target.count != blocks[self.rank][1] or target.dtype != first.dtype:
+            raise ValueError(
+                f"[smdp] out has {target.count} elements of {target.array.dtype}; it needs"
+                f" {blocks[self.rank][1]} of {first.array.dtype}."
+            )
+        handle = self._core.reduce_scatter(
+            [b[0] for b in blocks],
+            [b[1] for b in blocks],
+            target.pointer,
+            first.dtype,
+            op,
+            factor,
+            self._limit(timeout),
+            async_op,
+        )
+        return self._finish(handle, (array, target), target.array)
+
+    def all_to_all(
+        self, array: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Sends block j to rank j and receives block j from rank j.
+
+        Args:
+            array: One array whose first dimension is divided evenly, or a list with one array per rank.
+            out: Likewise, to be filled. Default: a new array like ``array`` (one array only).
+        """
+        first = view(array[0] if isinstance(array, list | tuple) else array, writes=False, what="the array")
+        if out is None:
+            if isinstance(array, list | tuple):
+                raise ValueError("[smdp] all_to_all of a list needs out, a list of the arrays to be filled.")
+            out = np.empty_like(first.array)
+        sources = self._blocks(array, "the array", first.dtype, writes=False)
+        targets = self._blocks(out, "out", first.dtype, writes=True)
+        handle = self._core.all_to_all(
+            [b[0] for b in sources],
+            [b[1] for b in sources],
+            [b[0] for b in targets],
+            [b[1] for b in targets],
+            first.dtype,
+            self._limit(timeout),
+            async_op,
+        )
+        return self._finish(handle, (array, out), out)
+
+    def gather(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Collects everybody's array on the root (``out`` as in all_gather); None elsewhere."""
+        source = view(array, writes=False, what="the array")
+        targets: list[tuple[int, int]] = []
+        if self.rank == root:
+            if out is None:
+                out = np.empty((self.size, *source.shape), source.array.dtype)
+            targets = self._blocks(out, "out", source.dtype, writes=True)
+        else:
+            out = None
+        handle = self._core.gather(
+            source.pointer,
+            source.count,
+            [b[0] for b in targets],
+            [b[1] for b in targets],
+            source.dtype,
+            root,
+            self._limit(timeout),
+            async_op,
+        )
+        return self._finish(handle, (source, out), out)
+
+    def scatter(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Hands block r of the root's array (one array or a list, as in reduce_scatter) to rank r, into ``out``."""
+        target = view(out, writes=True, what="out")
+        blocks: list[tuple[int, int]] = []
+        if self.rank == root:
+            blocks = self._blocks(array, "the array", target.dtype, writes=False)
+        handle = self._core.scatter(
+            [b[0] for b in blocks],
+            [b[1] for b in blocks],
+            target.pointer,
+            target.count,
+            target.dtype,
+            root,
+            self._limit(timeout),
+            async_op,
+        )
+        return self._finish(handle, (array, target), target.array)
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Returns when all ranks have called it."""
+        return self._finish(self._core.barrier(self._limit(timeout), async_op), None, None)
+
+    def send(
+        self, array: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Sends an array to ``dst``, which must receive one of the same size and dtype with the same tag."""
+        data = view(array, writes=False, what="the array")
+        handle = self._core.send(data.pointer, data.count, data.dtype, dst, tag, self._limit(timeout), async_op)
+        return self._finish(handle, data, None)
+
+    def recv(
+        self,
+        array: Any,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receives into ``array``, from ``src`` or anybody (None); returns the rank it came from."""
+        data = view(array, writes=True, what="the array")
+        source = -1 if src is None else src
+        got = self._core.recv(data.pointer, data.count, data.dtype, source, tag, self._limit(timeout), async_op)
+        if isinstance(got, int):
+            return got
+        return self._finish(got, data, None)
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], op: ReduceOp = SUM, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """all_reduce of several arrays in place, as one operation; returns the list."""
+        handles = [self.all_reduce(array, op, async_op=True, timeout=timeout) for array in arrays]
+        merged = Handle([h for one in handles for h in one._handles], list(arrays), list(arrays))
+        return merged if async_op else merged.wait()
+
+    def split(self, color: int | None, key: int | None = None) -> Group | None:
+        """Divides the group; a collective call.
+
+        Args:
+            color: Ranks with the same color, from 0, form a group. None: this rank joins none.
+            key: Order within the new group; ties by rank. Default: the rank.
+        """
+        if color is not None and color < 0:
+            raise ValueError(f"[smdp] color is {color}; allowed: 0 and above, or None for no group.")
+        self._splits += 1
+        core = self._core.split(
+            -1 if color is None else color, self.rank if key is None else key, f"split{self._splits}"
+        )
+        return None if core is None else Group(core, self._timeout)
+
+    def abort(self, reason: str) -> None:
+        """Fails what is in flight on all ranks with this reason and closes the group everywhere."""
+        self._core.abort(reason)
+
+    def shutdown(self) -> None:
+        """Leaves the group; safe to call twice."""
+        self._core.shutdown()
+
+    def error(self) -> Exception | None:
+        """The failure that closed the group; None while it works."""
+        return self._core.error()
+
+    def _limit(self, timeout: float | None) -> float:
+        if timeout is None:
+            return -1.0
+        if timeout <= 0:
+            raise ValueError(f"[smdp] timeout is {timeout}; allowed: seconds above 0.")
+        return timeout
+
+    def _finish(self, handle: _core.Handle | None, buffers: Any, result: Any) -> Any:
+        if handle is None:
+            return result
+        # Keeps the arrays alive while the operation runs, even if the caller drops the handle.
+        self._pending = [one for one in self._pending if not one.done()]
+        self._pending.append(Handle([handle], buffers, result))
+        return self._pending[-1]
+
+    def _same(self, source: Buffer, target: Buffer, what: str) -> None:
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise ValueError(
+                f"[smdp] {what} is {target.array.dtype}{list(target.shape)}, the input is"
+                f" {source.array.dtype}{list(source.shape)}; they must be alike."
+            )
+
+    def _block_shape(self, data: Buffer) -> tuple[int, ...]:
+        if not data.shape or data.shape[0] % self.size != 0:
+            raise ValueError(
+                f"[smdp] the array has shape {list(data.shape)}; its first dimension must be divisible by the"
+                f" {self.size} ranks. Pass a list of arrays for blocks of unequal size."
+            )
+        return (data.shape[0] // self.size, *data.shape[1:])
+
+    def _blocks(self, value: Any, what: str, dtype: int, *, writes: bool) -> list[tuple[int, int]]:
+        """(address, count) per rank of one evenly divided array, or of a list of arrays."""
+        if isinstance(value, list | tuple):
+            if len(value) != self.size:
+                raise ValueError(f"[smdp] {what} has {len(value)} arrays; it needs one per rank, {self.size}.")
+            views = [view(one, writes=writes, what=f"{what}[{i}]") for i, one in enumerate(value)]
+        else:
+            views = [view(value, writes=writes, what=what)]
+        for one in views:
+            if one.dtype != dtype:
+                raise ValueError(f"[smdp] {what} holds {one.array.dtype}; all arrays of a call have one dtype.")
+        if isinstance(value, list | tuple):
+            return [(one.pointer, one.count) for one in views]
+        whole = views[0]
+        self._block_shape(whole)
+        count = whole.count // self.size
+        step = count * whole.array.dtype.itemsize
+        return [(whole.pointer + r * step, count) for r in range(self.size)]

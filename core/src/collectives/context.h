@@ -1,0 +1,36 @@
+// What an algorithm of a group works with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/task.h"
+#include "transport/members.h"
+#include "transport/shm/board.h"
+#include "transport/tcp/link.h"
+
+namespace smdp {
+
+struct Context {
+  const Members& members;
+  Board& board;                               // the ranks on this host
+  std::vector<std::unique_ptr<Link>>& links;  // by rank; empty for ranks on this host
+
+  bool is_single_host() const { return members.hosts.size() == 1; }
+
+  void send(int peer, std::uint64_t slot, const std::byte* data, std::size_t size, Link::Pending& pending) {
+    links[static_cast<std::size_t>(peer)]->send(slot, data, size, pending);
+  }
+  void receive(int peer, std::uint64_t slot, std::byte* data, std::size_t size, Link::Pending& pending) {
+    links[static_cast<std::size_t>(peer)]->receive(slot, data, size, pending);
+  }
+};
+
+// Suspends until every message counted in `pending` has ended; `peer` is named if that takes too long.
+inline auto settled(int peer, const Link::Pending& pending) {
+  return until(peer, [&pending] { return pending == 0; });
+}
+
+}  // namespace smdp

@@ -1,0 +1,127 @@
+// What runs the operations of one group, one collective after the other, in the order of the calls.
+//
+// A collective is driven by one thread at a time: by the blocked caller, if all ranks share this host and nothing else
+// is queued (it spins a little, then sleeps on a futex), else by the progress thread, which never spins.
+//
+// Locks: mutex_ guards what is marked below; it is a leaf (no other lock is taken under it, no callback runs under it).
+// Everything else belongs to the progress thread, except the board, which belongs to whoever drives.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collectives/context.h"
+#include "collectives/planner.h"
+#include "rendezvous/bootstrap.h"
+#include "smdp/group.h"
+#include "transport/control.h"
+#include "transport/mail/mailbox.h"
+#include "transport/progress.h"
+
+namespace smdp {
+
+class Engine final : public Progress::Client {
+ public:
+  using Body = std::function<Task(Context&)>;
+
+  Engine(std::shared_ptr<Progress> progress, Connections connections, const GroupOptions& options);
+  ~Engine() override;
+
+  // Runs a collective. Returns null if it was not async (then it is done, and its error was thrown).
+  Group::Handle collective(Fingerprint fingerprint, Body body, const Call& call);
+  Group::Handle send(Mailbox::Request request, const Call& call);
+  Group::Handle receive(Mailbox::Request request, const Call& call);
+
+  void abort(const std::string& reason);
+  void shutdown(const std::string& reason);
+  std::exception_ptr error() const;
+
+  const Members& members() const { return members_; }
+  const GroupOptions& options() const { return options_; }
+  const Planner& planner() const { return planner_; }
+  // Throws if the group is closed or this is a forked child.
+  void check_usable() const;
+
+  bool poll() override;
+  void arm() override;
+  Clock::time_point deadline() override;
+
+ private:
+  enum class Driver { kNone, kCaller, kProgress };
+
+  struct Collective {
+    Fingerprint fingerprint;
+    Body body;
+    std::shared_ptr<Operation> handle = std::make_shared<Operation>();
+    Scheduler scheduler;
+    Task root;
+    Clock::time_point deadline;
+    std::chrono::milliseconds timeout;
+    bool inquired = false;
+  };
+
+  Task run(Collective& collective);
+  void drive_inline(Collective& collective);
+  void begin(Collective& collective);
+  // Looks for reasons to stop waiting: failure, departure, deadline.
+  void check(Collective& collective);
+  void check_departed(Collective& collective);
+  void check_mail(Clock::time_point now);
+  void check_suspects(Clock::time_point now);
+  bool poll_collective();
+  Group::Handle mail(Mailbox::Request request, const Call& call, bool is_send);
+
+  // First error wins. origin: tell the others, too. Any thread.
+  void fail(std::exception_ptr error, ErrorKind kind, const std::string& text, const std::vector<int>& lost,
+            bool tell_others);
+  void fail_everything();  // progress thread
+  void on_abort(ErrorKind kind, const std::string& text, const std::vector<int>& lost);
+  void on_left(int rank, const std::string& reason);
+  void on_broken(int rank, const std::string& reason);
+  std::string left_reason(int rank) const;
+  std::string in_flight() const;
+  void inquire(std::uint64_t sequence);
+  std::string verdict_for(int peer) const;
+  Control::Status status() const;
+  void wake_caller();
+
+  std::shared_ptr<Progress> progress_;
+  Connections connections_;
+  const Members& members_;
+  GroupOptions options_;
+  Planner planner_;
+  Board board_;
+  std::vector<std::unique_ptr<Link>> links_;
+  Context context_;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<Control> control_;
+  const bool spins_;
+  const std::uint64_t fork_generation_;
+
+  std::unique_ptr<Collective> active_;  // driven by the progress thread
+  std::map<int, std::pair<Clock::time_point, std::string>> suspects_;  // ranks with a broken stream: blamed then
+  bool mail_inquired_ = false;
+  std::shared_ptr<Operation> alive_token_ = std::make_shared<Operation>();  // expires with shutdown()
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;                  // the caller has stopped driving
+  Driver driver_ = Driver::kNone;                 // guarded by mutex_, as all below
+  std::deque<std::unique_ptr<Collective>> queue_;
+  std::uint64_t sequence_ = 0;
+  std::string current_;                           // description of the running or last collective
+  std::exception_ptr error_;
+  bool removed_ = false;                          // shutdown() was called
+  std::map<int, std::string> left_;               // ranks that left, and why
+  std::string verdict_;
+  bool has_verdict_ = false;
+  std::atomic<bool> stop_{false};                 // error_ or left_ changed: whoever drives must look
+};
+
+}  // namespace smdp

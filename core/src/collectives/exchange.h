@@ -1,0 +1,30 @@
+// All-reduce of one lane across hosts: one rank of each host holds that host's partial sum in `data` and ends with the
+// sum over all hosts in its place. The algorithms differ in steps and in the order of the sum.
+//
+// S bytes, M hosts:
+//   direct               2 steps                 2 (M - 1) / M S bytes   sum in host order
+//   ring                 2 (M - 1) steps         2 (M - 1) / M S bytes   sum in ring order, per shard
+//   recursive_doubling   ceil(log2 M) steps      S log2 M bytes          sum in tree order
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "collectives/context.h"
+#include "reduce/reduce.h"
+
+namespace smdp {
+
+struct Lane {
+  std::vector<int> ranks;  // one per host, in host order
+  std::size_t me = 0;      // index of this rank
+  std::uint64_t slots;     // first of kSlotsPerExchange message numbers that are free for it
+};
+inline constexpr std::uint64_t kSlotsPerExchange = 4096;
+
+Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
+Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
+Task exchange_recursive_doubling(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
+
+}  // namespace smdp

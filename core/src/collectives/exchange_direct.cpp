@@ -1,0 +1,49 @@
+// Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Everybody sends each owner its shard, owners
+// sum in host order and send the result back: two hops, whatever the number of hosts.
+#include <vector>
+
+#include "collectives/exchange.h"
+#include "collectives/slices.h"
+
+namespace smdp {
+
+Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction) {
+  const std::size_t hosts = lane.ranks.size();
+  const std::size_t element = size_of(reduction.dtype);
+  const auto shard = [&](std::size_t host) { return slice_of(count, hosts, host, element); };
+  const Slice own = shard(lane.me);
+  std::vector<std::byte> scratch(hosts * own.size() * element);
+  std::vector<Link::Pending> partials(hosts, 0);
+  std::vector<Link::Pending> results(hosts, 0);
+  Link::Pending sends = 0;
+
+  for (std::size_t host = 0; host < hosts; ++host) {
+    if (host == lane.me) continue;
+    context.receive(lane.ranks[host], lane.slots, scratch.data() + host * own.size() * element, own.size() * element,
+                    partials[host]);
+    // A result can only arrive after the peer has got all of this rank's part of that shard: no overlap in time.
+    context.receive(lane.ranks[host], lane.slots + 1, data + shard(host).begin * element, shard(host).size() * element,
+                    results[host]);
+  }
+  for (std::size_t step = 1; step < hosts; ++step) {
+    const std::size_t host = (lane.me + step) % hosts;  // everybody starts with another owner
+    context.send(lane.ranks[host], lane.slots, data + shard(host).begin * element, shard(host).size() * element, sends);
+  }
+
+  std::vector<const void*> sources(hosts);
+  for (std::size_t host = 0; host < hosts; ++host) {
+    if (host != lane.me) co_await settled(lane.ranks[host], partials[host]);
+    sources[host] = host == lane.me ? data + own.begin * element : scratch.data() + host * own.size() * element;
+  }
+  if (own.size() != 0) reduce(data + own.begin * element, sources.data(), hosts, own.size(), reduction);
+  for (std::size_t step = 1; step < hosts; ++step) {
+    const std::size_t host = (lane.me + step) % hosts;
+    context.send(lane.ranks[host], lane.slots + 1, data + own.begin * element, own.size() * element, sends);
+  }
+  for (std::size_t host = 0; host < hosts; ++host) {
+    if (host != lane.me) co_await settled(lane.ranks[host], results[host]);
+  }
+  co_await settled(lane.ranks[(lane.me + 1) % hosts], sends);
+}
+
+}  // namespace smdp

@@ -1,0 +1,389 @@
+// The public Group: checks arguments, then turns each call into a coroutine that the engine runs.
+#include "smdp/group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "collectives/engine.h"
+#include "collectives/hierarchical.h"
+#include "collectives/local.h"
+#include "collectives/registry.h"
+#include "rendezvous/bootstrap.h"
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+
+ConstBytes view(const ConstBuffer& buffer, DType dtype) { return {bytes(buffer.data), buffer.count * size_of(dtype)}; }
+Bytes view(const Buffer& buffer, DType dtype) { return {bytes(buffer.data), buffer.count * size_of(dtype)}; }
+
+template <class B>
+auto views(const std::vector<B>& buffers, DType dtype) {
+  std::vector<decltype(view(B{}, dtype))> all;
+  for (const B& buffer : buffers) all.push_back(view(buffer, dtype));
+  return all;
+}
+
+// FNV-1a over the counts: equal lists, equal hashes.
+template <class B>
+std::uint64_t hash_counts(const std::vector<B>& buffers) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  bool even = true;
+  for (const B& buffer : buffers) {
+    even = even && buffer.count == buffers.front().count;
+    hash = (hash ^ buffer.count) * 0x100000001b3;
+  }
+  return even && !buffers.empty() ? buffers.front().count : hash;  // readable in messages where it can be
+}
+
+void check_buffer(const char* operation, const void* data, std::size_t count) {
+  if (data == nullptr && count != 0) {
+    throw InvalidArgument(std::string("[smdp] ") + operation + ": a buffer of " + std::to_string(count) +
+                          " elements has a null pointer.");
+  }
+}
+
+void check_rank(const Members& members, const char* what, int rank) {
+  if (rank >= 0 && rank < members.size) return;
+  throw InvalidArgument(members.prefix() + what + " is " + std::to_string(rank) + "; allowed: 0 to " +
+                        std::to_string(members.size - 1) + ".");
+}
+
+void check_list(const Members& members, const char* what, std::size_t count) {
+  if (count == static_cast<std::size_t>(members.size)) return;
+  throw InvalidArgument(members.prefix() + what + " has " + std::to_string(count) + " buffers; it needs one per rank, " +
+                        std::to_string(members.size) + ".");
+}
+
+void check_count(const Members& members, const std::string& what, std::size_t count, std::size_t expected) {
+  if (count == expected) return;
+  throw InvalidArgument(members.prefix() + what + " has " + std::to_string(count) + " elements; it needs " +
+                        std::to_string(expected) + ".");
+}
+
+void check_reduction(const Members& members, const char* operation, DType dtype, ReduceOp op) {
+  if (is_supported(dtype, op)) return;
+  throw InvalidArgument(members.prefix() + operation + ": " + name_of(op) + " is not defined on " + name_of(dtype) +
+                        ". Convert the data to a type that has it, such as float32 or int64.");
+}
+
+Fingerprint fingerprint(OpKind kind, DType dtype, ReduceOp op = ReduceOp::kSum, int root = -1) {
+  Fingerprint print;
+  print.kind = kind;
+  print.dtype = dtype;
+  print.op = op;
+  print.root = root;
+  return print;
+}
+
+Reduction reduction_for(DType dtype, ReduceOp op, int size) {
+  return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
+}
+
+Task all_reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                    const Planner& planner) {
+  if (!context.is_single_host()) return hierarchical_all_reduce(context, in, out, count, reduction, planner);
+  Board& board = context.board;
+  const std::size_t size = count * size_of(reduction.dtype);
+  if (planner.local_all_reduce(size, board.size(), board.slot_bytes()) == Algorithm::kOneShot) {
+    return one_shot_all_reduce(board, in, out, count, reduction);
+  }
+  return two_shot_all_reduce(board, in, out, count, reduction);
+}
+
+// PREMUL_SUM: this rank's factor first, then a SUM in place.
+Task premultiplied(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                   double factor, const Planner& planner) {
+  if (count != 0) scale(out, in, count, reduction.dtype, factor);
+  Task sum = all_reduce_any(context, out, out, count, reduction, planner);
+  co_await sum;
+}
+
+Task reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                int root, double factor) {
+  std::vector<std::byte> scaled;
+  if (reduction.op == ReduceOp::kPremulSum && count != 0) {
+    scaled.resize(count * size_of(reduction.dtype));
+    scale(scaled.data(), in, count, reduction.dtype, factor);
+    in = scaled.data();
+  }
+  Task task = context.is_single_host() ? two_shot_all_reduce(context.board, in, out, count, reduction)
+                                       : tree_reduce(context, in, out, count, reduction, root);
+  co_await task;
+}
+
+Task broadcast_any(Context& context, Bytes data, int root) {
+  if (!context.is_single_host()) return tree_broadcast(context, data.data, data.size, root);
+  std::vector<std::vector<Bytes>> contributions(context.board.size());
+  contributions[context.members.local_index_of(root)].push_back(data);
+  return spread(context.board, 0, std::move(contributions));
+}
+
+Task all_gather_any(Context& context, std::vector<Bytes> blocks, ConstBytes in) {
+  const Bytes own = blocks[static_cast<std::size_t>(context.members.rank)];
+  if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
+  if (!context.is_single_host()) return hierarchical_all_gather(context, std::move(blocks));
+  std::vector<std::vector<Bytes>> contributions;
+  for (const Bytes& block : blocks) contributions.push_back({block});
+  return spread(context.board, 0, std::move(contributions));
+}
+
+Task reduce_scatter_any(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
+                        double factor) {
+  std::vector<std::vector<std::byte>> scaled;
+  if (reduction.op == ReduceOp::kPremulSum) {
+    for (ConstBytes& block : blocks) {
+      scaled.emplace_back(block.size);
+      if (block.size != 0) {
+        scale(scaled.back().data(), block.data, block.size / size_of(reduction.dtype), reduction.dtype, factor);
+      }
+      block.data = scaled.back().data();
+    }
+  }
+  Task task = context.is_single_host()
+                  ? local_reduce_scatter(context.board, 0, std::move(blocks), out, reduction)
+                  : hierarchical_reduce_scatter(context, std::move(blocks), out, reduction);
+  co_await task;
+}
+
+}  // namespace
+
+class Group::Impl {
+ public:
+  Impl(std::shared_ptr<Store> store_, int rank, int size, const GroupOptions& options) : store(std::move(store_)) {
+    if (size < 1 || rank < 0 || rank >= size) {
+      throw ConfigError("[smdp] rank is " + std::to_string(rank) + " and world size " + std::to_string(size) +
+                        "; allowed: rank from 0 to world size - 1.");
+    }
+    Connections connections = bootstrap(*store, rank, size, options);
+    engine = std::make_shared<Engine>(shared_progress(options.threads), std::move(connections), options);
+    register_engine(engine);
+  }
+  const Members& members() const { return engine->members(); }
+
+  std::shared_ptr<Store> store;
+  std::shared_ptr<Engine> engine;
+};
+
+Group::Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options)
+    : impl_(std::make_shared<Impl>(std::move(store), rank, size, options)) {}
+
+Group::~Group() { impl_->engine->shutdown(""); }
+
+int Group::rank() const { return impl_->members().rank; }
+int Group::size() const { return impl_->members().size; }
+const std::string& Group::name() const { return impl_->members().name; }
+int Group::local_rank() const { return static_cast<int>(impl_->members().local_index); }
+int Group::local_size() const { return static_cast<int>(impl_->members().local_ranks().size()); }
+int Group::host_index() const { return static_cast<int>(impl_->members().host_index); }
+const std::vector<std::vector<int>>& Group::hosts() const { return impl_->members().hosts; }
+const std::vector<std::string>& Group::host_names() const { return impl_->members().host_names; }
+
+Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
+                                double factor, const Call& call) {
+  const Members& members = impl_->members();
+  check_reduction(members, "all_reduce", dtype, op);
+  Fingerprint print = fingerprint(OpKind::kAllReduce, dtype, op);
+  print.set_shape(shape);
+  const std::size_t count = print.count;
+  check_buffer("all_reduce", in, count);
+  check_buffer("all_reduce", out, count);
+  const Reduction reduction = reduction_for(dtype, op, members.size);
+  const Planner& planner = impl_->engine->planner();
+  return impl_->engine->collective(
+      print,
+      [=, &planner](Context& context) {
+        if (op == ReduceOp::kPremulSum) {
+          return premultiplied(context, bytes(in), bytes(out), count, reduction, factor, planner);
+        }
+        return all_reduce_any(context, bytes(in), bytes(out), count, reduction, planner);
+      },
+      call);
+}
+
+Group::Handle Group::reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
+                            int root, double factor, const Call& call) {
+  const Members& members = impl_->members();
+  check_rank(members, "root", root);
+  check_reduction(members, "reduce", dtype, op);
+  Fingerprint print = fingerprint(OpKind::kReduce, dtype, op, root);
+  print.set_shape(shape);
+  const std::size_t count = print.count;
+  check_buffer("reduce", in, count);
+  std::byte* target = members.rank == root ? bytes(out) : nullptr;
+  if (members.rank == root) check_buffer("reduce", out, count);
+  const Reduction reduction = reduction_for(dtype, op, members.size);
+  return impl_->engine->collective(
+      print,
+      [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); }, call);
+}
+
+Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root,
+                               const Call& call) {
+  check_rank(impl_->members(), "root", root);
+  Fingerprint print = fingerprint(OpKind::kBroadcast, dtype, ReduceOp::kSum, root);
+  print.set_shape(shape);
+  check_buffer("broadcast", data, print.count);
+  const Bytes all{bytes(data), print.count * size_of(dtype)};
+  return impl_->engine->collective(print, [=](Context& context) { return broadcast_any(context, all, root); }, call);
+}
+
+Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call) {
+  const Members& members = impl_->members();
+  check_list(members, "all_gather's output", out.size());
+  check_count(members, "all_gather's input", in.count, out[static_cast<std::size_t>(members.rank)].count);
+  check_buffer("all_gather", in.data, in.count);
+  for (const Buffer& buffer : out) check_buffer("all_gather", buffer.data, buffer.count);
+  Fingerprint print = fingerprint(OpKind::kAllGather, dtype);
+  print.count = hash_counts(out);
+  return impl_->engine->collective(
+      print,
+      [blocks = views(out, dtype), own = view(in, dtype)](Context& context) {
+        return all_gather_any(context, blocks, own);
+      },
+      call);
+}
+
+Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, ReduceOp op, double factor,
+                                    const Call& call) {
+  const Members& members = impl_->members();
+  check_reduction(members, "reduce_scatter", dtype, op);
+  check_list(members, "reduce_scatter's input", in.size());
+  check_count(members, "reduce_scatter's output", out.count, in[static_cast<std::size_t>(members.rank)].count);
+  check_buffer("reduce_scatter", out.data, out.count);
+  for (const ConstBuffer& buffer : in) check_buffer("reduce_scatter", buffer.data, buffer.count);
+  Fingerprint print = fingerprint(OpKind::kReduceScatter, dtype, op);
+  print.count = hash_counts(in);
+  const Reduction reduction = reduction_for(dtype, op, members.size);
+  return impl_->engine->collective(
+      print,
+      [blocks = views(in, dtype), target = bytes(out.data), reduction, factor](Context& context) {
+        return reduce_scatter_any(context, blocks, target, reduction, factor);
+      },
+      call);
+}
+
+Group::Handle Group::all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call) {
+  const Members& members = impl_->members();
+  const auto me = static_cast<std::size_t>(members.rank);
+  check_list(members, "all_to_all's input", in.size());
+  check_list(members, "all_to_all's output", out.size());
+  check_count(members, "all_to_all's output for this rank", out[me].count, in[me].count);
+  for (const ConstBuffer& buffer : in) check_buffer("all_to_all", buffer.data, buffer.count);
+  for (const Buffer& buffer : out) check_buffer("all_to_all", buffer.data, buffer.count);
+  return impl_->engine->collective(
+      fingerprint(OpKind::kAllToAll, dtype),
+      [outgoing = views(in, dtype), incoming = views(out, dtype)](Context& context) {
+        return pairwise(context, outgoing, incoming);
+      },
+      call);
+}
+
+Group::Handle Group::gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call) {
+  const Members& members = impl_->members();
+  check_rank(members, "root", root);
+  check_buffer("gather", in.data, in.count);
+  if (members.rank == root) {
+    check_list(members, "gather's output", out.size());
+    check_count(members, "gather's output for this rank", out[static_cast<std::size_t>(root)].count, in.count);
+    for (const Buffer& buffer : out) check_buffer("gather", buffer.data, buffer.count);
+  } else {
+    out.clear();
+  }
+  std::vector<ConstBytes> outgoing(static_cast<std::size_t>(members.size));
+  outgoing[static_cast<std::size_t>(root)] = view(in, dtype);
+  std::vector<Bytes> incoming = views(out, dtype);
+  incoming.resize(static_cast<std::size_t>(members.size));
+  return impl_->engine->collective(
+      fingerprint(OpKind::kGather, dtype, ReduceOp::kSum, root),
+      [outgoing, incoming](Context& context) { return pairwise(context, outgoing, incoming); }, call);
+}
+
+Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call) {
+  const Members& members = impl_->members();
+  check_rank(members, "root", root);
+  check_buffer("scatter", out.data, out.count);
+  if (members.rank == root) {
+    check_list(members, "scatter's input", in.size());
+    check_count(members, "scatter's input for this rank", in[static_cast<std::size_t>(root)].count, out.count);
+    for (const ConstBuffer& buffer : in) check_buffer("scatter", buffer.data, buffer.count);
+  } else {
+    in.clear();
+  }
+  std::vector<ConstBytes> outgoing = views(in, dtype);
+  outgoing.resize(static_cast<std::size_t>(members.size));
+  std::vector<Bytes> incoming(static_cast<std::size_t>(members.size));
+  incoming[static_cast<std::size_t>(root)] = view(out, dtype);
+  return impl_->engine->collective(
+      fingerprint(OpKind::kScatter, dtype, ReduceOp::kSum, root),
+      [outgoing, incoming](Context& context) { return pairwise(context, outgoing, incoming); }, call);
+}
+
+Group::Handle Group::barrier(const Call& call) {
+  return impl_->engine->collective(fingerprint(OpKind::kBarrier, DType::kUint8),
+                                   [](Context& context) { return hierarchical_barrier(context); }, call);
+}
+
+Group::Handle Group::send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call) {
+  const Members& members = impl_->members();
+  check_rank(members, "destination", destination);
+  check_buffer("send", data.data, data.count);
+  if (destination == members.rank) throw InvalidArgument(members.prefix() + "cannot send to itself.");
+  Mailbox::Request request{};
+  request.data = const_cast<std::byte*>(bytes(data.data));
+  request.size = data.count * size_of(dtype);
+  request.dtype = dtype;
+  request.peer = destination;
+  request.tag = tag;
+  return impl_->engine->send(std::move(request), call);
+}
+
+Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call) {
+  const Members& members = impl_->members();
+  if (source != Mailbox::kAnySource) check_rank(members, "source", source);
+  check_buffer("recv", data.data, data.count);
+  if (source == members.rank) throw InvalidArgument(members.prefix() + "cannot receive from itself.");
+  Mailbox::Request request{};
+  request.data = bytes(data.data);
+  request.size = data.count * size_of(dtype);
+  request.dtype = dtype;
+  request.peer = source;
+  request.tag = tag;
+  return impl_->engine->receive(std::move(request), call);
+}
+
+std::unique_ptr<Group> Group::split(int color, int key, const std::string& name) {
+  const Members& members = impl_->members();
+  struct Choice {
+    std::int64_t color, key;
+  };
+  const Choice own{color, key};
+  std::vector<Choice> all(static_cast<std::size_t>(members.size));
+  std::vector<Buffer> out;
+  for (Choice& choice : all) out.push_back({&choice, 2});
+  all_gather({&own, 2}, out, DType::kInt64);
+  if (color < 0) return nullptr;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < members.size; ++rank) {
+    if (all[static_cast<std::size_t>(rank)].color == color) ranks.push_back(rank);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
+  });
+  GroupOptions options = impl_->engine->options();
+  options.name = members.name + "/" + name + "/" + std::to_string(color);
+  const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
+  return std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
+}
+
+void Group::abort(const std::string& reason) { impl_->engine->abort(reason); }
+void Group::shutdown(const std::string& reason) { impl_->engine->shutdown(reason); }
+std::exception_ptr Group::error() const { return impl_->engine->error(); }
+
+}  // namespace smdp

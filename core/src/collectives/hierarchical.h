@@ -1,0 +1,34 @@
+// Collectives of groups that span hosts: shared memory inside a host, links between hosts.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collectives/context.h"
+#include "collectives/local.h"
+#include "collectives/planner.h"
+
+namespace smdp {
+
+// Local reduce_scatter into lanes, exchange of each lane across hosts, local all_gather; pipelined by chunks.
+Task hierarchical_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count,
+                             Reduction reduction, const Planner& planner);
+
+// Every block crosses to every other host once, then spreads there. blocks: by rank, the place in this rank's output
+// (its own one is filled by the caller).
+Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks);
+
+// Sums for a rank on another host are formed here first, by one local rank, and cross once per pair of hosts.
+// blocks: this rank's inputs by receiver; out: the sum for this rank.
+Task hierarchical_reduce_scatter(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction);
+
+// Binomial tree over hosts, shared memory inside, pipelined by chunks.
+Task tree_broadcast(Context& context, std::byte* data, std::size_t size, int root);
+Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction, int root);
+
+// Every rank sends outgoing[j] to j and fills incoming[j]; also gather and scatter.
+Task pairwise(Context& context, std::vector<ConstBytes> outgoing, std::vector<Bytes> incoming);
+
+Task hierarchical_barrier(Context& context);
+
+}  // namespace smdp

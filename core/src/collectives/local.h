@@ -1,0 +1,47 @@
+// Collectives among the local ranks of a group, through shared memory. Building blocks of everything else.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "common/task.h"
+#include "reduce/reduce.h"
+#include "transport/shm/board.h"
+
+namespace smdp {
+
+struct Bytes {
+  std::byte* data = nullptr;
+  std::size_t size = 0;
+};
+struct ConstBytes {
+  const std::byte* data = nullptr;
+  std::size_t size = 0;
+};
+
+// all_reduce up to one slot: every rank publishes its input and sums all of them itself. out may equal in.
+Task one_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction);
+
+// all_reduce of any size: each rank sums one slice of every chunk and publishes it. out may equal in; a null `out`
+// leaves the result to the others (reduce to a root).
+Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction);
+
+// all_gather, also uneven: local rank j contributes the concatenation of its `contributions[j]`, known to all; the
+// bytes of j != me are written there, those of me are read from there. An empty entry contributes nothing.
+// reads: false on a rank that does not want the data. lane: two operations on different lanes may run at once.
+Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions, bool reads = true);
+
+// reduce_scatter, also uneven: local rank j gets the sum over ranks, in rank order, of the pieces `pieces[j]` (element
+// counts are whole), written to `out`, the concatenation in order. pieces[j] are this rank's inputs for rank j.
+// out may equal pieces[me] exactly.
+Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out, Reduction reduction);
+
+// all_to_all, also uneven: outgoing[j] goes to local rank j, incoming[j] is filled by local rank j. Sizes need not be
+// known to others; a size that differs from what the receiver expects throws MismatchError.
+Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgoing, std::vector<Bytes> incoming);
+
+// Returns when all local ranks have called it.
+Task local_barrier(Board& board);
+
+}  // namespace smdp

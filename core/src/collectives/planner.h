@@ -1,0 +1,27 @@
+// Which algorithm runs: a fixed function of operation, bytes, layout and SMDP_ALGORITHM, equal on all ranks, so that the
+// order of a sum never depends on a measurement.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace smdp {
+
+enum class Algorithm { kAuto, kOneShot, kTwoShot, kDirect, kRing, kRecursiveDoubling, kTree };
+
+// From SMDP_ALGORITHM; throws ConfigError listing the allowed names.
+Algorithm parse_algorithm(const std::string& name);
+const char* name_of(Algorithm algorithm);
+
+struct Planner {
+  Algorithm forced = Algorithm::kAuto;
+  bool strict = false;  // SMDP_DETERMINISTIC=strict: only algorithms that add in rank order
+
+  // In shared memory: kOneShot or kTwoShot.
+  Algorithm local_all_reduce(std::size_t bytes, std::size_t ranks, std::size_t slot_bytes) const;
+
+  // Across hosts: kDirect, kRing or kRecursiveDoubling. bytes: of one lane.
+  Algorithm host_exchange(std::size_t bytes, std::size_t hosts) const;
+};
+
+}  // namespace smdp

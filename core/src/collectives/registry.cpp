@@ -1,0 +1,65 @@
+#include "collectives/registry.h"
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "collectives/engine.h"
+#include "common/fork_guard.h"
+#include "smdp/group.h"
+
+namespace smdp {
+namespace {
+
+struct Registry {
+  std::mutex mutex;  // guards all below; taken before an engine's
+  std::vector<std::weak_ptr<Engine>> engines;
+  std::vector<std::shared_ptr<Progress>> threads;
+  std::size_t turn = 0;
+  std::uint64_t generation = 0;
+};
+
+Registry& registry() {
+  static Registry& instance = *new Registry;  // never destroyed: progress threads may outlive main
+  return instance;
+}
+
+}  // namespace
+
+std::shared_ptr<Progress> shared_progress(int threads) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  if (all.generation != ForkGuard::generation()) {
+    // The parent's threads do not exist here: forget them without joining.
+    for (auto& thread : all.threads) new std::shared_ptr<Progress>(std::move(thread));
+    all.threads.clear();
+    all.generation = ForkGuard::generation();
+  }
+  if (all.threads.size() < static_cast<std::size_t>(std::max(1, threads))) {
+    all.threads.push_back(std::make_shared<Progress>());
+    return all.threads.back();
+  }
+  return all.threads[all.turn++ % all.threads.size()];
+}
+
+void register_engine(const std::shared_ptr<Engine>& engine) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.engines.erase(std::remove_if(all.engines.begin(), all.engines.end(), [](const auto& e) { return e.expired(); }),
+                    all.engines.end());
+  all.engines.push_back(engine);
+}
+
+void shutdown_all(const std::string& reason) {
+  std::vector<std::shared_ptr<Engine>> engines;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& weak : registry().engines) {
+      if (auto engine = weak.lock()) engines.push_back(std::move(engine));
+    }
+    registry().engines.clear();
+  }
+  for (const auto& engine : engines) engine->shutdown(reason);
+}
+
+}  // namespace smdp

@@ -1,0 +1,19 @@
+// The one global of the library: the engines of this process, and the progress threads they share.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/progress.h"
+
+namespace smdp {
+
+class Engine;
+
+// Progress threads live as long as the process: an idle one costs nothing, and nothing has to be joined at exit.
+// threads: how many there should be (SMDP_THREADS); groups take turns. A forked child gets new ones.
+std::shared_ptr<Progress> shared_progress(int threads);
+
+void register_engine(const std::shared_ptr<Engine>& engine);
+
+}  // namespace smdp

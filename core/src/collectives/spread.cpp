@@ -1,0 +1,44 @@
+#include <algorithm>
+
+#include "collectives/local.h"
+#include "collectives/stream.h"
+
+namespace smdp {
+
+Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions, bool reads) {
+  const std::size_t most = board.slot_bytes();
+  std::size_t longest = 0;
+  std::vector<std::size_t> totals;
+  std::vector<Cursor> cursors;
+  for (std::vector<Bytes>& pieces : contributions) {
+    totals.push_back(total_size(pieces));
+    longest = std::max(longest, totals.back());
+    cursors.emplace_back(std::move(pieces));
+  }
+  const std::size_t chunks = std::max<std::size_t>(1, (longest + most - 1) / most);
+  const std::uint64_t first = board.take_rounds(lane, chunks);
+  const auto bytes_in = [&](std::size_t local, std::size_t k) {
+    return std::min(most, totals[local] - std::min(totals[local], k * most));
+  };
+
+  for (std::size_t k = 0; k <= chunks; ++k) {
+    // One round ahead: chunk k is published before chunk k - 1 is read.
+    if (k < chunks && (bytes_in(board.me(), k) != 0 || longest == 0)) {
+      for (std::size_t local = 0; local < board.size(); ++local) {
+        if (local != board.me()) co_await board.writable(local, lane, first + k);
+      }
+      cursors[board.me()].read(board.my_slot(lane, first + k), bytes_in(board.me(), k));
+      board.publish(lane, first + k);
+    }
+    if (k == 0) continue;
+    for (std::size_t local = 0; local < board.size(); ++local) {
+      const std::size_t bytes = bytes_in(local, k - 1);
+      if (local == board.me() || (bytes == 0 && longest != 0) || !reads) continue;
+      co_await board.produced(local, lane, first + k - 1);
+      cursors[local].write(board.slot(local, lane, first + k - 1), bytes);
+    }
+    board.consume(lane, first + k - 1);
+  }
+}
+
+}  // namespace smdp

@@ -1,0 +1,104 @@
+// Two-shot all_reduce in shared memory. Per chunk k, with W local ranks and slice i owned by rank i:
+//
+//   lane 0, round k: every rank copies in the slices that others own
+//   lane 1, round k: the owner sums its slice, reading its own part from private memory, into `out` and its slot
+//   then everybody copies the slices of the others out
+//
+// The copy-in of chunk k + 1 comes before the wait for lane 1 of chunk k, so that ranks rarely wait for each other.
+// Memory traffic at W = 2 is 4 bytes per byte reduced (data_parallel: improved two-shot).
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/local.h"
+#include "collectives/slices.h"
+
+namespace smdp {
+namespace {
+
+struct Chunk {
+  std::size_t begin;  // elements
+  std::size_t count;
+};
+
+struct Plan {
+  std::size_t total;    // elements
+  std::size_t per_chunk;
+  std::size_t element;  // bytes
+  Chunk chunk(std::size_t index) const {
+    const std::size_t begin = index * per_chunk;
+    return {begin, std::min(per_chunk, total - begin)};
+  }
+};
+
+// Copies what others own of a chunk to its place in the slot: slices keep their offset within the chunk.
+void copy_in(const Board& board, const Plan& plan, const Chunk& chunk, const std::byte* in, std::byte* slot) {
+  for (std::size_t owner = 0; owner < board.size(); ++owner) {
+    if (owner == board.me()) continue;
+    const Slice slice = slice_of(chunk.count, board.size(), owner, plan.element);
+    if (slice.size() == 0) continue;
+    std::memcpy(slot + slice.begin * plan.element, in + (chunk.begin + slice.begin) * plan.element,
+                slice.size() * plan.element);
+  }
+}
+
+}  // namespace
+
+Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction) {
+  const std::size_t element = size_of(reduction.dtype);
+  // Equal chunks: a short last one would leave some ranks without work.
+  const std::size_t most = board.slot_bytes() / element;
+  const std::size_t chunks = std::max<std::size_t>(1, (count + most - 1) / most);
+  const std::size_t align = std::max<std::size_t>(1, 64 / element);
+  const std::size_t per_chunk = std::min(most, ((count + chunks - 1) / chunks + align - 1) / align * align);
+  const Plan plan{count, std::max<std::size_t>(1, per_chunk), element};
+  const std::uint64_t first[2] = {board.take_rounds(0, chunks), board.take_rounds(1, chunks)};
+  std::vector<const void*> sources(board.size());
+
+  for (std::size_t local = 0; local < board.size(); ++local) {
+    if (local != board.me()) co_await board.writable(local, 0, first[0]);
+  }
+  copy_in(board, plan, plan.chunk(0), in, board.my_slot(0, first[0]));
+  board.publish(0, first[0]);
+
+  for (std::size_t k = 0; k < chunks; ++k) {
+    const std::uint64_t round[2] = {first[0] + k, first[1] + k};
+    const Chunk chunk = plan.chunk(k);
+    if (k + 1 < chunks) {
+      for (std::size_t local = 0; local < board.size(); ++local) {
+        if (local != board.me()) co_await board.writable(local, 0, round[0] + 1);
+      }
+      copy_in(board, plan, plan.chunk(k + 1), in, board.my_slot(0, round[0] + 1));
+      board.publish(0, round[0] + 1);
+    }
+
+    const Slice own = slice_of(chunk.count, board.size(), board.me(), element);
+    const std::byte* own_in = in + (chunk.begin + own.begin) * element;
+    for (std::size_t local = 0; local < board.size(); ++local) {
+      if (local != board.me()) {
+        co_await board.produced(local, 0, round[0]);
+        co_await board.writable(local, 1, round[1]);
+      }
+      sources[local] = local == board.me() ? own_in : board.slot(local, 0, round[0]) + own.begin * element;
+    }
+    if (own.size() != 0) {
+      std::byte* result = board.my_slot(1, round[1]) + own.begin * element;
+      reduce(result, sources.data(), sources.size(), own.size(), reduction);
+      if (out != nullptr) std::memcpy(out + (chunk.begin + own.begin) * element, result, own.size() * element);
+    }
+    board.consume(0, round[0]);
+    board.publish(1, round[1]);
+
+    for (std::size_t local = 0; local < board.size(); ++local) {
+      if (local == board.me()) continue;
+      co_await board.produced(local, 1, round[1]);
+      const Slice slice = slice_of(chunk.count, board.size(), local, element);
+      if (out != nullptr && slice.size() != 0) {
+        std::memcpy(out + (chunk.begin + slice.begin) * element, board.slot(local, 1, round[1]) + slice.begin * element,
+                    slice.size() * element);
+      }
+    }
+    board.consume(1, round[1]);
+  }
+}
+
+}  // namespace smdp

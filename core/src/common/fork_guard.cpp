@@ -1,0 +1,64 @@
+#include "common/fork_guard.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace smdp {
+namespace {
+
+// A bit per descriptor, so that the child's handler needs no memory. Descriptors beyond are not guarded.
+constexpr int kMost = 1 << 16;
+
+struct Table {
+  std::mutex mutex;  // held across fork()
+  std::atomic<std::uint64_t> bits[kMost / 64];
+};
+
+Table& table() {
+  static Table& instance = *new Table{};
+  return instance;
+}
+
+std::atomic<std::uint64_t> forks{0};
+
+void close_all() {
+  Table& guarded = table();
+  for (int word = 0; word < kMost / 64; ++word) {
+    std::uint64_t bits = guarded.bits[word].load(std::memory_order_relaxed);
+    for (int bit = 0; bits != 0; ++bit, bits >>= 1) {
+      if ((bits & 1) != 0) ::close(word * 64 + bit);
+    }
+    guarded.bits[word].store(0, std::memory_order_relaxed);
+  }
+  forks.fetch_add(1);
+  guarded.mutex.unlock();
+}
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    ::pthread_atfork([] { table().mutex.lock(); }, [] { table().mutex.unlock(); }, close_all);
+  });
+}
+
+}  // namespace
+
+void ForkGuard::add(int descriptor) noexcept {
+  install();
+  if (descriptor < 0 || descriptor >= kMost) return;
+  const std::lock_guard lock(table().mutex);
+  table().bits[descriptor / 64].fetch_or(std::uint64_t{1} << (descriptor % 64));
+}
+
+void ForkGuard::remove(int descriptor) noexcept {
+  if (descriptor < 0 || descriptor >= kMost) return;
+  const std::lock_guard lock(table().mutex);
+  table().bits[descriptor / 64].fetch_and(~(std::uint64_t{1} << (descriptor % 64)));
+}
+
+std::uint64_t ForkGuard::generation() noexcept { return forks.load(); }
+
+}  // namespace smdp

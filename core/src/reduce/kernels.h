@@ -1,0 +1,32 @@
+// What each kernel file exports: one constant table, so that nothing of it runs before the CPU was asked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "smdp/dtype.h"
+
+namespace smdp::kernels {
+
+// `count` is in components where dtype is complex.
+using ReduceFunction = void (*)(void* dst, const void* const* sources, std::size_t k, std::size_t count,
+                                std::uint32_t divisor);
+using ScaleFunction = void (*)(void* dst, const void* src, std::size_t count, double factor);
+
+inline constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kFloat8) + 1;
+inline constexpr std::size_t kReduceOps = static_cast<std::size_t>(ReduceOp::kBxor) + 1;
+
+// Entries that reduce.cpp leads back to others are null: kPremulSum, the sums of complex types, bit operations of
+// integers other than kUint8, scaling of integers.
+struct Table {
+  const char* name;
+  ReduceFunction reduce[kDTypes][kReduceOps];
+  ScaleFunction scale[kDTypes];
+};
+
+extern const Table generic;
+extern const Table avx2;    // x86-64 only: AVX2, F16C
+extern const Table avx512;  // x86-64 only: AVX-512 F, BW, VL, DQ, F16C
+extern const Table neon;    // aarch64 only
+
+}  // namespace smdp::kernels

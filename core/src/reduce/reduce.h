@@ -1,0 +1,44 @@
+// Element-wise reductions over memory, by the widest kernel this CPU runs.
+//
+// All kernels give the same bits, on every CPU: additions keep the order of the sources, nothing is contracted to FMA,
+// 16-bit floats accumulate in float32 and are rounded once to nearest even, denormals are kept whatever the calling
+// thread's mode is, and a NaN that is computed is the one quiet, positive NaN without payload.
+//
+// Thread safety: all functions may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "smdp/dtype.h"
+
+namespace smdp {
+
+// What is to be computed. kPremulSum sums: its factors are applied before, by scale().
+struct Reduction {
+  DType dtype;
+  ReduceOp op;
+  std::uint32_t divisor = 1;  // of kAvg: the group's size where the last partial sum is made, 1 everywhere else
+};
+
+// dst = sources[0] op sources[1] op ... in that order, over `count` elements and k >= 1 sources, in one pass.
+// dst may be equal to one of the sources, and overlaps no other. One source is copied bit by bit (bool becomes 0 or 1).
+// MIN and MAX of equal values keep the first. Requires is_supported(r.dtype, r.op).
+void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t count, const Reduction& r) noexcept;
+
+// dst = src * factor; dst may be src. 16-bit floats are multiplied in float32. Integers wrap if the factor is a whole
+// number, otherwise they are truncated towards zero and saturate. Requires is_supported(dtype, kPremulSum).
+void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) noexcept;
+
+// The kernel in use: "avx512", "avx2", "neon" or "generic".
+const char* kernel_name() noexcept;
+
+// Uses that kernel from now on (SMDP_FORCE_KERNEL, tests). Throws ConfigError if this CPU has none of that name.
+void force_kernel(const std::string& name);
+
+// Names of the kernels that this CPU runs, best first.
+std::vector<std::string> available_kernels();
+
+}  // namespace smdp

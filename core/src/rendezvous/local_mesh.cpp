@@ -1,0 +1,118 @@
+#include "rendezvous/local_mesh.h"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "common/hmac.h"
+#include "smdp/error.h"
+#include "transport/handshake.h"
+#include "transport/shm/fd_passing.h"
+#include "transport/tcp/socket.h"
+
+namespace smdp {
+namespace {
+
+constexpr char kPurpose[] = "shared memory";
+
+std::size_t slot_bytes(const GroupOptions& options) { return std::max<std::size_t>(options.chunk_bytes / 4096, 4) * 4096; }
+
+std::string joined_key(int rank) { return "local/" + std::to_string(rank); }
+std::string verdict_key(int leader) { return "mapped/" + std::to_string(leader); }
+
+// Makes the memory and hands it to every other rank; returns the connections, in the order of `ranks` without itself.
+void lead(Store& store, const std::vector<int>& ranks, const std::string& secret, const FileDescriptor& listener,
+          const GroupOptions& options, Deadline deadline, Connections& out, std::vector<FileDescriptor>& sockets) {
+  std::uint64_t nonce = 0;
+  std::memcpy(&nonce, random_bytes(sizeof nonce).data(), sizeof nonce);
+  out.segment = std::make_shared<Segment>(ranks.size(), slot_bytes(options), nonce);
+  std::vector<int> passed{out.segment->descriptor()};
+  out.eventfds.clear();
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    out.eventfds.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    passed.push_back(out.eventfds.back().get());
+  }
+  sockets.resize(ranks.size());
+  for (std::size_t missing = ranks.size() - 1; missing > 0;) {
+    FileDescriptor socket = accept_local(listener, deadline);
+    if (socket.get() < 0) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
+    try {
+      const Deadline soon = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(10));
+      handshake(socket, Role::kServer, secret, kPurpose, soon);
+      std::int32_t index = -1;
+      recv_all(socket.get(), &index, sizeof index, soon);
+      if (index <= 0 || index >= static_cast<std::int32_t>(ranks.size())) continue;
+      if (index == static_cast<std::int32_t>(ranks.size())) continue;
+      send_all(socket.get(), &nonce, sizeof nonce, soon);
+      send_descriptors(socket, passed);
+      sockets[static_cast<std::size_t>(index)] = std::move(socket);
+      --missing;
+    } catch (const Error&) {
+      // Whoever that was; a rank of ours says in the store that it failed.
+      for (const int rank : ranks) {
+        if (store.check(joined_key(rank)) && store.get(joined_key(rank), std::chrono::seconds(1)) == "0") return;
+      }
+    }
+  }
+}
+
+FileDescriptor follow(const Record& leader, std::size_t index, const std::vector<int>& ranks, const std::string& secret,
+                      const GroupOptions& options, Deadline deadline, Connections& out) {
+  FileDescriptor socket = connect_local(leader.local_name);
+  if (socket.get() < 0) throw Error("[smdp] no local socket");
+  handshake(socket, Role::kClient, secret, kPurpose, deadline);
+  const auto number = static_cast<std::int32_t>(index);
+  send_all(socket.get(), &number, sizeof number, deadline);
+  std::uint64_t nonce = 0;
+  recv_all(socket.get(), &nonce, sizeof nonce, deadline);
+  std::vector<FileDescriptor> received = receive_descriptors(socket, 1 + ranks.size(), deadline);
+  out.segment = std::make_shared<Segment>(std::move(received.front()), ranks.size(), slot_bytes(options), nonce);
+  out.eventfds.clear();
+  for (std::size_t i = 1; i < received.size(); ++i) out.eventfds.push_back(std::move(received[i]));
+  return socket;
+}
+
+}  // namespace
+
+bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
+                         const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
+                         Deadline deadline, Connections& connections) {
+  const auto left = [&] {
+    return std::max(std::chrono::milliseconds(1),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  };
+  const int leader = ranks.front();
+  std::vector<FileDescriptor> sockets;
+  if (rank == leader) {
+    lead(store, ranks, secret, listener, options, deadline, connections, sockets);
+    bool all = true;
+    for (const int other : ranks) {
+      if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
+    }
+    store.set(verdict_key(leader), all ? "1" : "0");
+    if (all && leader == 0) {
+      for (std::size_t i = 1; i < ranks.size(); ++i) {
+        connections.control[static_cast<std::size_t>(ranks[i])] = std::move(sockets[i]);
+      }
+    }
+    return all;
+  }
+  const auto index = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  FileDescriptor socket;
+  bool mapped = true;
+  try {
+    socket = follow(records[static_cast<std::size_t>(leader)], index, ranks, secret, options, deadline, connections);
+  } catch (const TimeoutError&) {
+    throw;
+  } catch (const Error&) {
+    mapped = false;  // another network namespace after all, or no permission: TCP does it
+  }
+  store.set(joined_key(rank), mapped ? "1" : "0");
+  const bool all = store.get(verdict_key(leader), left()) == "1";
+  if (all && leader == 0) connections.control[0] = std::move(socket);
+  return all;
+}
+
+}  // namespace smdp

@@ -1,0 +1,20 @@
+// The ranks of one host find each other: one makes the shared memory and the doorbells, the others receive them.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "rendezvous/bootstrap.h"
+#include "rendezvous/roster.h"
+
+namespace smdp {
+
+// listener: this rank's, named records[rank].local_name. Fills segment and eventfds for `ranks` (ascending, this rank
+// among them), and on rank 0's host `control`. Returns false if shared memory could not be established with one of
+// them; all of them then return false.
+bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
+                         const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
+                         std::chrono::steady_clock::time_point deadline, Connections& connections);
+
+}  // namespace smdp

@@ -1,0 +1,43 @@
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "smdp/error.h"
+#include "smdp/store.h"
+
+namespace smdp {
+namespace {
+
+class MemoryStore final : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, std::chrono::system_clock::now() + timeout,
+                             [&] { return values_.count(key) != 0; })) {
+      throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+    }
+    return values_[key];
+  }
+
+  bool check(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    return values_.count(key) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;  // guarded by mutex_
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_memory_store() { return std::make_shared<MemoryStore>(); }
+
+}  // namespace smdp

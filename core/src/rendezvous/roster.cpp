@@ -1,0 +1,157 @@
+#include "rendezvous/roster.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "smdp/error.h"
+#include "transport/tcp/socket.h"
+
+namespace smdp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// First line of the roster: what follows is a list of records, or the reason why there is none.
+constexpr char kGood[] = "roster 1";
+constexpr char kBad[] = "failed 1";
+
+std::string encode(const Record& record) {
+  return record.host_name + '\n' + record.host_key + '\n' + record.local_name + '\n' + record.master_seen + '\n' +
+         record.address + '\n' + std::to_string(record.port) + '\n';
+}
+
+Record decode(std::istream& in) {
+  Record record;
+  std::string port;
+  for (std::string* line : {&record.host_name, &record.host_key, &record.local_name, &record.master_seen,
+                            &record.address, &port}) {
+    if (!std::getline(in, *line)) throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
+  }
+  record.port = static_cast<std::uint16_t>(std::stoul(port));
+  return record;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+std::string machine_key() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  struct stat space{};
+  ::stat("/proc/self/ns/net", &space);
+  return boot_id + "/" + std::to_string(space.st_ino);
+}
+
+std::string key_of(int rank) { return "record/" + std::to_string(rank); }
+
+// Rank 0: waits for everybody. Returns the records of ranks 1 to size - 1, or says in `problem` who is missing.
+std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::string& problem) {
+  const auto deadline = steady_clock::now() + timeout;
+  std::vector<Record> records;
+  std::string came = "0";
+  std::string missing;
+  for (int rank = 1; rank < size; ++rank) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    try {
+      if (left.count() <= 0 && !store.check(key_of(rank))) throw TimeoutError("");
+      std::istringstream in(store.get(key_of(rank), std::max(left, milliseconds(1))));
+      records.push_back(decode(in));
+      came += ", " + std::to_string(rank);
+    } catch (const TimeoutError&) {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  }
+  if (!missing.empty()) {
+    problem = "after " + std::to_string(timeout.count() / 1000) + " s only ranks " + came + " of " +
+              std::to_string(size) + " came; missing: " + missing +
+              ". Are all processes running, with the same SMDP_MASTER_ADDR, SMDP_MASTER_PORT and world size? "
+              "SMDP_INIT_TIMEOUT sets how long to wait.";
+  }
+  return records;
+}
+
+}  // namespace
+
+Record describe_self(int rank, const GroupOptions& options, const std::string& nonce) {
+  Record record;
+  record.host_name = host_name();
+  record.host_key = options.host_id.empty() ? machine_key() : options.host_id;
+  if (!options.host_id.empty()) record.host_name = options.host_id;
+  record.local_name = "smdp-" + nonce;
+  if (rank != 0 && !options.master_addr.empty()) record.master_seen = resolve(options.master_addr);
+  return record;
+}
+
+std::string own_address(const GroupOptions& options) {
+  if (!options.socket_ifname.empty()) return address_of_interface(options.socket_ifname);
+  const std::string address = options.master_addr.empty() ? "" : route_to(options.master_addr);
+  return address.empty() ? "127.0.0.1" : address;
+}
+
+std::vector<Record> exchange_records(
+    Store& store, int rank, int size, Record own, const GroupOptions& options,
+    const std::function<void(Record& own, const std::vector<Record>& others)>& complete) {
+  std::string roster;
+  if (rank == 0) {
+    std::string problem;
+    const std::vector<Record> others = collect(store, size, options.init_timeout, problem);
+    if (problem.empty()) {
+      complete(own, others);
+      roster = std::string(kGood) + "\n" + encode(own);
+      for (const Record& record : others) roster += encode(record);
+    } else {
+      roster = std::string(kBad) + "\n" + problem;
+    }
+    store.set("roster", roster);
+  } else {
+    store.set(key_of(rank), encode(own));
+    try {
+      // Rank 0's verdict comes a little after its own deadline.
+      roster = store.get("roster", options.init_timeout + milliseconds(3000));
+    } catch (const TimeoutError&) {
+      throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ": rank 0 did not " +
+                         "open group '" + options.name + "' within " +
+                         std::to_string(options.init_timeout.count() / 1000) + " s. Is it running?");
+    }
+  }
+  std::istringstream in(roster);
+  std::string first;
+  std::getline(in, first);
+  if (first == kBad) {
+    std::string reason;
+    std::getline(in, reason);
+    throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group '" +
+                       options.name + "': " + reason);
+  }
+  if (first != kGood) throw ConfigError("[smdp] the rendezvous store holds records of another version of smdp.");
+  std::vector<Record> records;
+  for (int i = 0; i < size; ++i) records.push_back(decode(in));
+  return records;
+}
+
+std::vector<std::vector<int>> group_by_host(const std::vector<Record>& records) {
+  std::vector<std::vector<int>> hosts;
+  std::vector<std::string> keys;
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    std::size_t host = 0;
+    while (host < keys.size() && keys[host] != records[rank].host_key) ++host;
+    if (host == keys.size()) {
+      keys.push_back(records[rank].host_key);
+      hosts.emplace_back();
+    }
+    hosts[host].push_back(static_cast<int>(rank));
+  }
+  return hosts;
+}
+
+}  // namespace smdp

@@ -1,0 +1,130 @@
+#include "rendezvous/store_server.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "common/log.h"
+#include "rendezvous/store_wire.h"
+#include "transport/handshake.h"
+
+namespace smdp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kHandshake{10};
+constexpr std::chrono::hours kIdle{24 * 365};
+// Strangers that connect and say nothing hold a session each until the handshake's deadline.
+constexpr std::size_t kMostSessions = 16'384;
+
+StoreMessage answer(StoreStatus status, std::string value = "") {
+  StoreMessage message;
+  message.header.code = static_cast<std::uint8_t>(status);
+  message.header.value_bytes = static_cast<std::uint32_t>(value.size());
+  message.value = std::move(value);
+  return message;
+}
+
+}  // namespace
+
+TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::string secret) : secret_(std::move(secret)) {
+  try {
+    listener_ = listen_on(host, port);
+  } catch (const Error& error) {
+    throw ConfigError(std::string(error.what()) +
+                      ". Set SMDP_MASTER_PORT to a free port, or end what holds this one.");
+  }
+  thread_ = std::thread([this] { accept_loop(); });
+}
+
+TcpStore::Server::~Server() {
+  stopping_.store(true);
+  thread_.join();
+  const std::lock_guard lock(mutex_);
+  for (Session& session : sessions_) ::shutdown(session.socket.get(), SHUT_RDWR);
+  for (Session& session : sessions_) session.thread.join();
+}
+
+std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
+
+void TcpStore::Server::accept_loop() {
+  while (!stopping_.load()) {
+    FileDescriptor socket = accept_from(listener_, steady_clock::now() + milliseconds(100));
+    const std::lock_guard lock(mutex_);
+    for (auto it = sessions_.begin(); it != sessions_.end();) {
+      if (!it->ended.load()) {
+        ++it;
+        continue;
+      }
+      it->thread.join();
+      it = sessions_.erase(it);
+    }
+    if (socket.get() < 0 || sessions_.size() >= kMostSessions) continue;
+    Session& session = sessions_.emplace_back();
+    session.socket = std::move(socket);
+    session.thread = std::thread([this, &session] { serve(session); });
+  }
+}
+
+void TcpStore::Server::refuse(const std::string& address, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!refused_.insert(address).second) return;
+  }
+  log(LogLevel::kWarning, "refused a connection from " + address + ": " + why);
+}
+
+void TcpStore::Server::serve(Session& session) {
+  try {
+    handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake);
+  } catch (const std::exception& error) {
+    if (!stopping_.load()) refuse(peer_address(session.socket), error.what());
+    ::shutdown(session.socket.get(), SHUT_RDWR);
+    session.ended.store(true);
+    return;
+  }
+  try {
+    for (;;) {
+      const StoreMessage request = receive_message(session.socket, steady_clock::now() + kIdle);
+      StoreMessage reply;
+      switch (static_cast<StoreCommand>(request.header.code)) {
+        case StoreCommand::kSet:
+          values_->set(request.key, request.value);
+          reply = answer(StoreStatus::kDone);
+          break;
+        case StoreCommand::kCheck:
+          reply = answer(values_->check(request.key) ? StoreStatus::kDone : StoreStatus::kMissing);
+          break;
+        case StoreCommand::kGet: {
+          reply = answer(StoreStatus::kMissing);
+          const auto deadline = steady_clock::now() + milliseconds(request.header.timeout_ms);
+          // In slices, so that the server can stop.
+          while (!stopping_.load()) {
+            try {
+              const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+              reply = answer(StoreStatus::kDone,
+                             values_->get(request.key, std::clamp(left, milliseconds(0), milliseconds(200))));
+              break;
+            } catch (const TimeoutError&) {
+              if (steady_clock::now() >= deadline) break;
+            }
+          }
+          break;
+        }
+        default:
+          throw Error("[smdp] an unknown store command.");
+      }
+      send_message(session.socket, reply, steady_clock::now() + kHandshake);
+    }
+  } catch (const std::exception&) {
+    // The client left: that is how every session ends.
+  }
+  ::shutdown(session.socket.get(), SHUT_RDWR);
+  session.ended.store(true);
+}
+
+}  // namespace smdp

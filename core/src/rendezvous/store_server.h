@@ -1,0 +1,47 @@
+// The serving side of TcpStore: a thread that accepts, and one per client, which all but sleep after rendezvous.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "common/file_descriptor.h"
+#include "smdp/tcp_store.h"
+
+namespace smdp {
+
+class TcpStore::Server {
+ public:
+  Server(const std::string& host, std::uint16_t port, std::string secret);
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  ~Server();
+
+  std::uint16_t port() const;
+
+ private:
+  struct Session {
+    FileDescriptor socket;
+    std::thread thread;
+    std::atomic<bool> ended{false};
+  };
+
+  void accept_loop();
+  void serve(Session& session);
+  void refuse(const std::string& address, const std::string& why);
+
+  const std::string secret_;
+  const std::shared_ptr<Store> values_ = make_memory_store();
+  FileDescriptor listener_;
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::list<Session> sessions_;     // guarded by mutex_
+  std::set<std::string> refused_;   // guarded by mutex_: addresses already logged
+  std::thread thread_;
+};
+
+}  // namespace smdp

@@ -1,0 +1,51 @@
+#include "transport/handshake.h"
+
+#include <cstring>
+
+#include "common/hmac.h"
+#include "smdp/error.h"
+#include "transport/tcp/socket.h"
+
+namespace smdp {
+namespace {
+
+constexpr std::size_t kNonce = 32;
+constexpr char kMagic[8] = {'s', 'm', 'd', 'p', 'h', 's', '0', '1'};
+
+struct Hello {
+  char magic[8];
+  char nonce[kNonce];
+};
+
+Digest proof(std::string_view secret, char role, const Hello& client, const Hello& server, std::string_view purpose) {
+  std::string message(1, role);
+  message.append(client.nonce, kNonce).append(server.nonce, kNonce).append(purpose);
+  return hmac_sha256(secret, message);
+}
+
+}  // namespace
+
+void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
+               std::chrono::steady_clock::time_point deadline) {
+  Hello own{};
+  Hello theirs{};
+  std::memcpy(own.magic, kMagic, sizeof kMagic);
+  std::memcpy(own.nonce, random_bytes(kNonce).data(), kNonce);
+  send_all(socket.get(), &own, sizeof own, deadline);
+  recv_all(socket.get(), &theirs, sizeof theirs, deadline);
+  if (std::memcmp(theirs.magic, kMagic, sizeof kMagic) != 0) {
+    throw Error("[smdp] the other side of a connection does not speak smdp's protocol (or another version of it).");
+  }
+  const bool is_client = role == Role::kClient;
+  const Hello& client = is_client ? own : theirs;
+  const Hello& server = is_client ? theirs : own;
+  const Digest mine = proof(secret, is_client ? 'c' : 's', client, server, purpose);
+  send_all(socket.get(), mine.data(), mine.size(), deadline);
+  Digest received;
+  recv_all(socket.get(), received.data(), received.size(), deadline);
+  if (!equal_digests(received, proof(secret, is_client ? 's' : 'c', client, server, purpose))) {
+    throw Error("[smdp] the other side of a connection has another secret (SMDP_SECRET, SMDP_SECRET_FILE): refused.");
+  }
+}
+
+}  // namespace smdp

@@ -1,0 +1,21 @@
+// Both ends of a fresh connection prove that they know the job's secret, before anything else is read from it.
+//
+// Each sends {magic, version, 32 random bytes}, then HMAC(secret, role | client's bytes | server's bytes | purpose).
+// Only fixed sizes are read, so garbage costs the reader nothing.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "common/file_descriptor.h"
+
+namespace smdp {
+
+enum class Role { kClient, kServer };
+
+// purpose: what the connection is for; both ends must agree. Throws Error (never with the secret in it).
+void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
+               std::chrono::steady_clock::time_point deadline);
+
+}  // namespace smdp

@@ -1,0 +1,125 @@
+// Point to point messages of a group, matched by (source, tag) in the order they were sent.
+//
+// Up to kEager bytes a message travels at once and is kept here until somebody asks for it. Longer ones announce
+// themselves and travel when the receiver has a buffer: announce -> ready -> data, straight into that buffer.
+// Data is cut into frames, so that a long message does not hold up a short one.
+//
+// Thread safety: progress thread only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "smdp/dtype.h"
+#include "smdp/operation.h"
+#include "transport/mail/byte_stream.h"
+#include "transport/members.h"
+#include "transport/progress.h"
+
+namespace smdp {
+
+class Mailbox {
+ public:
+  static constexpr std::size_t kEager = std::size_t{32} << 10;
+  static constexpr int kAnySource = -1;
+
+  struct Request {
+    std::shared_ptr<Operation> operation;
+    std::byte* data;
+    std::size_t size;  // bytes
+    DType dtype;
+    int peer;  // destination, or source, or kAnySource
+    std::int64_t tag;
+    Clock::time_point deadline;
+    std::chrono::milliseconds timeout;
+  };
+
+  // on_broken: a stream ended. on_error: a message does not fit what the receiver expects.
+  Mailbox(const Members& members, std::function<void(int peer, const std::string& reason)> on_broken,
+          std::function<void(std::exception_ptr)> on_error);
+
+  // Streams by rank; null for this rank.
+  void open(std::vector<std::unique_ptr<ByteStream>> streams) ;
+
+  void send(Request request);
+  void receive(Request request);
+
+  // Moves what can be moved; true if anything was.
+  bool poll();
+  // Earliest deadline of what is under way, and what to do then.
+  Clock::time_point deadline() const;
+  const Request* overdue(Clock::time_point now) const;
+  // First request that can only be served by `peer`, which has left; null if there is none. Call after poll().
+  const Request* waiting_for(int peer) const;
+
+  // Fails everything and closes the streams.
+  void fail(const std::exception_ptr& error);
+
+ private:
+  enum class Kind : std::uint8_t { kEager, kAnnounce, kReady, kData };
+  struct Header {
+    std::uint32_t magic;
+    Kind kind;
+    DType dtype;
+    std::uint16_t reserved;
+    std::int64_t tag;
+    std::uint64_t id;       // of an announced message, per sender
+    std::uint64_t size;     // of the whole message
+    std::uint64_t payload;  // that follows
+    std::uint64_t offset;   // of the payload
+  };
+  struct Outgoing {
+    Header header;
+    const std::byte* data;
+    std::size_t done;
+    std::shared_ptr<Operation> operation;  // completed when written; null if more is to come
+  };
+  struct Arrived {  // nobody asked for it yet
+    Header header;
+    std::vector<std::byte> payload;  // eager only
+  };
+  struct Incoming {  // a long message on its way
+    std::uint64_t id;
+    Request request;
+    std::size_t received;
+  };
+  struct Peer {
+    std::unique_ptr<ByteStream> stream;
+    std::deque<Outgoing> outgoing;
+    std::list<Arrived> arrived;
+    std::list<Incoming> incoming;
+    std::list<std::pair<std::uint64_t, Request>> announced;  // sends that wait for kReady
+    Header header{};
+    std::size_t header_done = 0;
+    std::size_t payload_done = 0;
+    std::vector<std::byte> eager;
+    std::byte* target = nullptr;
+    std::list<Request>::iterator matched;
+    bool is_matched = false;
+  };
+
+  bool write(int rank);
+  bool read(int rank);
+  void begin_payload(int rank);
+  void end_payload(int rank);
+  std::list<Request>::iterator find_receive(int rank, std::int64_t tag);
+  bool fits(const Header& header, int rank, const Request& request);
+  void accept(int rank, const Header& header, Request request);
+  void push(int rank, const Header& header, const std::byte* data, std::shared_ptr<Operation> operation);
+  void broken(int rank, const std::string& reason);
+
+  const Members& members_;
+  std::function<void(int, const std::string&)> on_broken_;
+  std::function<void(std::exception_ptr)> on_error_;
+  std::vector<Peer> peers_;
+  std::list<Request> receives_;  // posted, not matched
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace smdp

@@ -1,0 +1,49 @@
+// Who is in a group and where: the plain facts that algorithms and error messages share.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace smdp {
+
+struct Members {
+  int rank = 0;
+  int size = 1;
+  std::string name;
+  std::vector<std::string> host_names;  // by rank
+  std::vector<std::vector<int>> hosts;  // ranks of each host, ascending; hosts ordered by their lowest rank
+  std::size_t host_index = 0;           // of this rank
+  std::size_t local_index = 0;          // of this rank among hosts[host_index]
+
+  const std::vector<int>& local_ranks() const { return hosts[host_index]; }
+
+  // "rank 3 (host b)".
+  std::string who(int other) const {
+    return "rank " + std::to_string(other) + " (host " + host_names[static_cast<std::size_t>(other)] + ")";
+  }
+
+  // "[smdp] rank 3 of 8 (host b): ", the start of every message.
+  std::string prefix() const {
+    return "[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + " (host " +
+           host_names[static_cast<std::size_t>(rank)] + "): ";
+  }
+
+  // Host and index within it of a rank.
+  std::size_t host_of(int other) const {
+    for (std::size_t host = 0; host < hosts.size(); ++host) {
+      for (const int member : hosts[host]) {
+        if (member == other) return host;
+      }
+    }
+    return hosts.size();
+  }
+  std::size_t local_index_of(int other) const {
+    const std::vector<int>& ranks = hosts[host_of(other)];
+    std::size_t index = 0;
+    while (ranks[index] != other) ++index;
+    return index;
+  }
+};
+
+}  // namespace smdp

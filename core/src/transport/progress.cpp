@@ -1,0 +1,155 @@
+#include "transport/progress.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace smdp {
+
+Progress::Progress() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = wakeup_.get();
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wakeup_.get(), &event);
+  // Signals belong to the program's own threads.
+  sigset_t all;
+  sigset_t old;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &old);
+  thread_ = std::thread([this] { loop(); });
+  ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  ::pthread_setname_np(thread_.native_handle(), "smdp-progress");
+}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake();
+  if (on_thread()) {
+    thread_.detach();  // the last reference died in a callback
+  } else {
+    thread_.join();
+  }
+}
+
+void Progress::post(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(work));
+  }
+  wake();
+}
+
+void Progress::run(const std::function<void()>& work) {
+  if (on_thread()) {
+    work();
+    return;
+  }
+  struct Done {
+    std::mutex mutex;
+    std::condition_variable condition;
+    bool done = false;
+  } state;
+  post([&] {
+    work();
+    const std::lock_guard lock(state.mutex);
+    state.done = true;
+    state.condition.notify_one();
+  });
+  std::unique_lock lock(state.mutex);
+  state.condition.wait(lock, [&] { return state.done; });
+}
+
+void Progress::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
+}
+
+void Progress::add(int descriptor, std::uint32_t events, Callback callback) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = descriptor;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event);
+  callbacks_[descriptor] = std::make_shared<Callback>(std::move(callback));
+}
+
+void Progress::modify(int descriptor, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = descriptor;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, descriptor, &event);
+}
+
+void Progress::remove(int descriptor) {
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
+  callbacks_.erase(descriptor);
+}
+
+void Progress::add(Client* client) { clients_.push_back(client); }
+
+void Progress::remove(Client* client) {
+  clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
+}
+
+bool Progress::run_posted() {
+  std::vector<std::function<void()>> work;
+  {
+    const std::lock_guard lock(mutex_);
+    work.swap(posted_);
+  }
+  for (const auto& item : work) item();
+  return !work.empty();
+}
+
+int Progress::sleep_limit_ms() const {
+  Clock::time_point first = Clock::time_point::max();
+  for (Client* client : clients_) first = std::min(first, client->deadline());
+  if (first == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(first - Clock::now()).count();
+  return static_cast<int>(std::clamp<long>(left, 0, 60'000));
+}
+
+void Progress::loop() {
+  const auto poll_clients = [this] {
+    bool worked = false;
+    for (std::size_t i = 0; i < clients_.size(); ++i) worked |= clients_[i]->poll();
+    return worked;
+  };
+  std::array<epoll_event, 64> events{};
+  for (;;) {
+    bool worked = run_posted();
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+    }
+    worked |= poll_clients();
+    if (!worked) {
+      for (Client* client : clients_) client->arm();
+      worked = poll_clients();
+    }
+    const int limit = worked ? 0 : sleep_limit_ms();
+    const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), limit);
+    for (int i = 0; i < ready; ++i) {
+      const int descriptor = events[static_cast<std::size_t>(i)].data.fd;
+      if (descriptor == wakeup_.get()) {
+        std::uint64_t count = 0;
+        [[maybe_unused]] const ssize_t got = ::read(wakeup_.get(), &count, sizeof count);
+        continue;
+      }
+      const auto found = callbacks_.find(descriptor);
+      if (found == callbacks_.end()) continue;  // removed by an earlier callback of this round
+      const std::shared_ptr<Callback> callback = found->second;
+      (*callback)(events[static_cast<std::size_t>(i)].events);
+    }
+  }
+}
+
+}  // namespace smdp

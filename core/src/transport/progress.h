@@ -1,0 +1,76 @@
+// The progress thread: epoll over sockets and doorbells, and polling of whatever said it has work.
+//
+// Everything below except post(), run() and wake() happens on the thread itself, so what it touches needs no locks.
+// It never spins, never takes the GIL and never calls a framework.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "common/file_descriptor.h"
+
+namespace smdp {
+
+using Clock = std::chrono::steady_clock;
+
+class Progress {
+ public:
+  // Something polled before every sleep.
+  class Client {
+   public:
+    Client() = default;
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
+    virtual ~Client() = default;
+
+    // Does what can be done without waiting; true if anything was done.
+    virtual bool poll() = 0;
+    // The thread is about to sleep: arrange to be woken. poll() is called once more afterwards.
+    virtual void arm() = 0;
+    // When poll() must be called at the latest.
+    virtual Clock::time_point deadline() = 0;
+  };
+  using Callback = std::function<void(std::uint32_t events)>;
+
+  Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress();
+
+  // From any thread: run `work` on the progress thread, later (post) or before returning (run).
+  void post(std::function<void()> work);
+  void run(const std::function<void()>& work);
+  // Any thread: poll the clients soon.
+  void wake();
+  bool on_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  // Progress thread only. The callback may remove its own descriptor.
+  void add(int descriptor, std::uint32_t events, Callback callback);
+  void modify(int descriptor, std::uint32_t events);
+  void remove(int descriptor);
+  void add(Client* client);
+  void remove(Client* client);
+
+ private:
+  void loop();
+  bool run_posted();
+  int sleep_limit_ms() const;
+
+  FileDescriptor epoll_;
+  FileDescriptor wakeup_;
+  std::mutex mutex_;                              // guards posted_ and stopping_
+  std::vector<std::function<void()>> posted_;
+  bool stopping_ = false;
+  std::unordered_map<int, std::shared_ptr<Callback>> callbacks_;  // progress thread only
+  std::vector<Client*> clients_;                                  // progress thread only
+  std::thread thread_;
+};
+
+}  // namespace smdp

@@ -1,0 +1,86 @@
+#include "transport/shm/board.h"
+
+#include <string>
+#include <utility>
+
+#include "smdp/error.h"
+
+namespace smdp {
+
+Board::Board(std::shared_ptr<Segment> segment, const Members& members, std::vector<int> eventfds)
+    : segment_(std::move(segment)),
+      members_(members),
+      eventfds_(std::move(eventfds)),
+      size_(members.local_ranks().size()),
+      me_(members.local_index),
+      verified_(size_, 0),
+      mine_(kFingerprints) {}
+
+bool Board::can_enter(std::uint64_t sequence, std::size_t& laggard) const {
+  for (std::size_t local = 0; local < size_; ++local) {
+    if (local != me_ && segment_->flags(local).entered.load() + 2 < sequence) {
+      laggard = local;
+      return false;
+    }
+  }
+  return true;
+}
+
+void Board::enter(const Fingerprint& fingerprint) {
+  sequence_ = fingerprint.sequence;
+  RankFlags& flags = segment_->flags(me_);
+  if (sequence_ > 2) {
+    for (std::size_t local = 0; local < size_; ++local) {
+      if (local != me_ && verified_[local] + 2 < sequence_) verify(local, sequence_ - 2);
+    }
+  }
+  flags.fingerprints[sequence_ % kFingerprints] = fingerprint;
+  mine_[sequence_ % kFingerprints] = fingerprint;
+  flags.entered.store(sequence_);
+  ring_all();
+}
+
+void Board::publish(std::size_t lane, std::uint64_t round) {
+  segment_->flags(me_).produced[lane].store(round);
+  ring_all();
+}
+
+void Board::consume(std::size_t lane, std::uint64_t round) {
+  segment_->flags(me_).consumed[lane].store(round);
+  ring_all();
+}
+
+void Board::ring_all() {
+  for (std::size_t local = 0; local < size_; ++local) {
+    if (local != me_) ring_doorbell(segment_->flags(local).sleep, eventfds_[local]);
+  }
+}
+
+bool Board::is_produced(std::size_t local, std::size_t lane, std::uint64_t round) {
+  if (segment_->flags(local).produced[lane].load() >= round) {
+    stalled_on(local);
+    return true;
+  }
+  return stalled_on(local);
+}
+
+// Compares fingerprints once the peer has entered this operation. Never true: it throws or goes on waiting.
+bool Board::stalled_on(std::size_t local) {
+  if (verified_[local] != sequence_ && segment_->flags(local).entered.load() >= sequence_) {
+    verify(local, sequence_);
+    verified_[local] = sequence_;
+  }
+  return false;
+}
+
+void Board::verify(std::size_t local, std::uint64_t sequence) const {
+  const Fingerprint& theirs = segment_->flags(local).fingerprints[sequence % kFingerprints];
+  const Fingerprint& own = mine_[sequence % kFingerprints];
+  if (own.matches(theirs)) return;
+  throw MismatchError(members_.prefix() + "called " + own.describe() + ", but " + members_.who(rank_of(local)) +
+                      " called " + theirs.describe() +
+                      ". All ranks of a group must call the same operations in the same order, with the same shapes, "
+                      "dtypes and roots.");
+}
+
+}  // namespace smdp

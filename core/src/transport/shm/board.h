@@ -1,0 +1,83 @@
+// Collective exchange between the local ranks of a group, in rounds.
+//
+// In a round of a lane every rank may write into its own slot and publish it; others read it and mark the round
+// consumed. A rank has two slots per lane, used by parity: it may write round r once all peers have consumed r - 2.
+// All ranks go through the same rounds in the same order; a round in which a rank has nothing to publish still counts.
+//
+// Thread safety: one thread at a time per rank (whoever drives the group's operation).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/task.h"
+#include "transport/fingerprint.h"
+#include "transport/members.h"
+#include "transport/shm/doorbell.h"
+#include "transport/shm/segment.h"
+
+namespace smdp {
+
+class Board {
+ public:
+  // eventfds: the doorbell of each local rank.
+  Board(std::shared_ptr<Segment> segment, const Members& members, std::vector<int> eventfds);
+
+  std::size_t size() const { return size_; }
+  std::size_t me() const { return me_; }
+  std::size_t slot_bytes() const { return segment_->slot_bytes(); }
+
+  // An operation begins. can_enter: no peer is more than two operations behind, which is how far fingerprints are kept.
+  // enter compares what the peers did two operations ago, so that even an operation in which this rank never waits
+  // for a peer is verified; throws MismatchError.
+  bool can_enter(std::uint64_t sequence, std::size_t& laggard) const;
+  void enter(const Fingerprint& fingerprint);
+
+  // First of `count` new rounds.
+  std::uint64_t take_rounds(std::size_t lane, std::uint64_t count) {
+    const std::uint64_t first = next_round_[lane];
+    next_round_[lane] += count;
+    return first;
+  }
+
+  std::byte* my_slot(std::size_t lane, std::uint64_t round) const { return segment_->slot(me_, lane, round); }
+  const std::byte* slot(std::size_t local, std::size_t lane, std::uint64_t round) const {
+    return segment_->slot(local, lane, round);
+  }
+
+  void publish(std::size_t lane, std::uint64_t round);
+  void consume(std::size_t lane, std::uint64_t round);
+
+  // Awaitables. produced: `local` has published `round`. consumed: `local` has read what round's slot held before.
+  auto produced(std::size_t local, std::size_t lane, std::uint64_t round) {
+    return until(rank_of(local), [this, local, lane, round] { return is_produced(local, lane, round); });
+  }
+  auto writable(std::size_t local, std::size_t lane, std::uint64_t round) {
+    return until(rank_of(local), [this, local, lane, round] {
+      return segment_->flags(local).consumed[lane].load() + 2 >= round || stalled_on(local);
+    });
+  }
+
+  std::atomic<std::uint32_t>& my_sleep() const { return segment_->flags(me_).sleep; }
+  int rank_of(std::size_t local) const { return members_.local_ranks()[local]; }
+
+ private:
+  bool is_produced(std::size_t local, std::size_t lane, std::uint64_t round);
+  bool stalled_on(std::size_t local);
+  void verify(std::size_t local, std::uint64_t sequence) const;
+  void ring_all();
+
+  std::shared_ptr<Segment> segment_;
+  const Members& members_;
+  std::vector<int> eventfds_;
+  std::size_t size_;
+  std::size_t me_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t next_round_[kLanes] = {2, 2};
+  std::vector<std::uint64_t> verified_;          // by local rank: last sequence compared
+  std::vector<Fingerprint> mine_;                // the last kFingerprints of this rank
+};
+
+}  // namespace smdp

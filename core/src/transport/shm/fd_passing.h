@@ -1,0 +1,25 @@
+// Local rendezvous over an abstract Unix socket: descriptors travel by SCM_RIGHTS. Such sockets belong to a network
+// namespace, so a connection proves that both ranks are in the same one.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "common/file_descriptor.h"
+
+namespace smdp {
+
+// name: without the leading zero byte.
+FileDescriptor listen_local(const std::string& name);
+// Empty descriptor if nobody listens there.
+FileDescriptor connect_local(const std::string& name);
+// Empty descriptor when the deadline passes.
+FileDescriptor accept_local(const FileDescriptor& listener, std::chrono::steady_clock::time_point deadline);
+
+// One message with at most 200 descriptors per part. Throws Error.
+void send_descriptors(const FileDescriptor& socket, const std::vector<int>& descriptors);
+std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, std::size_t count,
+                                                std::chrono::steady_clock::time_point deadline);
+
+}  // namespace smdp

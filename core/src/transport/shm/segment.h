@@ -1,0 +1,68 @@
+// The memory that the local ranks of one group share: a memfd, mapped by each of them.
+//
+//   header | RankFlags per rank | slots per rank: lane A x2, lane B x2 | one byte ring per ordered pair
+//
+// Everything is zero at the start; pages are only backed once touched.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/file_descriptor.h"
+#include "transport/fingerprint.h"
+
+namespace smdp {
+
+inline constexpr std::size_t kCacheLine = 128;  // two lines: the prefetcher pairs them
+inline constexpr std::size_t kLanes = 2;
+inline constexpr std::size_t kFingerprints = 4;
+
+// Written by one rank (its owner), read by its local peers. sleep words are also cleared by whoever wakes the owner.
+struct RankFlags {
+  alignas(kCacheLine) std::atomic<std::uint64_t> produced[kLanes];
+  std::atomic<std::uint64_t> entered;
+  alignas(kCacheLine) std::atomic<std::uint64_t> consumed[kLanes];
+  alignas(kCacheLine) std::atomic<std::uint32_t> sleep;       // kAwake, kInFutex or kInEpoll: collectives
+  alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleep;  // kAwake or kInEpoll: point to point
+  alignas(kCacheLine) Fingerprint fingerprints[kFingerprints];
+};
+
+// One direction of a pair: a single-producer single-consumer ring of bytes.
+struct RingIndex {
+  alignas(kCacheLine) std::atomic<std::uint64_t> written;
+  alignas(kCacheLine) std::atomic<std::uint64_t> read;
+};
+
+class Segment {
+ public:
+  static constexpr std::size_t kRingBytes = std::size_t{1} << 18;
+
+  // ranks: local ranks that share it. slot_bytes: of one slot of lane A; lane B has the same.
+  // The first form makes the memfd, the second maps one received from the maker.
+  Segment(std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
+  Segment(FileDescriptor memfd, std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  int descriptor() const { return memfd_.get(); }
+  std::size_t ranks() const { return ranks_; }
+  std::size_t slot_bytes() const { return slot_bytes_; }
+
+  RankFlags& flags(std::size_t rank) const;
+  std::byte* slot(std::size_t rank, std::size_t lane, std::uint64_t round) const;
+  RingIndex& ring_index(std::size_t from, std::size_t to) const;
+  std::byte* ring(std::size_t from, std::size_t to) const;
+
+ private:
+  void map();
+  std::size_t total_bytes() const;
+
+  FileDescriptor memfd_;
+  std::size_t ranks_;
+  std::size_t slot_bytes_;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace smdp

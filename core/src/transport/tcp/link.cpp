@@ -1,0 +1,238 @@
+#include "transport/tcp/link.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+// Frames are this long: enough to amortise their header, short enough to share streams evenly.
+constexpr std::size_t kFramePayload = std::size_t{256} << 10;
+// What one readiness event may move before other descriptors get their turn.
+constexpr std::size_t kBytesPerEvent = std::size_t{4} << 20;
+
+}  // namespace
+
+Link::Link(Progress& progress, int peer, std::vector<FileDescriptor> streams,
+           std::function<void(int, const std::string&)> on_broken,
+           std::function<std::exception_ptr(const Fingerprint&, const Fingerprint&, int)> describe_mismatch,
+           std::function<void(std::exception_ptr)> on_error)
+    : progress_(progress),
+      peer_(peer),
+      on_broken_(std::move(on_broken)),
+      describe_mismatch_(std::move(describe_mismatch)),
+      on_error_(std::move(on_error)) {
+  for (FileDescriptor& socket : streams) {
+    streams_.push_back(std::make_unique<Stream>());
+    Stream& stream = *streams_.back();
+    stream.socket = std::move(socket);
+    stream.events = EPOLLIN;
+    progress_.add(stream.socket.get(), EPOLLIN, [this, &stream](std::uint32_t events) { on_event(stream, events); });
+  }
+}
+
+Link::~Link() { reset(); }
+
+void Link::reset() {
+  posted_.clear();
+  for (const auto& stream : streams_) {
+    stream->outgoing.clear();
+    stream->has_target = false;
+    if (stream->socket.get() >= 0) {
+      progress_.remove(stream->socket.get());
+      stream->socket.reset();
+    }
+  }
+  broken_ = true;
+}
+
+void Link::enter(const Fingerprint& fingerprint) {
+  current_ = fingerprint;
+  for (const auto& stream : streams_) {
+    if (stream->stalled) read_some(*stream);
+  }
+}
+
+void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending) {
+  ++pending;
+  if (broken_) return;  // whoever waits is told by the group
+  std::size_t offset = 0;
+  // The message counts as sent when its last frame is; frames on other streams may still be queued, so every frame counts.
+  do {
+    const std::size_t payload = std::min(kFramePayload, size - offset);
+    Stream& stream = **std::min_element(streams_.begin(), streams_.end(),
+                                        [](const auto& a, const auto& b) { return a->queued < b->queued; });
+    Outgoing outgoing{};
+    outgoing.frame.slot = slot;
+    outgoing.frame.offset = offset;
+    outgoing.frame.payload = payload;
+    outgoing.frame.total = size;
+    outgoing.frame.fingerprint = current_;
+    outgoing.data = data + offset;
+    outgoing.pending = &pending;
+    if (offset != 0) ++pending;
+    const bool idle = stream.outgoing.empty();
+    stream.outgoing.push_back(outgoing);
+    stream.queued += sizeof(Frame) + payload;
+    if (idle) write_some(stream);
+    offset += payload;
+  } while (offset < size && !broken_);
+}
+
+void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {
+  ++pending;
+  if (broken_) return;
+  posted_.push_back({{current_.sequence, slot}, data, size, 0, &pending});
+  for (const auto& stream : streams_) {
+    if (stream->stalled) read_some(*stream);
+  }
+}
+
+void Link::on_event(Stream& stream, std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) write_some(stream);
+  if (!broken_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
+    if (stream.stalled && (events & EPOLLIN) == 0) {
+      broken("connection closed");
+    } else {
+      read_some(stream);
+    }
+  }
+}
+
+void Link::write_some(Stream& stream) {
+  std::size_t budget = kBytesPerEvent;
+  while (!stream.outgoing.empty() && budget > 0) {
+    Outgoing& out = stream.outgoing.front();
+    iovec parts[2];
+    std::size_t count = 0;
+    if (out.done < sizeof(Frame)) {
+      parts[count++] = {reinterpret_cast<std::byte*>(&out.frame) + out.done, sizeof(Frame) - out.done};
+    }
+    const std::size_t sent = out.done < sizeof(Frame) ? 0 : out.done - sizeof(Frame);
+    if (out.frame.payload > sent) {
+      parts[count++] = {const_cast<std::byte*>(out.data) + sent, out.frame.payload - sent};
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    const ssize_t written = ::sendmsg(stream.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      broken(std::strerror(errno));
+      return;
+    }
+    const auto n = static_cast<std::size_t>(written);
+    out.done += n;
+    stream.queued -= n;
+    budget -= std::min(budget, n);
+    if (out.done == sizeof(Frame) + out.frame.payload) {
+      --*out.pending;
+      stream.outgoing.pop_front();
+    }
+  }
+  update_events(stream);
+}
+
+bool Link::find_target(Stream& stream) {
+  const Frame& frame = stream.frame;
+  if (frame.fingerprint.sequence == current_.sequence && !frame.fingerprint.matches(current_)) {
+    on_error_(describe_mismatch_(current_, frame.fingerprint, peer_));
+    return false;
+  }
+  const MessageKey key{frame.fingerprint.sequence, frame.slot};
+  for (auto it = posted_.begin(); it != posted_.end(); ++it) {
+    if (it->key != key) continue;
+    if (it->size != frame.total || frame.offset + frame.payload > frame.total) {
+      on_error_(std::make_exception_ptr(
+          MismatchError("[smdp] rank " + std::to_string(peer_) + " sends " + std::to_string(frame.total) +
+                        " bytes in " + current_.describe() + ", this rank expects " + std::to_string(it->size) +
+                        ". The counts of a sender must equal those of its receiver.")));
+      return false;
+    }
+    stream.target = it;
+    stream.has_target = true;
+    return true;
+  }
+  return false;
+}
+
+void Link::finish_frame(Stream& stream) {
+  Posted& posted = *stream.target;
+  posted.received += stream.frame.payload;
+  if (posted.received == posted.size) {
+    --*posted.pending;
+    posted_.erase(stream.target);
+  }
+  stream.has_target = false;
+  stream.header_done = 0;
+  stream.payload_done = 0;
+}
+
+void Link::read_some(Stream& stream) {
+  std::size_t budget = kBytesPerEvent;
+  while (!broken_ && budget > 0) {
+    if (stream.header_done == sizeof(Frame) && !stream.has_target) {
+      if (stream.frame.magic != Frame::kMagic || stream.frame.payload > Frame::kMaxPayload) {
+        broken("a frame is damaged");
+        return;
+      }
+      stream.stalled = !find_target(stream);
+      if (stream.stalled || broken_) break;
+      if (stream.frame.payload == 0) {
+        finish_frame(stream);
+        continue;
+      }
+    }
+    const bool in_header = stream.header_done < sizeof(Frame);
+    std::byte* to = in_header ? reinterpret_cast<std::byte*>(&stream.frame) + stream.header_done
+                              : stream.target->data + stream.frame.offset + stream.payload_done;
+    const std::size_t want =
+        in_header ? sizeof(Frame) - stream.header_done : stream.frame.payload - stream.payload_done;
+    const ssize_t got = ::recv(stream.socket.get(), to, want, MSG_DONTWAIT);
+    if (got == 0) {
+      broken("connection closed");
+      return;
+    }
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      broken(std::strerror(errno));
+      return;
+    }
+    const auto n = static_cast<std::size_t>(got);
+    budget -= std::min(budget, n);
+    if (in_header) {
+      stream.header_done += n;
+    } else {
+      stream.payload_done += n;
+      if (stream.payload_done == stream.frame.payload) finish_frame(stream);
+    }
+  }
+  if (!broken_) update_events(stream);
+}
+
+void Link::update_events(Stream& stream) {
+  const std::uint32_t events = (stream.stalled ? 0U : static_cast<std::uint32_t>(EPOLLIN)) |
+                               (stream.outgoing.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
+  if (events == stream.events) return;
+  stream.events = events;
+  progress_.modify(stream.socket.get(), events);
+}
+
+void Link::broken(const std::string& reason) {
+  if (broken_) return;
+  reset();
+  on_broken_(peer_, reason);
+}
+
+}  // namespace smdp

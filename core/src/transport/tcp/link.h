@@ -1,0 +1,97 @@
+// Messages of collectives between this rank and one rank on another host, over one or more TCP streams.
+//
+// A message goes straight from the sender's buffer into the buffer that the receiver posted for its key; long ones are
+// cut into frames that travel on all streams. A stream whose next frame nobody waits for yet stops being read, so that
+// a fast peer is held back by TCP itself; ranks send and post in the same order per pair, so this cannot deadlock.
+//
+// Thread safety: progress thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "common/file_descriptor.h"
+#include "transport/progress.h"
+#include "transport/tcp/frame.h"
+
+namespace smdp {
+
+class Link {
+ public:
+  // Messages still under way: counted down as they end. Lives in the coroutine that waits for it.
+  using Pending = std::size_t;
+
+  // on_broken: a stream ended or failed, with the reason. on_error: the peer's frames do not fit (MismatchError).
+  Link(Progress& progress, int peer, std::vector<FileDescriptor> streams,
+       std::function<void(int peer, const std::string& reason)> on_broken,
+       std::function<std::exception_ptr(const Fingerprint& own, const Fingerprint& theirs, int peer)> describe_mismatch,
+       std::function<void(std::exception_ptr)> on_error);
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link();
+
+  // The collective that is running: frames of the same sequence number must carry the same fingerprint.
+  void enter(const Fingerprint& fingerprint);
+
+  // Buffers stay valid until `pending` has been counted down or reset() was called.
+  void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending);
+  void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending);
+
+  // Forgets everything under way and closes the streams: no buffer is touched afterwards.
+  void reset();
+
+  bool is_broken() const { return broken_; }
+
+ private:
+  struct Outgoing {
+    Frame frame;
+    const std::byte* data;
+    std::size_t done;  // bytes of frame and payload written
+    Pending* pending;
+  };
+  struct Posted {
+    MessageKey key;
+    std::byte* data;
+    std::size_t size;
+    std::size_t received;
+    Pending* pending;
+  };
+  struct Stream {
+    FileDescriptor socket;
+    std::deque<Outgoing> outgoing;
+    std::size_t queued = 0;  // bytes
+    Frame frame;             // being read
+    std::size_t header_done = 0;
+    std::size_t payload_done = 0;
+    std::list<Posted>::iterator target;
+    bool has_target = false;
+    bool stalled = false;  // a whole header has been read, nobody has posted its key
+    std::uint32_t events = 0;
+  };
+
+  void on_event(Stream& stream, std::uint32_t events);
+  void write_some(Stream& stream);
+  void read_some(Stream& stream);
+  bool find_target(Stream& stream);
+  void finish_frame(Stream& stream);
+  void update_events(Stream& stream);
+  void broken(const std::string& reason);
+
+  Progress& progress_;
+  int peer_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::function<void(int, const std::string&)> on_broken_;
+  std::function<std::exception_ptr(const Fingerprint&, const Fingerprint&, int)> describe_mismatch_;
+  std::function<void(std::exception_ptr)> on_error_;
+  Fingerprint current_;
+  std::list<Posted> posted_;
+  bool broken_ = false;
+};
+
+}  // namespace smdp

@@ -1,0 +1,243 @@
+#include "transport/tcp/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+Addresses look_up(const std::string& host, std::uint16_t port, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int failed =
+      ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return Addresses(failed == 0 ? found : nullptr, &::freeaddrinfo);
+}
+
+std::string numeric(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST];
+  if (::getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  return host;
+}
+
+int milliseconds_left(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+  return static_cast<int>(std::clamp<long>(left, 0, 60'000));
+}
+
+// False at the deadline.
+bool wait_for(int socket, short events, Deadline deadline) {
+  for (;;) {
+    const int left = milliseconds_left(deadline);
+    if (left == 0) return false;
+    pollfd request{socket, events, 0};
+    if (::poll(&request, 1, left) > 0) return true;
+  }
+}
+
+FileDescriptor try_connect(const addrinfo& address, Deadline deadline, int& error) {
+  FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  error = errno;
+  if (socket.get() < 0) return FileDescriptor();
+  error = ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    const Deadline attempt = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(5));
+    if (!wait_for(socket.get(), POLLOUT, attempt)) {
+      error = ETIMEDOUT;
+      return FileDescriptor();
+    }
+    socklen_t length = sizeof error;
+    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  }
+  return error == 0 ? std::move(socket) : FileDescriptor();
+}
+
+}  // namespace
+
+FileDescriptor listen_on(const std::string& host, std::uint16_t port) {
+  const Addresses addresses = look_up(host, port, AI_PASSIVE | AI_NUMERICHOST);
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    FileDescriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        ::listen(socket.get(), 1024) == 0) {
+      return socket;
+    }
+    error = errno;
+  }
+  throw Error("[smdp] cannot listen on " + (host.empty() ? "all addresses" : host) + ", port " + std::to_string(port) +
+              ": " + std::strerror(error));
+}
+
+std::uint16_t local_port(const FileDescriptor& socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline) {
+  auto pause = std::chrono::milliseconds(5);
+  int error = EHOSTUNREACH;
+  for (;;) {
+    const Addresses addresses = look_up(host, port, 0);
+    for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+      FileDescriptor socket = try_connect(*address, deadline, error);
+      if (socket.get() >= 0) {
+        set_no_delay(socket);
+        return socket;
+      }
+    }
+    if (std::chrono::steady_clock::now() + pause >= deadline) {
+      throw TimeoutError("[smdp] cannot connect to " + host + ", port " + std::to_string(port) + ": " +
+                         (addresses ? std::strerror(error) : "the name has no address") + ".");
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(250));
+  }
+}
+
+FileDescriptor accept_from(const FileDescriptor& listener, Deadline deadline) {
+  if (!wait_for(listener.get(), POLLIN, deadline)) return FileDescriptor();
+  FileDescriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket.get() >= 0) set_no_delay(socket);
+  return socket;
+}
+
+std::string local_address(const FileDescriptor& socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  return numeric(reinterpret_cast<sockaddr*>(&address), length);
+}
+
+std::string peer_address(const FileDescriptor& socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  return numeric(reinterpret_cast<sockaddr*>(&address), length);
+}
+
+std::string resolve(const std::string& host) {
+  const Addresses addresses = look_up(host, 1, 0);
+  return addresses ? numeric(addresses->ai_addr, addresses->ai_addrlen) : "";
+}
+
+std::string route_to(const std::string& host) {
+  const Addresses addresses = look_up(host, 9, 0);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    // Connecting a datagram socket only looks up the route.
+    const FileDescriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (socket.get() >= 0 && ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
+      return local_address(socket);
+    }
+  }
+  return "";
+}
+
+std::string address_of_interface(const std::string& names) {
+  const bool excludes = !names.empty() && names.front() == '^';
+  const bool exact = names.size() > static_cast<std::size_t>(excludes) && names[excludes ? 1 : 0] == '=';
+  std::vector<std::string> wanted;
+  std::istringstream list(names.substr((excludes ? 1U : 0U) + (exact ? 1U : 0U)));
+  for (std::string name; std::getline(list, name, ',');) wanted.push_back(name);
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0) raw = nullptr;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> interfaces(raw, &::freeifaddrs);
+  std::string present;
+  std::string six;
+  for (const ifaddrs* entry = raw; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const std::string name = entry->ifa_name;
+    if (present.find(name) == std::string::npos) present += (present.empty() ? "" : ", ") + name;
+    const bool named = std::any_of(wanted.begin(), wanted.end(), [&](const std::string& prefix) {
+      return exact ? name == prefix : name.rfind(prefix, 0) == 0;
+    });
+    if (named == excludes) continue;
+    if (family == AF_INET) return numeric(entry->ifa_addr, sizeof(sockaddr_in));
+    const auto& address = reinterpret_cast<const sockaddr_in6&>(*entry->ifa_addr);
+    if (six.empty() && !IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr)) six = numeric(entry->ifa_addr, sizeof(sockaddr_in6));
+  }
+  if (six.empty()) {
+    throw ConfigError("[smdp] SMDP_SOCKET_IFNAME is '" + names + "', which no interface with an address fits; there are: " +
+                      present + ".");
+  }
+  return six;
+}
+
+bool is_loopback(const std::string& address) { return address.rfind("127.", 0) == 0 || address == "::1"; }
+
+void set_no_delay(const FileDescriptor& socket) {
+  const int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int count) {
+  const int on = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  // A diagnosis may be unacknowledged when the link is cut, and keepalive waits for that.
+  const unsigned int limit_ms = static_cast<unsigned int>(1000 * (idle_s + interval_s * count));
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
+}
+
+void send_all(int socket, const void* data, std::size_t size, Deadline deadline) {
+  const auto* from = static_cast<const std::byte*>(data);
+  for (std::size_t done = 0; done < size;) {
+    const ssize_t written = ::send(socket, from + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (written >= 0) {
+      done += static_cast<std::size_t>(written);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!wait_for(socket, POLLOUT, deadline)) throw TimeoutError("[smdp] a connection took no data in time.");
+    } else if (errno != EINTR) {
+      throw Error(std::string("[smdp] a connection failed: ") + std::strerror(errno));
+    }
+  }
+}
+
+void recv_all(int socket, void* data, std::size_t size, Deadline deadline) {
+  auto* to = static_cast<std::byte*>(data);
+  for (std::size_t done = 0; done < size;) {
+    const ssize_t got = ::recv(socket, to + done, size - done, MSG_DONTWAIT);
+    if (got > 0) {
+      done += static_cast<std::size_t>(got);
+    } else if (got == 0) {
+      throw Error("[smdp] a connection was closed by the other side.");
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!wait_for(socket, POLLIN, deadline)) throw TimeoutError("[smdp] a connection brought no data in time.");
+    } else if (errno != EINTR) {
+      throw Error(std::string("[smdp] a connection failed: ") + std::strerror(errno));
+    }
+  }
+}
+
+}  // namespace smdp

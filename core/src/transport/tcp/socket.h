@@ -1,0 +1,44 @@
+// TCP sockets: addresses, listening, connecting, and blocking transfers with a deadline.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "common/file_descriptor.h"
+
+namespace smdp {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// Listens on a numeric address (empty: all addresses); port 0 takes a free one. Throws Error.
+FileDescriptor listen_on(const std::string& host, std::uint16_t port);
+std::uint16_t local_port(const FileDescriptor& socket);
+
+// Tries all addresses of a name, again and again while they refuse, until the deadline. Throws TimeoutError.
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
+// Empty descriptor when the deadline passes.
+FileDescriptor accept_from(const FileDescriptor& listener, Deadline deadline);
+
+// Numeric addresses of a connection's ends.
+std::string local_address(const FileDescriptor& socket);
+std::string peer_address(const FileDescriptor& socket);
+// First numeric address of a name; empty if it has none.
+std::string resolve(const std::string& host);
+// The address this machine would use to talk to `host`, without sending anything; empty if there is no route.
+std::string route_to(const std::string& host);
+// Address of the first interface that `names` admits (NCCL's spelling: "eth,ib" prefixes, "=eth0" exact, "^lo" all
+// but). Throws ConfigError, which lists the interfaces.
+std::string address_of_interface(const std::string& names);
+bool is_loopback(const std::string& address);
+
+void set_no_delay(const FileDescriptor& socket);
+// A dead peer or link is found within idle + interval x count seconds. Only for connections that are mostly idle.
+void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int count);
+
+// All bytes or an exception: TimeoutError at the deadline, Error when the other side closes.
+void send_all(int socket, const void* data, std::size_t size, Deadline deadline);
+void recv_all(int socket, void* data, std::size_t size, Deadline deadline);
+
+}  // namespace smdp

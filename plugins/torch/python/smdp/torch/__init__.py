@@ -1,0 +1,36 @@
+"""PyTorch plugin: the backend "smdp" of torch.distributed.
+
+Example:
+    >>> import torch.distributed as dist
+    >>> import smdp.torch
+    >>> dist.init_process_group("smdp")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import warnings
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError('smdp.torch needs PyTorch: pip install "smdp[torch]"') from error
+
+from smdp.torch._dynamo import hide_package
+from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
+from smdp.torch.register import register as register
+
+_TRIED = ("2.13",)
+
+if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
+    warnings.warn(
+        f"smdp has been tried with torch {', '.join(_TRIED)}, not with {torch.__version__}; "
+        "please report what you find",
+        stacklevel=2,
+    )
+
+hide_package(__name__)
+register()
+
+__all__ = ["ProcessGroupSmdp", "register"]

@@ -1,0 +1,244 @@
+"""`torch.distributed.ProcessGroup` over a group of the core.
+
+torch takes a ProcessGroup subclass as the whole group: there is no C++ backend below it, so everything that
+torch would ask one (name, device types, sequence number, timeout) is answered here. C++ callers reach the
+methods through torch's trampolines, under the names of the methods of the C++ class (`getGroupName`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import sys
+import weakref
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+from torch.distributed.distributed_c10d import BarrierOptions, Store
+
+from smdp import _core
+from smdp.torch._calls import Calls, single
+from smdp.torch.gathers import Gathers
+from smdp.torch.reductions import Reductions
+from smdp.torch.tensors import Staging, dtype_code
+
+_BARRIER = BarrierOptions()
+_ANY_SOURCE = -1
+
+_live: weakref.WeakSet[ProcessGroupSmdp] = weakref.WeakSet()
+
+
+class PointToPoint(Calls):
+    """Messages between two ranks."""
+
+    def send(self, tensors: list[Tensor], dst_rank: int, tag: int) -> Work:
+        """Start sending to a rank."""
+        tensor = single(tensors, "send")
+        dtype = dtype_code(tensor.dtype)
+        staging = Staging()
+        host = staging.read(tensor)
+        staging.ready()
+        handle = self._group.send(host.data_ptr(), host.numel(), dtype, dst_rank, tag, self._timeout_s, True)
+        return self._end((handle,), tensors, staging, host)
+
+    def recv(self, tensors: list[Tensor], src_rank: int, tag: int) -> Work:
+        """Start receiving from a rank."""
+        tensor = single(tensors, "recv")
+        dtype = dtype_code(tensor.dtype)
+        staging = Staging()
+        host = staging.write(tensor)
+        staging.ready()
+        handle: Any = self._group.recv(
+            host.data_ptr(), host.numel(), dtype, src_rank, tag, self._timeout_s, True
+        )
+        return self._end((handle,), tensors, staging, host)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        """Start receiving from whoever sends first; the Work knows who it was."""
+        return self.recv(tensors, _ANY_SOURCE, tag)
+
+
+class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
+    """The group that `init_process_group("smdp")` and `new_group(backend="smdp")` make.
+
+    Args:
+        group: The core's group.
+        store: torch's store of this group.
+        devices: Device types which the group serves.
+    """
+
+    # What torch would ask a backend.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, group: _core.Group, store: Store, devices: list[torch.device]) -> None:
+        # The constructor with a store makes no object that C++ could call back into.
+        super().__init__(group.rank, group.size)
+        self._store = store
+        self._group = group
+        self._rank = group.rank
+        self._size = group.size
+        self._timeout_s = -1.0
+        self._sequence = 0
+        self._devices = devices
+        self._name = ""
+        self._desc = "undefined"
+        _live.add(self)
+
+    def barrier(self, opts: BarrierOptions | None = None, timeout: timedelta | None = None) -> Work:
+        """Wait for all ranks."""
+        opts = opts or _BARRIER
+        seconds = self._seconds(opts) if timeout is None else timeout.total_seconds()
+        self._sequence += 1
+        handle = self._group.barrier(seconds, opts.asyncOp)
+        return self._end((handle,), [], Staging())
+
+    def monitored_barrier(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse: smdp's own barrier names the missing rank."""
+        raise NotImplementedError(
+            "monitored_barrier belongs to gloo; the barrier of smdp names the rank it waited for as well"
+        )
+
+    # Identity.
+
+    def getBackendName(self) -> str:
+        """Give "smdp"."""
+        return "smdp"
+
+    def getGroupName(self) -> str:
+        """Give the name under which torch finds the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take the name that torch gives."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Give torch's description of the group."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Take the description that torch gives."""
+        self._desc = desc
+
+    @property
+    def group_name(self) -> str:
+        """The name under which torch finds the group."""
+        return self._name
+
+    @property
+    def pg_name(self) -> str:
+        """The same, as torch's own groups spell it."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What torch says the group is for."""
+        return self._desc
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def rank(self) -> int:
+        """Give this process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Give the number of processes in the group."""
+        return self._size
+
+    def get_group_store(self) -> Store:
+        """Give torch's store of this group."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._devices
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupSmdp:
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Tell torch to allocate communication buffers itself."""
+        return False
+
+    @property
+    def core(self) -> _core.Group:
+        """The core's group: hosts, error, and all that torch has no call for."""
+        return self._group
+
+    # Lifecycle.
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later calls that name none."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Leave the group. The others can go on without this rank only if they need it no more."""
+        _live.discard(self)
+        self._group.shutdown()
+
+    def abort(self) -> None:
+        """Fail everything in flight, on all ranks."""
+        _live.discard(self)
+        self._group.abort(f"rank {self._rank} aborted the process group")
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every rank counts from zero."""
+
+    def split_group(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse: torch keeps it to its own backends."""
+        raise NotImplementedError("smdp groups are split by torch.distributed.new_group(ranks)")
+
+    def merge_remote_group(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse: torch keeps it to its own backends."""
+        raise NotImplementedError("smdp groups cannot be merged; make a new one by init_process_group")
+
+
+_generations: dict[str, itertools.count[int]] = {}
+
+
+def connect(
+    store: Store,
+    rank: int,
+    size: int,
+    group_id: str,
+    timeout_s: float,
+    options: dict[str, str],
+    devices: list[torch.device],
+) -> ProcessGroupSmdp:
+    """Join a group through torch's store; returns when all ranks have joined.
+
+    A group that is destroyed and made anew under the same name finds the old one's keys in the store, so
+    each gets a prefix of its own.
+    """
+    generation = next(_generations.setdefault(group_id, itertools.count()))
+    core_store = _core.prefix_store(f"smdp{generation}", _core.python_store(store))
+    name = f"torch:{group_id}" if generation == 0 else f"torch:{group_id}#{generation}"
+    group = _core.Group(core_store, rank, size, name, timeout_s, options)
+    return ProcessGroupSmdp(group, store, devices)
+
+
+def _shut_down_all() -> None:
+    """Leave all groups before the interpreter dies; tell the others why, if it dies of an exception."""
+    error = getattr(sys, "last_value", None)
+    reason = "" if error is None else f"{type(error).__name__}: {error}"
+    for process_group in list(_live):
+        with contextlib.suppress(Exception):
+            process_group.core.shutdown(reason)
+
+
+atexit.register(_shut_down_all)

@@ -1,0 +1,203 @@
+"""Calls that add up: all_reduce, reduce, reduce_scatter and their coalesced forms."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed import Work
+from torch.distributed.distributed_c10d import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+)
+
+from smdp.torch._calls import Calls, pointers, single
+from smdp.torch.tensors import DTYPES, PREMUL_SUM, REDUCTIONS, Staging, common_dtype, dtype_code, reduction
+from smdp.torch.work import COMPLETED, HandleWork
+
+_ALL_REDUCE = AllreduceOptions()
+_ALL_REDUCE_COALESCED = AllreduceCoalescedOptions()
+_REDUCE = ReduceOptions()
+_REDUCE_SCATTER = ReduceScatterOptions()
+
+# Complex dtypes, the only ones with a conjugate bit.
+_COMPLEX = range(10, 13)
+
+
+class Reductions(Calls):
+    """The reducing part of the process group."""
+
+    def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = _ALL_REDUCE) -> Work:
+        """Reduce a tensor over all ranks, in place.
+
+        The hot path: everything of `Staging` and `reduction` that a plain tensor needs is written out here.
+        """
+        if len(tensors) != 1:
+            raise ValueError(f"all_reduce takes one tensor per process, got {len(tensors)}")
+        tensor = tensors[0]
+        dtype = DTYPES.get(tensor.dtype)
+        op = REDUCTIONS.get(hash(opts.reduceOp))
+        if (
+            dtype is None
+            or op is None
+            or op == PREMUL_SUM
+            or not tensor.is_cpu
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or (dtype in _COMPLEX and tensor.is_conj())
+        ):
+            return self._allreduce_staged(tensor, opts)
+        self._sequence += 1
+        pointer = tensor.data_ptr()
+        timeout = opts.timeout
+        handle = self._group.all_reduce(
+            pointer,
+            pointer,
+            tensor.shape,
+            dtype,
+            op,
+            1.0,
+            self._timeout_s if timeout.days < 0 else timeout.total_seconds(),
+            opts.asyncOp,
+        )
+        return COMPLETED if handle is None else HandleWork((handle,), [tensor])
+
+    def _allreduce_staged(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
+        dtype = dtype_code(tensor.dtype)
+        op, factor = reduction(opts.reduceOp)
+        staging = Staging()
+        host = staging.update(tensor)
+        staging.ready()
+        self._sequence += 1
+        pointer = host.data_ptr()
+        handle = self._group.all_reduce(
+            pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp
+        )
+        return self._end((handle,), [tensor], staging, host)
+
+    def allreduce_coalesced(
+        self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
+    ) -> Work:
+        """Reduce several tensors over all ranks, in place."""
+        op, factor = reduction(opts.reduceOp)
+        seconds = self._seconds(opts)
+        dtypes = [dtype_code(tensor.dtype) for tensor in tensors]
+        staging = Staging()
+        hosts = [staging.update(tensor) for tensor in tensors]
+        staging.ready()
+        self._sequence += 1
+        handles = [
+            self._group.all_reduce(
+                host.data_ptr(), host.data_ptr(), host.shape, dtype, op, factor, seconds, True
+            )
+            for host, dtype in zip(hosts, dtypes, strict=True)
+        ]
+        return self._end_coalesced(handles, tensors, staging, hosts, opts.asyncOp)
+
+    def reduce(self, tensors: list[Tensor], opts: ReduceOptions = _REDUCE) -> Work:
+        """Reduce a tensor over all ranks into the root's."""
+        tensor = single(tensors, "reduce")
+        dtype = dtype_code(tensor.dtype)
+        op, factor = reduction(opts.reduceOp)
+        root = opts.rootRank
+        staging = Staging()
+        host = staging.update(tensor) if root == self._rank else staging.read(tensor)
+        staging.ready()
+        self._sequence += 1
+        pointer = host.data_ptr()
+        target = pointer if root == self._rank else 0
+        handle = self._group.reduce(
+            pointer, target, host.shape, dtype, op, factor, root, self._seconds(opts), opts.asyncOp
+        )
+        return self._end((handle,), tensors, staging, host)
+
+    def reduce_scatter(
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        opts: ReduceScatterOptions = _REDUCE_SCATTER,
+    ) -> Work:
+        """Reduce a list of tensors, one for each rank; each rank gets its own. Sizes may differ."""
+        output = single(output_tensors, "reduce_scatter")
+        if len(input_tensors) != 1:
+            raise ValueError(f"reduce_scatter takes one list of inputs, got {len(input_tensors)}")
+        inputs = input_tensors[0]
+        self._check_list(inputs, "the input of reduce_scatter")
+        dtype = common_dtype([output, *inputs])
+        if inputs[self._rank].numel() != output.numel():
+            raise ValueError(
+                f"reduce_scatter: input {self._rank} has {inputs[self._rank].numel()} elements, "
+                f"the output of this rank {output.numel()}"
+            )
+        op, factor = reduction(opts.reduceOp)
+        staging = Staging()
+        hosts = [staging.read(tensor) for tensor in inputs]
+        target = staging.write(output)
+        staging.ready()
+        self._sequence += 1
+        handle = self._group.reduce_scatter(
+            [host.data_ptr() for host in hosts],
+            [host.numel() for host in hosts],
+            target.data_ptr(),
+            dtype,
+            op,
+            factor,
+            self._seconds(opts),
+            opts.asyncOp,
+        )
+        return self._end((handle,), output_tensors, staging, (hosts, target))
+
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = _REDUCE_SCATTER
+    ) -> Work:
+        """Reduce a tensor of equal parts, one for each rank; each rank gets its own."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: ReduceScatterOptions | None = _REDUCE_SCATTER,
+    ) -> Work:
+        """Do `reduce_scatter_single` for several tensors."""
+        opts = opts or _REDUCE_SCATTER
+        op, factor = reduction(opts.reduceOp)
+        seconds = self._seconds(opts)
+        is_async = opts.asyncOp
+        start_async = is_async or len(outputs) > 1
+        staging = Staging()
+        hosts = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            dtype = common_dtype((output, tensor))
+            if tensor.numel() != output.numel() * self._size:
+                raise ValueError(
+                    f"reduce_scatter: the input has {tensor.numel()} elements, "
+                    f"needs {output.numel()} x {self._size} ranks"
+                )
+            hosts.append((staging.read(tensor), staging.write(output), dtype))
+        staging.ready()
+        self._sequence += 1
+        handles = [
+            self._group.reduce_scatter(
+                pointers(source, self._size),
+                [target.numel()] * self._size,
+                target.data_ptr(),
+                dtype,
+                op,
+                factor,
+                seconds,
+                start_async,
+            )
+            for source, target, dtype in hosts
+        ]
+        if not start_async:
+            return self._end(handles, outputs, staging)
+        return self._end_coalesced(handles, outputs, staging, hosts, is_async)
+
+    # Names before torch 2.13.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def allreduce_sparse(self, *args: object, **kwargs: object) -> Work:
+        """Refuse: the core moves dense memory."""
+        raise NotImplementedError("smdp has no all_reduce of sparse tensors; use tensor.to_dense()")

@@ -1,0 +1,88 @@
+"""Registration with torch.distributed, and what torch calls to make a group."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import default_pg_timeout
+
+from smdp.config import Config, read
+from smdp.torch.process_group import ProcessGroupSmdp, connect
+from smdp_torch_autoload import register_backend
+
+_TWO_GROUPS = """\
+a group over smdp serves all devices by itself, so {backends!r} is not possible. Make two groups:
+    dist.init_process_group("smdp")
+    other = dist.new_group(backend={other!r})
+and name the second where it is meant: dist.all_reduce(tensor, group=other)"""
+
+
+def register() -> None:
+    """Make the backend "smdp" known to torch.distributed. Calling it again does nothing.
+
+    Raises:
+        RuntimeError: torch was built without its distributed package.
+    """
+    if not register_backend():
+        raise RuntimeError("this build of torch has no torch.distributed")
+
+
+def create(backend_options: Any, process_group_options: Any = None) -> ProcessGroupSmdp:
+    """Make a group from what torch hands to a backend with `extended_api`.
+
+    Args:
+        backend_options: Store, rank, size, timeout and name of the group.
+        process_group_options: The caller's `pg_options`; there are none for smdp.
+
+    Raises:
+        ValueError: The backend string names another backend too, or `pg_options` were given.
+        smdp.SmdpError: Not all ranks came, or a variable is wrong.
+    """
+    if process_group_options is not None:
+        raise ValueError(
+            f"smdp takes no pg_options, got {type(process_group_options).__name__}; "
+            "it is configured by SMDP_* variables"
+        )
+    device_types = _check_devices(_device_backends())
+    config = Config.from_environ()
+    timeout = backend_options.timeout
+    # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
+    timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else timeout.total_seconds()
+    return connect(
+        backend_options.store,
+        backend_options.group_rank,
+        backend_options.group_size,
+        backend_options.group_id,
+        timeout_s,
+        config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR")),
+        [torch.device(device_type) for device_type in device_types],
+    )
+
+
+def _device_backends() -> dict[str, str]:
+    """Give the map from device to backend of the group that torch is making.
+
+    torch hands a backend everything but this, so it is read from the calling function's variables; empty
+    where they are not found.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_new_process_group_helper":
+            backends = getattr(frame.f_locals.get("backend_config"), "device_backend_map", None)
+            return dict(backends) if backends else {}
+        frame = frame.f_back
+    return {}
+
+
+def _check_devices(backends: dict[str, str]) -> list[str]:
+    others = {device: name for device, name in backends.items() if name != "smdp"}
+    if others:
+        text = ",".join(f"{device}:{name}" for device, name in backends.items())
+        other = ",".join(f"{device}:{name}" for device, name in others.items())
+        raise ValueError(_TWO_GROUPS.format(backends=text, other=other))
+    has_cuda = torch.cuda.is_available()
+    return [device for device in backends or ("cpu", "cuda") if device != "cuda" or has_cuda]

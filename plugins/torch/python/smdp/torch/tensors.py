@@ -1,0 +1,173 @@
+"""What the core must know of torch's tensors: dtypes, reductions, contiguous host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from smdp.torch.cuda import CudaStaging
+
+# torch dtype -> value of smdp::DType. All 8-bit floats are one: they are moved, never reduced.
+DTYPES: dict[torch.dtype, int] = {
+    torch.bool: 0,
+    torch.uint8: 1,
+    torch.int8: 2,
+    torch.int16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.float16: 6,
+    torch.bfloat16: 7,
+    torch.float32: 8,
+    torch.float64: 9,
+    torch.complex32: 10,
+    torch.complex64: 11,
+    torch.complex128: 12,
+    torch.uint16: 13,
+    torch.uint32: 14,
+    torch.uint64: 15,
+    torch.float8_e4m3fn: 16,
+    torch.float8_e4m3fnuz: 16,
+    torch.float8_e5m2: 16,
+    torch.float8_e5m2fnuz: 16,
+    torch.float8_e8m0fnu: 16,
+}
+
+PREMUL_SUM = 2
+
+# A ReduceOp's hash is its kind: the one cheap way to read it (`op.op` costs twice as much).
+REDUCTIONS: dict[int, int] = {
+    hash(kind): code
+    for code, kind in enumerate(
+        (
+            ReduceOp.SUM,
+            ReduceOp.AVG,
+            ReduceOp.PREMUL_SUM,
+            ReduceOp.PRODUCT,
+            ReduceOp.MIN,
+            ReduceOp.MAX,
+            ReduceOp.BAND,
+            ReduceOp.BOR,
+            ReduceOp.BXOR,
+        )
+    )
+}
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """Give the core's number of a dtype.
+
+    Raises:
+        TypeError: The core does not move this dtype.
+    """
+    code = DTYPES.get(dtype)
+    if code is None:
+        raise TypeError(f"smdp does not move tensors of {dtype}; view them as torch.uint8")
+    return code
+
+
+def common_dtype(tensors: Sequence[Tensor]) -> int:
+    """Give the core's number of the dtype which all tensors share.
+
+    Raises:
+        TypeError: They differ, or the core does not move it.
+    """
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype:
+            raise TypeError(f"all tensors of one call need one dtype, got {dtype} and {tensor.dtype}")
+    return dtype_code(dtype)
+
+
+def reduction(op: ReduceOp) -> tuple[int, float]:
+    """Give the core's number of a reduction and the factor of PREMUL_SUM, else 1.
+
+    Raises:
+        ValueError: The core has no such reduction.
+    """
+    code = REDUCTIONS.get(hash(op))
+    if code is None:
+        raise ValueError(f"smdp has no reduction {op}")
+    return code, float(op.factor) if code == PREMUL_SUM else 1.0
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Tell whether the core can work on the tensor's own memory."""
+    return bool(
+        tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not (tensor.is_complex() and tensor.is_conj())
+    )
+
+
+class Staging:
+    """Contiguous host tensors in place of those the core cannot work on, and the way back.
+
+    Call `ready` before the core starts reading and `finish` once after it has ended. Not thread-safe.
+    """
+
+    __slots__ = ("_copies", "_cuda")
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._cuda: CudaStaging | None = None
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Give a host tensor that holds the tensor's values."""
+        return tensor if is_plain(tensor) else self._stage(tensor, load=True, store=False)
+
+    def write(self, tensor: Tensor) -> Tensor:
+        """Give a host tensor whose values the tensor takes on in `finish`."""
+        return tensor if is_plain(tensor) else self._stage(tensor, load=False, store=True)
+
+    def update(self, tensor: Tensor) -> Tensor:
+        """Give a host tensor that does both."""
+        return tensor if is_plain(tensor) else self._stage(tensor, load=True, store=True)
+
+    def ready(self) -> None:
+        """Wait until what was copied from a device has arrived."""
+        if self._cuda is not None:
+            self._cuda.wait_loaded()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether `finish` has anything to do."""
+        return bool(self._copies) or self._cuda is not None
+
+    @property
+    def device(self) -> torch.device | None:
+        """The CUDA device of the tensors, if they are on one."""
+        return None if self._cuda is None else self._cuda.device
+
+    def finish(self) -> None:
+        """Copy results to the tensors; on a device this is only enqueued, on its side stream."""
+        with torch.no_grad():
+            for target, host in self._copies:
+                target.copy_(host)
+            if self._cuda is not None:
+                self._cuda.store()
+
+    def order_stream(self) -> None:
+        """Let the current stream of the device, if any, wait for what `finish` enqueued."""
+        if self._cuda is not None:
+            self._cuda.order_stream()
+
+    def _stage(self, tensor: Tensor, *, load: bool, store: bool) -> Tensor:
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"smdp moves dense tensors, got {tensor.layout}; use tensor.to_dense()")
+        with torch.no_grad():
+            if tensor.is_cuda:
+                if self._cuda is None:
+                    self._cuda = CudaStaging(tensor.device)
+                return self._cuda.stage(tensor, load=load, store=store)
+            if not tensor.is_cpu:
+                raise TypeError(f"smdp moves tensors on cpu and cuda, got one on {tensor.device}")
+            host = torch.empty(tensor.shape, dtype=tensor.dtype)
+            if load:
+                host.copy_(tensor)
+            if store:
+                self._copies.append((tensor, host))
+            return host

@@ -1,0 +1,175 @@
+"""What a mistake or a dead rank looks like to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from torch_spawn import run
+
+KILLED = {1: -signal.SIGKILL}
+
+
+@contextlib.contextmanager
+def raises_within(seconds: float, *words: str, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
+    """Expect an error in time, whose message holds the words."""
+    started = time.monotonic()
+    with pytest.raises(kind) as caught:
+        yield
+    took = time.monotonic() - started
+    assert took < seconds, f"took {took:.1f} s: {caught.value}"
+    for word in words:
+        assert word in str(caught.value), caught.value
+
+
+def different_shape() -> None:
+    import smdp
+
+    dist.barrier()
+    with raises_within(5, "rank 0", "rank 1", "3", "4", kind=smdp.MismatchError):
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+    with raises_within(1):  # the group is closed: the same error again
+        dist.all_reduce(torch.ones(3))
+
+
+def different_dtype() -> None:
+    with raises_within(5, "rank 0", "rank 1", "float32", "float64"):
+        dist.all_reduce(torch.ones(3, dtype=torch.float64 if dist.get_rank() else torch.float32))
+
+
+def different_operation_in_ddp_future() -> None:
+    """The Future of a failed operation fails, in Python and in C++ (the DDP reducer)."""
+    net = DistributedDataParallel(nn.Linear(4, 4))
+    net(torch.ones(2, 4)).sum().backward()
+    if dist.get_rank() == 0:
+        with raises_within(5, "rank 0", "rank 1"):
+            net(torch.ones(2, 4)).sum().backward()
+    else:
+        work = dist.all_reduce(torch.ones(7), async_op=True)
+        with raises_within(5, "rank 0", "rank 1"):
+            work.get_future().wait()
+        with raises_within(5, "rank 0", "rank 1"):
+            work.wait()
+        assert isinstance(work.exception(), RuntimeError)
+        assert work.is_completed()
+        assert not work.is_success()
+
+
+def timeout() -> None:
+    import smdp
+
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        with raises_within(6, "1", kind=smdp.TimeoutError):
+            dist.all_reduce(torch.ones(3), group=group)
+    else:
+        time.sleep(4)
+
+
+def killed_in_operation() -> None:
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with raises_within(5, "rank 1"):
+        dist.all_reduce(torch.ones(1_000_000))
+
+
+def killed_while_idle() -> None:
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(5)
+    with raises_within(1, "rank 1"):
+        dist.all_reduce(torch.ones(4))
+
+
+class _Rows(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), float(index))
+
+
+def killed_with_loader_workers() -> None:
+    net = DistributedDataParallel(nn.Linear(8, 8))
+    loader = DataLoader(_Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    rows = iter(loader)
+    for _ in range(3):
+        net(next(rows)).sum().backward()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)  # its loader's processes live on
+    with raises_within(5, "rank 1"):
+        net(next(rows)).sum().backward()
+
+
+def forked_child() -> None:
+    """A child may not use the group, and does not disturb it."""
+    import smdp
+
+    dist.all_reduce(torch.ones(4))
+    child = os.fork()
+    if child == 0:
+        try:
+            with raises_within(5, kind=smdp.ClosedError):
+                dist.all_reduce(torch.ones(4))
+        except BaseException:  # noqa: BLE001 - the exit code says it
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.all_reduce(torch.ones(4))
+
+
+def left_by_exception() -> None:
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        raise KeyError("a bug of the user's")
+    with raises_within(5, "rank 1"):
+        dist.all_reduce(torch.ones(4))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_different_shapes(size: int) -> None:
+    run(different_shape, size)
+
+
+def test_different_dtypes() -> None:
+    run(different_dtype, 2)
+
+
+def test_futures_fail() -> None:
+    run(different_operation_in_ddp_future, 2)
+
+
+def test_timeout_of_a_group() -> None:
+    run(timeout, 2)
+
+
+def test_killed_in_operation() -> None:
+    run(killed_in_operation, 3, exits=KILLED)
+
+
+def test_killed_while_idle() -> None:
+    run(killed_while_idle, 2, exits=KILLED)
+
+
+def test_killed_with_loader_workers() -> None:
+    run(killed_with_loader_workers, 3, exits=KILLED)
+
+
+def test_forked_child() -> None:
+    run(forked_child, 2)
+
+
+def test_left_by_exception() -> None:
+    run(left_by_exception, 2, exits={1: 1})

@@ -1,0 +1,168 @@
+"""`smdp bench`: sizes, factors, the table, the check of results, and real runs of the peers that are here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smdp._errors import ConfigError, SmdpError
+from smdp.cli import bench
+from smdp.cli.bench import sizes, worker
+from smdp.cli.bench.peers.base import Peer, Work, numpy_buffers, numpy_work, split
+
+
+def test_bus_factors() -> None:
+    assert sizes.bus_factor("all_reduce", 4) == 1.5
+    assert sizes.bus_factor("reduce_scatter", 4) == 0.75
+    assert sizes.bus_factor("all_gather", 4) == 0.75
+    assert sizes.bus_factor("all_to_all", 4) == 0.75
+    assert sizes.bus_factor("broadcast", 4) == 1.0
+
+
+def test_steps() -> None:
+    assert sizes.steps(4096, 100 << 20, 5) == [4096 * 5**i for i in range(7)]
+    assert sizes.steps(1, 4, 1.1)[:3] == [1, 2, 3]
+    assert sizes.steps(8, 8, 2) == [8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"operation": "sum"}, "operation='sum'.*all_reduce"),
+        ({"dtype": "float8"}, "--dtype='float8'.*bfloat16"),
+        ({"against": "nccl"}, "--against='nccl'.*gloo"),
+        ({"begin": "x"}, "-b='x'.*4K"),
+        ({"end": "0"}, "-e='0'"),
+        ({"begin": "2K", "end": "1K"}, "-b='2048'.*at most -e 1024"),
+        ({"factor": 1.0}, "-f='1.0'"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
+    arguments = {"operation": "all_reduce", **arguments}
+    with pytest.raises(ConfigError, match=message):
+        bench.bench(**arguments)  # type: ignore[arg-type]
+
+
+def test_table() -> None:
+    ours = sizes.measurement("smdp-torch", "all_reduce", 2, 10**6, 250_000, "float32", 1e-3)
+    assert ours.algbw == pytest.approx(1.0)
+    assert ours.busbw == pytest.approx(1.0)
+    theirs = sizes.Measurement("gloo", 10**6, 250_000, "float32", 4e-3, 0.25, 0.25, 4.0)
+    words = sizes.row([ours, theirs]).split()
+    assert words == [
+        "1000000",
+        "250000",
+        "float32",
+        "1000.00",
+        "1.000",
+        "1.000",
+        "4000.00",
+        "0.250",
+        "0.250",
+        "4.00x",
+    ]
+    assert "ratio" in sizes.header(["smdp-torch", "gloo"])
+    assert "ratio" not in sizes.header(["smdp-torch"])
+
+
+class Alone(Peer):
+    """A world of one, right or wrong."""
+
+    name = "alone"
+
+    def __init__(self, *, error: float = 0.0) -> None:
+        self._error = error
+
+    def prepare(self, operation: str, total: int, dtype: str) -> Work:
+        source, result = numpy_buffers(operation, total, dtype, 1)
+
+        def run() -> None:
+            np.copyto(result, source)
+            result[-1] += self._error
+
+        return numpy_work(run, source, result)
+
+    def barrier(self) -> None:
+        pass
+
+    def maximum(self, values: object) -> list[float]:
+        return list(values)  # type: ignore[call-overload,no-any-return]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("operation", bench.OPERATIONS)
+@pytest.mark.parametrize("dtype", bench.DTYPES)
+def test_measure(operation: str, dtype: str) -> None:
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    line = worker.measure([Alone()], operation, 100, dtype, 0, 1, 3)
+    assert line[0].size == 100 // worker.item_size(dtype) * worker.item_size(dtype)
+    assert line[0].seconds > 0
+
+
+def test_a_wrong_result_is_an_error() -> None:
+    with pytest.raises(
+        SmdpError, match=r"alone: all_reduce of 25 elements is wrong on rank 0 of 1: element 24"
+    ):
+        worker.measure([Alone(error=1.0)], "all_reduce", 100, "float32", 0, 1, 3)
+
+
+def test_split() -> None:
+    assert split("reduce_scatter", 8, 4) == (8, 2)
+    assert split("all_gather", 8, 4) == (2, 8)
+    assert split("all_to_all", 8, 4) == (8, 8)
+
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+REQUEST = {"sizes": [4, 4096, 300_000], "dtype": "int32", "iters": 4, "json": True}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not has("torch"), reason="needs torch")
+@pytest.mark.parametrize("operation", ["all_reduce", "all_to_all"])
+def test_gloo_gives_right_results(operation: str) -> None:
+    request = {**REQUEST, "operation": operation, "contenders": ["gloo", "gloo4"]}
+    done = subprocess.run(
+        [sys.executable, "-m", "smdp", "run", "-n", "2", "-m", "smdp.cli.bench.worker", json.dumps(request)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [
+        line.removeprefix("[rank 0] ") for line in done.stdout.splitlines() if line.startswith("[rank 0]")
+    ]
+    text = "\n".join(lines)
+    found = json.loads(text[text.index("{") :])
+    assert [item["contender"] for item in found["results"]] == ["gloo", "gloo4"] * 3
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not has("mpi4py") or shutil.which("mpirun") is None, reason="needs mpirun and mpi4py")
+@pytest.mark.parametrize("operation", bench.OPERATIONS)
+def test_openmpi_gives_right_results(operation: str, tmp_path: Path) -> None:
+    request = {**REQUEST, "operation": operation, "contenders": ["openmpi"]}
+    command = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"]
+    command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "smdp.cli.bench.worker", json.dumps(request)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout[done.stdout.index("{") :])
+    assert [item["count"] for item in found["results"]][1:] == [1024, 75_000]

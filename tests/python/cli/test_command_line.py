@@ -1,0 +1,88 @@
+"""The command line's surface, and how quickly it answers."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from smdp import cli
+
+# Options are a promise: changing one means changing it here and in the changelog.
+FROZEN = {
+    "run": {
+        "command",
+        "-n",
+        "-np",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        "-m",
+        "--module",
+        "--master-port",
+        "--master_port",
+        "--stop-timeout",
+    },
+    "env": {"--json"},
+    "bench": {
+        "operation",
+        "-n",
+        "--nproc-per-node",
+        "-b",
+        "--begin",
+        "-e",
+        "--end",
+        "-f",
+        "--factor",
+        "--dtype",
+        "--against",
+        "--iters",
+        "--json",
+    },
+}
+
+
+def test_the_surface_is_frozen() -> None:
+    root = typer.main.get_command(cli.app)
+    found = {
+        name: {word for parameter in command.params for word in parameter.opts}
+        for name, command in root.commands.items()  # type: ignore[attr-defined]
+    }
+    assert found == FROZEN
+
+
+@pytest.mark.timeout(60)
+def test_help_is_quick_and_imports_little() -> None:
+    code = (
+        "import sys\n"
+        "from smdp.cli import main\n"
+        "sys.argv = ['smdp', '--help']\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    pass\n"
+        "print([name for name in ('numpy', 'smdp._core', 'rich', 'torch', 'json') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "run" in done.stdout
+    assert "env" in done.stdout
+    assert "bench" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+    # Processor time, and the best of several: the machine may be busy with something else.
+    best = 1e9
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "smdp", "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert best < 0.3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--version"], 0), ([], 2), (["fly"], 2), (["run"], 2), (["run", "-n", "0", "x"], 2)],
+)
+def test_exit_codes(arguments: list[str], code: int) -> None:
+    done = subprocess.run([sys.executable, "-m", "smdp", *arguments], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr

@@ -1,0 +1,135 @@
+"""`smdp env`: complete, masked, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from smdp.cli import env, system
+
+PARTS = [
+    "smdp",
+    "platform",
+    "libraries",
+    "cpu",
+    "memory",
+    "network",
+    "fabric",
+    "gpus",
+    "launcher",
+    "variables",
+    "problems",
+]
+
+
+@pytest.mark.timeout(60)
+def test_json_on_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "smdp", "env", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "SMDP_SECRET": "hush-hush", "SMDP_ALGORITM": "ring", "SMDP_THREADS": "many"},
+    )
+    found = json.loads(done.stdout)
+    assert list(found) == PARTS
+    assert "hush-hush" not in done.stdout
+    assert found["variables"]["SMDP_SECRET"] == "***"
+    assert any("SMDP_ALGORITHM?" in problem for problem in found["problems"])
+    assert any("SMDP_THREADS='many'" in problem for problem in found["problems"])
+    assert found["cpu"]["affinity"] >= 1
+
+
+def test_text_has_every_part() -> None:
+    lines = env.report(environ={}).splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")] == PARTS
+
+
+def test_the_launcher_and_its_variables_are_shown() -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5"}
+    with mock.patch.dict(os.environ, environ, clear=True):
+        launcher = env.collect(os.environ)["launcher"]
+    assert isinstance(launcher, dict)
+    assert launcher["recognised"] == "torchrun"
+    assert launcher["rank"] == "1 of 2, local rank -"
+    assert launcher["master"] == "h:6"
+    assert launcher["WORLD_SIZE"] == "2"
+
+
+def test_a_wrong_launcher_variable_is_reported_not_raised() -> None:
+    launcher = env.collect({"SMDP_RANK": "x", "SMDP_WORLD_SIZE": "2"})["launcher"]
+    assert isinstance(launcher, dict)
+    assert "SMDP_RANK='x'" in launcher["error"]
+
+
+def test_nothing_on_this_machine_works() -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("gone")
+
+    with (
+        mock.patch.object(Path, "read_text", fail),
+        mock.patch.object(Path, "glob", fail),
+        mock.patch("subprocess.run", fail),
+        mock.patch("socket.if_nameindex", fail),
+        mock.patch("os.statvfs", fail),
+        mock.patch("platform.platform", fail),
+    ):
+        text = env.report(environ={})
+    assert "not available (OSError: gone)" in text
+
+
+def test_no_framework_is_imported() -> None:
+    code = (
+        "import sys, smdp.cli.env as e; e.report(); "
+        "print([n for n in ('torch', 'tensorflow') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/b/cpu.max": "150000 100000"}, 1.5),
+        (
+            {
+                "/proc/self/cgroup": "0::/a/b",
+                "/sys/fs/cgroup/a/b/cpu.max": "max 100000",
+                "/sys/fs/cgroup/a/cpu.max": "400000 100000",
+            },
+            4.0,
+        ),
+        ({"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        (
+            {
+                "/proc/self/cgroup": "4:cpu,cpuacct:/\n3:memory:/x",
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            2.0,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "4:cpu,cpuacct:/",
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            None,
+        ),
+        ({}, None),
+    ],
+)
+def test_cgroup_quota(files: dict[str, str], expected: float | None) -> None:
+    with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
+        assert system.cgroup_quota() == expected
+
+
+def test_available_cores_is_never_below_one() -> None:
+    with mock.patch.object(system, "cgroup_quota", return_value=0.25):
+        assert system.available_cores() == 1.0

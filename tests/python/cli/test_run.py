@@ -1,0 +1,310 @@
+"""`smdp run` with real processes: output, codes, signals, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smdp._errors import ConfigError
+from smdp.cli import run
+
+pytestmark = pytest.mark.timeout(60)
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def smdp_run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smdp", "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, **more)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text("import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started = []
+
+    def begin(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "smdp", "run", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "condition did not come true"
+        time.sleep(0.02)
+
+
+def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
+    """Read lines like "[rank 0] pid 17" until there are count numbers."""
+    assert process.stdout is not None
+    pids: list[int] = []
+    while len(pids) < count:
+        line = process.stdout.readline()
+        assert line, "the output ended early"
+        pids += [int(word) for word in line.split("pid", 1)[1].split()] if "pid" in line else []
+    return pids
+
+
+def test_ranks_get_their_variables_and_lines_their_prefix(script: Callable[[str], Path]) -> None:
+    names = (
+        "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR SMDP_RANK SMDP_WORLD_SIZE SMDP_LOCAL_RANK "
+        "SMDP_LOCAL_WORLD_SIZE SMDP_MASTER_ADDR"
+    )
+    path = script(
+        f"print([os.environ[name] for name in '{names}'.split()], sys.argv[1:])\n"
+        "print(int(os.environ['SMDP_MASTER_PORT']) - int(os.environ['MASTER_PORT']), file=sys.stderr)\n"
+        "print(len(os.environ['SMDP_SECRET']))\n"
+        "assert int(os.environ['OMP_NUM_THREADS']) >= 1\n"
+    )
+    done = smdp_run("-n", 2, path, "--lr", "0.1", "-n", "7")
+    assert done.returncode == 0, done.stderr
+    for rank in "01":
+        values = [rank, "2", rank, "2", "127.0.0.1", rank, "2", rank, "2", "127.0.0.1"]
+        assert f"[rank {rank}] {values} ['--lr', '0.1', '-n', '7']" in done.stdout.splitlines()
+    assert sorted(done.stderr.splitlines()) == ["[rank 0] 1", "[rank 1] 1"]
+    assert done.stdout.count("] 64\n") == 2
+
+
+def test_a_given_secret_and_thread_number_are_kept(script: Callable[[str], Path]) -> None:
+    path = script("print(os.environ['SMDP_SECRET'], os.environ['OMP_NUM_THREADS'])\n")
+    done = smdp_run(path, env={**os.environ, "SMDP_SECRET": "mine", "OMP_NUM_THREADS": "13"})
+    assert done.stdout == "[rank 0] mine 13\n"
+
+
+@pytest.mark.parametrize("flag", ["-n", "-np", "--nproc-per-node", "--nproc_per_node"])
+def test_spellings_of_the_number_of_ranks(flag: str) -> None:
+    assert smdp_run(flag, 2, "--", "echo", "--hi").stdout.count("--hi\n") == 2
+
+
+def test_modules_programs_and_python() -> None:
+    assert "usage" in smdp_run("-m", "json.tool", "--help").stdout
+    assert smdp_run("-n", 1, "--", sys.executable, "-c", "print(5)").stdout == "[rank 0] 5\n"
+    assert smdp_run("python3", "-c", "print(6)").stdout == "[rank 0] 6\n"
+
+
+def test_what_cannot_be_run() -> None:
+    missing = smdp_run("-n", 2, "no-such-file.py")
+    assert (missing.returncode, missing.stderr) == (127, "smdp: no such file: no-such-file.py\n")
+    assert smdp_run("no-such-program").returncode == 127
+
+
+def test_output_passes_as_bytes(script: Callable[[str], Path]) -> None:
+    path = script("sys.stdout.buffer.write(b'\\xff\\xfe\\nlast')\n")
+    done = subprocess.run([sys.executable, "-m", "smdp", "run", str(path)], capture_output=True, check=True)
+    assert done.stdout == b"[rank 0] \xff\xfe\n[rank 0] last\n"
+
+
+def test_much_output_of_many_ranks_keeps_its_lines(script: Callable[[str], Path]) -> None:
+    path = script("for i in range(3000): print(rank, 'x' * 50, i)\n")
+    done = smdp_run("-n", 3, path)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 9000
+    for rank in range(3):
+        own = [line for line in lines if line.startswith(f"[rank {rank}] {rank} ")]
+        assert [int(line.split()[-1]) for line in own] == list(range(3000))
+
+
+def test_the_first_failure_stops_the_others_and_gives_the_code(script: Callable[[str], Path]) -> None:
+    path = script(
+        "signal.signal(signal.SIGTERM, lambda *_: (print('asked'), os._exit(9)))\n"
+        "print('ready')\n"
+        "time.sleep(0.5 if rank == 1 else 100)\n"
+        "sys.exit(7)\n"
+    )
+    begin = time.monotonic()
+    done = smdp_run("-n", 3, path)
+    assert done.returncode == 7
+    assert "rank 1 (pid" in done.stderr
+    assert "failed first: exit code 7; stopping the 2 still running" in done.stderr
+    assert done.stdout.count("asked") == 2
+    assert time.monotonic() - begin < 5
+
+
+def test_who_ignores_sigterm_is_killed(script: Callable[[str], Path]) -> None:
+    path = script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "time.sleep(0.5 if rank == 0 else 100)\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    begin = time.monotonic()
+    done = smdp_run("-n", 2, "--stop-timeout", "1", path)
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "killed by SIGSEGV" in done.stderr
+    assert 1 <= time.monotonic() - begin < 8
+
+
+def test_children_of_a_failed_rank_are_stopped_too(script: Callable[[str], Path]) -> None:
+    path = script(
+        "pid = os.fork()\n"
+        "if pid == 0:\n    time.sleep(100)\n    os._exit(0)\n"
+        "print('pid', pid)\n"
+        "time.sleep(0.3)\n"
+        "sys.exit(2)\n"
+    )
+    done = smdp_run("-n", 2, path)
+    assert done.returncode == 2
+    pids = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+)
+def test_signals_are_passed_on(number: signal.Signals, script: Callable[[str], Path], start: Start) -> None:
+    path = script(
+        "def stop(number, _):\n    print('got', number)\n    sys.exit(0)\n"
+        f"signal.signal({int(number)}, stop)\n"
+        "print('pid', os.getpid())\n"
+        "time.sleep(100)\n"
+    )
+    process = start("-n", 2, path)
+    read_pids(process, 2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out.count(f"got {int(number)}") == 2
+
+
+def test_a_rank_that_obeys_a_signal_does_not_cut_short_one_that_saves(
+    script: Callable[[str], Path], start: Start
+) -> None:
+    path = script(
+        "def save(*_):\n    time.sleep(1.5)\n    print('saved')\n    sys.exit(0)\n"
+        "if rank == 0: signal.signal(signal.SIGTERM, save)\n"
+        "print('pid', os.getpid())\n"
+        "time.sleep(100)\n"
+    )
+    process = start("-n", 2, "--stop-timeout", "0.1", path)
+    read_pids(process, 2)
+    process.terminate()
+    out, _ = process.communicate(timeout=20)
+    assert "saved" in out
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_asked_twice_it_insists(script: Callable[[str], Path], start: Start) -> None:
+    path = script(
+        "signal.signal(signal.SIGINT, lambda *_: print('pid 0'))\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('pid', os.getpid())\n"
+        "while True: time.sleep(1)\n"
+    )
+    process = start("-n", 1, "--stop-timeout", "0.2", path)
+    read_pids(process, 1)
+    process.send_signal(signal.SIGINT)
+    read_pids(process, 1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGKILL
+
+
+def test_a_killed_launcher_leaves_nobody(script: Callable[[str], Path], start: Start) -> None:
+    path = script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    time.sleep(100)\n    os._exit(0)\n"
+        "print('pid', os.getpid(), pid)\n"
+        "time.sleep(100)\n"
+    )
+    process = start("-n", 2, path)
+    pids = read_pids(process, 4)
+    assert all(is_alive(pid) for pid in pids)
+    guards = [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    assert len(guards) == 3  # the ranks and the guard
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in [*pids, *guards]))
+
+
+def test_nothing_is_left_after_a_good_end(script: Callable[[str], Path], start: Start) -> None:
+    path = script("print('pid', os.getpid())\nsys.stdout.flush()\ntime.sleep(0.5 + rank)\n")
+    process = start("-n", 2, path)
+    read_pids(process, 2)
+    time.sleep(1.0)  # rank 0 has ended
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
+    assert "Z" not in states
+    assert process.wait(timeout=20) == 0
+    assert not any(is_alive(int(pid)) for pid in children)
+
+
+def test_a_reader_that_leaves_ends_the_job(script: Callable[[str], Path]) -> None:
+    path = script("while True: print('x' * 1000)\n")
+    command = f"{sys.executable} -m smdp run -n 2 {path} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert "failed first" not in done.stderr
+
+
+def test_standard_input_goes_to_rank_0(script: Callable[[str], Path]) -> None:
+    path = script("print(repr(sys.stdin.read()))\n")
+    done = smdp_run("-n", 2, path, input="hello")
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 'hello'", "[rank 1] ''"]
+
+
+def test_ports(script: Callable[[str], Path]) -> None:
+    path = script("print(os.environ['MASTER_PORT'], os.environ['SMDP_MASTER_PORT'])\n")
+    port = run.free_ports()
+    assert smdp_run("--master-port", port, path).stdout == f"[rank 0] {port} {port + 1}\n"
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", port + 1))
+        busy.listen()
+        done = smdp_run("--master_port", port, path)
+        assert done.returncode == 2
+        assert f"--master-port={str(port)!r}" in done.stderr
+        with pytest.raises(ConfigError):
+            run.rank_environments({}, 2, master_port=port)
+
+
+def test_another_launchers_variables_do_not_leak() -> None:
+    environ = {"TORCHELASTIC_RUN_ID": "x", "GROUP_RANK": "3", "RANK": "9", "MASTER_ADDR": "far"}
+    made = run.rank_environments(environ, 2)[1]
+    assert "TORCHELASTIC_RUN_ID" not in made
+    assert (made["RANK"], made["MASTER_ADDR"]) == ("1", "127.0.0.1")
+
+
+def test_the_thread_number_is_said_when_debugging(script: Callable[[str], Path]) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = smdp_run(script(""), env={**environ, "SMDP_LOG_LEVEL": "debug"})
+    assert "OMP_NUM_THREADS=" in done.stderr

@@ -1,0 +1,346 @@
+"""Each launcher's variables, the order among launchers, and nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from smdp import environments
+from smdp._errors import ConfigError
+from smdp.environments import Launch
+from smdp.environments.base import port_for
+from smdp.environments.open_mpi import hnp_address
+from smdp.environments.slurm import expand_first
+
+SMDP = {
+    "SMDP_RANK": "1",
+    "SMDP_WORLD_SIZE": "4",
+    "SMDP_LOCAL_RANK": "1",
+    "SMDP_LOCAL_WORLD_SIZE": "2",
+    "SMDP_MASTER_ADDR": "10.0.0.1",
+    "SMDP_MASTER_PORT": "5000",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "10.0.0.2",
+    "MASTER_PORT": "29500",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "3221946368.0;tcp://10.0.0.3,192.168.0.1:45679",
+    "PMIX_NAMESPACE": "3221946369",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "0",
+    "MV2_COMM_WORLD_SIZE": "2",
+    "MV2_COMM_WORLD_LOCAL_RANK": "0",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+HOROVOD = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.4",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "31000",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_JOB_NODELIST": "node[001-003]",
+}
+SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-10", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+KUBERNETES = {
+    "JOB_COMPLETION_INDEX": "1",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "HOSTNAME": "train-1",
+    "SMDP_WORLD_SIZE": "2",
+}
+
+
+def detect(environ: dict[str, str]) -> Launch:
+    with mock.patch.dict(os.environ, environ, clear=True):
+        return environments.detect()
+
+
+def test_smdp_variables() -> None:
+    assert detect(SMDP) == Launch(1, 4, 1, 2, "10.0.0.1", 5000, "SMDP_* variables")
+
+
+def test_torchrun_takes_the_port_after_torchs() -> None:
+    assert detect(TORCHRUN) == Launch(2, 4, 0, 2, "10.0.0.2", 29501, "torchrun")
+    assert detect({**TORCHRUN, "SMDP_MASTER_PORT": "700"}).master_port == 700
+
+
+def test_torch_variables_without_torchrun() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1234"}
+    assert detect(environ) == Launch(0, 2, None, None, "h", 1235, "torchrun")
+
+
+def test_a_lone_rank_is_somebody_elses() -> None:
+    assert detect({"RANK": "3"}).source == "single process"
+
+
+def test_torchruns_last_port() -> None:
+    with pytest.raises(ConfigError, match=r"MASTER_PORT='?65535'?.*1 to 65534"):
+        detect({**TORCHRUN, "MASTER_PORT": "65535"})
+
+
+def test_open_mpi() -> None:
+    launch = detect(OPEN_MPI)
+    assert launch == Launch(3, 4, 1, 2, "10.0.0.3", port_for("3221946369"), "Open MPI")
+    assert 61000 <= launch.master_port < 65536
+
+
+def test_open_mpi_on_one_host_needs_no_address() -> None:
+    environ = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    del environ["OMPI_MCA_orte_hnp_uri"]
+    assert detect(environ).master_addr == "127.0.0.1"
+
+
+def test_open_mpi_5_on_several_hosts() -> None:
+    environ = {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-head-17@1"}
+    del environ["OMPI_MCA_orte_hnp_uri"]
+    with pytest.raises(ConfigError, match=r"SMDP_MASTER_ADDR is not set.*mpirun -x SMDP_MASTER_ADDR"):
+        detect(environ)
+    assert detect({**environ, "SMDP_MASTER_ADDR": "head"}).master_addr == "head"
+    assert detect({**environ, "SLURM_JOB_NODELIST": "n[4-5]"}).master_addr == "n4"
+    with mock.patch.dict(os.environ, environ, clear=True):
+        assert environments.detect(needs_master=False).master_addr == ""
+        assert environments.detect(master_addr="x", master_port=9).master_addr == "x"
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("1.0;tcp://10.0.0.1:4", "10.0.0.1"),
+        ("1.0;tcp://10.0.0.1,10.0.0.2:4", "10.0.0.1"),
+        ("1.0;tcp6://[fd00::1,fd00::2]:4", "fd00::1"),
+        ("1.0;usock;tcp://10.0.0.9:4;tcp6://[fd00::1]:5", "10.0.0.9"),
+        ("", ""),
+    ],
+)
+def test_hnp_address(uri: str, expected: str) -> None:
+    assert hnp_address(uri) == expected
+
+
+def test_mpich_and_mvapich() -> None:
+    assert detect(MPICH) == Launch(1, 2, 1, 2, "127.0.0.1", port_for(""), "MPICH or Intel MPI")
+    assert detect(MVAPICH) == Launch(0, 2, 0, 2, "127.0.0.1", port_for("mvapich"), "MVAPICH")
+
+
+def test_horovod() -> None:
+    assert detect(HOROVOD) == Launch(1, 4, 1, 2, "10.0.0.4", port_for("10.0.0.4:31000"), "Horovod")
+
+
+def test_slurm() -> None:
+    assert detect(SLURM) == Launch(3, 5, 1, 2, "node001", port_for("4711.0"), "SLURM")
+    assert detect({**SLURM, "SLURM_NODEID": "2", "SLURM_LOCALID": "0"}).local_size == 1
+    assert detect({**SLURM, "SLURM_STEP_NODELIST": "node002"}).master_addr == "node002"
+
+
+@pytest.mark.parametrize("name", ["bash", "interactive"])
+def test_slurms_interactive_shell_is_no_task(name: str) -> None:
+    assert detect({**SLURM, "SLURM_JOB_NAME": name}).source == "single process"
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "expected"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[001-004,7]", "node001"),
+        ("node[7,001-004],other", "node7"),
+        ("rack[2-3]node[01-16].example", "rack2node01.example"),
+        ("login-1,node[1-2]", "login-1"),
+    ],
+)
+def test_first_host_of_slurms_list(nodelist: str, expected: str) -> None:
+    assert expand_first(nodelist) == expected
+
+
+def test_slurms_tasks_per_node_in_another_form() -> None:
+    with pytest.raises(ConfigError, match=r"SLURM_TASKS_PER_NODE='two'"):
+        detect({**SLURM, "SLURM_TASKS_PER_NODE": "two"})
+
+
+def test_sagemaker_ranks_by_place_in_the_list() -> None:
+    assert detect(SAGEMAKER) == Launch(2, 3, 0, 1, "algo-1", 7777, "SageMaker")
+    assert detect({**SAGEMAKER, "SM_MASTER_ADDR": "algo-2"}).master_addr == "algo-2"
+
+
+def test_sagemaker_reads_the_resource_config(tmp_path: Path) -> None:
+    path = tmp_path / "input" / "config" / "resourceconfig.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}))
+    assert detect({"SAGEMAKER_BASE_DIR": str(tmp_path)}) == Launch(0, 2, 0, 1, "algo-1", 7777, "SageMaker")
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"resourceconfig.json"):
+        detect({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SM_HOSTS": "algo-1"}, r"SM_HOSTS='algo-1'.*JSON list"),
+        ({"SM_HOSTS": "[]"}, r"SM_HOSTS=.*JSON list"),
+        ({"SM_CURRENT_HOST": "algo-7"}, r"SM_CURRENT_HOST='algo-7'.*algo-1, algo-10, algo-2"),
+    ],
+)
+def test_sagemaker_nonsense(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        detect({**SAGEMAKER, **changes})
+
+
+def test_kubernetes() -> None:
+    with mock.patch("socket.getfqdn", return_value="train-1.workers.ns.svc.cluster.local"):
+        launch = detect(KUBERNETES)
+    assert launch == Launch(
+        1, 2, None, None, "train-0.workers.ns.svc.cluster.local", port_for("train"), "Kubernetes index"
+    )
+    with mock.patch("socket.getfqdn", return_value="train-1"):
+        with pytest.raises(ConfigError, match=r"SMDP_MASTER_ADDR.*headless service"):
+            detect(KUBERNETES)
+        assert detect({**KUBERNETES, "SMDP_WORLD_SIZE": "1"}).rank == 0
+    del (environ := dict(KUBERNETES))["SMDP_WORLD_SIZE"]
+    with pytest.raises(ConfigError, match=r"JOB_COMPLETION_INDEX='1' is set and SMDP_WORLD_SIZE is not"):
+        detect(environ)
+
+
+def test_kubernetes_ports_agree_between_pods() -> None:
+    with mock.patch("socket.getfqdn", return_value=""):
+        one = {**KUBERNETES, "SMDP_MASTER_ADDR": "m"}
+        zero = {**one, "JOB_COMPLETION_INDEX": "0", "HOSTNAME": "train-0"}
+        assert detect(one).master_port == detect(zero).master_port
+
+
+def test_single_process() -> None:
+    assert detect({}) == Launch(0, 1, 0, 1, "127.0.0.1", 0, "single process")
+
+
+def test_the_order() -> None:
+    environ: dict[str, str] = {}
+    expected = ["single process"]
+    kubernetes = {**KUBERNETES, "SMDP_MASTER_ADDR": "m"}
+    for variables, source in (
+        (kubernetes, "Kubernetes index"),
+        (SAGEMAKER, "SageMaker"),
+        (SLURM, "SLURM"),
+        (HOROVOD, "Horovod"),
+        (MVAPICH, "MVAPICH"),
+        (MPICH, "MPICH or Intel MPI"),
+        (OPEN_MPI, "Open MPI"),
+        (TORCHRUN, "torchrun"),
+        (SMDP, "SMDP_* variables"),
+    ):
+        environ.update(variables)
+        assert detect(environ).source == source
+        expected.insert(0, source)
+    assert [environment.name for environment in environments.ENVIRONMENTS] == expected
+    with mock.patch.dict(os.environ, environ, clear=True):
+        assert environments.detect(rank=0, world_size=2).source == "arguments"
+
+
+@pytest.mark.parametrize("index", range(9))
+def test_every_launcher_honours_smdps_master(index: int) -> None:
+    variables = [SMDP, TORCHRUN, OPEN_MPI, MPICH, MVAPICH, HOROVOD, SLURM, SAGEMAKER, KUBERNETES][index]
+    launch = detect({**variables, "SMDP_MASTER_ADDR": "boss", "SMDP_MASTER_PORT": "77"})
+    assert (launch.master_addr, launch.master_port) == ("boss", 77)
+    plain = {name: value for name, value in variables.items() if not name.startswith("SMDP_MASTER")}
+    launch = detect({**plain, "MASTER_ADDR": "torch", "MASTER_PORT": "77"})
+    assert (launch.master_addr, launch.master_port) == ("torch", 78)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        (SMDP, {"SMDP_RANK": "4"}, r"SMDP_RANK='4'.*0 to 3, since SMDP_WORLD_SIZE=4"),
+        (SMDP, {"SMDP_RANK": "-1"}, r"SMDP_RANK='-1'.*an integer >= 0"),
+        (SMDP, {"SMDP_RANK": "one"}, r"SMDP_RANK='one'.*an integer >= 0"),
+        (SMDP, {"SMDP_RANK": ""}, r"SMDP_WORLD_SIZE='4' is set and SMDP_RANK is not set"),
+        (SMDP, {"SMDP_WORLD_SIZE": ""}, r"SMDP_RANK='1' is set and SMDP_WORLD_SIZE is not set"),
+        (SMDP, {"SMDP_WORLD_SIZE": "0"}, r"SMDP_WORLD_SIZE='0'.*an integer >= 1"),
+        (SMDP, {"SMDP_WORLD_SIZE": "99999999999"}, r"SMDP_WORLD_SIZE='99999999999'"),
+        (SMDP, {"SMDP_LOCAL_RANK": "2"}, r"SMDP_LOCAL_RANK='2'.*0 to 1, since SMDP_LOCAL_WORLD_SIZE=2"),
+        (SMDP, {"SMDP_LOCAL_WORLD_SIZE": "5"}, r"SMDP_LOCAL_WORLD_SIZE='5'.*1 to 4, since SMDP_WORLD_SIZE"),
+        (SMDP, {"SMDP_MASTER_PORT": "0"}, r"SMDP_MASTER_PORT='0'.*a port, 1 to 65535"),
+        (SMDP, {"SMDP_MASTER_PORT": "65536"}, r"SMDP_MASTER_PORT='65536'.*a port, 1 to 65535"),
+        (SMDP, {"SMDP_MASTER_PORT": "http"}, r"SMDP_MASTER_PORT='http'.*a port, 1 to 65535"),
+        (TORCHRUN, {"MASTER_PORT": "-5"}, r"MASTER_PORT='-5'.*a port, 1 to 65535"),
+        (TORCHRUN, {"RANK": "9"}, r"RANK='9'.*0 to 3, since WORLD_SIZE=4"),
+        (TORCHRUN, {"WORLD_SIZE": ""}, r"RANK='2' is set and WORLD_SIZE is not set"),
+        (TORCHRUN, {"MASTER_ADDR": ""}, r"SMDP_MASTER_ADDR is not set and torchrun"),
+        (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": ""}, r"OMPI_COMM_WORLD_SIZE is not set"),
+        (MPICH, {"PMI_SIZE": "1"}, r"PMI_RANK='1'.*0 to 0, since PMI_SIZE=1"),
+        (HOROVOD, {"HOROVOD_SIZE": "x"}, r"HOROVOD_SIZE='x'"),
+        (SLURM, {"SLURM_NTASKS": "2"}, r"SLURM_PROCID='3'.*0 to 1, since SLURM_NTASKS=2"),
+        (SLURM, {"SLURM_NTASKS": ""}, r"SLURM_NTASKS is not set"),
+        (KUBERNETES, {"JOB_COMPLETION_INDEX": "2"}, r"JOB_COMPLETION_INDEX='2'.*since SMDP_WORLD_SIZE=2"),
+    ],
+)
+def test_nonsense_is_an_error_of_one_line(
+    base: dict[str, str], changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        detect({**base, **changes})
+    assert "\n" not in str(caught.value)
+    assert (
+        "allowed" in str(caught.value)
+        or "set SMDP_MASTER_ADDR" in str(caught.value)
+        or "MASTER_ADDR" in str(caught.value)
+    )
+
+
+def test_arguments_win() -> None:
+    with mock.patch.dict(os.environ, TORCHRUN, clear=True):
+        launch = environments.detect(rank=0, world_size=3, master_addr="a", master_port=5, local_rank=0)
+        assert launch == Launch(0, 3, 0, None, "a", 5, "arguments")
+        assert environments.detect(master_addr="b").master_addr == "b"
+        assert environments.detect(local_rank=1).local_rank == 1
+    with mock.patch.dict(os.environ, clear=True):
+        assert environments.detect(rank=0, world_size=1).master_addr == "127.0.0.1"
+        assert environments.detect(rank=1, world_size=2, local_size=2).master_addr == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 1}, r"rank=1 is given and world_size is not"),
+        ({"world_size": 1}, r"world_size=1 is given and rank is not"),
+        ({"rank": 2, "world_size": 2}, r"rank=2.*>= 0 and <= 1, since world_size=2"),
+        ({"rank": -1, "world_size": 2}, r"rank=-1"),
+        ({"rank": 0, "world_size": 0}, r"world_size=0"),
+        ({"rank": True, "world_size": 2}, r"rank=True"),
+        ({"master_port": 0}, r"master_port=0.*<= 65535"),
+        ({"master_port": 65536}, r"master_port=65536"),
+        ({"local_rank": 1}, r"local_rank=1"),
+        ({"local_size": 2}, r"local_size=2"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, int], message: str) -> None:
+    with mock.patch.dict(os.environ, clear=True), pytest.raises(ValueError, match=message):
+        environments.detect(**arguments)  # type: ignore[arg-type]
+
+
+def test_several_hosts_by_arguments_need_an_address() -> None:
+    with mock.patch.dict(os.environ, clear=True), pytest.raises(ConfigError, match="SMDP_MASTER_ADDR"):
+        environments.detect(rank=0, world_size=2)

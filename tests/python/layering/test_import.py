@@ -1,0 +1,48 @@
+"""`import smdp` needs no framework: it works where all of them are missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BLOCKED = ("torch", "tensorflow", "transformers", "accelerate", "keras", "jax")
+
+PROGRAM = f"""
+import sys
+for name in {BLOCKED}:
+    sys.modules[name] = None  # importing it raises ModuleNotFoundError
+import smdp, smdp.cli, smdp.config, smdp.environments
+assert not any(name.split(".")[0] in {BLOCKED} and module is not None for name, module in sys.modules.items())
+print(smdp.__version__)
+"""
+
+
+def test_smdp_without_any_framework() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == metadata.version("smdp")
+
+
+def test_torch_plugin_says_what_to_install_where_torch_is_missing() -> None:
+    program = "import sys; sys.modules['torch'] = None; import smdp.torch"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert 'pip install "smdp[torch]"' in done.stderr.splitlines()[-1]
+
+
+def test_stub_of_the_module_is_the_one_in_the_tree() -> None:
+    """mypy reads the stub in the tree, users get the built one: the surface does not change unseen."""
+    built = (resources.files("smdp") / "_core.pyi").read_text(encoding="utf-8")
+    kept = ROOT / "core" / "python" / "smdp" / "_core.pyi"
+    assert kept.read_text(encoding="utf-8") == built, f"if the change is meant, copy the built stub to {kept}"
+
+
+def test_package_is_typed() -> None:
+    assert (resources.files("smdp") / "py.typed").is_file()
