@@ -14,7 +14,8 @@ PROGRAM = f"""
 import sys
 for name in {BLOCKED}:
     sys.modules[name] = None  # importing it raises ModuleNotFoundError
-import smdp, smdp.cli, smdp.config, smdp.environments
+import smdp, smdp._core, smdp.cli, smdp.config, smdp.environments
+assert all(getattr(smdp, name) is not None for name in smdp.__all__)
 assert not any(name.split(".")[0] in {BLOCKED} and module is not None for name, module in sys.modules.items())
 print(smdp.__version__)
 """

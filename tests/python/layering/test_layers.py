@@ -107,10 +107,12 @@ def imports(module: str, path: Path) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} has a relative import"
-            assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            source = node.module or ""
+            if node.level:
+                package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+                source = ".".join([*package[: len(package) - node.level + 1], *filter(None, [source])])
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
 def rule(module: str) -> tuple[str, set[str]]:
