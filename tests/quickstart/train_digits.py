@@ -167,7 +167,7 @@ def has_same_bits_everywhere(vector: Tensor) -> bool:
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max())
+    return float((a.detach().double() - b.detach().double()).abs().max())
 
 
 class Checks:

@@ -132,6 +132,24 @@ def forked_child() -> None:
     dist.all_reduce(torch.ones(4))
 
 
+def exit_in_flight() -> None:
+    """An interpreter ends with operations and Futures under way, and without destroying its groups."""
+    dist.init_process_group(
+        "smdp",
+        init_method=f"file://{os.environ['SMDP_TEST_STORE']}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 0:
+        works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(3)]
+        works[0].get_future().then(print)
+        dist.irecv(torch.ones(3), 1)
+    else:
+        with raises_within(10, "rank 0"):
+            dist.recv(torch.ones(3), 0, tag=5)
+
+
 def left_by_exception() -> None:
     dist.all_reduce(torch.ones(4))
     if dist.get_rank() == 1:
@@ -171,6 +189,10 @@ def test_killed_with_loader_workers() -> None:
 
 def test_forked_child() -> None:
     run(forked_child, 2)
+
+
+def test_exit_in_flight() -> None:
+    run(exit_in_flight, 2, init=False)
 
 
 def test_left_by_exception() -> None:
