@@ -29,9 +29,12 @@ class SMDP_API TcpStore final : public Store {
  private:
   class Server;
   class Client;
+  Store* own_values();  // null on ranks that do not serve
+
   std::unique_ptr<Server> server_;
   std::unique_ptr<Client> client_;
   std::uint16_t port_;
+  std::uint64_t generation_;  // of forks: in a child the object is inert
 };
 
 }  // namespace smdp

@@ -1,8 +1,10 @@
-// Owner of a file descriptor, closed in forked children.
+// Owner of a file descriptor. Forked children close it in ForkGuard's handler, so there it owns nothing any more: its
+// number may belong to somebody else by then.
 #pragma once
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "common/fork_guard.h"
@@ -12,14 +14,16 @@ namespace smdp {
 class FileDescriptor {
  public:
   FileDescriptor() = default;
-  explicit FileDescriptor(int descriptor) : descriptor_(descriptor) {
+  explicit FileDescriptor(int descriptor) : descriptor_(descriptor), generation_(ForkGuard::generation()) {
     if (descriptor_ >= 0) ForkGuard::add(descriptor_);
   }
-  FileDescriptor(FileDescriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  FileDescriptor(FileDescriptor&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)), generation_(other.generation_) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     if (this != &other) {
       reset();
       descriptor_ = std::exchange(other.descriptor_, -1);
+      generation_ = other.generation_;
     }
     return *this;
   }
@@ -27,12 +31,15 @@ class FileDescriptor {
   FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor() { reset(); }
 
-  int get() const { return descriptor_; }
+  // -1 in a forked child.
+  int get() const { return ForkGuard::in_forked_child(generation_) ? -1 : descriptor_; }
 
   // Gives up ownership.
   int release() {
-    if (descriptor_ >= 0) ForkGuard::remove(descriptor_);
-    return std::exchange(descriptor_, -1);
+    const int descriptor = get();
+    if (descriptor >= 0) ForkGuard::remove(descriptor);
+    descriptor_ = -1;
+    return descriptor;
   }
   void reset() {
     const int descriptor = release();
@@ -41,6 +48,7 @@ class FileDescriptor {
 
  private:
   int descriptor_ = -1;
+  std::uint64_t generation_ = ForkGuard::generation();
 };
 
 }  // namespace smdp

@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <bit>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 
@@ -102,6 +103,7 @@ std::string random_bytes(std::size_t count) {
   std::string bytes(count, '\0');
   for (std::size_t done = 0; done < count;) {
     const ssize_t got = ::getrandom(bytes.data() + done, count - done, 0);
+    if (got < 0 && errno == EINTR) continue;
     if (got <= 0) throw Error("[smdp] the kernel gave no random bytes");
     done += static_cast<std::size_t>(got);
   }

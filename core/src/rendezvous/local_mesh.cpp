@@ -44,7 +44,7 @@ void lead(Store& store, const std::vector<int>& ranks, const std::string& secret
       std::int32_t index = -1;
       recv_all(socket.get(), &index, sizeof index, soon);
       if (index <= 0 || index >= static_cast<std::int32_t>(ranks.size())) continue;
-      if (index == static_cast<std::int32_t>(ranks.size())) continue;
+      if (sockets[static_cast<std::size_t>(index)].get() >= 0) continue;
       send_all(socket.get(), &nonce, sizeof nonce, soon);
       send_descriptors(socket, passed);
       sockets[static_cast<std::size_t>(index)] = std::move(socket);
@@ -111,6 +111,10 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   }
   store.set(joined_key(rank), mapped ? "1" : "0");
   const bool all = store.get(verdict_key(leader), left()) == "1";
+  if (all && !mapped) {
+    throw ConfigError("[smdp] the rendezvous store holds keys of an earlier group '" + options.name +
+                      "'. Every group needs a name of its own, or a fresh store.");
+  }
   if (all && leader == 0) connections.control[0] = std::move(socket);
   return all;
 }

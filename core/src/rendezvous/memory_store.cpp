@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -18,8 +19,15 @@ class MemoryStore final : public Store {
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, std::chrono::system_clock::now() + timeout,
-                             [&] { return values_.count(key) != 0; })) {
+    const auto start = std::chrono::steady_clock::now();
+    while (values_.count(key) == 0) {
+      const auto left = timeout - (std::chrono::steady_clock::now() - start);
+      if (left > left.zero()) {
+        // By the system's clock in slices (TSan knows no other wait), so that its jumps do no harm.
+        const auto slice = std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1));
+        changed_.wait_until(lock, std::chrono::system_clock::now() + slice);
+        continue;
+      }
       throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
     }
     return values_[key];

@@ -86,15 +86,15 @@ class Acceptor {
       const std::lock_guard lock(mutex_);
       if (hello.rank <= out_.members.rank || hello.rank >= out_.members.size) throw Error("[smdp] a wrong rank.");
       const auto rank = static_cast<std::size_t>(hello.rank);
-      if (hello.purpose == Purpose::kControl) {
-        prepare_control(socket);
-        out_.control.at(rank) = std::move(socket);
-      } else if (hello.purpose == Purpose::kMail) {
-        out_.mail[rank] = std::move(socket);
-      } else {
-        if (hello.index < 0 || hello.index >= streams_) throw Error("[smdp] SMDP_STREAMS differs between ranks.");
-        out_.data[rank][static_cast<std::size_t>(hello.index)] = std::move(socket);
+      if (out_.data[rank].empty() || hello.index < 0 || hello.index >= streams_) {
+        throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on another host than it said.");
       }
+      FileDescriptor& place = hello.purpose == Purpose::kControl ? out_.control.at(rank)
+                              : hello.purpose == Purpose::kMail  ? out_.mail[rank]
+                                                                 : out_.data[rank][static_cast<std::size_t>(hello.index)];
+      if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
+      if (hello.purpose == Purpose::kControl) prepare_control(socket);
+      place = std::move(socket);
       --missing_;
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);

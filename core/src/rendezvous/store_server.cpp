@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "common/log.h"
@@ -20,6 +21,7 @@ constexpr std::chrono::seconds kHandshake{10};
 constexpr std::chrono::hours kIdle{24 * 365};
 // Strangers that connect and say nothing hold a session each until the handshake's deadline.
 constexpr std::size_t kMostSessions = 16'384;
+constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
 
 StoreMessage answer(StoreStatus status, std::string value = "") {
   StoreMessage message;
@@ -35,8 +37,7 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
   try {
     listener_ = listen_on(host, port);
   } catch (const Error& error) {
-    throw ConfigError(std::string(error.what()) +
-                      ". Set SMDP_MASTER_PORT to a free port, or end what holds this one.");
+    throw ConfigError(std::string(error.what()) + ". Set SMDP_MASTER_PORT to a free port, or end what holds this one.");
   }
   thread_ = std::thread([this] { accept_loop(); });
 }
@@ -44,7 +45,7 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
 TcpStore::Server::~Server() {
   stopping_.store(true);
   thread_.join();
-  const std::lock_guard lock(mutex_);
+  // Without mutex_, which sessions take to log; nobody else changes the list once the accepting thread is gone.
   for (Session& session : sessions_) ::shutdown(session.socket.get(), SHUT_RDWR);
   for (Session& session : sessions_) session.thread.join();
 }
@@ -53,7 +54,10 @@ std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 
 void TcpStore::Server::accept_loop() {
   while (!stopping_.load()) {
-    FileDescriptor socket = accept_from(listener_, steady_clock::now() + milliseconds(100));
+    const auto soon = steady_clock::now() + milliseconds(100);
+    FileDescriptor socket = accept_from(listener_, soon);
+    // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
+    if (socket.get() < 0) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
     const std::lock_guard lock(mutex_);
     for (auto it = sessions_.begin(); it != sessions_.end();) {
       if (!it->ended.load()) {
@@ -66,14 +70,21 @@ void TcpStore::Server::accept_loop() {
     if (socket.get() < 0 || sessions_.size() >= kMostSessions) continue;
     Session& session = sessions_.emplace_back();
     session.socket = std::move(socket);
-    session.thread = std::thread([this, &session] { serve(session); });
+    session.address = peer_address(session.socket);
+    try {
+      session.thread = std::thread([this, &session] { serve(session); });
+    } catch (const std::system_error& error) {
+      // The limit of threads: this one is turned away, and those that are here go on.
+      log(LogLevel::kError, "the store cannot serve " + session.address + ": " + error.what());
+      sessions_.pop_back();
+    }
   }
 }
 
 void TcpStore::Server::refuse(const std::string& address, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (!refused_.insert(address).second) return;
+    if (refused_.size() >= kMostRefused || !refused_.insert(address).second) return;
   }
   log(LogLevel::kWarning, "refused a connection from " + address + ": " + why);
 }
@@ -82,7 +93,7 @@ void TcpStore::Server::serve(Session& session) {
   try {
     handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake);
   } catch (const std::exception& error) {
-    if (!stopping_.load()) refuse(peer_address(session.socket), error.what());
+    if (!stopping_.load()) refuse(session.address, error.what());
     ::shutdown(session.socket.get(), SHUT_RDWR);
     session.ended.store(true);
     return;

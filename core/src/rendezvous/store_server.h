@@ -22,10 +22,13 @@ class TcpStore::Server {
   ~Server();
 
   std::uint16_t port() const;
+  // What is stored, for the rank that serves.
+  Store& values() { return *values_; }
 
  private:
   struct Session {
     FileDescriptor socket;
+    std::string address;  // of the other end; a reset connection cannot tell any more
     std::thread thread;
     std::atomic<bool> ended{false};
   };
@@ -39,8 +42,8 @@ class TcpStore::Server {
   FileDescriptor listener_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
-  std::list<Session> sessions_;     // guarded by mutex_
-  std::set<std::string> refused_;   // guarded by mutex_: addresses already logged
+  std::list<Session> sessions_;    // guarded by mutex_
+  std::set<std::string> refused_;  // guarded by mutex_: addresses already logged
   std::thread thread_;
 };
 

@@ -1,32 +1,48 @@
 #include "smdp/tcp_store.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <mutex>
 #include <utility>
+#include <vector>
 
+#include "common/fork_guard.h"
 #include "rendezvous/store_server.h"
 #include "rendezvous/store_wire.h"
 #include "transport/handshake.h"
 
 namespace smdp {
+namespace {
 
-// One connection; requests of several threads take turns.
+constexpr char kHint[] = " Is rank 0 running there? SMDP_MASTER_ADDR and SMDP_MASTER_PORT must name it.";
+
+void check_lengths(const std::string& key, const std::string& value) {
+  if (key.size() > kMaxKey || value.size() > kMaxValue) throw InvalidArgument("[smdp] a store entry is too long.");
+}
+
+}  // namespace
+
+// One connection per request under way, kept for the next one: a thread that waits for a key must not hold up the one
+// that sets it. A connection on which a request failed is dropped, as a late answer would be taken for the next one.
 class TcpStore::Client {
  public:
-  Client(const std::string& host, std::uint16_t port, std::string_view secret, std::chrono::milliseconds timeout)
-      : where_(host + ", port " + std::to_string(port)) {
-    const Deadline deadline = std::chrono::steady_clock::now() + timeout;
-    try {
-      socket_ = connect_to(host, port, deadline);
-    } catch (const TimeoutError& error) {
-      throw TimeoutError(std::string(error.what()) +
-                         " Is rank 0 running there? SMDP_MASTER_ADDR and SMDP_MASTER_PORT must name it.");
-    }
-    handshake(socket_, Role::kClient, secret, "store", std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  Client(std::string host, std::uint16_t port, std::string secret, std::chrono::milliseconds timeout)
+      : where_(host + ", port " + std::to_string(port)),
+        host_(std::move(host)),
+        port_(port),
+        secret_(std::move(secret)) {
+    idle_.push_back(connect(std::chrono::steady_clock::now() + timeout));
   }
 
   StoreMessage ask(StoreCommand command, const std::string& key, const std::string& value,
                    std::chrono::milliseconds timeout) {
-    if (key.size() > kMaxKey || value.size() > kMaxValue) throw InvalidArgument("[smdp] a store entry is too long.");
+    if (ForkGuard::in_forked_child(generation_)) {
+      throw ClosedError("[smdp] this store belongs to the parent process; a forked child must make its own.");
+    }
+    check_lengths(key, value);
+    using Limits = std::numeric_limits<std::uint32_t>;
+    timeout = std::clamp(timeout, std::chrono::milliseconds(0), std::chrono::milliseconds(Limits::max()));
     StoreMessage request;
     request.header.code = static_cast<std::uint8_t>(command);
     request.header.key_bytes = static_cast<std::uint32_t>(key.size());
@@ -34,46 +50,98 @@ class TcpStore::Client {
     request.header.timeout_ms = static_cast<std::uint32_t>(timeout.count());
     request.key = key;
     request.value = value;
-    const std::lock_guard lock(mutex_);
     const Deadline deadline = std::chrono::steady_clock::now() + timeout + std::chrono::seconds(10);
     try {
-      send_message(socket_, request, deadline);
-      return receive_message(socket_, deadline);
-    } catch (const TimeoutError&) {
-      throw;
+      FileDescriptor socket = take(deadline);
+      send_message(socket, request, deadline);
+      StoreMessage reply = receive_message(socket, deadline);
+      const std::lock_guard lock(mutex_);
+      idle_.push_back(std::move(socket));
+      return reply;
+    } catch (const TimeoutError& error) {
+      throw TimeoutError("[smdp] the store at " + where_ + " does not answer: " + error.what());
     } catch (const Error& error) {
       throw PeerLostError("[smdp] the store at " + where_ + " is gone (rank 0 ended?): " + error.what());
     }
   }
 
  private:
+  FileDescriptor connect(Deadline deadline) const {
+    try {
+      FileDescriptor socket = connect_to(host_, port_, deadline);
+      handshake(socket, Role::kClient, secret_, "store", std::chrono::steady_clock::now() + std::chrono::seconds(10));
+      return socket;
+    } catch (const TimeoutError& error) {
+      throw TimeoutError(std::string(error.what()) + " The store is at " + where_ + "." + kHint);
+    } catch (const Error& error) {
+      throw Error(std::string(error.what()) + " The store is at " + where_ + "." + kHint, error.kind());
+    }
+  }
+
+  FileDescriptor take(Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        FileDescriptor socket = std::move(idle_.back());
+        idle_.pop_back();
+        return socket;
+      }
+    }
+    return connect(deadline);
+  }
+
+  const std::uint64_t generation_ = ForkGuard::generation();
   const std::string where_;
+  const std::string host_;
+  const std::uint16_t port_;
+  const std::string secret_;
   std::mutex mutex_;
-  FileDescriptor socket_;  // guarded by mutex_
+  std::vector<FileDescriptor> idle_;  // guarded by mutex_
 };
 
+// The rank that serves uses what is stored directly: it needs no connection to itself.
 TcpStore::TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
                    std::chrono::milliseconds timeout)
     : server_(is_server ? std::make_unique<Server>("", port, secret) : nullptr),
-      port_(is_server ? server_->port() : port) {
-  client_ = std::make_unique<Client>(is_server ? "localhost" : host, port_, secret, timeout);
-}
+      client_(is_server ? nullptr : std::make_unique<Client>(host, port, std::move(secret), timeout)),
+      port_(is_server ? server_->port() : port),
+      generation_(ForkGuard::generation()) {}
 
-TcpStore::~TcpStore() = default;
+TcpStore::~TcpStore() {
+  if (!ForkGuard::in_forked_child(generation_)) return;
+  // Its threads are not in this process and its mutexes may be held by them: nothing here can be ended.
+  (void)server_.release();
+  (void)client_.release();
+}
 
 std::uint16_t TcpStore::port() const { return port_; }
 
+Store* TcpStore::own_values() {
+  if (server_ == nullptr) return nullptr;
+  if (ForkGuard::in_forked_child(generation_)) {
+    throw ClosedError("[smdp] this store belongs to the parent process; a forked child must make its own.");
+  }
+  return &server_->values();
+}
+
 void TcpStore::set(const std::string& key, const std::string& value) {
+  if (Store* const own = own_values()) {
+    check_lengths(key, value);
+    own->set(key, value);
+    return;
+  }
   client_->ask(StoreCommand::kSet, key, value, std::chrono::milliseconds(0));
 }
 
 std::string TcpStore::get(const std::string& key, std::chrono::milliseconds timeout) {
+  if (Store* const own = own_values()) return own->get(key, timeout);
   StoreMessage reply = client_->ask(StoreCommand::kGet, key, "", timeout);
   if (static_cast<StoreStatus>(reply.header.code) == StoreStatus::kDone) return std::move(reply.value);
   throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
 }
 
 bool TcpStore::check(const std::string& key) {
+  if (Store* const own = own_values()) return own->check(key);
   const StoreMessage reply = client_->ask(StoreCommand::kCheck, key, "", std::chrono::milliseconds(0));
   return static_cast<StoreStatus>(reply.header.code) == StoreStatus::kDone;
 }

@@ -132,6 +132,18 @@ def forked_child() -> None:
     dist.all_reduce(torch.ones(4))
 
 
+def missing_rank() -> None:
+    import smdp
+
+    with raises_within(20, "[2] of 3", "[0, 1]", kind=smdp.TimeoutError):
+        dist.init_process_group(
+            "smdp",
+            init_method=f"file://{os.environ['SMDP_TEST_STORE']}",
+            rank=int(os.environ["RANK"]),
+            world_size=3,
+        )
+
+
 def exit_in_flight() -> None:
     """An interpreter ends with operations and Futures under way, and without destroying its groups."""
     dist.init_process_group(
@@ -189,6 +201,10 @@ def test_killed_with_loader_workers() -> None:
 
 def test_forked_child() -> None:
     run(forked_child, 2)
+
+
+def test_missing_rank() -> None:
+    run(missing_rank, 2, init=False, env={"SMDP_INIT_TIMEOUT": "4"})
 
 
 def test_exit_in_flight() -> None:

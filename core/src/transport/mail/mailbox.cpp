@@ -126,7 +126,19 @@ void Mailbox::end_payload(int rank) {
         peer.incoming.pop_front();
         operation->complete(nullptr, rank);
       } else {
-        peer.arrived.push_back({header, std::exchange(peer.eager, {})});
+        // A receive may have been posted while the payload was on its way.
+        const std::vector<std::byte> payload = std::exchange(peer.eager, {});
+        const auto found = find_receive(rank, header.tag);
+        if (found == receives_.end()) {
+          peer.arrived.push_back({header, payload});
+        } else {
+          const Request request = std::move(*found);
+          receives_.erase(found);
+          if (fits(header, rank, request)) {
+            if (!payload.empty()) std::memcpy(request.data, payload.data(), payload.size());
+            request.operation->complete(nullptr, rank);
+          }
+        }
       }
       break;
     case Kind::kAnnounce: {

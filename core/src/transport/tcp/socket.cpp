@@ -31,15 +31,38 @@ Addresses look_up(const std::string& host, std::uint16_t port, int flags) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int failed =
-      ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int failed = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
   return Addresses(failed == 0 ? found : nullptr, &::freeaddrinfo);
 }
 
 std::string numeric(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST];
   if (::getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  return host;
+  // What an IPv4 peer is called on a socket that serves both families.
+  constexpr char kMapped[] = "::ffff:";
+  const std::string text = host;
+  const bool is_mapped = text.rfind(kMapped, 0) == 0 && text.find('.') != std::string::npos;
+  return is_mapped ? text.substr(sizeof kMapped - 1) : text;
+}
+
+// A loopback connection to a port of the ephemeral range, where nobody listens, may meet itself.
+bool is_connected_to_itself(int socket) {
+  sockaddr_storage own{};
+  sockaddr_storage peer{};
+  socklen_t own_length = sizeof own;
+  socklen_t peer_length = sizeof peer;
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         ::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 && own_length == peer_length &&
+         std::memcmp(&own, &peer, own_length) == 0;
+}
+
+// " (address)" of the other end, for messages; empty for local sockets and connections that were reset.
+std::string with_peer(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return "";
+  return " (" + numeric(reinterpret_cast<sockaddr*>(&address), length) + ")";
 }
 
 int milliseconds_left(Deadline deadline) {
@@ -71,18 +94,28 @@ FileDescriptor try_connect(const addrinfo& address, Deadline deadline, int& erro
     socklen_t length = sizeof error;
     ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
+  if (error == 0 && is_connected_to_itself(socket.get())) error = ECONNREFUSED;
   return error == 0 ? std::move(socket) : FileDescriptor();
 }
 
 }  // namespace
 
 FileDescriptor listen_on(const std::string& host, std::uint16_t port) {
-  const Addresses addresses = look_up(host, port, AI_PASSIVE | AI_NUMERICHOST);
+  // All addresses: one IPv6 socket serves IPv4, too; where there is no IPv6, one for IPv4.
+  Addresses addresses = look_up(host.empty() ? "::" : host, port, AI_PASSIVE | AI_NUMERICHOST);
+  if (host.empty()) {
+    const FileDescriptor probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (probe.get() < 0) addresses = look_up("", port, AI_PASSIVE | AI_NUMERICHOST);
+  }
   int error = EADDRNOTAVAIL;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     FileDescriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int on = 1;
+    const int off = 0;
     if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (socket.get() >= 0 && host.empty() && address->ai_family == AF_INET6) {
+      ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    }
     if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
         ::listen(socket.get(), 1024) == 0) {
       return socket;
@@ -186,8 +219,8 @@ std::string address_of_interface(const std::string& names) {
     if (six.empty() && !IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr)) six = numeric(entry->ifa_addr, sizeof(sockaddr_in6));
   }
   if (six.empty()) {
-    throw ConfigError("[smdp] SMDP_SOCKET_IFNAME is '" + names + "', which no interface with an address fits; there are: " +
-                      present + ".");
+    throw ConfigError("[smdp] SMDP_SOCKET_IFNAME is '" + names +
+                      "', which no interface with an address fits; there are: " + present + ".");
   }
   return six;
 }
@@ -217,7 +250,9 @@ void send_all(int socket, const void* data, std::size_t size, Deadline deadline)
     if (written >= 0) {
       done += static_cast<std::size_t>(written);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLOUT, deadline)) throw TimeoutError("[smdp] a connection took no data in time.");
+      if (!wait_for(socket, POLLOUT, deadline)) {
+        throw TimeoutError("[smdp] a connection" + with_peer(socket) + " took no data in time.");
+      }
     } else if (errno != EINTR) {
       throw Error(std::string("[smdp] a connection failed: ") + std::strerror(errno));
     }
@@ -231,9 +266,11 @@ void recv_all(int socket, void* data, std::size_t size, Deadline deadline) {
     if (got > 0) {
       done += static_cast<std::size_t>(got);
     } else if (got == 0) {
-      throw Error("[smdp] a connection was closed by the other side.");
+      throw Error("[smdp] a connection" + with_peer(socket) + " was closed by the other side.");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLIN, deadline)) throw TimeoutError("[smdp] a connection brought no data in time.");
+      if (!wait_for(socket, POLLIN, deadline)) {
+        throw TimeoutError("[smdp] a connection" + with_peer(socket) + " brought no data in time.");
+      }
     } else if (errno != EINTR) {
       throw Error(std::string("[smdp] a connection failed: ") + std::strerror(errno));
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import sys
 import weakref
 from datetime import timedelta
@@ -24,6 +23,7 @@ from smdp import _core
 from smdp.torch._calls import Calls, single
 from smdp.torch.gathers import Gathers
 from smdp.torch.reductions import Reductions
+from smdp.torch.rendezvous import open_session
 from smdp.torch.tensors import Staging, dtype_code
 
 _BARRIER = BarrierOptions()
@@ -208,26 +208,20 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         raise NotImplementedError("smdp groups cannot be merged; make a new one by init_process_group")
 
 
-_generations: dict[str, itertools.count[int]] = {}
-
-
 def connect(
     store: Store,
     rank: int,
     size: int,
     group_id: str,
     timeout_s: float,
+    init_timeout_s: float,
     options: dict[str, str],
     devices: list[torch.device],
 ) -> ProcessGroupSmdp:
-    """Join a group through torch's store; returns when all ranks have joined.
-
-    A group that is destroyed and made anew under the same name finds the old one's keys in the store, so
-    each gets a prefix of its own.
-    """
-    generation = next(_generations.setdefault(group_id, itertools.count()))
-    core_store = _core.prefix_store(f"smdp{generation}", _core.python_store(store))
-    name = f"torch:{group_id}" if generation == 0 else f"torch:{group_id}#{generation}"
+    """Join a group through torch's store; returns when all ranks have joined."""
+    name = f"torch:{group_id}"
+    prefix = open_session(store, rank, size, name, init_timeout_s)
+    core_store = _core.prefix_store(prefix, _core.python_store(store))
     group = _core.Group(core_store, rank, size, name, timeout_s, options)
     return ProcessGroupSmdp(group, store, devices)
 

@@ -58,6 +58,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         backend_options.group_size,
         backend_options.group_id,
         timeout_s,
+        config.init_timeout_s,
         config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR")),
         [torch.device(device_type) for device_type in device_types],
     )

@@ -1,0 +1,93 @@
+"""Tell the ranks of this attempt from those of earlier ones, whose keys may still be in torch's store.
+
+torchrun keeps one store over all restarts, and `init_process_group` may be called again on the same store.
+So rank 0 draws a fresh session and waits until every rank has answered with a token of its own. A rank
+believes in a session only once rank 0 has repeated that token, and answers anew when the session changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import Store
+
+from smdp._errors import TimeoutError
+
+_SESSION = "smdp/session"
+_POLL_S = 0.002
+_POLL_MAX_S = 0.05
+
+
+def open_session(store: Store, rank: int, size: int, group: str, timeout_s: float) -> str:
+    """Give a prefix for keys that no earlier attempt has used; returns when all ranks have come.
+
+    Raises:
+        smdp.TimeoutError: Not all came in time; the message says who did.
+    """
+    if rank == 0:
+        return _lead(store, size, group, timeout_s)
+    return _follow(store, rank, size, group, timeout_s)
+
+
+def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
+    session = secrets.token_hex(8)
+    store.set(_SESSION, session)
+    others = range(1, size)
+    if others:
+        # An error here is a key that did not come, which is looked for below, or a broken store.
+        with contextlib.suppress(RuntimeError):
+            store.wait([_hello(session, rank) for rank in others], timedelta(seconds=timeout_s))
+    missing = [rank for rank in others if not store.check([_hello(session, rank)])]
+    if missing:
+        came = [rank for rank in range(size) if rank not in missing]
+        text = (
+            f"after {timeout_s:g} s not all ranks of group {group!r} have come: "
+            f"here are {came}, missing are {missing} of {size}. "
+            "Look at why those did not start; SMDP_INIT_TIMEOUT sets the wait."
+        )
+        for rank in came[1:]:
+            store.set(_failed(session, store.get(_hello(session, rank)).decode()), text)
+        raise TimeoutError(f"[smdp] rank 0 of {size}: {text}")
+    for rank in others:
+        store.set(_go(session, store.get(_hello(session, rank)).decode()), "1")
+    return f"smdp/{session}"
+
+
+def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float) -> str:
+    token = secrets.token_hex(8)
+    # Rank 0 gives up first and says who is missing.
+    deadline = time.monotonic() + timeout_s + 5.0
+    answered = ""
+    pause = _POLL_S
+    while time.monotonic() < deadline:
+        if store.check([_SESSION]):
+            session = store.get(_SESSION).decode()
+            if session != answered:
+                store.set(_hello(session, rank), token)
+                answered = session
+            if store.check([_go(session, token)]):
+                return f"smdp/{session}"
+            if store.check([_failed(session, token)]):
+                failure = store.get(_failed(session, token)).decode()
+                raise TimeoutError(f"[smdp] rank {rank} of {size}: {failure}")
+        time.sleep(pause)
+        pause = min(pause * 1.5, _POLL_MAX_S)
+    raise TimeoutError(
+        f"[smdp] rank {rank} of {size}: rank 0 of group {group!r} has not come after {timeout_s:g} s. "
+        "Look at why it did not start; SMDP_INIT_TIMEOUT sets the wait."
+    )
+
+
+def _hello(session: str, rank: int) -> str:
+    return f"smdp/{session}/hello/{rank}"
+
+
+def _go(session: str, token: str) -> str:
+    return f"smdp/{session}/go/{token}"
+
+
+def _failed(session: str, token: str) -> str:
+    return f"smdp/{session}/failed/{token}"

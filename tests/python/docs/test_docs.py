@@ -1,0 +1,37 @@
+"""The pages name what the code has: exceptions, commands and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from smdp import _errors, cli
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+
+
+def test_errors_page_names_every_exception() -> None:
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    names = [
+        name
+        for name, value in vars(_errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert "SmdpError" in names
+    assert [name for name in names if f"`{name}`" not in page and f"smdp.{name}" not in page] == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_cli_page_names_every_option(name: str) -> None:
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert f"## smdp {name}\n" in page
+    section = page.split(f"## smdp {name}\n")[1].split("\n## ")[0]
+    longs = [
+        next((text for text in parameter.opts if text.startswith("--")), None)
+        for parameter in COMMANDS[name].params
+    ]
+    assert [text for text in longs if text and text != "--help" and f"`{text}`" not in section] == []
