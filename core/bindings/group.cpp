@@ -76,14 +76,13 @@ void bind_reductions(nb::class_<Group>& group) {
           "reduce_scatter",
           [](Group& g, const Pointers& in, const Counts& counts, Pointer out, int dtype, int op, double factor,
              double timeout, bool async) {
-            const std::size_t own = counts.size() > static_cast<std::size_t>(g.rank())
-                                        ? counts[static_cast<std::size_t>(g.rank())]
-                                        : 0;
+            const std::size_t own =
+                counts.size() > static_cast<std::size_t>(g.rank()) ? counts[static_cast<std::size_t>(g.rank())] : 0;
             return g.reduce_scatter(buffers<ConstBuffer>(in, counts), {pointer(out), own}, dtype_of(dtype), op_of(op),
                                     factor, call(timeout, async));
           },
-          nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("dtype"), nb::arg("op"),
-          nb::arg("factor"), nb::arg("timeout"), nb::arg("async_op"), Release());
+          nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
+          nb::arg("timeout"), nb::arg("async_op"), Release());
 }
 
 void bind_movements(nb::class_<Group>& group) {
@@ -94,8 +93,8 @@ void bind_movements(nb::class_<Group>& group) {
           [](Group& g, Pointer data, const Shape& shape, int dtype, int root, double timeout, bool async) {
             return g.broadcast(pointer(data), shape, dtype_of(dtype), root, call(timeout, async));
           },
-          nb::arg("ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("root"), nb::arg("timeout"),
-          nb::arg("async_op"), Release())
+          nb::arg("ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"),
+          Release())
       .def(
           "all_gather",
           [](Group& g, Pointer in, std::size_t count, const Pointers& out, const Counts& counts, int dtype,
@@ -143,8 +142,8 @@ void bind_messages(nb::class_<Group>& group) {
           "send",
           [](Group& g, Pointer data, std::size_t count, int dtype, int destination, std::int64_t tag, double timeout,
              bool async) {
-            const Group::Handle handle = g.send({pointer(data), count}, dtype_of(dtype), destination, tag,
-                                                call(timeout, async));
+            const Group::Handle handle =
+                g.send({pointer(data), count}, dtype_of(dtype), destination, tag, call(timeout, async));
             return async ? handle : nullptr;
           },
           nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout"),
@@ -161,8 +160,9 @@ void bind_messages(nb::class_<Group>& group) {
             return async ? nb::cast(handle) : nb::cast(handle->source());
           },
           nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout"),
-          nb::arg("async_op"), nb::sig("def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int, "
-                                       "timeout: float, async_op: bool) -> Handle | int"));
+          nb::arg("async_op"),
+          nb::sig("def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int, "
+                  "timeout: float, async_op: bool) -> Handle | int"));
 }
 
 }  // namespace
@@ -193,8 +193,8 @@ void bind_group(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &Group::shutdown, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>())
       .def("abort", &Group::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
-      .def("error", [](const Group& g) { return to_python(g.error()); },
-           nb::sig("def error(self) -> Exception | None"));
+      .def(
+          "error", [](const Group& g) { return to_python(g.error()); }, nb::sig("def error(self) -> Exception | None"));
   bind_reductions(group);
   bind_movements(group);
   bind_messages(group);

@@ -45,8 +45,9 @@ void bind_operation(nb::module_& m) {
           },
           nb::arg("timeout") = nb::none(), "Blocks until done and raises the operation's error, if any.")
       .def("done", &Operation::done)
-      .def("error", [](const Operation& operation) { return to_python(operation.error()); },
-           nb::sig("def error(self) -> Exception | None"))
+      .def(
+          "error", [](const Operation& operation) { return to_python(operation.error()); },
+          nb::sig("def error(self) -> Exception | None"))
       .def("source", &Operation::source)
       .def("notify", &Operation::notify, nb::arg("token"));
   m.def(

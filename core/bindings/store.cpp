@@ -97,7 +97,8 @@ class PythonStore final : public Store {
 void bind_store(nb::module_& m) {
   nb::class_<Store>(m, "Store", "Key-value store through which the ranks of a group find each other.")
       .def(
-          "set", [](Store& store, const std::string& key, const nb::bytes& value) {
+          "set",
+          [](Store& store, const std::string& key, const nb::bytes& value) {
             const std::string text(value.c_str(), value.size());
             const nb::gil_scoped_release release;
             store.set(key, text);
@@ -124,7 +125,8 @@ void bind_store(nb::module_& m) {
         }
         const std::string key(secret.c_str(), secret.size());
         const nb::gil_scoped_release release;
-        return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key, milliseconds(timeout));
+        return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key,
+                                          milliseconds(timeout));
       },
       nb::arg("host"), nb::arg("port"), nb::arg("is_server"), nb::arg("secret"), nb::arg("timeout"),
       "A store over TCP; rank 0 serves it (port 0 takes a free one).");

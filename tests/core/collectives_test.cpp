@@ -12,8 +12,9 @@
 namespace smdp::test {
 namespace {
 
-const Layout kLayouts[] = {{1},    {2},       {3},       {4},    {5},    {6},       {7},      {8},
-                           {1, 1}, {2, 2},    {1, 1, 1}, {3, 1}, {2, 3}, {1, 1, 1, 1, 1}, {2, 2, 2}, {1, 4, 2}};
+const Layout kLayouts[] = {{1},       {2},      {3},    {4},       {5},    {6},    {7},
+                           {8},       {1, 1},   {2, 2}, {1, 1, 1}, {3, 1}, {2, 3}, {1, 1, 1, 1, 1},
+                           {2, 2, 2}, {1, 4, 2}};
 const std::size_t kSizes[] = {0, 1, 17, 1000, 40'001};
 
 std::vector<std::int64_t> shape_of(std::size_t count) { return {static_cast<std::int64_t>(count)}; }
@@ -83,7 +84,9 @@ TEST_P(Collectives, ReduceAndBroadcastFromEveryRoot) {
 }
 
 // Blocks of rank r have count * (r + 1) elements where `uneven`.
-std::size_t block(int rank, std::size_t count, bool uneven) { return uneven ? count * static_cast<std::size_t>(rank % 3) : count; }
+std::size_t block(int rank, std::size_t count, bool uneven) {
+  return uneven ? count * static_cast<std::size_t>(rank % 3) : count;
+}
 
 TEST_P(Collectives, AllGatherGatherScatter) {
   run(GetParam(), [](Group& group) {
@@ -98,12 +101,14 @@ TEST_P(Collectives, AllGatherGatherScatter) {
           return list;
         };
         group.all_gather({own.data(), own.size()}, targets(), DType::kInt64);
-        for (int r = 0; r < group.size(); ++r) ASSERT_EQ(blocks[static_cast<std::size_t>(r)], filled(r, block(r, count, uneven)));
+        for (int r = 0; r < group.size(); ++r)
+          ASSERT_EQ(blocks[static_cast<std::size_t>(r)], filled(r, block(r, count, uneven)));
         const int root = group.size() - 1;
         for (auto& b : blocks) b.assign(b.size(), -1);
         group.gather({own.data(), own.size()}, targets(), DType::kInt64, root);
         if (group.rank() == root) {
-          for (int r = 0; r < group.size(); ++r) ASSERT_EQ(blocks[static_cast<std::size_t>(r)], filled(r, block(r, count, uneven)));
+          for (int r = 0; r < group.size(); ++r)
+            ASSERT_EQ(blocks[static_cast<std::size_t>(r)], filled(r, block(r, count, uneven)));
         }
         std::vector<ConstBuffer> sources;
         for (const auto& b : blocks) sources.push_back({b.data(), b.size()});
@@ -188,10 +193,11 @@ TEST_P(Collectives, ManyInFlight) {
     async.async = true;
     for (int i = 0; i < kOperations; ++i) data.emplace_back(static_cast<std::size_t>(i * 251), static_cast<float>(i));
     for (auto& one : data) {
-      handles.push_back(group.all_reduce(one.data(), one.data(), shape_of(one.size()), DType::kFloat32, ReduceOp::kSum));
+      handles.push_back(
+          group.all_reduce(one.data(), one.data(), shape_of(one.size()), DType::kFloat32, ReduceOp::kSum));
       if (!handles.back()) handles.pop_back();
-      handles.push_back(group.all_reduce(one.data(), one.data(), shape_of(one.size()), DType::kFloat32, ReduceOp::kMax,
-                                         1.0, async));
+      handles.push_back(
+          group.all_reduce(one.data(), one.data(), shape_of(one.size()), DType::kFloat32, ReduceOp::kMax, 1.0, async));
     }
     for (const auto& handle : handles) handle->wait();
     for (int i = 0; i < kOperations; ++i) {
@@ -234,7 +240,8 @@ TEST(Determinism, SameBitsEverywhere) {
         [&](Group& group) {
           std::vector<float> data(30'011);
           for (std::size_t i = 0; i < data.size(); ++i) {
-            data[i] = static_cast<float>(group.rank() + 1) * 1e-3F * static_cast<float>(i * i % 7919) + 1.0F / static_cast<float>(i + 3);
+            data[i] = static_cast<float>(group.rank() + 1) * 1e-3F * static_cast<float>(i * i % 7919) +
+                      1.0F / static_cast<float>(i + 3);
           }
           group.all_reduce(data.data(), data.data(), shape_of(data.size()), DType::kFloat32, ReduceOp::kSum);
           const std::lock_guard lock(mutex);

@@ -72,7 +72,7 @@ class Buffer(NamedTuple):
 
     pointer: int
     shape: tuple[int, ...]
-    count: int
+    elements: int
     dtype: int
     array: npt.NDArray[Any]
 
@@ -91,10 +91,14 @@ def as_array(value: Any) -> npt.NDArray[Any]:
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError) as error:
-            raise ValueError(f"[smdp] {type(value).__name__} gives no buffer in host memory: {error}") from error
+            raise ValueError(
+                f"[smdp] {type(value).__name__} gives no buffer in host memory: {error}"
+            ) from error
     try:
-        return np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes | bytearray) else np.asarray(
-            memoryview(value)
+        return (
+            np.frombuffer(value, dtype=np.uint8)
+            if isinstance(value, bytes | bytearray)
+            else np.asarray(memoryview(value))
         )
     except (TypeError, ValueError) as error:
         raise ValueError(

@@ -34,7 +34,7 @@ def init(
         local_rank: Index among the ranks of this host. Only checked against what smdp finds.
         master_addr: Name or address of rank 0's machine.
         master_port: Port of rank 0's store.
-        timeout: Seconds that an operation may take, unless it says otherwise. Default: SMDP_TIMEOUT, 30 minutes.
+        timeout: Seconds that an operation may take. Default: SMDP_TIMEOUT, 30 minutes.
         store: An object with torch's store interface (set, get, check, wait) to find the other ranks by.
             Default: rank 0 serves one at master_addr, master_port.
 

@@ -161,7 +161,14 @@ class Group:
         target = source if out is None else view(out, writes=True, what="out")
         self._same(source, target, "out")
         handle = self._core.all_reduce(
-            source.pointer, target.pointer, source.shape, source.dtype, op, factor, self._limit(timeout), async_op
+            source.pointer,
+            target.pointer,
+            source.shape,
+            source.dtype,
+            op,
+            factor,
+            self._limit(timeout),
+            async_op,
         )
         return self._finish(handle, (source, target), target.array)
 
@@ -196,10 +203,14 @@ class Group:
         )
         return self._finish(handle, (source, target), target.array if is_root else None)
 
-    def broadcast(self, array: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
+    def broadcast(
+        self, array: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
         """Copies the root's array into everybody's; returns it."""
         data = view(array, writes=self.rank != root, what="the array")
-        handle = self._core.broadcast(data.pointer, data.shape, data.dtype, root, self._limit(timeout), async_op)
+        handle = self._core.broadcast(
+            data.pointer, data.shape, data.dtype, root, self._limit(timeout), async_op
+        )
         return self._finish(handle, data, data.array)
 
     def all_gather(
@@ -223,7 +234,7 @@ class Group:
         targets = self._blocks(out, "out", source.dtype, writes=True)
         handle = self._core.all_gather(
             source.pointer,
-            source.count,
+            source.elements,
             [b[0] for b in targets],
             [b[1] for b in targets],
             source.dtype,
@@ -259,9 +270,9 @@ class Group:
             out = np.empty(shape, first.array.dtype)
         target = view(out, writes=True, what="out")
         blocks = self._blocks(array, "the array", first.dtype, writes=False)
-        if target.count != blocks[self.rank][1] or target.dtype != first.dtype:
+        if target.elements != blocks[self.rank][1] or target.dtype != first.dtype:
             raise ValueError(
-                f"[smdp] out has {target.count} elements of {target.array.dtype}; it needs"
+                f"[smdp] out has {target.elements} elements of {target.array.dtype}; it needs"
                 f" {blocks[self.rank][1]} of {first.array.dtype}."
             )
         handle = self._core.reduce_scatter(
@@ -323,7 +334,7 @@ class Group:
             out = None
         handle = self._core.gather(
             source.pointer,
-            source.count,
+            source.elements,
             [b[0] for b in targets],
             [b[1] for b in targets],
             source.dtype,
@@ -342,7 +353,7 @@ class Group:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Hands block r of the root's array (one array or a list, as in reduce_scatter) to rank r, into ``out``."""
+        """Hands block r of the root's array (or list, as in reduce_scatter) to rank r, into ``out``."""
         target = view(out, writes=True, what="out")
         blocks: list[tuple[int, int]] = []
         if self.rank == root:
@@ -351,7 +362,7 @@ class Group:
             [b[0] for b in blocks],
             [b[1] for b in blocks],
             target.pointer,
-            target.count,
+            target.elements,
             target.dtype,
             root,
             self._limit(timeout),
@@ -368,7 +379,9 @@ class Group:
     ) -> Any:
         """Sends an array to ``dst``, which must receive one of the same size and dtype with the same tag."""
         data = view(array, writes=False, what="the array")
-        handle = self._core.send(data.pointer, data.count, data.dtype, dst, tag, self._limit(timeout), async_op)
+        handle = self._core.send(
+            data.pointer, data.elements, data.dtype, dst, tag, self._limit(timeout), async_op
+        )
         return self._finish(handle, data, None)
 
     def recv(
@@ -383,13 +396,20 @@ class Group:
         """Receives into ``array``, from ``src`` or anybody (None); returns the rank it came from."""
         data = view(array, writes=True, what="the array")
         source = -1 if src is None else src
-        got = self._core.recv(data.pointer, data.count, data.dtype, source, tag, self._limit(timeout), async_op)
+        got = self._core.recv(
+            data.pointer, data.elements, data.dtype, source, tag, self._limit(timeout), async_op
+        )
         if isinstance(got, int):
             return got
         return self._finish(got, data, None)
 
     def all_reduce_coalesced(
-        self, arrays: Sequence[Any], op: ReduceOp = SUM, *, async_op: bool = False, timeout: float | None = None
+        self,
+        arrays: Sequence[Any],
+        op: ReduceOp = SUM,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> Any:
         """all_reduce of several arrays in place, as one operation; returns the list."""
         handles = [self.all_reduce(array, op, async_op=True, timeout=timeout) for array in arrays]
@@ -457,17 +477,21 @@ class Group:
         """(address, count) per rank of one evenly divided array, or of a list of arrays."""
         if isinstance(value, list | tuple):
             if len(value) != self.size:
-                raise ValueError(f"[smdp] {what} has {len(value)} arrays; it needs one per rank, {self.size}.")
+                raise ValueError(
+                    f"[smdp] {what} has {len(value)} arrays; it needs one per rank, {self.size}."
+                )
             views = [view(one, writes=writes, what=f"{what}[{i}]") for i, one in enumerate(value)]
         else:
             views = [view(value, writes=writes, what=what)]
         for one in views:
             if one.dtype != dtype:
-                raise ValueError(f"[smdp] {what} holds {one.array.dtype}; all arrays of a call have one dtype.")
+                raise ValueError(
+                    f"[smdp] {what} holds {one.array.dtype}; all arrays of a call have one dtype."
+                )
         if isinstance(value, list | tuple):
-            return [(one.pointer, one.count) for one in views]
+            return [(one.pointer, one.elements) for one in views]
         whole = views[0]
         self._block_shape(whole)
-        count = whole.count // self.size
+        count = whole.elements // self.size
         step = count * whole.array.dtype.itemsize
         return [(whole.pointer + r * step, count) for r in range(self.size)]

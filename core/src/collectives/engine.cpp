@@ -31,7 +31,8 @@ void pause_cpu() {
 
 // When to ask who is late, so that the answer is there at the deadline.
 Clock::time_point inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout) {
-  return deadline - std::min<std::chrono::milliseconds>(Control::kInquiry + std::chrono::milliseconds(300), timeout / 2);
+  return deadline -
+         std::min<std::chrono::milliseconds>(Control::kInquiry + std::chrono::milliseconds(300), timeout / 2);
 }
 
 std::exception_ptr make_error(ErrorKind kind, const std::string& text, const std::vector<int>& lost) {
@@ -109,11 +110,9 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
   mailbox_ = std::make_unique<Mailbox>(members_, on_broken, on_error);
   control_ = std::make_unique<Control>(
       *progress_, members_, std::move(connections_.control),
-      Control::Callbacks{[this](ErrorKind kind, const std::string& text, const std::vector<int>& lost) {
-                           on_abort(kind, text, lost);
-                         },
-                         [this](int rank, const std::string& reason) { on_left(rank, reason); },
-                         [this] { return status(); }});
+      Control::Callbacks{
+          [this](ErrorKind kind, const std::string& text, const std::vector<int>& lost) { on_abort(kind, text, lost); },
+          [this](int rank, const std::string& reason) { on_left(rank, reason); }, [this] { return status(); }});
   progress_->run([&] {
     std::vector<std::unique_ptr<ByteStream>> streams(static_cast<std::size_t>(members_.size));
     for (int rank = 0; rank < members_.size; ++rank) {
@@ -239,9 +238,10 @@ void Engine::drive_inline(Collective& collective) {
     if (!scheduler.poll()) {
       check(collective);
       if (!collective.scheduler.error()) {
-        const auto next = collective.inquired ? collective.deadline : inquiry_time(collective.deadline, collective.timeout);
-        const auto left = std::clamp<Clock::duration>(next - Clock::now(), std::chrono::milliseconds(1),
-                                                      std::chrono::seconds(1));
+        const auto next =
+            collective.inquired ? collective.deadline : inquiry_time(collective.deadline, collective.timeout);
+        const auto left =
+            std::clamp<Clock::duration>(next - Clock::now(), std::chrono::milliseconds(1), std::chrono::seconds(1));
         futex_sleep(sleep, left);
       }
     }
@@ -270,9 +270,9 @@ void Engine::check(Collective& collective) {
   if (now < collective.deadline) return;
   int peer = -1;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
-  collective.scheduler.fail(std::make_exception_ptr(
-      TimeoutError(members_.prefix() + collective.fingerprint.describe() + " timed out after " +
-                   seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
+  collective.scheduler.fail(
+      std::make_exception_ptr(TimeoutError(members_.prefix() + collective.fingerprint.describe() + " timed out after " +
+                                           seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
 }
 
 // A rank that has left published all it ever will before it said so: what is not there now never comes.
@@ -287,10 +287,10 @@ void Engine::check_departed(Collective& collective) {
       if (found == left_.end()) continue;
       reason = found->second;
     }
-    collective.scheduler.fail(std::make_exception_ptr(
-        PeerLostError(members_.prefix() + collective.fingerprint.describe() + " cannot finish: " +
-                          members_.who(wait.peer) + left_reason(wait.peer),
-                      {wait.peer})));
+    collective.scheduler.fail(
+        std::make_exception_ptr(PeerLostError(members_.prefix() + collective.fingerprint.describe() +
+                                                  " cannot finish: " + members_.who(wait.peer) + left_reason(wait.peer),
+                                              {wait.peer})));
     return;
   }
 }
@@ -481,9 +481,7 @@ std::string Engine::verdict_for(int peer) const {
   return "all ranks answer";
 }
 
-void Engine::wake_caller() {
-  ring_doorbell(board_.my_sleep(), connections_.eventfds[members_.local_index].get());
-}
+void Engine::wake_caller() { ring_doorbell(board_.my_sleep(), connections_.eventfds[members_.local_index].get()); }
 
 void Engine::fail(std::exception_ptr error, ErrorKind kind, const std::string& text, const std::vector<int>& lost,
                   bool tell_others) {

@@ -105,23 +105,23 @@ class Engine final : public Progress::Client {
   const bool spins_;
   const std::uint64_t fork_generation_;
 
-  std::unique_ptr<Collective> active_;  // driven by the progress thread
+  std::unique_ptr<Collective> active_;                                 // driven by the progress thread
   std::map<int, std::pair<Clock::time_point, std::string>> suspects_;  // ranks with a broken stream: blamed then
   bool mail_inquired_ = false;
   std::shared_ptr<Operation> alive_token_ = std::make_shared<Operation>();  // expires with shutdown()
 
   mutable std::mutex mutex_;
-  std::condition_variable idle_;                  // the caller has stopped driving
-  Driver driver_ = Driver::kNone;                 // guarded by mutex_, as all below
+  std::condition_variable idle_;   // the caller has stopped driving
+  Driver driver_ = Driver::kNone;  // guarded by mutex_, as all below
   std::deque<std::unique_ptr<Collective>> queue_;
   std::uint64_t sequence_ = 0;
-  std::string current_;                           // description of the running or last collective
+  std::string current_;  // description of the running or last collective
   std::exception_ptr error_;
-  bool removed_ = false;                          // shutdown() was called
-  std::map<int, std::string> left_;               // ranks that left, and why
+  bool removed_ = false;             // shutdown() was called
+  std::map<int, std::string> left_;  // ranks that left, and why
   std::string verdict_;
   bool has_verdict_ = false;
-  std::atomic<bool> stop_{false};                 // error_ or left_ changed: whoever drives must look
+  std::atomic<bool> stop_{false};  // error_ or left_ changed: whoever drives must look
 };
 
 }  // namespace smdp

@@ -1,5 +1,5 @@
-// Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Everybody sends each owner its shard, owners
-// sum in host order and send the result back: two hops, whatever the number of hosts.
+// Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Everybody sends each owner its shard,
+// owners sum in host order and send the result back: two hops, whatever the number of hosts.
 #include <vector>
 
 #include "collectives/exchange.h"

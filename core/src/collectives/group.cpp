@@ -57,8 +57,8 @@ void check_rank(const Members& members, const char* what, int rank) {
 
 void check_list(const Members& members, const char* what, std::size_t count) {
   if (count == static_cast<std::size_t>(members.size)) return;
-  throw InvalidArgument(members.prefix() + what + " has " + std::to_string(count) + " buffers; it needs one per rank, " +
-                        std::to_string(members.size) + ".");
+  throw InvalidArgument(members.prefix() + what + " has " + std::to_string(count) +
+                        " buffers; it needs one per rank, " + std::to_string(members.size) + ".");
 }
 
 void check_count(const Members& members, const std::string& what, std::size_t count, std::size_t expected) {
@@ -105,8 +105,8 @@ Task premultiplied(Context& context, const std::byte* in, std::byte* out, std::s
   co_await sum;
 }
 
-Task reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
-                int root, double factor) {
+Task reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction, int root,
+                double factor) {
   std::vector<std::byte> scaled;
   if (reduction.op == ReduceOp::kPremulSum && count != 0) {
     scaled.resize(count * size_of(reduction.dtype));
@@ -146,9 +146,8 @@ Task reduce_scatter_any(Context& context, std::vector<ConstBytes> blocks, std::b
       block.data = scaled.back().data();
     }
   }
-  Task task = context.is_single_host()
-                  ? local_reduce_scatter(context.board, 0, std::move(blocks), out, reduction)
-                  : hierarchical_reduce_scatter(context, std::move(blocks), out, reduction);
+  Task task = context.is_single_host() ? local_reduce_scatter(context.board, 0, std::move(blocks), out, reduction)
+                                       : hierarchical_reduce_scatter(context, std::move(blocks), out, reduction);
   co_await task;
 }
 
@@ -185,8 +184,8 @@ int Group::host_index() const { return static_cast<int>(impl_->members().host_in
 const std::vector<std::vector<int>>& Group::hosts() const { return impl_->members().hosts; }
 const std::vector<std::string>& Group::host_names() const { return impl_->members().host_names; }
 
-Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
-                                double factor, const Call& call) {
+Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype,
+                                ReduceOp op, double factor, const Call& call) {
   const Members& members = impl_->members();
   check_reduction(members, "all_reduce", dtype, op);
   Fingerprint print = fingerprint(OpKind::kAllReduce, dtype, op);
@@ -220,8 +219,8 @@ Group::Handle Group::reduce(const void* in, void* out, std::span<const std::int6
   if (members.rank == root) check_buffer("reduce", out, count);
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
-      print,
-      [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); }, call);
+      print, [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); },
+      call);
 }
 
 Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root,
@@ -326,8 +325,9 @@ Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtyp
 }
 
 Group::Handle Group::barrier(const Call& call) {
-  return impl_->engine->collective(fingerprint(OpKind::kBarrier, DType::kUint8),
-                                   [](Context& context) { return hierarchical_barrier(context); }, call);
+  return impl_->engine->collective(
+      fingerprint(OpKind::kBarrier, DType::kUint8), [](Context& context) { return hierarchical_barrier(context); },
+      call);
 }
 
 Group::Handle Group::send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call) {

@@ -24,7 +24,8 @@ Task hierarchical_reduce_scatter(Context& context, std::vector<ConstBytes> block
 
 // Binomial tree over hosts, shared memory inside, pipelined by chunks.
 Task tree_broadcast(Context& context, std::byte* data, std::size_t size, int root);
-Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction, int root);
+Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                 int root);
 
 // Every rank sends outgoing[j] to j and fills incoming[j]; also gather and scatter.
 Task pairwise(Context& context, std::vector<ConstBytes> outgoing, std::vector<Bytes> incoming);

@@ -28,8 +28,8 @@ struct Pipeline {
   std::size_t lanes;
   std::size_t per_chunk;  // elements
   std::size_t chunks;
-  std::size_t summed = 0;             // chunks that have left the first stage
-  std::vector<bool> exchanged = {};   // chunks that have left the second
+  std::size_t summed = 0;            // chunks that have left the first stage
+  std::vector<bool> exchanged = {};  // chunks that have left the second
   std::size_t element() const { return size_of(reduction.dtype); }
   std::size_t chunk_begin(std::size_t k) const { return std::min(count, k * per_chunk); }
   std::size_t chunk_size(std::size_t k) const { return std::min(per_chunk, count - chunk_begin(k)); }
@@ -109,8 +109,9 @@ Task hierarchical_all_reduce(Context& context, const std::byte* in, std::byte* o
   for (const std::vector<int>& host : context.members.hosts) lanes = std::min(lanes, host.size());
   const std::size_t per_chunk =
       std::max<std::size_t>(1, kShardBytes * context.members.hosts.size() * lanes / size_of(reduction.dtype));
-  Pipeline pipeline{context, in, out, count, reduction, planner, lanes, per_chunk,
-                    std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
+  Pipeline pipeline{context, in,        out,
+                    count,   reduction, planner,
+                    lanes,   per_chunk, std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
   pipeline.exchanged.resize(pipeline.chunks, false);
   std::vector<Task> stages;
   stages.push_back(sum_locally(pipeline));

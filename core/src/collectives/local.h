@@ -35,7 +35,8 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
 // reduce_scatter, also uneven: local rank j gets the sum over ranks, in rank order, of the pieces `pieces[j]` (element
 // counts are whole), written to `out`, the concatenation in order. pieces[j] are this rank's inputs for rank j.
 // out may equal pieces[me] exactly.
-Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out, Reduction reduction);
+Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
+                          Reduction reduction);
 
 // all_to_all, also uneven: outgoing[j] goes to local rank j, incoming[j] is filled by local rank j. Sizes need not be
 // known to others; a size that differs from what the receiver expects throws MismatchError.

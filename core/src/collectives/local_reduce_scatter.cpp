@@ -5,7 +5,8 @@
 
 namespace smdp {
 
-Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out, Reduction reduction) {
+Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
+                          Reduction reduction) {
   // A slot is divided into one region per receiver.
   const std::size_t region = std::max<std::size_t>(64, board.slot_bytes() / board.size() / 64 * 64);
   std::size_t longest = 0;
@@ -25,7 +26,8 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
       }
       for (std::size_t local = 0; local < board.size(); ++local) {
         if (local == board.me() || bytes_in(local, k) == 0) continue;
-        std::memcpy(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region, bytes_in(local, k));
+        std::memcpy(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region,
+                    bytes_in(local, k));
       }
       board.publish(lane, first + k);
     }

@@ -8,8 +8,9 @@ namespace smdp {
 namespace {
 
 constexpr std::pair<const char*, Algorithm> kNames[] = {
-    {"auto", Algorithm::kAuto},     {"one_shot", Algorithm::kOneShot}, {"two_shot", Algorithm::kTwoShot},
-    {"direct", Algorithm::kDirect}, {"ring", Algorithm::kRing},        {"recursive_doubling", Algorithm::kRecursiveDoubling},
+    {"auto", Algorithm::kAuto},        {"one_shot", Algorithm::kOneShot},
+    {"two_shot", Algorithm::kTwoShot}, {"direct", Algorithm::kDirect},
+    {"ring", Algorithm::kRing},        {"recursive_doubling", Algorithm::kRecursiveDoubling},
     {"tree", Algorithm::kTree},
 };
 
@@ -48,7 +49,8 @@ Algorithm Planner::local_all_reduce(std::size_t bytes, std::size_t ranks, std::s
 
 Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {
   if (strict) return Algorithm::kDirect;
-  if (forced == Algorithm::kDirect || forced == Algorithm::kRing || forced == Algorithm::kRecursiveDoubling) return forced;
+  if (forced == Algorithm::kDirect || forced == Algorithm::kRing || forced == Algorithm::kRecursiveDoubling)
+    return forced;
   if (bytes <= kDoublingBytes) return Algorithm::kRecursiveDoubling;
   if (hosts > kDirectHosts && bytes / hosts < kShardFloor) return Algorithm::kRing;
   return Algorithm::kDirect;

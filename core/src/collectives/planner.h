@@ -1,5 +1,5 @@
-// Which algorithm runs: a fixed function of operation, bytes, layout and SMDP_ALGORITHM, equal on all ranks, so that the
-// order of a sum never depends on a measurement.
+// Which algorithm runs: a fixed function of operation, bytes, layout and SMDP_ALGORITHM, equal on all ranks, so that
+// the order of a sum never depends on a measurement.
 #pragma once
 
 #include <cstddef>

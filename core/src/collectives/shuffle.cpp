@@ -16,7 +16,9 @@ Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgo
   for (std::size_t local = 0; local < size; ++local) {
     if (local != board.me()) longest = std::max(longest, outgoing[local].size);
   }
-  const auto part = [&](std::size_t total, std::size_t k) { return std::min(region, total - std::min(total, k * region)); };
+  const auto part = [&](std::size_t total, std::size_t k) {
+    return std::min(region, total - std::min(total, k * region));
+  };
 
   std::size_t chunks = 1;
   for (std::size_t k = 0; k < chunks; ++k) {

@@ -84,7 +84,8 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
     std::vector<Link::Pending> received(tree.children.size(), 0);
     if (is_delegate) {
       for (std::size_t i = 0; i < tree.children.size(); ++i) {
-        context.receive(tree.children[i], k, arriving.data() + i * per_chunk * element, elements * element, received[i]);
+        context.receive(tree.children[i], k, arriving.data() + i * per_chunk * element, elements * element,
+                        received[i]);
       }
     }
     std::byte* sum = is_delegate ? host_sum.data() + begin * element : nullptr;

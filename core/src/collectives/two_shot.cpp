@@ -21,7 +21,7 @@ struct Chunk {
 };
 
 struct Plan {
-  std::size_t total;    // elements
+  std::size_t total;  // elements
   std::size_t per_chunk;
   std::size_t element;  // bytes
   Chunk chunk(std::size_t index) const {

@@ -39,9 +39,8 @@ void close_all() {
 
 void install() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    ::pthread_atfork([] { table().mutex.lock(); }, [] { table().mutex.unlock(); }, close_all);
-  });
+  std::call_once(once,
+                 [] { ::pthread_atfork([] { table().mutex.lock(); }, [] { table().mutex.unlock(); }, close_all); });
 }
 
 }  // namespace

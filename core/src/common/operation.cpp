@@ -35,7 +35,7 @@ void push_completion(std::uint64_t token) {
 struct Operation::State {
   mutable std::mutex mutex;
   std::condition_variable condition;
-  bool done = false;                   // guarded by mutex, as all below
+  bool done = false;  // guarded by mutex, as all below
   std::exception_ptr error;
   int source = -1;
   std::vector<std::uint64_t> tokens;

@@ -82,8 +82,8 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   connections.control.resize(rank == 0 ? count : 1);
 
   const std::vector<int> neighbours = members.local_ranks();
-  const bool shared = connect_local_ranks(store, records, neighbours, rank, secret, local_listener, options, deadline,
-                                          connections);
+  const bool shared =
+      connect_local_ranks(store, records, neighbours, rank, secret, local_listener, options, deadline, connections);
   // Every host says whether its ranks share memory; where they do not, each counts as a host of its own.
   if (size > 1) {
     if (rank == neighbours.front()) store.set("shared/" + std::to_string(rank), shared ? "1" : "0");

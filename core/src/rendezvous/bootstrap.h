@@ -15,11 +15,11 @@ namespace smdp {
 
 struct Connections {
   Members members;
-  std::shared_ptr<Segment> segment;              // of the local ranks
-  std::vector<FileDescriptor> eventfds;          // doorbells, by local rank
-  std::vector<std::vector<FileDescriptor>> data; // by rank: streams for collectives; empty for local ranks
-  std::vector<FileDescriptor> mail;              // by rank: stream for point to point; empty for local ranks
-  std::vector<FileDescriptor> control;           // on rank 0 by rank, elsewhere one, to rank 0
+  std::shared_ptr<Segment> segment;               // of the local ranks
+  std::vector<FileDescriptor> eventfds;           // doorbells, by local rank
+  std::vector<std::vector<FileDescriptor>> data;  // by rank: streams for collectives; empty for local ranks
+  std::vector<FileDescriptor> mail;               // by rank: stream for point to point; empty for local ranks
+  std::vector<FileDescriptor> control;            // on rank 0 by rank, elsewhere one, to rank 0
 };
 
 // Throws TimeoutError, which lists who came and who did not, ConfigError, or Error.

@@ -17,7 +17,9 @@ namespace {
 
 constexpr char kPurpose[] = "shared memory";
 
-std::size_t slot_bytes(const GroupOptions& options) { return std::max<std::size_t>(options.chunk_bytes / 4096, 4) * 4096; }
+std::size_t slot_bytes(const GroupOptions& options) {
+  return std::max<std::size_t>(options.chunk_bytes / 4096, 4) * 4096;
+}
 
 std::string joined_key(int rank) { return "local/" + std::to_string(rank); }
 std::string verdict_key(int leader) { return "mapped/" + std::to_string(leader); }

@@ -7,7 +7,8 @@ namespace {
 
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> base) : prefix_(std::move(prefix) + "/"), base_(std::move(base)) {}
+  PrefixStore(std::string prefix, std::shared_ptr<Store> base)
+      : prefix_(std::move(prefix) + "/"), base_(std::move(base)) {}
 
   void set(const std::string& key, const std::string& value) override { base_->set(prefix_ + key, value); }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {

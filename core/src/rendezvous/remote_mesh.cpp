@@ -51,7 +51,8 @@ class Acceptor {
     std::string missing;
     for (std::size_t rank = 0; rank < out_.mail.size(); ++rank) {
       const bool higher = static_cast<int>(rank) > out_.members.rank;
-      if (higher && out_.members.host_of(static_cast<int>(rank)) != out_.members.host_index && out_.mail[rank].get() < 0) {
+      if (higher && out_.members.host_of(static_cast<int>(rank)) != out_.members.host_index &&
+          out_.mail[rank].get() < 0) {
         missing += (missing.empty() ? "" : ", ") + out_.members.who(static_cast<int>(rank));
       }
     }
@@ -90,8 +91,9 @@ class Acceptor {
         throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on another host than it said.");
       }
       FileDescriptor& place = hello.purpose == Purpose::kControl ? out_.control.at(rank)
-                              : hello.purpose == Purpose::kMail  ? out_.mail[rank]
-                                                                 : out_.data[rank][static_cast<std::size_t>(hello.index)];
+                              : hello.purpose == Purpose::kMail
+                                  ? out_.mail[rank]
+                                  : out_.data[rank][static_cast<std::size_t>(hello.index)];
       if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
       if (hello.purpose == Purpose::kControl) prepare_control(socket);
       place = std::move(socket);
@@ -109,7 +111,7 @@ class Acceptor {
   const std::string purpose_;
   const int streams_;
   std::mutex mutex_;
-  std::size_t missing_;         // guarded by mutex_, as is out_ while the threads run
+  std::size_t missing_;  // guarded by mutex_, as is out_ while the threads run
   std::set<std::string> refused_;
   std::atomic<bool> stop_{false};
   const Deadline deadline_;

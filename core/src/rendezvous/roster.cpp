@@ -30,9 +30,10 @@ std::string encode(const Record& record) {
 Record decode(std::istream& in) {
   Record record;
   std::string port;
-  for (std::string* line : {&record.host_name, &record.host_key, &record.local_name, &record.master_seen,
-                            &record.address, &port}) {
-    if (!std::getline(in, *line)) throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
+  for (std::string* line :
+       {&record.host_name, &record.host_key, &record.local_name, &record.master_seen, &record.address, &port}) {
+    if (!std::getline(in, *line))
+      throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
   }
   record.port = static_cast<std::uint16_t>(std::stoul(port));
   return record;

@@ -26,11 +26,12 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
 // The address on which a rank other than 0 listens: its end of the route to the master.
 std::string own_address(const GroupOptions& options);
 
-// Publishes `own` and returns all records by rank. On rank 0 `complete` is called first, with the records of the others,
-// to fill in where it listens: the others know best how it is reached.
-// Throws TimeoutError, which lists who came and who did not.
-std::vector<Record> exchange_records(Store& store, int rank, int size, Record own, const GroupOptions& options,
-                                     const std::function<void(Record& own, const std::vector<Record>& others)>& complete);
+// Publishes `own` and returns all records by rank. On rank 0 `complete` is called first, with the records of the
+// others, to fill in where it listens: the others know best how it is reached. Throws TimeoutError, which lists who
+// came and who did not.
+std::vector<Record> exchange_records(
+    Store& store, int rank, int size, Record own, const GroupOptions& options,
+    const std::function<void(Record& own, const std::vector<Record>& others)>& complete);
 
 // Splits the ranks by host_key: hosts in the order of their lowest rank.
 std::vector<std::vector<int>> group_by_host(const std::vector<Record>& records);

@@ -170,7 +170,8 @@ void Control::on_message(int rank, const std::string& body) {
       if (members_.rank == 0) broadcast(body, rank);
       const auto kind = reader.get<ErrorKind>();
       std::vector<int> lost;
-      const auto count = std::min<std::uint32_t>(reader.get<std::uint32_t>(), static_cast<std::uint32_t>(members_.size));
+      const auto count =
+          std::min<std::uint32_t>(reader.get<std::uint32_t>(), static_cast<std::uint32_t>(members_.size));
       for (std::uint32_t i = 0; i < count; ++i) lost.push_back(reader.get<std::int32_t>());
       callbacks_.on_abort(kind, reader.rest(), lost);
       break;
@@ -217,8 +218,8 @@ void Control::on_lost(int rank, int error) {
     text = members_.who(rank) + " died: its process is gone.";
   } else {
     lost = members_.hosts[members_.host_of(rank)];
-    text = join(members_, lost) + (lost.size() == 1 ? " is" : " are") +
-           " unreachable: " + std::strerror(error) + ". Its host is down or cut off the network.";
+    text = join(members_, lost) + (lost.size() == 1 ? " is" : " are") + " unreachable: " + std::strerror(error) +
+           ". Its host is down or cut off the network.";
     if (members_.rank != 0) text += " (Or this one is: all connections to other hosts go through rank 0's.)";
   }
   if (members_.rank == 0) abort(ErrorKind::kPeerLost, text, lost);
@@ -256,15 +257,15 @@ std::string Control::verdict(std::uint64_t sequence) const {
       silent.push_back(rank);
     } else if (statuses_[index].sequence < sequence) {
       behind += (behind.empty() ? "" : "; ") + members_.who(rank) + " has not called it: " +
-                (statuses_[index].sequence == 0 ? "it has called no collective yet"
-                                                : (statuses_[index].busy ? "it is in " : "its last one was ") +
-                                                      statuses_[index].description);
+                (statuses_[index].sequence == 0
+                     ? "it has called no collective yet"
+                     : (statuses_[index].busy ? "it is in " : "its last one was ") + statuses_[index].description);
     }
   }
   std::string text;
   if (!silent.empty()) {
-    text = join(members_, silent) + (silent.size() == 1 ? " does" : " do") +
-           " not answer: stopped, or its machine hangs";
+    text =
+        join(members_, silent) + (silent.size() == 1 ? " does" : " do") + " not answer: stopped, or its machine hangs";
   }
   if (!behind.empty()) text += (text.empty() ? "" : "; ") + behind;
   return text;

@@ -1,4 +1,5 @@
-// The control plane of a group: one idle connection per rank to rank 0, over which death, departure and diagnosis travel.
+// The control plane of a group: one idle connection per rank to rank 0, over which death, departure and diagnosis
+// travel.
 //
 // It never carries payload, so keepalive works on it: within a host its end means the process is gone, between hosts
 // also that the host is. Rank 0 relays. Thread safety: progress thread only, except the constructor.
@@ -76,7 +77,7 @@ class Control final : public Progress::Client {
   Progress& progress_;
   const Members& members_;
   Callbacks callbacks_;
-  std::vector<Peer> peers_;  // by rank; on others than rank 0 only [0] is used
+  std::vector<Peer> peers_;                                       // by rank; on others than rank 0 only [0] is used
   std::vector<std::function<void(const std::string&)>> waiting_;  // own inquiries
   // Rank 0: the inquiry under way.
   std::vector<Inquiry> inquiries_;

@@ -63,7 +63,8 @@ std::string Fingerprint::describe() const {
   if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
     text += std::string(" ") + name_of(op);
   }
-  if (root >= 0) text += (kind == OpKind::kReduce || kind == OpKind::kGather ? " to rank " : " from rank ") + std::to_string(root);
+  if (root >= 0)
+    text += (kind == OpKind::kReduce || kind == OpKind::kGather ? " to rank " : " from rank ") + std::to_string(root);
   if ((kind == OpKind::kAllGather || kind == OpKind::kReduceScatter) && count != 0) {
     text += " (counts " + std::to_string(count) + ")";
   }

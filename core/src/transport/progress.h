@@ -65,7 +65,7 @@ class Progress {
 
   FileDescriptor epoll_;
   FileDescriptor wakeup_;
-  std::mutex mutex_;                              // guards posted_ and stopping_
+  std::mutex mutex_;  // guards posted_ and stopping_
   std::vector<std::function<void()>> posted_;
   bool stopping_ = false;
   std::unordered_map<int, std::shared_ptr<Callback>> callbacks_;  // progress thread only

@@ -75,8 +75,8 @@ bool Mailbox::fits(const Header& header, int rank, const Request& request) {
     return std::string(name_of(dtype)) + "[" + std::to_string(bytes / size_of(dtype)) + "]";
   };
   const auto error = std::make_exception_ptr(MismatchError(
-      members_.prefix() + "recv (tag " + std::to_string(request.tag) + ") expects " + text(request.size, request.dtype) +
-      ", but " + members_.who(rank) + " sent " + text(header.size, header.dtype) +
+      members_.prefix() + "recv (tag " + std::to_string(request.tag) + ") expects " +
+      text(request.size, request.dtype) + ", but " + members_.who(rank) + " sent " + text(header.size, header.dtype) +
       ". The buffer of recv must have the size and dtype of what is sent."));
   on_error_(error);  // first, so that the others hear of it even if this rank ends right after
   request.operation->complete(error);

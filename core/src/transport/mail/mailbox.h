@@ -45,7 +45,7 @@ class Mailbox {
           std::function<void(std::exception_ptr)> on_error);
 
   // Streams by rank; null for this rank.
-  void open(std::vector<std::unique_ptr<ByteStream>> streams) ;
+  void open(std::vector<std::unique_ptr<ByteStream>> streams);
 
   void send(Request request);
   void receive(Request request);

@@ -43,8 +43,8 @@ std::size_t SocketStream::read(std::span<std::byte> data) {
 void SocketStream::want_room(bool wanted) {
   if (wanted == wanted_) return;
   wanted_ = wanted;
-  progress_.modify(socket_.get(), wanted ? static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT)
-                                         : static_cast<std::uint32_t>(EPOLLIN));
+  progress_.modify(socket_.get(),
+                   wanted ? static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT) : static_cast<std::uint32_t>(EPOLLIN));
 }
 
 }  // namespace smdp

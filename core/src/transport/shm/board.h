@@ -76,8 +76,8 @@ class Board {
   std::size_t me_;
   std::uint64_t sequence_ = 0;
   std::uint64_t next_round_[kLanes] = {1, 1};  // both slots are free at the start
-  std::vector<std::uint64_t> verified_;          // by local rank: last sequence compared
-  std::vector<Fingerprint> mine_;                // the last kFingerprints of this rank
+  std::vector<std::uint64_t> verified_;        // by local rank: last sequence compared
+  std::vector<Fingerprint> mine_;              // the last kFingerprints of this rank
 };
 
 }  // namespace smdp

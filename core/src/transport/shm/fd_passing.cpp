@@ -31,8 +31,7 @@ struct LocalAddress {
 
 bool wait_readable(int descriptor, std::chrono::steady_clock::time_point deadline) {
   for (;;) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
     if (left <= 0) return false;
     pollfd request{descriptor, POLLIN, 0};
     const int ready = ::poll(&request, 1, static_cast<int>(std::min<long>(left, 60'000)));
@@ -46,7 +45,8 @@ bool wait_readable(int descriptor, std::chrono::steady_clock::time_point deadlin
 FileDescriptor listen_local(const std::string& name) {
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const LocalAddress address(name);
-  if (socket.get() < 0 || ::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), 128) != 0) {
+  if (socket.get() < 0 || ::bind(socket.get(), address.get(), address.length) != 0 ||
+      ::listen(socket.get(), 128) != 0) {
     throw Error(std::string("[smdp] cannot listen on a local socket: ") + std::strerror(errno));
   }
   return socket;

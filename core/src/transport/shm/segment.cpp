@@ -77,8 +77,7 @@ std::byte* Segment::slot(std::size_t rank, std::size_t lane, std::uint64_t round
 }
 
 RingIndex& Segment::ring_index(std::size_t from, std::size_t to) const {
-  const std::size_t rings =
-      kPage + round_up(ranks_ * sizeof(RankFlags), kPage) + ranks_ * kLanes * 2 * slot_bytes_;
+  const std::size_t rings = kPage + round_up(ranks_ * sizeof(RankFlags), kPage) + ranks_ * kLanes * 2 * slot_bytes_;
   return *reinterpret_cast<RingIndex*>(base_ + rings + (from * ranks_ + to) * sizeof(RingIndex));
 }
 

@@ -66,7 +66,8 @@ void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pen
   ++pending;
   if (broken_) return;  // whoever waits is told by the group
   std::size_t offset = 0;
-  // The message counts as sent when its last frame is; frames on other streams may still be queued, so every frame counts.
+  // The message counts as sent when its last frame is; frames on other streams may still be queued, so every frame
+  // counts.
   do {
     const std::size_t payload = std::min(kFramePayload, size - offset);
     Stream& stream = **std::min_element(streams_.begin(), streams_.end(),
@@ -153,10 +154,10 @@ bool Link::find_target(Stream& stream) {
   for (auto it = posted_.begin(); it != posted_.end(); ++it) {
     if (it->key != key) continue;
     if (it->size != frame.total || frame.offset + frame.payload > frame.total) {
-      on_error_(std::make_exception_ptr(
-          MismatchError("[smdp] rank " + std::to_string(peer_) + " sends " + std::to_string(frame.total) +
-                        " bytes in " + current_.describe() + ", this rank expects " + std::to_string(it->size) +
-                        ". The counts of a sender must equal those of its receiver.")));
+      on_error_(std::make_exception_ptr(MismatchError("[smdp] rank " + std::to_string(peer_) + " sends " +
+                                                      std::to_string(frame.total) + " bytes in " + current_.describe() +
+                                                      ", this rank expects " + std::to_string(it->size) +
+                                                      ". The counts of a sender must equal those of its receiver.")));
       return false;
     }
     stream.target = it;
