@@ -43,7 +43,8 @@ class Board {
   }
 
   std::byte* my_slot(std::size_t lane, std::uint64_t round) const { return segment_->slot(me_, lane, round); }
-  const std::byte* slot(std::size_t local, std::size_t lane, std::uint64_t round) const {
+  // Another rank's slot; written to only where an algorithm says so (see two_shot.cpp).
+  std::byte* slot(std::size_t local, std::size_t lane, std::uint64_t round) const {
     return segment_->slot(local, lane, round);
   }
 
