@@ -43,7 +43,7 @@ struct GroupOptions {
   // TCP streams to each rank on another host.
   int streams = 2;
   // Bytes of a shared-memory chunk (rounded to 4 KiB).
-  std::size_t chunk_bytes = std::size_t{512} << 10;
+  std::size_t chunk_bytes = std::size_t{256} << 10;
 
   // From names without SMDP_ ("timeout" in seconds, "secret", ...). Unknown ones are ignored, wrong values throw
   // ConfigError.
