@@ -73,8 +73,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
     const Slice slice = p.slice(k, members.local_index);
     std::byte* data = p.out + slice.begin * p.element();
     lane.slots = k * kSlotsPerExchange;
-    switch (p.planner.host_exchange(slice_of(p.chunk_size(0), p.lanes, 0, p.element()).size() * p.element(),
-                                    members.hosts.size())) {
+    switch (p.planner.host_exchange(p.count * p.element() / p.lanes, members.hosts.size())) {
       case Algorithm::kRing:
         co_await exchange_ring(p.context, lane, data, slice.size(), p.reduction);
         break;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cost/collective_cost.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -14,12 +15,6 @@ constexpr std::pair<const char*, Algorithm> kNames[] = {
     {"tree", Algorithm::kTree},
 };
 
-// One-shot reads W inputs per rank where two-shot reads 2 / W, but waits once instead of twice. Measured on 2 ranks,
-// the curves cross between 32 and 64 KiB.
-constexpr std::size_t kOneShotBytes = std::size_t{64} << 10;
-// Latency beats bytes below this.
-constexpr std::size_t kDoublingBytes = std::size_t{16} << 10;
-// Over-sharding: below this many bytes per peer direct exchange wastes its time on headers and wake-ups.
 constexpr std::size_t kShardFloor = std::size_t{64} << 10;
 constexpr std::size_t kDirectHosts = 64;
 
@@ -44,16 +39,22 @@ const char* name_of(Algorithm algorithm) {
 Algorithm Planner::local_all_reduce(std::size_t bytes, std::size_t ranks, std::size_t slot_bytes) const {
   if (bytes > slot_bytes) return Algorithm::kTwoShot;
   if (forced == Algorithm::kOneShot || forced == Algorithm::kTwoShot) return forced;
-  return bytes * (ranks - 1) <= kOneShotBytes ? Algorithm::kOneShot : Algorithm::kTwoShot;
+  const auto size = static_cast<double>(bytes);
+  return cost::one_shot(size, ranks) <= cost::two_shot(size, ranks) ? Algorithm::kOneShot : Algorithm::kTwoShot;
 }
 
 Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {
   if (strict) return Algorithm::kDirect;
-  if (forced == Algorithm::kDirect || forced == Algorithm::kRing || forced == Algorithm::kRecursiveDoubling)
+  if (forced == Algorithm::kDirect || forced == Algorithm::kRing || forced == Algorithm::kRecursiveDoubling) {
     return forced;
-  if (bytes <= kDoublingBytes) return Algorithm::kRecursiveDoubling;
-  if (hosts > kDirectHosts && bytes / hosts < kShardFloor) return Algorithm::kRing;
-  return Algorithm::kDirect;
+  }
+  const auto size = static_cast<double>(bytes);
+  const double direct = cost::direct(size, hosts);
+  const double doubling = cost::recursive_doubling(size, hosts);
+  if (doubling < direct) return Algorithm::kRecursiveDoubling;
+  // Over-sharding: under the floor direct exchange wastes its time on headers and wake-ups, which hops do not show.
+  const bool is_sharded_thin = hosts > kDirectHosts && bytes / hosts < kShardFloor;
+  return is_sharded_thin || cost::ring(size, hosts) < direct ? Algorithm::kRing : Algorithm::kDirect;
 }
 
 }  // namespace smdp
