@@ -127,11 +127,13 @@ Task broadcast_any(Context& context, Bytes data, int root) {
 
 Task all_gather_any(Context& context, std::vector<Bytes> blocks, ConstBytes in) {
   const Bytes own = blocks[static_cast<std::size_t>(context.members.rank)];
-  if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
-  if (!context.is_single_host()) return hierarchical_all_gather(context, std::move(blocks));
+  if (!context.is_single_host()) {
+    if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
+    return hierarchical_all_gather(context, std::move(blocks));
+  }
   std::vector<std::vector<Bytes>> contributions;
   for (const Bytes& block : blocks) contributions.push_back({block});
-  return spread(context.board, 0, std::move(contributions));
+  return spread(context.board, 0, std::move(contributions), own.data == in.data ? nullptr : in.data);
 }
 
 Task reduce_scatter_any(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,

@@ -29,8 +29,10 @@ Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std:
 
 // all_gather, also uneven: local rank j contributes the concatenation of its `contributions[j]`, known to all; the
 // bytes of j != me are written there, those of me are read from there. An empty entry contributes nothing.
-// reads: false on a rank that does not want the data. lane: two operations on different lanes may run at once.
-Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions, bool reads = true);
+// lane: two operations on different lanes may run at once.
+// own_source: where this rank's bytes are read from, if not from contributions[me]; they are copied there, too.
+Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions,
+            const std::byte* own_source = nullptr);
 
 // reduce_scatter, also uneven: local rank j gets the sum over ranks, in rank order, of the pieces `pieces[j]` (element
 // counts are whole), written to `out`, the concatenation in order. pieces[j] are this rank's inputs for rank j.

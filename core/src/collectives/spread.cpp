@@ -1,11 +1,13 @@
 #include <algorithm>
+#include <cstring>
 
 #include "collectives/local.h"
 #include "collectives/stream.h"
 
 namespace smdp {
 
-Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions, bool reads) {
+Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions,
+            const std::byte* own_source) {
   const std::size_t most = board.slot_bytes();
   std::size_t longest = 0;
   std::vector<std::size_t> totals;
@@ -27,13 +29,20 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
       for (std::size_t local = 0; local < board.size(); ++local) {
         if (local != board.me()) co_await board.writable(local, lane, first + k);
       }
-      cursors[board.me()].read(board.my_slot(lane, first + k), bytes_in(board.me(), k));
-      board.publish(lane, first + k);
+      const std::size_t bytes = bytes_in(board.me(), k);
+      if (own_source == nullptr) {
+        cursors[board.me()].read(board.my_slot(lane, first + k), bytes);
+        board.publish(lane, first + k);
+      } else {
+        if (bytes != 0) std::memcpy(board.my_slot(lane, first + k), own_source + k * most, bytes);
+        board.publish(lane, first + k);
+        cursors[board.me()].write(own_source + k * most, bytes);  // still in the cache
+      }
     }
     if (k == 0) continue;
     for (std::size_t local = 0; local < board.size(); ++local) {
       const std::size_t bytes = bytes_in(local, k - 1);
-      if (local == board.me() || (bytes == 0 && longest != 0) || !reads) continue;
+      if (local == board.me() || (bytes == 0 && longest != 0)) continue;
       co_await board.produced(local, lane, first + k - 1);
       cursors[local].write(board.slot(local, lane, first + k - 1), bytes);
     }
