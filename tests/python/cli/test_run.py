@@ -36,6 +36,12 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
+def default_signals() -> None:
+    """A test run in the background ignores some of them, and so would everything it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     started = []
@@ -46,6 +52,7 @@ def start() -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=default_signals,
         )
         started.append(process)
         return process
