@@ -34,6 +34,13 @@ Call call(double timeout, bool async) {
   Call result;
   if (timeout >= 0) result.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
   result.async = async;
+  if (!async) {
+    // Ctrl-C: the error is set here, and thrown by the translator of bindings/error.cpp.
+    result.interrupted = [] {
+      const nb::gil_scoped_acquire gil;
+      return PyErr_CheckSignals() != 0;
+    };
+  }
   return result;
 }
 

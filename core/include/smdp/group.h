@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -64,6 +65,8 @@ struct ConstBuffer {
 struct Call {
   std::optional<std::chrono::milliseconds> timeout;  // default: the group's
   bool async = false;                                // return before it is done
+  // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
+  std::function<bool()> interrupted;
 };
 
 // All ranks of a group must call the same collectives in the same order; calls of one rank may come from any thread,

@@ -20,6 +20,8 @@ namespace {
 constexpr std::chrono::microseconds kSpin{50};
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
+// How often a blocked caller looks whether it is interrupted.
+constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -172,7 +174,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, Body body, const Call&
     driver_ = Driver::kCaller;
     begin(*collective);
     lock.unlock();
-    drive_inline(*collective);
+    drive_inline(*collective, call);
     const std::exception_ptr failure = collective->scheduler.error();
     if (failure) {
       const Explained what = explain(failure);
@@ -192,8 +194,32 @@ Group::Handle Engine::collective(Fingerprint fingerprint, Body body, const Call&
   lock.unlock();
   progress_->wake();
   if (call.async) return handle;
-  handle->wait();
+  wait(*handle, call);
   return nullptr;
+}
+
+std::exception_ptr Engine::interruption() const {
+  const std::lock_guard lock(mutex_);
+  return make_error(ErrorKind::kClosed,
+                    members_.prefix() + "interrupted" + (current_.empty() ? "" : " in " + current_) + ".", {});
+}
+
+void Engine::wait(Operation& operation, const Call& call) {
+  while (call.interrupted) {
+    try {
+      operation.wait(kInterruptionCheck);
+      return;
+    } catch (const TimeoutError&) {
+      if (operation.done()) throw;
+    }
+    if (call.interrupted()) {
+      const std::exception_ptr error = interruption();
+      const Explained what = explain(error);
+      fail(error, what.kind, what.text, what.lost, true);
+      break;
+    }
+  }
+  operation.wait();
 }
 
 // Under mutex_.
@@ -216,7 +242,7 @@ Task Engine::run(Collective& collective) {
   co_await body;
 }
 
-void Engine::drive_inline(Collective& collective) {
+void Engine::drive_inline(Collective& collective, const Call& call) {
   Scheduler& scheduler = collective.scheduler;
   std::atomic<std::uint32_t>& sleep = board_.my_sleep();
   collective.root = run(collective);
@@ -243,6 +269,7 @@ void Engine::drive_inline(Collective& collective) {
         const auto left =
             std::clamp<Clock::duration>(next - Clock::now(), std::chrono::milliseconds(1), std::chrono::seconds(1));
         futex_sleep(sleep, left);
+        if (call.interrupted && call.interrupted()) scheduler.fail(interruption());
       }
     }
     sleep.store(kAwake);
@@ -440,8 +467,7 @@ Group::Handle Engine::mail(Mailbox::Request request, const Call& call, bool is_s
       mailbox_->receive(request);
     }
   });
-  if (call.async) return handle;
-  handle->wait();
+  if (!call.async) wait(*handle, call);
   return handle;
 }
 

@@ -68,7 +68,7 @@ class Engine final : public Progress::Client {
   };
 
   Task run(Collective& collective);
-  void drive_inline(Collective& collective);
+  void drive_inline(Collective& collective, const Call& call);
   void begin(Collective& collective);
   // Looks for reasons to stop waiting: failure, departure, deadline.
   void check(Collective& collective);
@@ -90,6 +90,9 @@ class Engine final : public Progress::Client {
   void inquire(std::uint64_t sequence);
   std::string verdict_for(int peer) const;
   Control::Status status() const;
+  // Waits for a queued operation, and for an interruption.
+  void wait(Operation& operation, const Call& call);
+  std::exception_ptr interruption() const;
   void wake_caller();
 
   std::shared_ptr<Progress> progress_;
