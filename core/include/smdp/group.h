@@ -43,8 +43,8 @@ struct GroupOptions {
   int threads = 1;
   // TCP streams to each rank on another host.
   int streams = 2;
-  // Bytes of a shared-memory chunk (rounded to 4 KiB).
-  std::size_t chunk_bytes = std::size_t{256} << 10;
+  // Bytes of a shared-memory chunk (rounded to 4 KiB). 0: 256 KiB, or 2 MiB where ranks outnumber cores.
+  std::size_t chunk_bytes = 0;
 
   // From names without SMDP_ ("timeout" in seconds, "secret", ...). Unknown ones are ignored, wrong values throw
   // ConfigError.

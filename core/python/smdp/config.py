@@ -56,7 +56,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SMDP_HOST_ID", "found out", "Ranks with the same value count as one host; for tests."),
     Variable("SMDP_THREADS", "1", "Progress threads per process, 1 to 64."),
     Variable("SMDP_STREAMS", "measured at init", "TCP connections to each peer, 1 to 64."),
-    Variable("SMDP_CHUNK_BYTES", "measured at init", "Bytes of one transfer, e.g. 262144 or 256K."),
+    Variable("SMDP_CHUNK_BYTES", "256K; 2M if ranks > cores", "Bytes of a shared-memory chunk."),
     Variable("SMDP_LOG_LEVEL", "LOGLEVEL, then warning", f"How much is logged: {', '.join(LOG_LEVELS)}."),
     Variable(
         "SMDP_DETERMINISTIC",
@@ -324,8 +324,8 @@ def _read_chunk_bytes(environ: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     value = parse_bytes(text)
-    if value is None or value % 64 or not 64 <= value <= 1 << 30:
-        raise invalid("SMDP_CHUNK_BYTES", text, "a multiple of 64 from 64 to 1G, as bytes or with K, M, G")
+    if value is None or value % 4096 or not 16 << 10 <= value <= 64 << 20:
+        raise invalid("SMDP_CHUNK_BYTES", text, "a multiple of 4K from 16K to 64M, as bytes or with K, M")
     return value
 
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/cores.h"
 #include "common/fork_guard.h"
 #include "smdp/error.h"
 #include "transport/mail/ring_stream.h"
@@ -102,7 +101,7 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
       board_(connections_.segment, members_, raw(connections_.eventfds)),
       links_(static_cast<std::size_t>(members_.size)),
       context_{members_, board_, links_},
-      spins_(static_cast<std::size_t>(usable_cores()) >= members_.local_ranks().size()),
+      spins_(!members_.is_oversubscribed()),
       fork_generation_(ForkGuard::generation()) {
   const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
   const auto on_error = [this](std::exception_ptr error) {

@@ -24,16 +24,30 @@ double cgroup_quota() {
 
 }  // namespace
 
-int usable_cores() {
-  static const int cores = [] {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    int count = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    const double quota = cgroup_quota();
-    if (quota > 0) count = std::min(count, static_cast<int>(quota + 0.5));
-    return std::max(1, count);
-  }();
-  return cores;
+int usable_cores() { return core_count_of({core_mask()}); }
+
+std::string core_mask() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ::sched_getaffinity(0, sizeof set, &set);
+  std::string mask;
+  for (int core = 0; core < CPU_SETSIZE; ++core) mask += CPU_ISSET(core, &set) ? '1' : '0';
+  mask.erase(mask.find_last_not_of('0') + 1);
+  return mask;
+}
+
+int core_count_of(const std::vector<std::string>& masks) {
+  std::string all;
+  for (const std::string& mask : masks) {
+    if (mask.size() > all.size()) all.resize(mask.size(), '0');
+    for (std::size_t core = 0; core < mask.size(); ++core) {
+      if (mask[core] == '1') all[core] = '1';
+    }
+  }
+  auto count = static_cast<int>(std::count(all.begin(), all.end(), '1'));
+  const double quota = cgroup_quota();
+  if (quota > 0) count = std::min(count, static_cast<int>(quota + 0.5));
+  return std::max(1, count);
 }
 
 }  // namespace smdp

@@ -1,9 +1,19 @@
 // CPU cores this process may really use.
 #pragma once
 
+#include <string>
+#include <vector>
+
 namespace smdp {
 
 // Affinity mask and cgroup quota counted; at least 1.
 int usable_cores();
+
+// This process's affinity mask as text, for core_count_of().
+std::string core_mask();
+
+// Cores that processes with these masks may use together: a launcher may bind each to one of its own. The cgroup
+// quota of this process counts, too; at least 1.
+int core_count_of(const std::vector<std::string>& masks);
 
 }  // namespace smdp

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 
+#include "common/cores.h"
 #include "common/hmac.h"
 #include "common/log.h"
 #include "rendezvous/local_mesh.h"
@@ -76,6 +77,9 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   for (const Record& record : records) members.host_names.push_back(record.host_name);
   members.hosts = group_by_host(records);
   members.host_index = members.host_of(rank);
+  std::vector<std::string> masks;
+  for (const int neighbour : members.local_ranks()) masks.push_back(records[static_cast<std::size_t>(neighbour)].cores);
+  members.local_cores = core_count_of(masks);
   const auto count = static_cast<std::size_t>(size);
   connections.data.resize(count);
   connections.mail.resize(count);
@@ -103,6 +107,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
     members.host_index = members.host_of(rank);
     if (!shared) {
       Connections alone;
+      alone.members = members;
       connect_local_ranks(store, records, {rank}, rank, secret, local_listener, options, deadline, alone);
       connections.segment = std::move(alone.segment);
       connections.eventfds = std::move(alone.eventfds);

@@ -17,8 +17,20 @@ namespace {
 
 constexpr char kPurpose[] = "shared memory";
 
-std::size_t slot_bytes(const GroupOptions& options) {
-  return std::max<std::size_t>(options.chunk_bytes / 4096, 4) * 4096;
+// What the leader tells the others about the memory.
+struct Offer {
+  std::uint64_t nonce = 0;
+  std::uint64_t slot_bytes = 0;
+};
+
+// Bytes of a slot: as long as a chunk takes to copy, others wait. Where ranks outnumber cores, every wait is a switch
+// between processes, and long chunks make few of them. Measured, see docs/benchmarks.md.
+std::size_t slot_bytes(const GroupOptions& options, const Members& members) {
+  constexpr std::size_t kUsual = std::size_t{256} << 10;
+  constexpr std::size_t kOversubscribed = std::size_t{2} << 20;
+  const std::size_t usual = members.is_oversubscribed() ? kOversubscribed : kUsual;
+  const std::size_t wanted = options.chunk_bytes != 0 ? options.chunk_bytes : usual;
+  return std::max<std::size_t>(wanted / 4096, 4) * 4096;
 }
 
 std::string joined_key(int rank) { return "local/" + std::to_string(rank); }
@@ -27,9 +39,10 @@ std::string verdict_key(int leader) { return "mapped/" + std::to_string(leader);
 // Makes the memory and hands it to every other rank; returns the connections, in the order of `ranks` without itself.
 void lead(Store& store, const std::vector<int>& ranks, const std::string& secret, const FileDescriptor& listener,
           const GroupOptions& options, Deadline deadline, Connections& out, std::vector<FileDescriptor>& sockets) {
-  std::uint64_t nonce = 0;
-  std::memcpy(&nonce, random_bytes(sizeof nonce).data(), sizeof nonce);
-  out.segment = std::make_shared<Segment>(ranks.size(), slot_bytes(options), nonce);
+  Offer offer;
+  std::memcpy(&offer.nonce, random_bytes(sizeof offer.nonce).data(), sizeof offer.nonce);
+  offer.slot_bytes = slot_bytes(options, out.members);
+  out.segment = std::make_shared<Segment>(ranks.size(), offer.slot_bytes, offer.nonce);
   std::vector<int> passed{out.segment->descriptor()};
   out.eventfds.clear();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -47,7 +60,7 @@ void lead(Store& store, const std::vector<int>& ranks, const std::string& secret
       recv_all(socket.get(), &index, sizeof index, soon);
       if (index <= 0 || index >= static_cast<std::int32_t>(ranks.size())) continue;
       if (sockets[static_cast<std::size_t>(index)].get() >= 0) continue;
-      send_all(socket.get(), &nonce, sizeof nonce, soon);
+      send_all(socket.get(), &offer, sizeof offer, soon);
       send_descriptors(socket, passed);
       sockets[static_cast<std::size_t>(index)] = std::move(socket);
       --missing;
@@ -61,16 +74,16 @@ void lead(Store& store, const std::vector<int>& ranks, const std::string& secret
 }
 
 FileDescriptor follow(const Record& leader, std::size_t index, const std::vector<int>& ranks, const std::string& secret,
-                      const GroupOptions& options, Deadline deadline, Connections& out) {
+                      Deadline deadline, Connections& out) {
   FileDescriptor socket = connect_local(leader.local_name);
   if (socket.get() < 0) throw Error("[smdp] no local socket");
   handshake(socket, Role::kClient, secret, kPurpose, deadline);
   const auto number = static_cast<std::int32_t>(index);
   send_all(socket.get(), &number, sizeof number, deadline);
-  std::uint64_t nonce = 0;
-  recv_all(socket.get(), &nonce, sizeof nonce, deadline);
+  Offer offer;
+  recv_all(socket.get(), &offer, sizeof offer, deadline);
   std::vector<FileDescriptor> received = receive_descriptors(socket, 1 + ranks.size(), deadline);
-  out.segment = std::make_shared<Segment>(std::move(received.front()), ranks.size(), slot_bytes(options), nonce);
+  out.segment = std::make_shared<Segment>(std::move(received.front()), ranks.size(), offer.slot_bytes, offer.nonce);
   out.eventfds.clear();
   for (std::size_t i = 1; i < received.size(); ++i) out.eventfds.push_back(std::move(received[i]));
   return socket;
@@ -105,7 +118,7 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   FileDescriptor socket;
   bool mapped = true;
   try {
-    socket = follow(records[static_cast<std::size_t>(leader)], index, ranks, secret, options, deadline, connections);
+    socket = follow(records[static_cast<std::size_t>(leader)], index, ranks, secret, deadline, connections);
   } catch (const TimeoutError&) {
     throw;
   } catch (const Error&) {

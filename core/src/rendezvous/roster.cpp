@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "common/cores.h"
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
 
@@ -24,14 +25,14 @@ constexpr char kBad[] = "failed 1";
 
 std::string encode(const Record& record) {
   return record.host_name + '\n' + record.host_key + '\n' + record.local_name + '\n' + record.master_seen + '\n' +
-         record.address + '\n' + std::to_string(record.port) + '\n';
+         record.address + '\n' + record.cores + '\n' + std::to_string(record.port) + '\n';
 }
 
 Record decode(std::istream& in) {
   Record record;
   std::string port;
-  for (std::string* line :
-       {&record.host_name, &record.host_key, &record.local_name, &record.master_seen, &record.address, &port}) {
+  for (std::string* line : {&record.host_name, &record.host_key, &record.local_name, &record.master_seen,
+                            &record.address, &record.cores, &port}) {
     if (!std::getline(in, *line))
       throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
   }
@@ -89,6 +90,7 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
   record.host_key = options.host_id.empty() ? machine_key() : options.host_id;
   if (!options.host_id.empty()) record.host_name = options.host_id;
   record.local_name = "smdp-" + nonce;
+  record.cores = core_mask();
   if (rank != 0 && !options.master_addr.empty()) record.master_seen = resolve(options.master_addr);
   return record;
 }

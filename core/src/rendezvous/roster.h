@@ -17,6 +17,7 @@ struct Record {
   std::string local_name;   // of this rank's abstract Unix socket
   std::string master_seen;  // numeric address by which this rank reaches the master; empty on rank 0
   std::string address;      // where this rank listens
+  std::string cores;        // affinity mask, see common/cores.h
   std::uint16_t port = 0;
 };
 

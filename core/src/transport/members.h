@@ -15,8 +15,12 @@ struct Members {
   std::vector<std::vector<int>> hosts;  // ranks of each host, ascending; hosts ordered by their lowest rank
   std::size_t host_index = 0;           // of this rank
   std::size_t local_index = 0;          // of this rank among hosts[host_index]
+  int local_cores = 1;                  // that the ranks of this host may use together
 
   const std::vector<int>& local_ranks() const { return hosts[host_index]; }
+
+  // More ranks than cores: nobody should spin.
+  bool is_oversubscribed() const { return local_ranks().size() > static_cast<std::size_t>(local_cores); }
 
   // "rank 3 (host b)".
   std::string who(int other) const {
