@@ -67,6 +67,8 @@ bool Board::is_produced(std::size_t local, std::size_t lane, std::uint64_t round
 // Compares fingerprints once the peer has entered this operation. Never true: it throws or goes on waiting.
 bool Board::stalled_on(std::size_t local) {
   if (verified_[local] != sequence_ && segment_->flags(local).entered.load() >= sequence_) {
+    // The operation before may have ended without a wait for this peer.
+    if (verified_[local] + 1 < sequence_) verify(local, sequence_ - 1);
     verify(local, sequence_);
     verified_[local] = sequence_;
   }

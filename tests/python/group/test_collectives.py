@@ -1,0 +1,177 @@
+"""Every collective on NumPy arrays and other buffers, on one host and between hosts, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+COLLECTIVES = """
+import ml_dtypes
+g = joined()
+n = g.size
+ranks = range(n)
+for count in (0, 1, 17, 70_001):
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uint8, np.int16,
+                  np.int32, np.int64, np.complex64, np.complex128):
+        def of(rank):
+            return (np.arange(count) % 5 + rank).astype(dtype)
+        total = sum(of(r).astype(np.complex128) for r in ranks).astype(dtype)
+        a = of(g.rank)
+        b = np.empty_like(a)
+        assert g.all_reduce(a, out=b) is b
+        assert (b == total).all() and (a == of(g.rank)).all(), dtype
+        g.all_reduce(a)
+        assert (a == total).all(), dtype
+        o = g.all_gather(of(g.rank))
+        assert all((o[r] == of(r)).all() for r in ranks), dtype
+        o = g.reduce_scatter(np.concatenate([of(r) for r in ranks]))
+        assert (o == n * of(g.rank).astype(np.complex128)).all(), dtype
+    for op, f in ((smdp.MIN, np.minimum), (smdp.MAX, np.maximum), (smdp.PRODUCT, np.multiply),
+                  (smdp.BAND, np.bitwise_and), (smdp.BOR, np.bitwise_or), (smdp.BXOR, np.bitwise_xor)):
+        def of(rank):
+            return (np.arange(count) * 7 + rank * 3) % 11
+        expected = of(0)
+        for r in ranks[1:]:
+            expected = f(expected, of(r))
+        assert (g.all_reduce(of(g.rank), op) == expected).all(), op
+    assert (g.all_reduce(np.full(count, g.rank + 1.0), smdp.AVG) == (n + 1) / 2).all()
+    assert (g.all_reduce(np.ones(count), smdp.PREMUL_SUM, factor=g.rank + 1) == n * (n + 1) / 2).all()
+    flags = g.all_reduce(np.arange(count) % n == g.rank)
+    assert flags.dtype == np.bool_ and flags.all()
+    f8 = np.full(count, g.rank, np.uint8).view(ml_dtypes.float8_e4m3fn)
+    assert (g.broadcast(f8, n - 1).view(np.uint8) == n - 1).all()
+    for root in ranks:
+        r = g.reduce(np.full(count, g.rank + 1), root)
+        assert (r is None) if g.rank != root else (r == n * (n + 1) // 2).all()
+        got = g.gather(np.full(count, g.rank), root)
+        assert (got is None) == (g.rank != root)
+        out = np.full(count, -1)
+        g.scatter(got, root, out=out)
+        assert (out == g.rank).all()
+    uneven = [np.full(count * r, -1) for r in ranks]
+    g.all_gather(np.full(count * g.rank, g.rank), out=uneven)
+    assert all((uneven[r] == r).all() for r in ranks)
+    assert (g.reduce_scatter([np.full(count * r, 2) for r in ranks]) == 2 * n).all()
+    back = [np.full(count * (r + g.rank), -1) for r in ranks]
+    g.all_to_all([np.full(count * (r + g.rank), 10 * g.rank + r) for r in ranks], out=back)
+    assert all((back[r] == 10 * r + g.rank).all() for r in ranks)
+    handles = [g.all_reduce(np.full(count, i), async_op=True) for i in range(5)]
+    assert all((h.wait(30) == i * n).all() and h.done() and h.error() is None for i, h in enumerate(handles))
+    pair = g.all_reduce_coalesced([np.ones(count), np.full(count, 2.0, np.float32)])
+    assert (pair[0] == n).all() and (pair[1] == 2 * n).all()
+    if n > 1:
+        incoming = np.empty(count)
+        sent = g.send(np.full(count, float(g.rank)), (g.rank + 1) % n, tag=3, async_op=True)
+        source = g.recv(incoming, tag=3)
+        assert source == (g.rank - 1) % n and (incoming == source).all()
+        sent.wait()
+    g.barrier()
+raw = bytearray(b"x" * 10 if g.rank == 0 else bytes(10))
+g.broadcast(raw)
+assert raw == b"x" * 10
+half = g.split(g.rank % 2)
+assert half.size == len([r for r in ranks if r % 2 == g.rank % 2])
+assert (half.all_reduce(np.ones(3)) == half.size).all()
+assert g.split(None) is None
+for wrong, text in (
+    (lambda: g.all_reduce(np.ones((4, 4))[:, ::2]), "contiguous"),
+    (lambda: g.all_reduce(b"constant"), "read-only"),
+    (lambda: g.all_reduce("text"), "array"),
+    (lambda: g.all_reduce(f8), "float8"),
+    (lambda: g.all_reduce(np.ones(3, np.uint32)), "uint32"),
+    (lambda: g.all_reduce(np.ones(3), smdp.BAND), "BAND"),
+    (lambda: g.broadcast(np.ones(3), n), "allowed"),
+    (lambda: g.all_reduce(np.ones(3), out=np.ones(4)), "alike"),
+    (lambda: g.reduce_scatter(np.ones(2 * n + 1)) if n > 1 else g.all_reduce(None), ""),
+    (lambda: g.barrier(timeout=0), "timeout"),
+    (lambda: g.all_reduce(np.array(["text"])), "dtype"),
+):
+    try:
+        wrong()
+    except ValueError as error:
+        assert text in str(error), (text, error)
+    else:
+        raise AssertionError("accepted: " + text)
+assert (g.all_reduce(np.ones(2)) == n).all()
+"""
+
+
+@pytest.mark.parametrize("hosts", [[0], [0, 0], [0, 0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 1]], ids=str)
+def test_collectives(hosts: list[int], job: Callable[..., list[object]], finish: Callable[..., None]) -> None:
+    finish(job(len(hosts), COLLECTIVES, hosts=hosts), 90)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["one_shot", "two_shot", "direct", "ring", "recursive_doubling", "tree"]
+)
+def test_algorithms_agree(
+    algorithm: str, job: Callable[..., list[object]], finish: Callable[..., None]
+) -> None:
+    code = """
+g = joined()
+for count in (1, 1000, 300_000):
+    a = np.arange(count, dtype=np.float64) * (g.rank + 1)
+    assert (g.all_reduce(a) == np.arange(count) * 6.0).all()
+"""
+    finish(job(3, code, hosts=[0, 0, 1], environ={"SMDP_ALGORITHM": algorithm}))
+
+
+def test_same_bits_on_all_ranks_and_in_all_runs_under_load(job: Callable[..., list[object]]) -> None:
+    code = """
+import hashlib
+g = joined()
+stop = os.fork() if g.rank == 0 else 0   # a busy neighbour
+if g.rank == 0 and stop == 0:
+    end = time.monotonic() + 60
+    while time.monotonic() < end and os.getppid() != 1:
+        pass
+    os._exit(0)
+digest = hashlib.sha256()
+for i in range(30):
+    a = (np.random.default_rng(100 * i + g.rank).standard_normal(10_000 + 997 * i)).astype(np.float32)
+    digest.update(g.all_reduce(a).tobytes())
+if stop:
+    os.kill(stop, signal.SIGKILL)
+print(digest.hexdigest())
+"""
+    seen = set()
+    for _ in range(2):
+        for rank in job(3, code):
+            assert rank.finish(60) == 0, rank.output  # type: ignore[attr-defined]
+            seen.add(rank.output)  # type: ignore[attr-defined]
+    assert len(seen) == 1
+
+
+def test_kernels_give_the_same_bits(job: Callable[..., list[object]]) -> None:
+    code = """
+import hashlib, ml_dtypes
+g = joined()
+digest = hashlib.sha256()
+for dtype in (np.float16, ml_dtypes.bfloat16, np.float32):
+    digest.update(g.all_reduce(np.random.default_rng(g.rank).standard_normal(5001).astype(dtype)).tobytes())
+print(digest.hexdigest())
+"""
+    seen = set()
+    for kernel in ("generic", "avx2"):
+        for rank in job(2, code, environ={"SMDP_FORCE_KERNEL": kernel}):
+            if rank.finish(60) != 0 and "SMDP_FORCE_KERNEL" in rank.output:  # type: ignore[attr-defined]
+                pytest.skip("this CPU has no " + kernel)
+            seen.add(rank.output)  # type: ignore[attr-defined]
+    assert len(seen) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_more_than_four_gigabytes(job: Callable[..., list[object]], finish: Callable[..., None]) -> None:
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    if free < 11 << 20:
+        pytest.skip(f"needs 11 GiB of free memory, there are {free >> 20}")
+    code = """
+g = joined(timeout=200)
+a = np.full((1 << 32) + 5, g.rank + 1, np.uint8)
+g.all_reduce(a)
+assert (a[:1000] == 3).all() and (a[-1000:] == 3).all() and (a[:: 1 << 20] == 3).all()
+"""
+    finish(job(2, code), 250)

@@ -1,0 +1,292 @@
+"""What goes wrong is an error on every rank, soon, that names the culprit. Real processes are killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Job = Callable[..., list[Any]]
+
+ONE_HOST = [0, 0, 0]
+THREE_HOSTS = [0, 1, 2]
+
+
+def seconds(output: str) -> float:
+    found = re.search(r"after ([0-9.]+) s", output)
+    assert found, output
+    return float(found[1])
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        ("g.all_reduce(np.ones(10 if g.rank == 0 else 11, np.float32))", ["float32[10]", "float32[11]"]),
+        ("g.all_reduce(np.ones((2, 3) if g.rank == 0 else (3, 2)))", ["float64[2, 3]", "float64[3, 2]"]),
+        ("g.all_reduce(np.ones(9, np.float32 if g.rank == 0 else np.int32))", ["float32[9]", "int32[9]"]),
+        ("g.all_reduce(np.ones(9), smdp.SUM if g.rank == 0 else smdp.MAX)", ["SUM", "MAX"]),
+        (
+            "g.all_gather(np.ones(9)) if g.rank == 0 else g.all_reduce(np.ones(9))",
+            ["all_gather", "all_reduce"],
+        ),
+        ("g.broadcast(np.ones(9), g.rank % 2)", ["from rank 0", "from rank 1"]),
+    ],
+)
+def test_mismatch_names_both_values(call: str, values: list[str], hosts: list[int], job: Job) -> None:
+    ranks = job(3, f"g = joined()\nreport(lambda: {call})\nreport(lambda: g.barrier())", hosts=hosts)
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+        assert "MismatchError" in rank.output, rank.output
+        assert "rank 0" in rank.output
+        assert all(value in rank.output for value in values), rank.output
+        assert seconds(rank.output) < 5
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("busy", [True, False], ids=["in an operation", "idle"])
+def test_killed_rank_is_named(hosts: list[int], victim: int, busy: bool, job: Job) -> None:
+    code = f"""
+g = joined()
+g.barrier()
+if g.rank == {victim}:
+    if os.fork() == 0:   # like a DataLoader's worker, it outlives its parent
+        time.sleep(20)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+if not {busy}:
+    time.sleep(2)
+    assert isinstance(g.error(), smdp.PeerLostError), g.error()
+report(lambda: g.all_reduce(np.ones(1_000_000)))
+try:
+    g.barrier()
+except smdp.PeerLostError as error:
+    assert error.ranks == [{victim}], error.ranks
+"""
+    for rank in job(3, code, hosts=hosts):
+        if rank.rank == victim:
+            rank.process.wait(20)
+            continue
+        assert rank.finish(30) == 0, rank.output
+        assert "PeerLostError" in rank.output
+        assert f"rank {victim} (host" in rank.output and "died" in rank.output, rank.output
+        assert seconds(rank.output) < 5
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_stopped_rank_is_named_at_the_timeout(hosts: list[int], victim: int, job: Job) -> None:
+    code = f"""
+g = joined(timeout=4)
+g.barrier()
+if g.rank == {victim}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+report(lambda: g.all_reduce(np.ones(1_000_000)))
+"""
+    for rank in job(3, code, hosts=hosts):
+        if rank.rank == victim:
+            continue
+        assert rank.finish(30) == 0, rank.output
+        assert "TimeoutError" in rank.output
+        assert f"rank {victim} (host" in rank.output and "does not answer" in rank.output, rank.output
+        assert 3 < seconds(rank.output) < 6
+
+
+def test_stopped_rank_that_goes_on_in_time(job: Job, finish: Callable[..., None]) -> None:
+    code = """
+g = joined(timeout=20)
+g.barrier()
+if g.rank == 1:
+    print("stopping", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+assert (g.all_reduce(np.ones(1_000_000)) == 3).all()
+"""
+    ranks = job(3, code)
+    ranks[1].output += ranks[1].process.stdout.readline()
+    time.sleep(2)
+    os.kill(ranks[1].process.pid, signal.SIGCONT)
+    finish(ranks)
+
+
+def test_late_rank_is_named(job: Job) -> None:
+    code = """
+g = joined(timeout=3)
+g.all_reduce(np.ones(3))
+if g.rank == 1:
+    time.sleep(5)
+else:
+    report(lambda: g.all_reduce(np.ones(4)))
+"""
+    for rank in job(3, code):
+        rank.finish(30)
+        if rank.rank != 1:
+            assert "TimeoutError" in rank.output
+            assert "rank 1 (host" in rank.output and "has not called it" in rank.output, rank.output
+
+
+def test_exception_of_a_rank_reaches_the_others(job: Job) -> None:
+    code = """
+g = joined()
+g.barrier()
+if g.rank == 1:
+    raise RuntimeError("out of luck")
+report(lambda: g.all_reduce(np.ones(3)))
+"""
+    for rank in job(3, code):
+        code = rank.finish(30)
+        assert code == (1 if rank.rank == 1 else 0)
+        assert "RuntimeError: out of luck" in rank.output
+        if rank.rank != 1:
+            assert "PeerLostError" in rank.output and "rank 1 (host" in rank.output
+
+
+def test_message_of_another_size_or_dtype(job: Job) -> None:
+    code = """
+g = joined()
+def talk():
+    if g.rank == 0:
+        g.recv(np.empty(3), 1, tag=4)
+    else:
+        g.send(np.ones(4), 0, tag=4)
+        g.barrier()
+report(talk)
+"""
+    for rank in job(2, code):
+        assert rank.finish(30) == 0
+        assert "MismatchError" in rank.output and "float64[3]" in rank.output and "float64[4]" in rank.output
+
+
+def test_missing_rank_at_rendezvous(job: Job) -> None:
+    ranks = job(3, "report(joined)", ranks=[0, 2], environ={"SMDP_INIT_TIMEOUT": "2"})
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+        assert "TimeoutError" in rank.output
+        assert "ranks 0, 2 of 3 came; missing: 1" in rank.output, rank.output
+
+
+def test_wrong_secret_is_refused(job: Job) -> None:
+    ranks = job(2, "report(joined)", own={1: {"SMDP_SECRET": "guess"}}, environ={"SMDP_INIT_TIMEOUT": "3"})
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+    assert "secret" in ranks[1].output and "SmdpError" in ranks[1].output, ranks[1].output
+    assert "missing: 1" in ranks[0].output and "refused a connection" in ranks[0].output
+    assert "guess" not in ranks[0].output + ranks[1].output
+
+
+def test_garbage_on_the_port_is_refused_and_logged_once(job: Job, finish: Callable[..., None]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = """
+g = joined()
+print("joined", flush=True)
+end = time.monotonic() + 3
+while g.all_reduce(np.array([time.monotonic() < end]), smdp.BAND)[0]:
+    pass
+"""
+    ranks = job(2, code, port=port)
+    for rank in ranks:
+        rank.output += rank.process.stdout.readline()
+    for i in range(30):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+            stranger.sendall(os.urandom(7 * i + 1))
+    finish(ranks)
+    assert ranks[0].output.count("refused a connection") == 1, ranks[0].output
+
+
+def test_forked_child_cannot_use_the_group(job: Job, finish: Callable[..., None]) -> None:
+    code = """
+g = joined()
+child = os.fork()
+if child == 0:
+    try:
+        g.barrier()
+    except smdp.ClosedError as error:
+        os._exit(7 if "forked child" in str(error) else 1)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+g.barrier()
+"""
+    finish(job(2, code))
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "smdp.shutdown(); smdp.shutdown()",
+        "pass",
+        "g.shutdown(); del g",
+        "h = g.all_reduce(np.ones(1_000_000), async_op=True)",
+        "h = [g.all_reduce(np.ones(99_999), async_op=True) for _ in range(5)]; h[-1].wait()",
+        "h = g.recv(np.ones(3), async_op=True) if g.rank else None",
+    ],
+)
+def test_every_way_to_end_is_clean(ending: str, job: Job, finish: Callable[..., None]) -> None:
+    finish(job(2, f"g = joined()\ng.barrier()\n{ending}\n"))
+
+
+def test_leaving_with_operations_in_flight(job: Job) -> None:
+    code = """
+g = joined()
+g.barrier()
+def leave():
+    handles = [g.all_reduce(np.ones(1_000_000), async_op=True) for _ in range(5)]
+    smdp.shutdown()
+    for handle in handles:
+        handle.wait()
+report(leave)
+"""
+    for rank in job(2, code):
+        assert rank.finish(30) == 0, rank.output
+        assert "no error" in rank.output or "ClosedError" in rank.output or "PeerLostError" in rank.output
+
+
+def test_init_again_after_shutdown(job: Job, finish: Callable[..., None]) -> None:
+    finish(job(1, "joined(); smdp.shutdown(); assert joined().size == 1"))
+
+
+def test_control_c_ends_a_blocking_call(job: Job) -> None:
+    code = """
+g = joined()
+g.barrier()
+if g.rank == 1:
+    time.sleep(3)
+    report(lambda: g.barrier())
+else:
+    print("waiting", flush=True)
+    g.barrier()
+"""
+    ranks = job(2, code)
+    ranks[0].output += ranks[0].process.stdout.readline()
+    time.sleep(0.5)
+    os.kill(ranks[0].process.pid, signal.SIGINT)
+    assert ranks[0].finish(20) != 0
+    assert "KeyboardInterrupt" in ranks[0].output
+    assert ranks[1].finish(20) == 0
+    assert "interrupted" in ranks[1].output or "KeyboardInterrupt" in ranks[1].output
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SMDP_RANK", "two"),
+        ("SMDP_RANK", "-1"),
+        ("SMDP_RANK", "5"),
+        ("SMDP_WORLD_SIZE", "0"),
+        ("SMDP_MASTER_PORT", "70000"),
+        ("SMDP_TIMEOUT", "soon"),
+        ("SMDP_ALGORITHM", "fastest"),
+    ],
+)
+def test_nonsense_is_one_line(variable: str, value: str, job: Job) -> None:
+    rank = job(2, "report(joined)", ranks=[0], environ={variable: value})[0]
+    assert rank.finish(20) == 0
+    assert "ConfigError" in rank.output and variable in rank.output and value in rank.output, rank.output
+    assert len(rank.output.strip().splitlines()) == 1
