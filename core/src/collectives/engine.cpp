@@ -301,17 +301,16 @@ void Engine::check(Collective& collective) {
                                            seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
 }
 
-// A rank that has left published all it ever will before it said so: what is not there now never comes.
+// On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
+// What a rank on another host sent may still be on its way, until its streams have ended.
 void Engine::check_departed(Collective& collective) {
   if (collective.scheduler.poll()) return;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) {
-    if (wait.peer < 0) continue;
-    std::string reason;
+    if (wait.peer < 0 || may_still_send(wait.peer)) continue;
     {
       const std::lock_guard lock(mutex_);
       const auto found = left_.find(wait.peer);
       if (found == left_.end()) continue;
-      reason = found->second;
     }
     collective.scheduler.fail(
         std::make_exception_ptr(PeerLostError(members_.prefix() + collective.fingerprint.describe() +
@@ -319,6 +318,11 @@ void Engine::check_departed(Collective& collective) {
                                               {wait.peer})));
     return;
   }
+}
+
+bool Engine::may_still_send(int rank) const {
+  const auto& link = links_[static_cast<std::size_t>(rank)];
+  return link && !link->is_broken();
 }
 
 std::string Engine::left_reason(int rank) const {
@@ -404,6 +408,8 @@ void Engine::check_mail(Clock::time_point now) {
       for (const auto& [rank, reason] : left_) left.push_back(rank);
     }
     for (const int rank : left) {
+      const bool is_remote = members_.host_of(rank) != members_.host_index;
+      if (is_remote && mailbox_->is_open(rank)) continue;  // its messages may still be on their way
       const Mailbox::Request* request = mailbox_->waiting_for(rank);
       if (request == nullptr) continue;
       const std::string text = members_.prefix() + "a message with tag " + std::to_string(request->tag) +
@@ -557,7 +563,8 @@ void Engine::on_left(int rank, const std::string& reason) {
   suspects_.erase(rank);
   {
     const std::lock_guard lock(mutex_);
-    left_[rank] = reason;
+    std::string& known = left_[rank];
+    if (!reason.empty()) known = reason;
     stop_.store(true);
   }
   wake_caller();

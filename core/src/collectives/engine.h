@@ -85,6 +85,7 @@ class Engine final : public Progress::Client {
   void on_abort(ErrorKind kind, const std::string& text, const std::vector<int>& lost);
   void on_left(int rank, const std::string& reason);
   void on_broken(int rank, const std::string& reason);
+  bool may_still_send(int rank) const;
   std::string left_reason(int rank) const;
   std::string in_flight() const;
   void inquire(std::uint64_t sequence);

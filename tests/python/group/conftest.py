@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -93,6 +94,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                # Where the tests run in the background, SIGINT is ignored, and ranks would inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             job.append(Rank(rank, process))
         started.extend(job)

@@ -58,6 +58,9 @@ class Mailbox {
   // First request that can only be served by `peer`, which has left; null if there is none. Call after poll().
   const Request* waiting_for(int peer) const;
 
+  // The stream to a rank has not ended.
+  bool is_open(int rank) const { return peers_[static_cast<std::size_t>(rank)].stream != nullptr; }
+
   // Fails everything and closes the streams.
   void fail(const std::exception_ptr& error);
 

@@ -102,7 +102,7 @@ void Link::on_event(Stream& stream, std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) write_some(stream);
   if (!broken_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     if (stream.stalled && (events & EPOLLIN) == 0) {
-      broken("connection closed");
+      ended(stream);
     } else {
       read_some(stream);
     }
@@ -110,6 +110,7 @@ void Link::on_event(Stream& stream, std::uint32_t events) {
 }
 
 void Link::write_some(Stream& stream) {
+  if (stream.socket.get() < 0) return;
   std::size_t budget = kBytesPerEvent;
   while (!stream.outgoing.empty() && budget > 0) {
     Outgoing& out = stream.outgoing.front();
@@ -180,6 +181,7 @@ void Link::finish_frame(Stream& stream) {
 }
 
 void Link::read_some(Stream& stream) {
+  if (stream.socket.get() < 0) return;
   std::size_t budget = kBytesPerEvent;
   while (!broken_ && budget > 0) {
     if (stream.header_done == sizeof(Frame) && !stream.has_target) {
@@ -201,7 +203,7 @@ void Link::read_some(Stream& stream) {
         in_header ? sizeof(Frame) - stream.header_done : stream.frame.payload - stream.payload_done;
     const ssize_t got = ::recv(stream.socket.get(), to, want, MSG_DONTWAIT);
     if (got == 0) {
-      broken("connection closed");
+      ended(stream);
       return;
     }
     if (got < 0) {
@@ -225,9 +227,22 @@ void Link::read_some(Stream& stream) {
 void Link::update_events(Stream& stream) {
   const std::uint32_t events = (stream.stalled ? 0U : static_cast<std::uint32_t>(EPOLLIN)) |
                                (stream.outgoing.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
-  if (events == stream.events) return;
+  if (events == stream.events || stream.socket.get() < 0) return;
   stream.events = events;
   progress_.modify(stream.socket.get(), events);
+}
+
+// The peer has closed one stream; what it sent on the others may still be on its way.
+void Link::ended(Stream& stream) {
+  progress_.remove(stream.socket.get());
+  stream.socket.reset();
+  const bool all_ended =
+      std::all_of(streams_.begin(), streams_.end(), [](const auto& one) { return one->socket.get() < 0; });
+  if (all_ended) {
+    broken("connection closed");
+  } else {
+    on_broken_(peer_, "connection closed");
+  }
 }
 
 void Link::broken(const std::string& reason) {

@@ -46,6 +46,7 @@ class Link {
   // Forgets everything under way and closes the streams: no buffer is touched afterwards.
   void reset();
 
+  // Nothing will come any more: all streams have ended, and what they brought has been taken.
   bool is_broken() const { return broken_; }
 
  private:
@@ -81,6 +82,7 @@ class Link {
   bool find_target(Stream& stream);
   void finish_frame(Stream& stream);
   void update_events(Stream& stream);
+  void ended(Stream& stream);
   void broken(const std::string& reason);
 
   Progress& progress_;
