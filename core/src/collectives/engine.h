@@ -19,6 +19,7 @@
 
 #include "collectives/context.h"
 #include "collectives/planner.h"
+#include "common/failure.h"
 #include "rendezvous/bootstrap.h"
 #include "smdp/group.h"
 #include "transport/control.h"
@@ -54,6 +55,7 @@ class Engine final : public Progress::Client {
   Clock::time_point deadline() override;
 
  private:
+  enum class Tell { kNobody, kEveryone };
   enum class Driver { kNone, kCaller, kProgress };
 
   struct Collective {
@@ -64,7 +66,7 @@ class Engine final : public Progress::Client {
     Task root;
     Clock::time_point deadline;
     std::chrono::milliseconds timeout;
-    bool inquired = false;
+    Clock::time_point next_inquiry;
   };
 
   Task run(Collective& collective);
@@ -73,16 +75,17 @@ class Engine final : public Progress::Client {
   // Looks for reasons to stop waiting: failure, departure, deadline.
   void check(Collective& collective);
   void check_departed(Collective& collective);
+  // When to ask who is late, so that the answer is there at the deadline.
+  static Clock::time_point inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout);
   void check_mail(Clock::time_point now);
   void check_suspects(Clock::time_point now);
   bool poll_collective();
   Group::Handle mail(Mailbox::Request request, const Call& call, bool is_send);
 
-  // First error wins. origin: tell the others, too. Any thread.
-  void fail(std::exception_ptr error, ErrorKind kind, const std::string& text, const std::vector<int>& lost,
-            bool tell_others);
+  // First error wins. Any thread.
+  void fail(std::exception_ptr error, Tell whom);
   void fail_everything();  // progress thread
-  void on_abort(ErrorKind kind, const std::string& text, const std::vector<int>& lost);
+  void on_abort(const Failure& failure);
   void on_left(int rank, const std::string& reason);
   void on_broken(int rank, const std::string& reason);
   bool may_still_send(int rank) const;
@@ -118,8 +121,7 @@ class Engine final : public Progress::Client {
   std::condition_variable idle_;   // the caller has stopped driving
   Driver driver_ = Driver::kNone;  // guarded by mutex_, as all below
   std::deque<std::unique_ptr<Collective>> queue_;
-  std::uint64_t sequence_ = 0;
-  std::string current_;  // description of the running or last collective
+  Fingerprint last_;  // of the running or last collective
   std::exception_ptr error_;
   bool removed_ = false;             // shutdown() was called
   std::map<int, std::string> left_;  // ranks that left, and why

@@ -4,7 +4,10 @@ namespace smdp {
 
 bool Scheduler::poll() {
   bool resumed = false;
-  for (std::size_t i = 0; i < waits_.size();) {
+  burst_ = 0;
+  std::size_t i = 0;
+  // As many looks as there are waits now: one that is added meanwhile may have to wait for the next poll().
+  for (std::size_t looks = waits_.size(); looks != 0 && i < waits_.size(); --looks) {
     bool ready = error_ != nullptr;
     if (!ready) {
       try {

@@ -27,6 +27,9 @@ class Scheduler {
   // Resumes every coroutine whose wait is over; after fail() all of them. Returns true if any was resumed.
   bool poll();
 
+  // True if a coroutine whose wait is over at once may go on: only so many times, then the thread sees to other work.
+  bool may_go_on() { return ++burst_ < kBurst; }
+
   // Makes every wait, present and future, throw `error`. The first error wins.
   void fail(std::exception_ptr error) {
     if (!error_) error_ = std::move(error);
@@ -36,8 +39,11 @@ class Scheduler {
   const std::vector<Wait>& waits() const { return waits_; }
 
  private:
+  static constexpr int kBurst = 32;
+
   std::vector<Wait> waits_;
   std::exception_ptr error_;
+  int burst_ = 0;  // waits that were over at once since the last poll()
 };
 
 // A lazily started coroutine without a value. Await it from another Task, or start() it with a Scheduler.
@@ -120,10 +126,13 @@ template <class Predicate>
 class Until {
  public:
   Until(int peer, Predicate predicate) : peer_(peer), predicate_(std::move(predicate)) {}
-  bool await_ready() { return predicate_(); }
-  void await_suspend(Task::Handle handle) {
-    scheduler_ = handle.promise().scheduler;
+  bool await_ready() const noexcept { return false; }
+  bool await_suspend(Task::Handle handle) {
+    Scheduler* scheduler = handle.promise().scheduler;
+    if (predicate_() && scheduler->may_go_on()) return false;
+    scheduler_ = scheduler;
     scheduler_->add({[](void* self) { return static_cast<Until*>(self)->predicate_(); }, this, peer_, handle});
+    return true;
   }
   void await_resume() const {
     if (scheduler_ != nullptr && scheduler_->error()) std::rethrow_exception(scheduler_->error());

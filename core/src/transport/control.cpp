@@ -80,12 +80,12 @@ Control::~Control() {
   progress_.remove(this);
 }
 
-void Control::abort(ErrorKind kind, const std::string& text, const std::vector<int>& lost) {
+void Control::abort(const Failure& failure) {
   std::string body = start(Type::kAbort, members_.rank);
-  put(body, kind);
-  put(body, static_cast<std::uint32_t>(lost.size()));
-  for (const int rank : lost) put(body, static_cast<std::int32_t>(rank));
-  body += text.substr(0, kMaxText);
+  put(body, failure.kind);
+  put(body, static_cast<std::uint32_t>(failure.lost.size()));
+  for (const int rank : failure.lost) put(body, static_cast<std::int32_t>(rank));
+  body += failure.text.substr(0, kMaxText);
   broadcast(body, -1);
 }
 
@@ -168,12 +168,13 @@ void Control::on_message(int rank, const std::string& body) {
   switch (type) {
     case Type::kAbort: {
       if (members_.rank == 0) broadcast(body, rank);
-      const auto kind = reader.get<ErrorKind>();
-      std::vector<int> lost;
+      Failure failure;
+      failure.kind = reader.get<ErrorKind>();
       const auto count =
           std::min<std::uint32_t>(reader.get<std::uint32_t>(), static_cast<std::uint32_t>(members_.size));
-      for (std::uint32_t i = 0; i < count; ++i) lost.push_back(reader.get<std::int32_t>());
-      callbacks_.on_abort(kind, reader.rest(), lost);
+      for (std::uint32_t i = 0; i < count; ++i) failure.lost.push_back(reader.get<std::int32_t>());
+      failure.text = reader.rest();
+      callbacks_.on_abort(failure);
       break;
     }
     case Type::kLeft:
@@ -184,9 +185,8 @@ void Control::on_message(int rank, const std::string& body) {
     case Type::kPing: {
       const Status status = callbacks_.status();
       std::string answer = start(Type::kPong, members_.rank);
-      put(answer, status.sequence);
+      put(answer, status.last);
       put(answer, static_cast<std::uint8_t>(status.busy));
-      answer += status.description;
       send(rank, answer);
       break;
     }
@@ -194,9 +194,8 @@ void Control::on_message(int rank, const std::string& body) {
       if (inquiries_.empty()) break;
       const auto index = static_cast<std::size_t>(origin);
       answered_[index] = true;
-      statuses_[index].sequence = reader.get<std::uint64_t>();
+      statuses_[index].last = reader.get<Fingerprint>();
       statuses_[index].busy = reader.get<std::uint8_t>() != 0;
-      statuses_[index].description = reader.rest();
       break;
     }
     case Type::kInquire:
@@ -212,18 +211,17 @@ void Control::on_message(int rank, const std::string& body) {
 
 void Control::on_lost(int rank, int error) {
   if (peers_[static_cast<std::size_t>(rank)].left) return;
-  std::vector<int> lost{rank};
-  std::string text;
+  Failure failure{ErrorKind::kPeerLost, "", {rank}};
   if (is_process_end(error)) {
-    text = members_.who(rank) + " died: its process is gone.";
+    failure.text = members_.who(rank) + " died: its process is gone.";
   } else {
-    lost = members_.hosts[members_.host_of(rank)];
-    text = join(members_, lost) + (lost.size() == 1 ? " is" : " are") + " unreachable: " + std::strerror(error) +
-           ". Its host is down or cut off the network.";
-    if (members_.rank != 0) text += " (Or this one is: all connections to other hosts go through rank 0's.)";
+    failure.lost = members_.hosts[members_.host_of(rank)];
+    failure.text = join(members_, failure.lost) + (failure.lost.size() == 1 ? " is" : " are") +
+                   " unreachable: " + std::strerror(error) + ". Its host is down or cut off the network.";
+    if (members_.rank != 0) failure.text += " (Or this one is: all connections to other hosts go through rank 0's.)";
   }
-  if (members_.rank == 0) abort(ErrorKind::kPeerLost, text, lost);
-  callbacks_.on_abort(ErrorKind::kPeerLost, text, lost);
+  if (members_.rank == 0) abort(failure);
+  callbacks_.on_abort(failure);
 }
 
 void Control::inquire(std::uint64_t sequence, std::function<void(const std::string&)> answer) {
@@ -255,11 +253,11 @@ std::string Control::verdict(std::uint64_t sequence) const {
     const auto index = static_cast<std::size_t>(rank);
     if (!answered_[index]) {
       silent.push_back(rank);
-    } else if (statuses_[index].sequence < sequence) {
+    } else if (statuses_[index].last.sequence < sequence) {
       behind += (behind.empty() ? "" : "; ") + members_.who(rank) + " has not called it: " +
-                (statuses_[index].sequence == 0
+                (statuses_[index].last.sequence == 0
                      ? "it has called no collective yet"
-                     : (statuses_[index].busy ? "it is in " : "its last one was ") + statuses_[index].description);
+                     : (statuses_[index].busy ? "it is in " : "its last one was ") + statuses_[index].last.describe());
     }
   }
   std::string text;
@@ -271,6 +269,18 @@ std::string Control::verdict(std::uint64_t sequence) const {
   return text;
 }
 
+std::string Control::mismatch() const {
+  for (std::size_t second = 1; second < statuses_.size(); ++second) {
+    for (std::size_t first = 0; first < second; ++first) {
+      const Fingerprint& a = statuses_[first].last;
+      const Fingerprint& b = statuses_[second].last;
+      if (a.sequence != b.sequence || a.matches(b)) continue;
+      return describe_mismatch(members_.who(static_cast<int>(first)), a, members_.who(static_cast<int>(second)), b);
+    }
+  }
+  return "";
+}
+
 bool Control::poll() {
   if (Clock::now() < inquiry_ends_ &&
       (inquiries_.empty() || std::find(answered_.begin(), answered_.end(), false) != answered_.end())) {
@@ -278,6 +288,11 @@ bool Control::poll() {
   }
   if (inquiries_.empty()) return false;
   inquiry_ends_ = Clock::time_point::max();
+  if (const std::string text = mismatch(); !text.empty()) {
+    const Failure failure{ErrorKind::kMismatch, text, {}};
+    abort(failure);
+    callbacks_.on_abort(failure);
+  }
   for (const Inquiry& inquiry : std::exchange(inquiries_, {})) {
     const std::string text = verdict(inquiry.sequence);
     if (inquiry.from == 0) {

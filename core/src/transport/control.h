@@ -11,8 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "common/failure.h"
 #include "common/file_descriptor.h"
-#include "smdp/error.h"
+#include "transport/fingerprint.h"
 #include "transport/members.h"
 #include "transport/progress.h"
 
@@ -21,13 +22,12 @@ namespace smdp {
 class Control final : public Progress::Client {
  public:
   struct Status {
-    std::uint64_t sequence = 0;  // last collective this rank began
-    bool busy = false;           // and whether it is in it still
-    std::string description;
+    Fingerprint last;   // of the last collective this rank began
+    bool busy = false;  // and whether it is in it still
   };
   struct Callbacks {
-    // The group must fail. lost: ranks that are gone.
-    std::function<void(ErrorKind kind, const std::string& text, const std::vector<int>& lost)> on_abort;
+    // The group must fail.
+    std::function<void(const Failure& failure)> on_abort;
     // A rank has left on purpose. reason is empty for a normal end.
     std::function<void(int rank, const std::string& reason)> on_left;
     std::function<Status()> status;
@@ -38,11 +38,11 @@ class Control final : public Progress::Client {
   ~Control() override;
 
   // Tells all other ranks to fail.
-  void abort(ErrorKind kind, const std::string& text, const std::vector<int>& lost);
+  void abort(const Failure& failure);
   // Says goodbye and closes.
   void leave(const std::string& reason);
   // Asks who is behind collective `sequence` (0: only who does not answer). The answer comes within kInquiry, unless
-  // rank 0 itself does not answer.
+  // rank 0 itself does not answer. If two ranks are in different collectives of the same number, all ranks abort.
   void inquire(std::uint64_t sequence, std::function<void(const std::string& verdict)> answer);
 
   static constexpr std::chrono::milliseconds kInquiry{700};
@@ -73,6 +73,8 @@ class Control final : public Progress::Client {
   void close(int rank);
   void start_inquiry(Inquiry inquiry);
   std::string verdict(std::uint64_t sequence) const;
+  // Among the answers: what two ranks called under one number; empty if they agree.
+  std::string mismatch() const;
 
   Progress& progress_;
   const Members& members_;

@@ -71,4 +71,11 @@ std::string Fingerprint::describe() const {
   return text;
 }
 
+std::string describe_mismatch(const std::string& first, const Fingerprint& theirs_first, const std::string& second,
+                              const Fingerprint& theirs_second) {
+  return first + " called " + theirs_first.describe() + ", but " + second + " called " + theirs_second.describe() +
+         ". All ranks of a group must call the same operations in the same order, with the same shapes, dtypes and "
+         "roots.";
+}
+
 }  // namespace smdp

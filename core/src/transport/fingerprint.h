@@ -51,4 +51,8 @@ struct Fingerprint {
 };
 static_assert(sizeof(Fingerprint) == 56);
 
+// "FIRST called ..., but SECOND called ...", and the rule.
+std::string describe_mismatch(const std::string& first, const Fingerprint& theirs_first, const std::string& second,
+                              const Fingerprint& theirs_second);
+
 }  // namespace smdp

@@ -27,11 +27,14 @@ struct Members {
     return "rank " + std::to_string(other) + " (host " + host_names[static_cast<std::size_t>(other)] + ")";
   }
 
-  // "[smdp] rank 3 of 8 (host b): ", the start of every message.
-  std::string prefix() const {
+  // "[smdp] rank 3 of 8 (host b)".
+  std::string tag() const {
     return "[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + " (host " +
-           host_names[static_cast<std::size_t>(rank)] + "): ";
+           host_names[static_cast<std::size_t>(rank)] + ")";
   }
+
+  // "[smdp] rank 3 of 8 (host b): ", the start of every message.
+  std::string prefix() const { return tag() + ": "; }
 
   // Host and index within it of a rank.
   std::size_t host_of(int other) const {

@@ -55,7 +55,9 @@ _CHECKS = """
 import sys
 import torch, torch.distributed as dist
 assert "smdp" not in sys.modules and "smdp._core" not in sys.modules, "autoload has loaded smdp"
-assert "SMDP" in dist.Backend._plugins and "SMDP" not in list(dist.Backend._plugins)
+assert "SMDP" in dist.Backend._plugins
+needs_hiding = torch.__version__.startswith("2.13")
+assert ("SMDP" not in list(dist.Backend._plugins)) == needs_hiding
 assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
 assert dist.Backend.default_device_backend_map["cuda"] == "nccl"
 
@@ -66,7 +68,8 @@ def init(backend):
 # Somebody else's group: has its default backend, so that sequence numbers work.
 group = init("cpu:gloo")
 dist.all_reduce(torch.ones(2))
-group._set_sequence_number_for_group()
+if needs_hiding:  # gone from 2.15
+    group._set_sequence_number_for_group()
 group._get_sequence_number_for_group()
 assert "smdp" not in sys.modules
 dist.destroy_process_group()
@@ -102,7 +105,8 @@ else:
 
 # Somebody else's plugin can be registered beside smdp and is seen.
 dist.Backend.register_backend("other", lambda *args: None, devices=["cpu"])
-assert list(dist.Backend._plugins.keys()) == ["OTHER"]
+names = list(dist.Backend._plugins.keys())
+assert "OTHER" in names and ("SMDP" in names) != needs_hiding, names
 print("all passed")
 """
 

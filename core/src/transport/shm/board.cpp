@@ -79,10 +79,7 @@ void Board::verify(std::size_t local, std::uint64_t sequence) const {
   const Fingerprint& theirs = segment_->flags(local).fingerprints[sequence % kFingerprints];
   const Fingerprint& own = mine_[sequence % kFingerprints];
   if (own.matches(theirs)) return;
-  throw MismatchError(members_.prefix() + "called " + own.describe() + ", but " + members_.who(rank_of(local)) +
-                      " called " + theirs.describe() +
-                      ". All ranks of a group must call the same operations in the same order, with the same shapes, "
-                      "dtypes and roots.");
+  throw MismatchError(describe_mismatch(members_.tag(), own, members_.who(rank_of(local)), theirs));
 }
 
 }  // namespace smdp

@@ -21,7 +21,7 @@ from smdp.torch._dynamo import hide_package
 from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
 from smdp.torch.register import register as register
 
-_TRIED = ("2.13",)
+_TRIED = ("2.13", "2.15")
 
 if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
     warnings.warn(

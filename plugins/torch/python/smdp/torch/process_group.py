@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, Work
 from torch.distributed.distributed_c10d import BarrierOptions, Store
 
@@ -62,6 +63,14 @@ class PointToPoint(Calls):
         return self.recv(tensors, _ANY_SOURCE, tag)
 
 
+class Nameplate(_distributed_c10d.Backend):
+    """Stands where C++ looks for a backend of the group (torch's flight recorder, from 2.15 on); never called."""
+
+    def getBackendName(self) -> str:
+        """Give "smdp"."""
+        return "smdp"
+
+
 class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     """The group that `init_process_group("smdp")` and `new_group(backend="smdp")` make.
 
@@ -86,6 +95,11 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         self._timeout_s = -1.0
         self._sequence = 0
         self._devices = devices
+        if hasattr(_distributed_c10d, "FlightRecorderHook"):
+            self._nameplate = Nameplate(group.rank, group.size)
+            for device in devices:
+                self._register_backend(device, ProcessGroup.BackendType.CUSTOM, self._nameplate)
+            self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         self._name = ""
         self._desc = "undefined"
         _live.add(self)

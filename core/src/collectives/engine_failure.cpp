@@ -1,0 +1,244 @@
+#include <algorithm>
+#include <utility>
+
+#include "collectives/engine.h"
+#include "common/failure.h"
+#include "common/fork_guard.h"
+
+namespace smdp {
+namespace {
+
+// Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
+constexpr std::chrono::milliseconds kSuspicion{4500};
+
+std::string without_tag(const std::string& text) {
+  const std::string tag = "[smdp] ";
+  return text.rfind(tag, 0) == 0 ? text.substr(tag.size()) : text;
+}
+
+}  // namespace
+
+std::exception_ptr Engine::interruption() const {
+  const std::lock_guard lock(mutex_);
+  const std::string where = last_.kind == OpKind::kNone ? "" : " in " + last_.describe();
+  return std::make_exception_ptr(ClosedError(members_.prefix() + "interrupted" + where + "."));
+}
+
+Clock::time_point Engine::inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout) {
+  return deadline -
+         std::min<std::chrono::milliseconds>(Control::kInquiry + std::chrono::milliseconds(300), timeout / 2);
+}
+
+void Engine::check(Collective& collective) {
+  if (stop_.load()) {
+    std::exception_ptr error;
+    {
+      const std::lock_guard lock(mutex_);
+      error = error_;
+    }
+    if (error) {
+      collective.scheduler.fail(error);
+      return;
+    }
+    check_departed(collective);
+  }
+  const auto now = Clock::now();
+  if (now >= collective.next_inquiry) {
+    const auto final_one = inquiry_time(collective.deadline, collective.timeout);
+    collective.next_inquiry = now < final_one ? final_one : Clock::time_point::max();
+    inquire(collective.fingerprint.sequence);
+  }
+  if (now < collective.deadline) return;
+  int peer = -1;
+  for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
+  collective.scheduler.fail(
+      std::make_exception_ptr(TimeoutError(members_.prefix() + collective.fingerprint.describe() + " timed out after " +
+                                           seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
+}
+
+// On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
+// What a rank on another host sent may still be on its way, until its streams have ended.
+void Engine::check_departed(Collective& collective) {
+  if (collective.scheduler.poll()) return;
+  for (const Scheduler::Wait& wait : collective.scheduler.waits()) {
+    if (wait.peer < 0 || may_still_send(wait.peer)) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = left_.find(wait.peer);
+      if (found == left_.end()) continue;
+    }
+    collective.scheduler.fail(
+        std::make_exception_ptr(PeerLostError(members_.prefix() + collective.fingerprint.describe() +
+                                                  " cannot finish: " + members_.who(wait.peer) + left_reason(wait.peer),
+                                              {wait.peer})));
+    return;
+  }
+}
+
+bool Engine::may_still_send(int rank) const {
+  const auto& link = links_[static_cast<std::size_t>(rank)];
+  return link && !link->is_broken();
+}
+
+std::string Engine::left_reason(int rank) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = left_.find(rank);
+  if (found == left_.end() || found->second.empty()) {
+    return " has left the group: its program ended, or called shutdown().";
+  }
+  return " has left the group: " + found->second;
+}
+
+void Engine::check_suspects(Clock::time_point now) {
+  for (auto it = suspects_.begin(); it != suspects_.end(); ++it) {
+    if (it->second.first > now) continue;
+    const int rank = it->first;
+    const std::string text = members_.prefix() + "lost the connection to " + members_.who(rank) + ": " +
+                             it->second.second + ". " + in_flight();
+    suspects_.erase(it);
+    fail(std::make_exception_ptr(PeerLostError(text, {rank})), Tell::kEveryone);
+    return;
+  }
+}
+
+std::string Engine::in_flight() const {
+  const std::lock_guard lock(mutex_);
+  if (last_.kind == OpKind::kNone) return "No operation was in flight.";
+  return (driver_ == Driver::kNone ? "Idle; the last operation was " : "In ") + last_.describe() + ".";
+}
+
+Control::Status Engine::status() const {
+  const std::lock_guard lock(mutex_);
+  return {last_, driver_ != Driver::kNone};
+}
+
+void Engine::inquire(std::uint64_t sequence) {
+  {
+    const std::lock_guard lock(mutex_);
+    has_verdict_ = false;
+  }
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), sequence] {
+    if (alive.expired() || !control_) return;
+    control_->inquire(sequence, [this](const std::string& text) {
+      const std::lock_guard lock(mutex_);
+      verdict_ = text;
+      has_verdict_ = true;
+    });
+  });
+}
+
+std::string Engine::verdict_for(int peer) const {
+  const std::lock_guard lock(mutex_);
+  if (!has_verdict_ && members_.rank != 0) return members_.who(0) + " does not answer: stopped, or its machine hangs";
+  if (!verdict_.empty()) return verdict_;
+  if (peer >= 0) return "waiting for " + members_.who(peer) + ", which answers, but has not sent its part";
+  return "all ranks answer";
+}
+
+void Engine::fail(std::exception_ptr error, Tell whom) {
+  Failure failure = Failure::of(error);
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = std::move(error);
+    stop_.store(true);
+  }
+  wake_caller();
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), failure = std::move(failure), whom] {
+    if (alive.expired() || !control_) return;
+    if (whom == Tell::kEveryone) control_->abort(failure);
+    fail_everything();
+  });
+}
+
+void Engine::fail_everything() {
+  std::exception_ptr error;
+  std::deque<std::unique_ptr<Collective>> queued;
+  {
+    const std::lock_guard lock(mutex_);
+    error = error_;
+    queued.swap(queue_);
+  }
+  for (const auto& link : links_) {
+    if (link) link->reset();  // before any coroutine frame goes: nothing may write into its buffers
+  }
+  mailbox_->fail(error);
+  if (active_) {
+    active_->scheduler.fail(error);
+    poll_collective();
+  }
+  for (const auto& collective : queued) collective->handle->complete(error);
+}
+
+void Engine::on_abort(const Failure& failure) {
+  Failure own{failure.kind, members_.prefix(), failure.lost};
+  {
+    const std::lock_guard lock(mutex_);
+    if (driver_ != Driver::kNone) own.text += last_.describe() + " failed: ";
+  }
+  own.text += without_tag(failure.text);
+  fail(own.exception(), Tell::kNobody);
+}
+
+void Engine::on_left(int rank, const std::string& reason) {
+  suspects_.erase(rank);
+  {
+    const std::lock_guard lock(mutex_);
+    std::string& known = left_[rank];
+    if (!reason.empty()) known = reason;
+    stop_.store(true);
+  }
+  wake_caller();
+}
+
+void Engine::on_broken(int rank, const std::string& reason) {
+  bool expected = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    expected = left_.count(rank) != 0 || left_.count(0) != 0;
+  }
+  if (!expected) {
+    suspects_.try_emplace(rank, Clock::now() + kSuspicion, reason);
+  } else if (rank != 0) {
+    on_left(rank, "");  // rank 0 is gone, so nobody relays goodbyes any more
+  }
+}
+
+void Engine::abort(const std::string& reason) {
+  fail(std::make_exception_ptr(ClosedError(members_.prefix() + "aborted: " + reason)), Tell::kEveryone);
+}
+
+std::exception_ptr Engine::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Engine::shutdown(const std::string& reason) {
+  if (ForkGuard::in_forked_child(fork_generation_)) return;
+  {
+    std::unique_lock lock(mutex_);
+    if (removed_) return;
+    removed_ = true;
+    if (!error_) {
+      error_ = std::make_exception_ptr(ClosedError(members_.prefix() + "group '" + members_.name + "' was shut down."));
+    }
+    stop_.store(true);
+  }
+  wake_caller();
+  progress_->run([&] {
+    fail_everything();
+    control_->leave(reason);
+    control_.reset();
+    links_.clear();
+    links_.resize(static_cast<std::size_t>(members_.size));
+    progress_->remove(connections_.eventfds[members_.local_index].get());
+    progress_->remove(this);
+    alive_token_.reset();
+  });
+  // A caller that drives sees the error and ends; its buffers and the board must outlive it.
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return driver_ != Driver::kCaller; });
+}
+
+}  // namespace smdp

@@ -1,0 +1,79 @@
+#include <utility>
+
+#include "collectives/engine.h"
+#include "common/failure.h"
+
+namespace smdp {
+
+void Engine::check_mail(Clock::time_point now) {
+  if (stop_.load()) {
+    std::vector<int> left;
+    {
+      const std::lock_guard lock(mutex_);
+      if (error_) return;
+      for (const auto& [rank, reason] : left_) left.push_back(rank);
+    }
+    for (const int rank : left) {
+      const bool is_remote = members_.host_of(rank) != members_.host_index;
+      if (is_remote && mailbox_->is_open(rank)) continue;  // its messages may still be on their way
+      const Mailbox::Request* request = mailbox_->waiting_for(rank);
+      if (request == nullptr) continue;
+      const std::string text = members_.prefix() + "a message with tag " + std::to_string(request->tag) +
+                               " cannot be exchanged: " + members_.who(rank) + left_reason(rank);
+      fail(std::make_exception_ptr(PeerLostError(text, {rank})), Tell::kEveryone);
+      return;
+    }
+  }
+  const Clock::time_point first = mailbox_->deadline();
+  if (first == Clock::time_point::max()) {
+    mail_inquired_ = false;
+    return;
+  }
+  if (!mail_inquired_ && now >= first - Control::kInquiry - std::chrono::milliseconds(300)) {
+    mail_inquired_ = true;
+    inquire(0);
+  }
+  const Mailbox::Request* request = mailbox_->overdue(now);
+  if (request == nullptr) return;
+  const std::string whom = request->peer < 0 ? "any rank" : members_.who(request->peer);
+  const std::string text = members_.prefix() + "a message with tag " + std::to_string(request->tag) + " from or to " +
+                           whom + " timed out after " + seconds(request->timeout) + ": " + verdict_for(request->peer) +
+                           ".";
+  fail(std::make_exception_ptr(TimeoutError(text)), Tell::kEveryone);
+}
+
+Group::Handle Engine::mail(Mailbox::Request request, const Call& call, bool is_send) {
+  check_usable();
+  request.operation = std::make_shared<Operation>();
+  request.timeout = call.timeout.value_or(options_.timeout);
+  request.deadline = Clock::now() + request.timeout;
+  const Group::Handle handle = request.operation;
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), request = std::move(request), is_send] {
+    if (alive.expired()) {
+      request.operation->complete(std::make_exception_ptr(ClosedError("[smdp] the group was shut down.")));
+      return;
+    }
+    std::exception_ptr error;
+    {
+      const std::lock_guard lock(mutex_);
+      error = error_;
+    }
+    if (error) {
+      request.operation->complete(error);
+    } else if (is_send) {
+      mailbox_->send(request);
+    } else {
+      mailbox_->receive(request);
+    }
+  });
+  if (!call.async) wait(*handle, call);
+  return handle;
+}
+
+Group::Handle Engine::send(Mailbox::Request request, const Call& call) { return mail(std::move(request), call, true); }
+
+Group::Handle Engine::receive(Mailbox::Request request, const Call& call) {
+  return mail(std::move(request), call, false);
+}
+
+}  // namespace smdp

@@ -1,0 +1,27 @@
+// An error as data: what travels between ranks when a group fails.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "smdp/error.h"
+
+namespace smdp {
+
+struct Failure {
+  ErrorKind kind = ErrorKind::kInternal;
+  std::string text;
+  std::vector<int> lost;  // ranks that are gone; PeerLostError only
+
+  // Reads the exception, whatever its type.
+  static Failure of(const std::exception_ptr& error);
+  // Makes the exception of this kind.
+  std::exception_ptr exception() const;
+};
+
+// "1.5 s", for messages.
+std::string seconds(std::chrono::milliseconds time);
+
+}  // namespace smdp
