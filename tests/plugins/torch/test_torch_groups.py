@@ -71,7 +71,7 @@ def check_subgroups() -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=mesh.get_group("inner"))
     assert tensor.item() == size // 2
-    # Last: from torch 2.15 on, torch's names of later groups would differ between these two ranks and the others.
+    # Last: from 2.15 on torch would name later groups differently on these two ranks and on the others.
     pair = dist.new_group([0, size - 1], use_local_synchronization=True) if rank in (0, size - 1) else None
     if pair is not None:
         tensor = torch.ones(1)

@@ -64,7 +64,7 @@ class PointToPoint(Calls):
 
 
 class Nameplate(_distributed_c10d.Backend):
-    """Stands where C++ looks for a backend of the group (torch's flight recorder, from 2.15 on); never called."""
+    """Stands where C++ looks for a backend (torch's flight recorder, from 2.15 on); never called."""
 
     def getBackendName(self) -> str:
         """Give "smdp"."""
