@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import uuid
+from pathlib import Path
 from typing import Any
 
 
@@ -24,11 +26,24 @@ def why_not() -> str | None:
 
 
 class Cluster:
-    """`hosts` namespaces; host i has the address 10.77.0.(i + 1)."""
+    """`hosts` namespaces. Host i is 10.77.k.(i + 1), or fd77:k::(i + 1), on its interface eth<k>.
 
-    def __init__(self, hosts: int, rate: str | None = None) -> None:
+    Args:
+        hosts: How many.
+        rate: Of every link, as tc spells it; None for unlimited.
+        rails: Interfaces of a host, each on a bridge of its own.
+        ipv6: Whether hosts have IPv6 addresses only.
+        names: Give each host a hosts file: "node<i>" is host i, but 127.0.1.1 to itself, as Debian does it.
+    """
+
+    def __init__(
+        self, hosts: int, rate: str | None = None, *, rails: int = 1, ipv6: bool = False, names: bool = False
+    ) -> None:
         self.hosts = hosts
         self.rate = rate
+        self.rails = rails
+        self.ipv6 = ipv6
+        self.names = names
         self.key = uuid.uuid4().hex[:6]
         self.switch = f"smdp{self.key}s"
         self.started: list[subprocess.Popen[str]] = []
@@ -36,46 +51,55 @@ class Cluster:
     def name(self, host: int) -> str:
         return f"smdp{self.key}{host}"
 
-    def address(self, host: int) -> str:
-        return f"10.77.0.{host + 1}"
+    def address(self, host: int, rail: int = 0) -> str:
+        return f"fd77:{rail}::{host + 1}" if self.ipv6 else f"10.77.{rail}.{host + 1}"
 
     def __enter__(self) -> Cluster:
         try:
-            # The bridge lives in a namespace of its own, so that nothing of this machine is touched.
+            # The bridges live in a namespace of their own, so that nothing of this machine is touched.
             sh("ip", "netns", "add", self.switch)
-            sh("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
-            sh("ip", "-n", self.switch, "link", "set", "br0", "up")
             for host in range(self.hosts):
-                name, port = self.name(host), f"port{host}"
-                sh("ip", "netns", "add", name)
-                sh(
-                    "ip",
-                    "-n",
-                    self.switch,
-                    "link",
-                    "add",
-                    port,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "eth0",
-                    "netns",
-                    name,
-                )
-                sh("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
-                sh("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-                sh("ip", "-n", name, "link", "set", "eth0", "up")
-                sh("ip", "-n", name, "link", "set", "lo", "up")
-                if self.rate is not None:
-                    # A burst of 1 ms at 1 Gbit/s; 20 ms of queue, as a switch would have.
-                    for where, device in ((name, "eth0"), (self.switch, port)):
-                        sh("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf",
-                           "rate", self.rate, "burst", "128kb", "latency", "20ms")  # fmt: skip
+                sh("ip", "netns", "add", self.name(host))
+                sh("ip", "-n", self.name(host), "link", "set", "lo", "up")
+                if self.names:
+                    self._write_hosts(host)
+            for rail in range(self.rails):
+                bridge = f"br{rail}"
+                sh("ip", "-n", self.switch, "link", "add", bridge, "type", "bridge")
+                sh("ip", "-n", self.switch, "link", "set", bridge, "up")
+                for host in range(self.hosts):
+                    self._connect(host, rail)
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _connect(self, host: int, rail: int) -> None:
+        name, port, device = self.name(host), f"port{host}.{rail}", f"eth{rail}"
+        veth = ("type", "veth", "peer", "name", device, "netns", name)
+        sh("ip", "-n", self.switch, "link", "add", port, *veth)
+        sh("ip", "-n", self.switch, "link", "set", port, "master", f"br{rail}", "up")
+        address = f"{self.address(host, rail)}/{64 if self.ipv6 else 24}"
+        # nodad: an IPv6 address is usable at once.
+        options = ("nodad",) if self.ipv6 else ()
+        sh("ip", "-n", name, "addr", "add", address, "dev", device, *options)
+        sh("ip", "-n", name, "link", "set", device, "up")
+        if self.rate is not None:
+            # A burst of 1 ms at 1 Gbit/s; 20 ms of queue, as a switch would have.
+            for where, end in ((name, device), (self.switch, port)):
+                sh("tc", "-n", where, "qdisc", "add", "dev", end, "root", "tbf",
+                   "rate", self.rate, "burst", "128kb", "latency", "20ms")  # fmt: skip
+
+    def _hosts_file(self, host: int) -> Path:
+        return Path("/etc/netns") / self.name(host) / "hosts"
+
+    def _write_hosts(self, host: int) -> None:
+        lines = ["127.0.0.1 localhost"]
+        for other in range(self.hosts):
+            lines.append(f"{'127.0.1.1' if other == host else self.address(other)} node{other}")
+        file = self._hosts_file(host)  # `ip netns exec` shows it as /etc/hosts
+        file.parent.mkdir(parents=True)
+        file.write_text("\n".join(lines) + "\n")
 
     def __exit__(self, *_: object) -> None:
         for process in self.started:
@@ -84,6 +108,8 @@ class Cluster:
             process.communicate()
         for host in range(self.hosts):
             subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True, check=False)
+            if self.names:
+                shutil.rmtree(self._hosts_file(host).parent, ignore_errors=True)
         subprocess.run(["ip", "netns", "del", self.switch], capture_output=True, check=False)
 
     def start(self, host: int, command: list[str], environ: dict[str, str]) -> subprocess.Popen[Any]:
@@ -99,9 +125,9 @@ class Cluster:
 
     def cut(self, host: int) -> None:
         """Drop all that goes to and from a host, without a word to either side."""
-        sh("ip", "-n", self.switch, "link", "set", f"port{host}", "nomaster")
+        for rail in range(self.rails):
+            sh("ip", "-n", self.switch, "link", "set", f"port{host}.{rail}", "nomaster")
 
-    def bytes_sent(self, host: int) -> int:
-        return int(
-            sh("ip", "netns", "exec", self.name(host), "cat", "/sys/class/net/eth0/statistics/tx_bytes")
-        )
+    def bytes_sent(self, host: int, rail: int = 0) -> int:
+        counter = f"/sys/class/net/eth{rail}/statistics/tx_bytes"
+        return int(sh("ip", "netns", "exec", self.name(host), "cat", counter))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,13 +20,14 @@ REASON = why_not()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 
-def job(cluster: Cluster, layout: list[int], script: Path) -> list[subprocess.Popen[Any]]:
+def job(cluster: Cluster, layout: list[int], script: Path, **variables: str) -> list[subprocess.Popen[Any]]:
     """Start one rank per entry of `layout`, on that host."""
     common = {
         "SMDP_WORLD_SIZE": str(len(layout)),
         "SMDP_MASTER_ADDR": cluster.address(layout[0]),
         "SMDP_MASTER_PORT": "28000",
         "SMDP_SECRET": "cluster",
+        **variables,
     }
     command = [sys.executable, "-u", str(script)]
     return [
@@ -52,9 +55,13 @@ for count in (1, 1000, 2_000_000):
         assert cluster.bytes_sent(0) < 1.15 * (16e6 + 32e6) + 1e6
 
 
-def test_shaped_links_are_used_up(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("""
+def succeed(processes: list[subprocess.Popen[Any]]) -> list[str]:
+    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
+    return outputs
+
+
+_TIMED = """
 import numpy as np, smdp, time
 g = smdp.init(timeout=60)
 a = np.ones(25_000_000 // 4, np.float32)
@@ -66,11 +73,141 @@ for _ in range(5):
     g.all_reduce(a)
     times.append(time.monotonic() - start)
 print("median ms", 1e3 * sorted(times)[2])
+"""
+
+_SUMS = """
+import numpy as np, smdp
+g = smdp.init(timeout=30)
+for count in (1, 1000, 300_000):
+    assert (g.all_reduce(np.full(count, g.rank + 1.0)) == sum(range(1, g.size + 1))).all()
+g.send(np.ones(3), (g.rank + 1) % g.size, tag=1) if g.rank % 2 else None
+message = np.zeros(3)
+if g.rank % 2 == 0: g.recv(message, (g.rank - 1) % g.size, tag=1)
+print(g.hosts)
+"""
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SUMS)
+    with Cluster(2, ipv6=True) as cluster:
+        succeed(job(cluster, [0, 0, 1, 1], script))
+        assert cluster.bytes_sent(1) > 2_000_000
+
+
+def test_master_whose_name_is_its_own_loopback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SUMS)
+    with Cluster(2, names=True) as cluster:
+        succeed(job(cluster, [0, 0, 1, 1], script, SMDP_MASTER_ADDR="node0"))
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "recursive_doubling"])
+def test_algorithms_between_hosts(algorithm: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SUMS)
+    with Cluster(4) as cluster:
+        succeed(job(cluster, [0, 1, 2, 3], script, SMDP_ALGORITHM=algorithm))
+
+
+def test_second_interface_is_used_when_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SUMS)
+    with Cluster(2, rails=2) as cluster:
+        succeed(job(cluster, [0, 1], script, SMDP_SOCKET_IFNAME="eth1"))
+        assert cluster.bytes_sent(0, rail=1) > 2_000_000 > 20 * cluster.bytes_sent(0, rail=0)
+
+
+def test_two_rails_carry_twice_as_much(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_TIMED)
+    with Cluster(2, rate="500mbit", rails=2) as cluster:
+        took = {}
+        for names in ("eth0", "eth0,eth1"):
+            before = [cluster.bytes_sent(0, rail) for rail in range(2)]
+            output = succeed(job(cluster, [0, 1], script, SMDP_SOCKET_IFNAME=names))[0]
+            took[names] = float(re.findall(r"median ms ([0-9.]+)", output)[0])
+            sent = [cluster.bytes_sent(0, rail) - before[rail] for rail in range(2)]
+            print(f"{names}: {took[names]:.0f} ms, bytes {sent}")
+        assert 0.7 < sent[0] / sent[1] < 1.4, sent
+    assert took["eth0,eth1"] < 0.7 * took["eth0"], took
+
+
+def test_killed_rank_is_named_on_all_hosts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("""
+import numpy as np, smdp, time, os
+g = smdp.init(timeout=60)
+g.barrier()
+print("ready", os.getpid(), flush=True)
+try:
+    while True:
+        g.all_reduce(np.ones(500_000))
+except smdp.PeerLostError as error:
+    print("at", time.monotonic(), error.ranks, error, flush=True)
 """)
+    with Cluster(2) as cluster:
+        processes = job(cluster, [0, 0, 1, 1], script)
+        pids = []
+        for process in processes:
+            assert process.stdout is not None
+            pids.append(int(process.stdout.readline().split()[1]))
+        time.sleep(0.5)
+        start = time.monotonic()
+        os.kill(pids[2], signal.SIGKILL)
+        for rank in (0, 1, 3):
+            output = processes[rank].communicate(timeout=30)[0]
+            found = re.search(r"at ([0-9.]+) \[(.*?)\] (.*)", output)
+            assert found, (rank, output)
+            assert float(found[1]) - start < 5, output
+            assert found[2] == "2", output
+
+
+def test_torch_ddp_over_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text("""
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("smdp")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(300, 100))
+data = torch.randn(8, 300)
+mine = data.chunk(dist.get_world_size())[dist.get_rank()]
+for _ in range(3):
+    loss = model(mine).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+torch.manual_seed(0)
+alone = torch.nn.Linear(300, 100)
+for _ in range(3):
+    alone(data).pow(2).mean().backward()
+    with torch.no_grad():
+        for p in alone.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+for a, b in zip(model.parameters(), alone.parameters()):
+    assert torch.allclose(a, b, atol=1e-6), (a - b).abs().max()
+dist.destroy_process_group()
+""")
+    with Cluster(2) as cluster:
+        layout = [0, 0, 1, 1]
+        command = [sys.executable, "-u", str(script)]
+        common = {"MASTER_ADDR": cluster.address(0), "MASTER_PORT": "29511", "WORLD_SIZE": "4"}
+        succeed(
+            [cluster.start(host, command, {**common, "RANK": str(rank)}) for rank, host in enumerate(layout)]
+        )
+        assert 100_000 < cluster.bytes_sent(0) < 2_000_000
+
+
+def test_shaped_links_are_used_up(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_TIMED)
     with Cluster(4, rate="500mbit") as cluster:
-        processes = job(cluster, [0, 1, 2, 3], script)
-        outputs = [process.communicate(timeout=100)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0] * 4, outputs
+        outputs = succeed(job(cluster, [0, 1, 2, 3], script))
         took = float(re.findall(r"median ms ([0-9.]+)", outputs[0])[0])
         bound = 1e3 * 2 * 3 / 4 * 25e6 / (0.956 * 500e6 / 8)
         payload = 5 * 2 * 3 / 4 * 25e6
@@ -82,8 +219,8 @@ print("median ms", 1e3 * sorted(times)[2])
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("busy", [True, False], ids=["in an operation", "idle"])
-def test_cut_off_host_is_named(victim: int, busy: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("idle", [0, 2.5, 60], ids=["in an operation", "idle, then in one", "idle"])
+def test_cut_off_host_is_named(victim: int, idle: float, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"""
 import numpy as np, smdp, time
@@ -91,11 +228,11 @@ g = smdp.init(timeout=60)
 g.barrier()
 print("ready", flush=True)
 try:
-    if {busy}:
-        while True:
-            g.all_reduce(np.ones(2_000_000))
-    while g.error() is None:
+    until = time.monotonic() + 1 + {idle}
+    while {idle} and g.error() is None and time.monotonic() < until:
         time.sleep(0.02)
+    while g.error() is None:
+        g.all_reduce(np.ones(2_000_000))
     raise g.error()
 except smdp.PeerLostError as error:
     print("at", time.monotonic(), error.ranks, error, flush=True)

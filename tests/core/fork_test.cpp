@@ -105,7 +105,7 @@ TEST(Socket, Ipv4PeerOfAnIpv6ListenerKeepsItsName) {
   const FileDescriptor listener = listen_on("", 0);
   const auto deadline = std::chrono::steady_clock::now() + seconds(5);
   const FileDescriptor client = connect_to("127.0.0.1", local_port(listener), deadline);
-  const FileDescriptor accepted = accept_from(listener, deadline);
+  const FileDescriptor accepted = accept_from({&listener, 1}, deadline);
   EXPECT_EQ(peer_address(accepted), "127.0.0.1");
   EXPECT_EQ(local_address(accepted), "127.0.0.1");
 }

@@ -29,7 +29,7 @@ Pair connected(const std::string& host) {
   const FileDescriptor listener = listen_on(host, 0);
   Pair pair;
   pair.client = connect_to(host, local_port(listener), in(seconds(5)));
-  pair.server = accept_from(listener, in(seconds(5)));
+  pair.server = accept_from({&listener, 1}, in(seconds(5)));
   return pair;
 }
 
@@ -151,20 +151,22 @@ TEST(Socket, TakenPortAndForeignAddressAreErrors) {
 
 TEST(Socket, AcceptGivesUpAtTheDeadline) {
   const FileDescriptor listener = listen_on("127.0.0.1", 0);
-  EXPECT_LT(accept_from(listener, in(milliseconds(20))).get(), 0);
+  EXPECT_LT(accept_from({&listener, 1}, in(milliseconds(20))).get(), 0);
 }
 
 TEST(Interfaces, PrefixExactAndExclusion) {
-  EXPECT_EQ(address_of_interface("lo"), "127.0.0.1");
-  EXPECT_EQ(address_of_interface("none,l"), "127.0.0.1");
-  EXPECT_EQ(address_of_interface("=lo"), "127.0.0.1");
-  EXPECT_EQ(address_of_interface("^none"), "127.0.0.1");
-  EXPECT_THROW(address_of_interface("=l"), ConfigError);
+  using Addresses = std::vector<std::string>;
+  EXPECT_EQ(addresses_of_interfaces("lo"), Addresses{"127.0.0.1"});
+  EXPECT_EQ(addresses_of_interfaces("none,l"), Addresses{"127.0.0.1"});
+  EXPECT_EQ(addresses_of_interfaces("lo,lo"), Addresses{"127.0.0.1"});
+  EXPECT_EQ(addresses_of_interfaces("=lo"), Addresses{"127.0.0.1"});
+  EXPECT_EQ(addresses_of_interfaces("^none"), Addresses{"127.0.0.1"});
+  EXPECT_THROW(addresses_of_interfaces("=l"), ConfigError);
 }
 
 TEST(Interfaces, ErrorListsWhatThereIs) {
   try {
-    address_of_interface("absent0");
+    addresses_of_interfaces("absent0");
     FAIL() << "no error";
   } catch (const ConfigError& error) {
     const std::string text = error.what();

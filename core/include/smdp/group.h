@@ -31,7 +31,8 @@ struct GroupOptions {
   std::string secret;
   // Address (name or number) by which others reach rank 0. Empty: taken from the route to it, else the loopback.
   std::string master_addr;
-  // Interfaces to use, as NCCL spells them ("eth", "=eth0", "^docker"). Empty: the route to the master.
+  // Interfaces to use, as NCCL spells them ("eth", "=eth0,eth1", "^docker"); several names are several rails, over
+  // which the data streams are spread. Empty: the route to the master.
   std::string socket_ifname;
   // Ranks share a host only if this is equal, too. Empty: boot id and network namespace. For tests, mostly.
   std::string host_id;

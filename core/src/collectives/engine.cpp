@@ -19,7 +19,7 @@ namespace {
 // A blocked caller spins this long before it sleeps: a few times the cost of a wake-up.
 constexpr std::chrono::microseconds kSpin{50};
 // An operation this old asks what the others are in: ranks that wait for each other in different ones never meet.
-constexpr std::chrono::seconds kEarlyInquiry{2};
+constexpr std::chrono::seconds kEarlyInquiry{1};
 // How often a blocked caller looks whether it is interrupted.
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
 

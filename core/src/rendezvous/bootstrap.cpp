@@ -28,19 +28,6 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
   return secret;
 }
 
-// Rank 0 listens where the others reach it, which they know better than it does: a host's own name often means
-// 127.0.1.1 to itself.
-std::string address_of_master(const Record& own, const std::vector<Record>& others, const GroupOptions& options) {
-  if (!options.socket_ifname.empty()) return address_of_interface(options.socket_ifname);
-  std::string address = "127.0.0.1";
-  for (const Record& other : others) {
-    if (other.master_seen.empty()) continue;
-    address = other.master_seen;
-    if (other.host_key != own.host_key) break;
-  }
-  return address;
-}
-
 }  // namespace
 
 Connections bootstrap(Store& base, int rank, int size, const GroupOptions& options) {
@@ -57,21 +44,30 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   const std::string secret = size == 1 ? "alone" : agree_on_secret(store, rank, options);
   Record own = describe_self(rank, options, to_hex(random_bytes(12)));
   const FileDescriptor local_listener = listen_local(own.local_name);
-  FileDescriptor listener;
-  const auto listen = [&](Record& record) {
-    listener = listen_on(record.address, 0);
-    record.port = local_port(listener);
+  std::vector<FileDescriptor> listeners;
+  const auto listen = [&](Record& record, const std::vector<std::string>& addresses) {
+    for (const std::string& address : addresses) {
+      listeners.push_back(listen_on(address, 0));
+      record.rails.push_back({address, local_port(listeners.back())});
+    }
   };
   std::vector<Record> records{own};
   if (size > 1) {
-    if (rank != 0) {
-      own.address = own_address(options);
-      listen(own);
-    }
+    if (rank != 0) listen(own, own_addresses(options));
     records = exchange_records(store, rank, size, own, options, [&](Record& master, const std::vector<Record>& others) {
-      master.address = address_of_master(master, others, options);
-      listen(master);
+      listen(master, addresses_of_master(master, others, options));
     });
+    const auto moved_key = [](int mover) { return "moved/" + std::to_string(mover); };
+    if (must_move(records, rank)) {
+      listeners.clear();
+      own.rails.clear();
+      listen(own, {records[0].rails[0].address});
+      store.set(moved_key(rank), encode_rails(own.rails));
+    }
+    for (int mover = 1; mover < size; ++mover) {
+      if (!must_move(records, mover)) continue;
+      records[static_cast<std::size_t>(mover)].rails = decode_rails(store.get(moved_key(mover), options.init_timeout));
+    }
   }
 
   for (const Record& record : records) members.host_names.push_back(record.host_name);
@@ -115,7 +111,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   }
   members.local_index = members.local_index_of(rank);
   if (members.hosts.size() > 1) {
-    connect_remote_ranks(records, secret, listener, options, deadline, connections);
+    connect_remote_ranks(records, secret, listeners, options, deadline, connections);
   }
   return connections;
 }

@@ -30,12 +30,11 @@ void prepare_control(const FileDescriptor& socket) { set_keepalive(socket, 1, 1,
 // Accepts what higher ranks connect, while this rank connects to the lower ones.
 class Acceptor {
  public:
-  Acceptor(const FileDescriptor& listener, std::string secret, std::string purpose, int streams, std::size_t expected,
+  Acceptor(std::span<const FileDescriptor> listeners, std::string secret, std::string purpose, std::size_t expected,
            Deadline deadline, Connections& out)
-      : listener_(listener),
+      : listeners_(listeners),
         secret_(std::move(secret)),
         purpose_(std::move(purpose)),
-        streams_(streams),
         missing_(expected),
         deadline_(deadline),
         out_(out) {
@@ -69,7 +68,7 @@ class Acceptor {
         if (missing_ == 0 || std::chrono::steady_clock::now() >= deadline_) break;
       }
       const Deadline soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-      FileDescriptor socket = accept_from(listener_, std::min(soon, deadline_));
+      FileDescriptor socket = accept_from(listeners_, std::min(soon, deadline_));
       if (socket.get() < 0) continue;
       // Each in a thread of its own: a silent stranger must not hold up the others.
       greeters.emplace_back([this, socket = std::move(socket)]() mutable { greet(std::move(socket)); });
@@ -87,7 +86,7 @@ class Acceptor {
       const std::lock_guard lock(mutex_);
       if (hello.rank <= out_.members.rank || hello.rank >= out_.members.size) throw Error("[smdp] a wrong rank.");
       const auto rank = static_cast<std::size_t>(hello.rank);
-      if (out_.data[rank].empty() || hello.index < 0 || hello.index >= streams_) {
+      if (hello.index < 0 || static_cast<std::size_t>(hello.index) >= out_.data[rank].size()) {
         throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on another host than it said.");
       }
       FileDescriptor& place = hello.purpose == Purpose::kControl ? out_.control.at(rank)
@@ -106,10 +105,9 @@ class Acceptor {
     }
   }
 
-  const FileDescriptor& listener_;
+  const std::span<const FileDescriptor> listeners_;
   const std::string secret_;
   const std::string purpose_;
-  const int streams_;
   std::mutex mutex_;
   std::size_t missing_;  // guarded by mutex_, as is out_ while the threads run
   std::set<std::string> refused_;
@@ -121,37 +119,46 @@ class Acceptor {
 
 }  // namespace
 
-void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret, const FileDescriptor& listener,
-                          const GroupOptions& options, Deadline deadline, Connections& connections) {
+void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
+                          std::span<const FileDescriptor> listeners, const GroupOptions& options, Deadline deadline,
+                          Connections& connections) {
   const Members& members = connections.members;
   const std::string purpose = "group " + options.name;
   const auto is_remote = [&](int rank) { return members.host_of(rank) != members.host_index; };
+  const std::vector<Rail>& own_rails = records[static_cast<std::size_t>(members.rank)].rails;
+  const auto rails_to = [&](std::size_t rank) { return std::min(own_rails.size(), records[rank].rails.size()); };
+  const auto streams_to = [&](std::size_t rank) {
+    return std::max(static_cast<std::size_t>(options.streams), rails_to(rank));
+  };
   std::size_t expected = 0;
   for (int rank = 0; rank < members.size; ++rank) {
-    if (!is_remote(rank)) continue;
-    if (rank < members.rank) connections.data[static_cast<std::size_t>(rank)].clear();
-    if (rank < members.rank) continue;
-    connections.data[static_cast<std::size_t>(rank)].resize(static_cast<std::size_t>(options.streams));
-    expected += static_cast<std::size_t>(options.streams) + 1 + (members.rank == 0 ? 1 : 0);
+    if (!is_remote(rank) || rank < members.rank) continue;
+    const auto index = static_cast<std::size_t>(rank);
+    connections.data[index].resize(streams_to(index));
+    expected += streams_to(index) + 1 + (members.rank == 0 ? 1 : 0);
   }
-  Acceptor acceptor(listener, secret, purpose, options.streams, expected, deadline, connections);
+  Acceptor acceptor(listeners, secret, purpose, expected, deadline, connections);
   for (int rank = 0; rank < members.rank; ++rank) {
     if (!is_remote(rank)) continue;
     const auto index = static_cast<std::size_t>(rank);
-    const auto connect = [&](Purpose what, int stream) {
+    const auto connect = [&](Purpose what, std::size_t stream) {
+      const std::size_t rails = rails_to(index);
+      const Rail& there = records[index].rails[stream % rails];
       try {
-        FileDescriptor socket = connect_to(records[index].address, records[index].port, deadline);
+        // One rail leaves the source to the routing table; of several, each has its own.
+        const std::string source = rails > 1 ? own_rails[stream % rails].address : "";
+        FileDescriptor socket = connect_to(there.address, there.port, deadline, source);
         handshake(socket, Role::kClient, secret, purpose, deadline);
-        const Hello hello{members.rank, what, stream};
+        const Hello hello{members.rank, what, static_cast<std::int32_t>(stream)};
         send_all(socket.get(), &hello, sizeof hello, deadline);
         return socket;
       } catch (const TimeoutError& error) {
-        throw TimeoutError(members.prefix() + "cannot reach " + members.who(rank) + " at " + records[index].address +
-                           ", port " + std::to_string(records[index].port) + ": " + error.what() +
+        throw TimeoutError(members.prefix() + "cannot reach " + members.who(rank) + " at " + there.address + ", port " +
+                           std::to_string(there.port) + ": " + error.what() +
                            " SMDP_SOCKET_IFNAME names the interface to use.");
       }
     };
-    for (int stream = 0; stream < options.streams; ++stream) {
+    for (std::size_t stream = 0; stream < streams_to(index); ++stream) {
       connections.data[index].push_back(connect(Purpose::kData, stream));
     }
     connections.mail[index] = connect(Purpose::kMail, 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,11 @@
 
 namespace smdp {
 
-// listener: this rank's. Fills data, mail and, for ranks not on rank 0's host, control. Connections that do not prove
-// the secret are refused, and logged once per address.
-void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret, const FileDescriptor& listener,
-                          const GroupOptions& options, std::chrono::steady_clock::time_point deadline,
-                          Connections& connections);
+// listeners: this rank's, one per rail. Data streams take the rails in turn; there are options.streams to a peer, and
+// at least one per rail that both have. All else goes over the first rail. Fills data, mail and, for ranks not on rank
+// 0's host, control. Connections that do not prove the secret are refused, and logged once per address.
+void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
+                          std::span<const FileDescriptor> listeners, const GroupOptions& options,
+                          std::chrono::steady_clock::time_point deadline, Connections& connections);
 
 }  // namespace smdp

@@ -25,18 +25,18 @@ constexpr char kBad[] = "failed 1";
 
 std::string encode(const Record& record) {
   return record.host_name + '\n' + record.host_key + '\n' + record.local_name + '\n' + record.master_seen + '\n' +
-         record.address + '\n' + record.cores + '\n' + std::to_string(record.port) + '\n';
+         record.cores + '\n' + encode_rails(record.rails) + '\n';
 }
 
 Record decode(std::istream& in) {
   Record record;
-  std::string port;
-  for (std::string* line : {&record.host_name, &record.host_key, &record.local_name, &record.master_seen,
-                            &record.address, &record.cores, &port}) {
+  std::string rails;
+  for (std::string* line :
+       {&record.host_name, &record.host_key, &record.local_name, &record.master_seen, &record.cores, &rails}) {
     if (!std::getline(in, *line))
       throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
   }
-  record.port = static_cast<std::uint16_t>(std::stoul(port));
+  record.rails = decode_rails(rails);
   return record;
 }
 
@@ -95,10 +95,22 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
   return record;
 }
 
-std::string own_address(const GroupOptions& options) {
-  if (!options.socket_ifname.empty()) return address_of_interface(options.socket_ifname);
+std::vector<std::string> own_addresses(const GroupOptions& options) {
+  if (!options.socket_ifname.empty()) return addresses_of_interfaces(options.socket_ifname);
   const std::string address = options.master_addr.empty() ? "" : route_to(options.master_addr);
-  return address.empty() ? "127.0.0.1" : address;
+  return {address.empty() ? "127.0.0.1" : address};
+}
+
+std::vector<std::string> addresses_of_master(const Record& own, const std::vector<Record>& others,
+                                             const GroupOptions& options) {
+  if (!options.socket_ifname.empty()) return addresses_of_interfaces(options.socket_ifname);
+  std::string address = "127.0.0.1";
+  for (const Record& other : others) {
+    if (other.master_seen.empty()) continue;
+    address = other.master_seen;
+    if (other.host_key != own.host_key) break;
+  }
+  return {address};
 }
 
 std::vector<Record> exchange_records(
@@ -140,6 +152,26 @@ std::vector<Record> exchange_records(
   std::vector<Record> records;
   for (int i = 0; i < size; ++i) records.push_back(decode(in));
   return records;
+}
+
+bool must_move(const std::vector<Record>& records, int rank) {
+  const Record& record = records[static_cast<std::size_t>(rank)];
+  return record.host_key == records[0].host_key && is_loopback(record.rails[0].address) &&
+         !is_loopback(records[0].rails[0].address);
+}
+
+std::string encode_rails(const std::vector<Rail>& rails) {
+  std::string text;
+  for (const Rail& rail : rails) text += rail.address + ' ' + std::to_string(rail.port) + ' ';
+  return text;
+}
+
+std::vector<Rail> decode_rails(const std::string& text) {
+  std::vector<Rail> rails;
+  std::istringstream list(text);
+  for (Rail rail; list >> rail.address >> rail.port;) rails.push_back(rail);
+  if (rails.empty()) throw ConfigError("[smdp] the rendezvous store holds a rank that listens nowhere.");
+  return rails;
 }
 
 std::vector<std::vector<int>> group_by_host(const std::vector<Record>& records) {

@@ -11,21 +11,30 @@
 
 namespace smdp {
 
+// Where a rank listens. Several rails are several network cards used at once.
+struct Rail {
+  std::string address;  // numeric
+  std::uint16_t port = 0;
+};
+
 struct Record {
   std::string host_name;    // for messages
   std::string host_key;     // equal on ranks that may share memory: boot id and network namespace, or SMDP_HOST_ID
   std::string local_name;   // of this rank's abstract Unix socket
   std::string master_seen;  // numeric address by which this rank reaches the master; empty on rank 0
-  std::string address;      // where this rank listens
   std::string cores;        // affinity mask, see common/cores.h
-  std::uint16_t port = 0;
+  std::vector<Rail> rails;  // where this rank listens
 };
 
-// This rank's own record, but for address and port.
+// This rank's own record, but for the rails.
 Record describe_self(int rank, const GroupOptions& options, const std::string& nonce);
 
-// The address on which a rank other than 0 listens: its end of the route to the master.
-std::string own_address(const GroupOptions& options);
+// The addresses on which a rank listens: what SMDP_SOCKET_IFNAME admits, else its end of the route to the master.
+std::vector<std::string> own_addresses(const GroupOptions& options);
+// Those of rank 0: it listens where the others reach it, which they know better than it does: a host's own name often
+// means 127.0.1.1 to itself.
+std::vector<std::string> addresses_of_master(const Record& own, const std::vector<Record>& others,
+                                             const GroupOptions& options);
 
 // Publishes `own` and returns all records by rank. On rank 0 `complete` is called first, with the records of the
 // others, to fill in where it listens: the others know best how it is reached. Throws TimeoutError, which lists who
@@ -33,6 +42,14 @@ std::string own_address(const GroupOptions& options);
 std::vector<Record> exchange_records(
     Store& store, int rank, int size, Record own, const GroupOptions& options,
     const std::function<void(Record& own, const std::vector<Record>& others)>& complete);
+
+// A rank beside rank 0 may know the master only by a loopback address, where other hosts cannot reach it. True for such
+// a rank once the roster shows that rank 0 has a better address: that is the one to listen on.
+bool must_move(const std::vector<Record>& records, int rank);
+
+// A list of rails as text, and back.
+std::string encode_rails(const std::vector<Rail>& rails);
+std::vector<Rail> decode_rails(const std::string& text);
 
 // Splits the ranks by host_key: hosts in the order of their lowest rank.
 std::vector<std::vector<int>> group_by_host(const std::vector<Record>& records);

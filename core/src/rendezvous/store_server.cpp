@@ -55,7 +55,7 @@ std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 void TcpStore::Server::accept_loop() {
   while (!stopping_.load()) {
     const auto soon = steady_clock::now() + milliseconds(100);
-    FileDescriptor socket = accept_from(listener_, soon);
+    FileDescriptor socket = accept_from({&listener_, 1}, soon);
     // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
     if (socket.get() < 0) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
     const std::lock_guard lock(mutex_);

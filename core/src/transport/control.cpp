@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/tcp/socket.h"
+
 namespace smdp {
 namespace {
 
@@ -106,6 +108,10 @@ void Control::send(int rank, const std::string& body) {
   put(peer.outgoing, static_cast<std::uint32_t>(body.size()));
   peer.outgoing += body;
   flush(rank);
+}
+
+void Control::ask(int rank, const std::string& body) {
+  if (!is_probed(peers_[static_cast<std::size_t>(rank)].socket)) send(rank, body);
 }
 
 void Control::flush(int rank) {
@@ -231,7 +237,7 @@ void Control::inquire(std::uint64_t sequence, std::function<void(const std::stri
   } else {
     std::string body = start(Type::kInquire, members_.rank);
     put(body, sequence);
-    send(0, body);
+    ask(0, body);
   }
 }
 
@@ -243,7 +249,7 @@ void Control::start_inquiry(Inquiry inquiry) {
   answered_[0] = true;
   statuses_[0] = callbacks_.status();
   inquiry_ends_ = Clock::now() + kInquiry;
-  broadcast(start(Type::kPing, 0), -1);
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) ask(static_cast<int>(rank), start(Type::kPing, 0));
 }
 
 std::string Control::verdict(std::uint64_t sequence) const {

@@ -68,6 +68,8 @@ class Control final : public Progress::Client {
   void on_message(int rank, const std::string& body);
   void on_lost(int rank, int error);
   void send(int rank, const std::string& body);
+  // Sends a question, unless the peer is in doubt already.
+  void ask(int rank, const std::string& body);
   void broadcast(const std::string& body, int except);
   void flush(int rank);
   void close(int rank);

@@ -70,8 +70,7 @@ void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pen
   // counts.
   do {
     const std::size_t payload = std::min(kFramePayload, size - offset);
-    Stream& stream = **std::min_element(streams_.begin(), streams_.end(),
-                                        [](const auto& a, const auto& b) { return a->queued < b->queued; });
+    Stream& stream = next_stream();
     Outgoing outgoing{};
     outgoing.frame.slot = slot;
     outgoing.frame.offset = offset;
@@ -87,6 +86,17 @@ void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pen
     if (idle) write_some(stream);
     offset += payload;
   } while (offset < size && !broken_);
+}
+
+// The one with the least to send; in turn among those that the kernel keeps up with.
+Link::Stream& Link::next_stream() {
+  std::size_t best = turn_ % streams_.size();
+  for (std::size_t i = 1; i < streams_.size(); ++i) {
+    const std::size_t other = (turn_ + i) % streams_.size();
+    if (streams_[other]->queued < streams_[best]->queued) best = other;
+  }
+  turn_ = best + 1;
+  return *streams_[best];
 }
 
 void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {

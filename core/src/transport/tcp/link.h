@@ -77,6 +77,7 @@ class Link {
   };
 
   void on_event(Stream& stream, std::uint32_t events);
+  Stream& next_stream();
   void write_some(Stream& stream);
   void read_some(Stream& stream);
   bool find_target(Stream& stream);
@@ -88,6 +89,7 @@ class Link {
   Progress& progress_;
   int peer_;
   std::vector<std::unique_ptr<Stream>> streams_;
+  std::size_t turn_ = 0;  // stream whose turn it is
   std::function<void(int, const std::string&)> on_broken_;
   std::function<std::exception_ptr(const Fingerprint&, const Fingerprint&, int)> describe_mismatch_;
   std::function<void(std::exception_ptr)> on_error_;

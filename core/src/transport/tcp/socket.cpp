@@ -70,20 +70,35 @@ int milliseconds_left(Deadline deadline) {
   return static_cast<int>(std::clamp<long>(left, 0, 60'000));
 }
 
-// False at the deadline.
-bool wait_for(int socket, short events, Deadline deadline) {
+// Gives the first that is ready, -1 at the deadline.
+int wait_for_any(std::vector<pollfd>& requests, Deadline deadline) {
   for (;;) {
     const int left = milliseconds_left(deadline);
-    if (left == 0) return false;
-    pollfd request{socket, events, 0};
-    if (::poll(&request, 1, left) > 0) return true;
+    if (left == 0) return -1;
+    if (::poll(requests.data(), requests.size(), left) <= 0) continue;
+    for (const pollfd& request : requests) {
+      if (request.revents != 0) return request.fd;
+    }
   }
 }
 
-FileDescriptor try_connect(const addrinfo& address, Deadline deadline, int& error) {
+// False at the deadline.
+bool wait_for(int socket, short events, Deadline deadline) {
+  std::vector<pollfd> request{{socket, events, 0}};
+  return wait_for_any(request, deadline) >= 0;
+}
+
+FileDescriptor try_connect(const addrinfo& address, const std::string& source, Deadline deadline, int& error) {
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = errno;
   if (socket.get() < 0) return FileDescriptor();
+  if (!source.empty()) {
+    const Addresses own = look_up(source, 0, AI_NUMERICHOST);
+    if (!own || ::bind(socket.get(), own->ai_addr, own->ai_addrlen) != 0) {
+      error = own ? errno : EADDRNOTAVAIL;
+      return FileDescriptor();
+    }
+  }
   error = ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     const Deadline attempt = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(5));
@@ -96,6 +111,34 @@ FileDescriptor try_connect(const addrinfo& address, Deadline deadline, int& erro
   }
   if (error == 0 && is_connected_to_itself(socket.get())) error = ECONNREFUSED;
   return error == 0 ? std::move(socket) : FileDescriptor();
+}
+
+struct Interface {
+  std::string name;
+  std::string address;  // the first IPv4 one, else the first IPv6 one that is not link-local
+};
+
+// The interfaces that are up and have an address, in the kernel's order.
+std::vector<Interface> interfaces_with_address() {
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0) raw = nullptr;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> entries(raw, &::freeifaddrs);
+  std::vector<Interface> found;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = raw; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+      if (entry->ifa_addr->sa_family != family) continue;
+      const std::string name = entry->ifa_name;
+      if (std::any_of(found.begin(), found.end(), [&](const Interface& one) { return one.name == name; })) continue;
+      if (family == AF_INET6) {
+        const auto& address = reinterpret_cast<const sockaddr_in6&>(*entry->ifa_addr);
+        if (IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr)) continue;
+      }
+      const std::size_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      found.push_back({name, numeric(entry->ifa_addr, static_cast<socklen_t>(length))});
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -134,13 +177,13 @@ std::uint16_t local_port(const FileDescriptor& socket) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline) {
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline, const std::string& source) {
   auto pause = std::chrono::milliseconds(5);
   int error = EHOSTUNREACH;
   for (;;) {
     const Addresses addresses = look_up(host, port, 0);
     for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      FileDescriptor socket = try_connect(*address, deadline, error);
+      FileDescriptor socket = try_connect(*address, source, deadline, error);
       if (socket.get() >= 0) {
         set_no_delay(socket);
         return socket;
@@ -155,9 +198,12 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
   }
 }
 
-FileDescriptor accept_from(const FileDescriptor& listener, Deadline deadline) {
-  if (!wait_for(listener.get(), POLLIN, deadline)) return FileDescriptor();
-  FileDescriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline) {
+  std::vector<pollfd> waits;
+  for (const FileDescriptor& listener : listeners) waits.push_back({listener.get(), POLLIN, 0});
+  const int ready = wait_for_any(waits, deadline);
+  if (ready < 0) return FileDescriptor();
+  FileDescriptor socket(::accept4(ready, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.get() >= 0) set_no_delay(socket);
   return socket;
 }
@@ -193,36 +239,38 @@ std::string route_to(const std::string& host) {
   return "";
 }
 
-std::string address_of_interface(const std::string& names) {
+std::vector<std::string> addresses_of_interfaces(const std::string& names) {
   const bool excludes = !names.empty() && names.front() == '^';
   const bool exact = names.size() > static_cast<std::size_t>(excludes) && names[excludes ? 1 : 0] == '=';
   std::vector<std::string> wanted;
   std::istringstream list(names.substr((excludes ? 1U : 0U) + (exact ? 1U : 0U)));
   for (std::string name; std::getline(list, name, ',');) wanted.push_back(name);
-  ifaddrs* raw = nullptr;
-  if (::getifaddrs(&raw) != 0) raw = nullptr;
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> interfaces(raw, &::freeifaddrs);
-  std::string present;
-  std::string six;
-  for (const ifaddrs* entry = raw; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const std::string name = entry->ifa_name;
-    if (present.find(name) == std::string::npos) present += (present.empty() ? "" : ", ") + name;
-    const bool named = std::any_of(wanted.begin(), wanted.end(), [&](const std::string& prefix) {
-      return exact ? name == prefix : name.rfind(prefix, 0) == 0;
-    });
-    if (named == excludes) continue;
-    if (family == AF_INET) return numeric(entry->ifa_addr, sizeof(sockaddr_in));
-    const auto& address = reinterpret_cast<const sockaddr_in6&>(*entry->ifa_addr);
-    if (six.empty() && !IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr)) six = numeric(entry->ifa_addr, sizeof(sockaddr_in6));
+  const auto fits = [exact](const std::string& name, const std::string& wish) {
+    return exact ? name == wish : name.rfind(wish, 0) == 0;
+  };
+  const std::vector<Interface> interfaces = interfaces_with_address();
+  std::vector<std::string> addresses;
+  if (excludes) {
+    for (const Interface& one : interfaces) {
+      const bool unwanted =
+          std::any_of(wanted.begin(), wanted.end(), [&](const std::string& wish) { return fits(one.name, wish); });
+      if (!unwanted && addresses.empty()) addresses.push_back(one.address);
+    }
+  } else {
+    for (const std::string& wish : wanted) {
+      const auto found = std::find_if(interfaces.begin(), interfaces.end(), [&](const Interface& one) {
+        return fits(one.name, wish) && std::find(addresses.begin(), addresses.end(), one.address) == addresses.end();
+      });
+      if (found != interfaces.end()) addresses.push_back(found->address);
+    }
   }
-  if (six.empty()) {
+  if (addresses.empty()) {
+    std::string present;
+    for (const Interface& one : interfaces) present += (present.empty() ? "" : ", ") + one.name;
     throw ConfigError("[smdp] SMDP_SOCKET_IFNAME is '" + names +
                       "', which no interface with an address fits; there are: " + present + ".");
   }
-  return six;
+  return addresses;
 }
 
 bool is_loopback(const std::string& address) { return address.rfind("127.", 0) == 0 || address == "::1"; }
@@ -238,9 +286,16 @@ void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  // A diagnosis may be unacknowledged when the link is cut, and keepalive waits for that.
-  const unsigned int limit_ms = static_cast<unsigned int>(1000 * (idle_s + interval_s * count));
+  // A question may be unacknowledged when the link is cut, and keepalive waits for that. It was sent up to idle_s after
+  // the cut: hence that much less than keepalive takes.
+  const unsigned int limit_ms = static_cast<unsigned int>(1000 * interval_s * count);
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
+}
+
+bool is_probed(const FileDescriptor& socket) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_probes > 0;
 }
 
 void send_all(int socket, const void* data, std::size_t size, Deadline deadline) {

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "common/file_descriptor.h"
 
@@ -16,10 +18,12 @@ using Deadline = std::chrono::steady_clock::time_point;
 FileDescriptor listen_on(const std::string& host, std::uint16_t port);
 std::uint16_t local_port(const FileDescriptor& socket);
 
-// Tries all addresses of a name, again and again while they refuse, until the deadline. Throws TimeoutError.
-FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
-// Empty descriptor when the deadline passes.
-FileDescriptor accept_from(const FileDescriptor& listener, Deadline deadline);
+// Tries all addresses of a name, again and again while they refuse, until the deadline. source: numeric address to
+// connect from; empty leaves it to the routing table. Throws TimeoutError.
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline,
+                          const std::string& source = "");
+// From whichever listener somebody calls first. Empty descriptor when the deadline passes.
+FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline);
 
 // Numeric addresses of a connection's ends.
 std::string local_address(const FileDescriptor& socket);
@@ -28,14 +32,17 @@ std::string peer_address(const FileDescriptor& socket);
 std::string resolve(const std::string& host);
 // The address this machine would use to talk to `host`, without sending anything; empty if there is no route.
 std::string route_to(const std::string& host);
-// Address of the first interface that `names` admits (NCCL's spelling: "eth,ib" prefixes, "=eth0" exact, "^lo" all
-// but). Throws ConfigError, which lists the interfaces.
-std::string address_of_interface(const std::string& names);
+// Addresses of the interfaces that `names` admits, in NCCL's spelling. "eth,ib" are prefixes, "=eth0,eth1" exact names:
+// each gives its first interface, so several names are several rails. "^lo,docker" gives the first that has none of the
+// prefixes. Throws ConfigError, which lists the interfaces.
+std::vector<std::string> addresses_of_interfaces(const std::string& names);
 bool is_loopback(const std::string& address);
 
 void set_no_delay(const FileDescriptor& socket);
 // A dead peer or link is found within idle + interval x count seconds. Only for connections that are mostly idle.
 void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int count);
+// True while a keepalive probe has no answer. Data sent now would put off keepalive's verdict.
+bool is_probed(const FileDescriptor& socket);
 
 // All bytes or an exception: TimeoutError at the deadline, Error when the other side closes.
 void send_all(int socket, const void* data, std::size_t size, Deadline deadline);
