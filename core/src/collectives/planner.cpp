@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/log.h"
 #include "cost/collective_cost.h"
 #include "smdp/error.h"
 
@@ -17,6 +18,15 @@ constexpr std::pair<const char*, Algorithm> kNames[] = {
 
 constexpr std::size_t kShardFloor = std::size_t{64} << 10;
 constexpr std::size_t kDirectHosts = 64;
+
+// What SMDP_LOG_LEVEL=debug prints of a choice.
+Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, const char* where) {
+  if (is_logged(LogLevel::kDebug)) {
+    log(LogLevel::kDebug, "all_reduce of " + std::to_string(bytes) + " bytes between " + std::to_string(parties) + " " +
+                              where + ": " + name_of(choice));
+  }
+  return choice;
+}
 
 }  // namespace
 
@@ -37,16 +47,24 @@ const char* name_of(Algorithm algorithm) {
 }
 
 Algorithm Planner::local_all_reduce(std::size_t bytes, std::size_t ranks, std::size_t slot_bytes) const {
-  if (bytes > slot_bytes) return Algorithm::kTwoShot;
-  if (forced == Algorithm::kOneShot || forced == Algorithm::kTwoShot) return forced;
   const auto size = static_cast<double>(bytes);
-  return cost::one_shot(size, ranks) <= cost::two_shot(size, ranks) ? Algorithm::kOneShot : Algorithm::kTwoShot;
+  Algorithm choice = forced_;
+  if (bytes > slot_bytes) {
+    choice = Algorithm::kTwoShot;
+  } else if (forced_ != Algorithm::kOneShot && forced_ != Algorithm::kTwoShot) {
+    choice = cost::one_shot(size, ranks) <= cost::two_shot(size, ranks) ? Algorithm::kOneShot : Algorithm::kTwoShot;
+  }
+  return announced(choice, bytes, ranks, "ranks of this host");
 }
 
 Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {
-  if (strict) return Algorithm::kDirect;
-  if (forced == Algorithm::kDirect || forced == Algorithm::kRing || forced == Algorithm::kRecursiveDoubling) {
-    return forced;
+  return announced(best_exchange(bytes, hosts), bytes, hosts, "hosts");
+}
+
+Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
+  if (strict_) return Algorithm::kDirect;
+  if (forced_ == Algorithm::kDirect || forced_ == Algorithm::kRing || forced_ == Algorithm::kRecursiveDoubling) {
+    return forced_;
   }
   const auto size = static_cast<double>(bytes);
   const double direct = cost::direct(size, hosts);

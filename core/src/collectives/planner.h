@@ -13,15 +13,22 @@ enum class Algorithm { kAuto, kOneShot, kTwoShot, kDirect, kRing, kRecursiveDoub
 Algorithm parse_algorithm(const std::string& name);
 const char* name_of(Algorithm algorithm);
 
-struct Planner {
-  Algorithm forced = Algorithm::kAuto;
-  bool strict = false;  // SMDP_DETERMINISTIC=strict: only algorithms that add in rank order
+class Planner {
+ public:
+  // strict: SMDP_DETERMINISTIC=strict, only algorithms that add in rank order.
+  explicit Planner(Algorithm forced = Algorithm::kAuto, bool strict = false) : forced_(forced), strict_(strict) {}
 
   // In shared memory: kOneShot or kTwoShot.
   Algorithm local_all_reduce(std::size_t bytes, std::size_t ranks, std::size_t slot_bytes) const;
 
   // Across hosts: kDirect, kRing or kRecursiveDoubling. bytes: of one lane.
   Algorithm host_exchange(std::size_t bytes, std::size_t hosts) const;
+
+ private:
+  Algorithm best_exchange(std::size_t bytes, std::size_t hosts) const;
+
+  Algorithm forced_;
+  bool strict_;
 };
 
 }  // namespace smdp

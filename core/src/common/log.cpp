@@ -3,39 +3,21 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <mutex>
-#include <utility>
 
 namespace smdp {
 namespace {
 
-struct Sink {
-  std::mutex mutex;
-  std::function<void(LogLevel, const std::string&)> function;  // guarded by mutex
-  std::atomic<LogLevel> level{LogLevel::kWarning};
-};
-
-Sink& sink() {
-  static Sink& instance = *new Sink;
-  return instance;
-}
+std::atomic<LogLevel> max_level{LogLevel::kWarning};
 
 }  // namespace
 
-void set_log_level(LogLevel level) { sink().level.store(level); }
+void set_log_level(LogLevel level) { max_level.store(level); }
 
-void set_log_sink(std::function<void(LogLevel, const std::string&)> function) {
-  const std::lock_guard lock(sink().mutex);
-  sink().function = std::move(function);
-}
+bool is_logged(LogLevel level) { return level <= max_level.load(std::memory_order_relaxed); }
 
 void log(LogLevel level, const std::string& text) {
-  if (level > sink().level.load()) return;
-  const std::lock_guard lock(sink().mutex);
-  if (sink().function) {
-    sink().function(level, text);
-    return;
-  }
+  if (!is_logged(level)) return;
+  // One write: lines of several threads and processes stay whole.
   const std::string line = "[smdp] " + text + "\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }

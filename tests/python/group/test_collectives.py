@@ -117,6 +117,15 @@ for count in (1, 1000, 300_000):
     finish(job(3, code, hosts=[0, 0, 1], environ={"SMDP_ALGORITHM": algorithm}))
 
 
+def test_debug_log_names_the_algorithm(job: Callable[..., list[object]]) -> None:
+    code = "g = joined(); g.all_reduce(np.ones(10)); g.all_reduce(np.ones(1_000_000))"
+    for rank in job(2, code, environ={"SMDP_LOG_LEVEL": "debug"}):
+        assert rank.finish(60) == 0, rank.output  # type: ignore[attr-defined]
+        text = rank.output  # type: ignore[attr-defined]
+        assert "all_reduce of 80 bytes between 2 ranks of this host: one_shot" in text
+        assert "all_reduce of 8000000 bytes between 2 ranks of this host: two_shot" in text
+
+
 def test_same_bits_on_all_ranks_and_in_all_runs_under_load(job: Callable[..., list[object]]) -> None:
     code = """
 import hashlib

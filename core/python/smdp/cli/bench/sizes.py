@@ -58,7 +58,7 @@ def steps(begin: int, end: int, factor: float) -> list[int]:
 def iterations(size: int) -> tuple[int, int]:
     """Give (rounds, iterations in a round) that take some seconds for every size."""
     rounds = 11 if size < 32 << 20 else 7
-    return rounds, max(2, min(400, (32 << 20) // max(size, 1)))
+    return rounds, max(4, min(400, (256 << 20) // max(size, 1)))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One rank of `smdp bench`: python -m smdp.cli.bench.worker '<request as JSON>'.
 
-For each size every contender is verified once and warmed up; then rounds follow, in each of which every
-contender runs k iterations between two barriers. A contender's figure is the median over rounds of the
+For each size every contender is verified once; then rounds follow, in each of which every contender runs once to
+warm up after the one before it, and k times between two barriers. A contender's figure is the median over rounds of the
 slowest rank's time.
 """
 
@@ -77,6 +77,7 @@ def measure(
         for number in range(rounds + 1):
             for index, peer in enumerate(peers):
                 run = works[index].run
+                run()
                 peer.barrier()
                 start = time.perf_counter()
                 for _ in range(repeat):
