@@ -1,8 +1,8 @@
 """One rank of `smdp bench`: python -m smdp.cli.bench.worker '<request as JSON>'.
 
-For each size every contender is verified once; then rounds follow, in each of which every contender runs once to
-warm up after the one before it, and k times between two barriers. A contender's figure is the median over rounds of the
-slowest rank's time.
+For each size every contender is verified once; then rounds follow, in each of which every contender runs once
+to warm up after the one before it, and k times between two barriers. A contender's figure is the median over
+rounds of the slowest rank's time.
 """
 
 from __future__ import annotations
