@@ -24,6 +24,22 @@ void Mailbox::open(std::vector<std::unique_ptr<ByteStream>> streams) {
   for (std::size_t rank = 0; rank < streams.size(); ++rank) peers_[rank].stream = std::move(streams[rank]);
 }
 
+// What no rank would send must not reach memory.
+bool Mailbox::is_sound(const Header& header) {
+  if (header.magic != kMagic || size_of(header.dtype) == 0) return false;
+  switch (header.kind) {
+    case Kind::kEager:
+      return header.payload == header.size && header.payload <= kEager && header.offset == 0;
+    case Kind::kAnnounce:
+    case Kind::kReady:
+      return header.payload == 0;
+    case Kind::kData:
+      return header.payload != 0 && header.payload <= kFramePayload && header.offset <= header.size &&
+             header.payload <= header.size - header.offset;
+  }
+  return false;
+}
+
 void Mailbox::push(int rank, const Header& header, const std::byte* data, std::shared_ptr<Operation> operation) {
   peers_[static_cast<std::size_t>(rank)].outgoing.push_back({header, data, 0, std::move(operation)});
 }
@@ -108,7 +124,8 @@ void Mailbox::begin_payload(int rank) {
     }
   } else if (header.kind == Kind::kData) {
     for (Incoming& incoming : peer.incoming) {
-      if (incoming.id == header.id) peer.target = incoming.request.data + header.offset;
+      if (incoming.id != header.id || header.size != incoming.request.size) continue;
+      if (incoming.received + header.payload <= header.size) peer.target = incoming.request.data + header.offset;
     }
     if (peer.target == nullptr) throw Error("a message is damaged");
   }
@@ -213,10 +230,7 @@ bool Mailbox::read(int rank) {
       moved = true;
       peer.header_done += got;
       if (peer.header_done < sizeof(Header)) continue;
-      if (peer.header.magic != kMagic || (peer.header.kind == Kind::kEager && peer.header.payload > kEager) ||
-          peer.header.payload > kFramePayload) {
-        throw Error("a message is damaged");
-      }
+      if (!is_sound(peer.header)) throw Error("a message is damaged");
       begin_payload(rank);
     }
     if (peer.payload_done < peer.header.payload) {

@@ -107,6 +107,7 @@ class Mailbox {
     bool is_matched = false;
   };
 
+  static bool is_sound(const Header& header);
   bool write(int rank);
   bool read(int rank);
   void begin_payload(int rank);

@@ -102,7 +102,7 @@ Link::Stream& Link::next_stream() {
 void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {
   ++pending;
   if (broken_) return;
-  posted_.push_back({{current_.sequence, slot}, data, size, 0, &pending});
+  posted_.push_back({{current_.sequence, slot}, data, size, 0, 0, &pending});
   for (const auto& stream : streams_) {
     if (stream->stalled) read_some(*stream);
   }
@@ -164,13 +164,19 @@ bool Link::find_target(Stream& stream) {
   const MessageKey key{frame.fingerprint.sequence, frame.slot};
   for (auto it = posted_.begin(); it != posted_.end(); ++it) {
     if (it->key != key) continue;
-    if (it->size != frame.total || frame.offset + frame.payload > frame.total) {
+    const bool is_whole = frame.offset <= frame.total && frame.payload <= frame.total - frame.offset;
+    if (it->size == frame.total && (!is_whole || it->claimed + frame.payload > it->size)) {
+      broken("a frame is damaged");
+      return false;
+    }
+    if (it->size != frame.total) {
       on_error_(std::make_exception_ptr(MismatchError("[smdp] rank " + std::to_string(peer_) + " sends " +
                                                       std::to_string(frame.total) + " bytes in " + current_.describe() +
                                                       ", this rank expects " + std::to_string(it->size) +
                                                       ". The counts of a sender must equal those of its receiver.")));
       return false;
     }
+    it->claimed += frame.payload;
     stream.target = it;
     stream.has_target = true;
     return true;

@@ -60,7 +60,8 @@ class Link {
     MessageKey key;
     std::byte* data;
     std::size_t size;
-    std::size_t received;
+    std::size_t claimed;   // bytes of frames whose header has been read
+    std::size_t received;  // of those that are complete
     Pending* pending;
   };
   struct Stream {
