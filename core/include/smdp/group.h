@@ -19,6 +19,8 @@
 
 namespace smdp {
 
+class Codec;
+
 // How a group is made. Values that come from SMDP_* variables keep their name without the prefix.
 struct GroupOptions {
   // Unique among the groups that share a store.
@@ -97,6 +99,8 @@ class SMDP_API Group {
   // factor: of this rank's input, for kPremulSum. in and out may be the same memory.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});
+  // SUM in place of float32 that travels between hosts through `codec`, see gradient_reducer.h. Always asynchronous.
+  Handle coded_all_reduce(float* data, std::size_t count, Codec& codec);
   // out is used on the root only.
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});

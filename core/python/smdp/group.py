@@ -96,7 +96,6 @@ class Group:
         self._core = core
         self._timeout = timeout
         self._pending: list[Handle] = []
-        self._splits = 0
 
     @property
     def rank(self) -> int:
@@ -425,10 +424,7 @@ class Group:
         """
         if color is not None and color < 0:
             raise ValueError(f"[smdp] color is {color}; allowed: 0 and above, or None for no group.")
-        self._splits += 1
-        core = self._core.split(
-            -1 if color is None else color, self.rank if key is None else key, f"split{self._splits}"
-        )
+        core = self._core.split(-1 if color is None else color, self.rank if key is None else key, "split")
         return None if core is None else Group(core, self._timeout)
 
     def abort(self, reason: str) -> None:

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "collectives/codec.h"
 #include "collectives/context.h"
 #include "reduce/reduce.h"
 
@@ -25,6 +26,8 @@ inline constexpr std::uint64_t kSlotsPerExchange = 4096;
 
 Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
 Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
+// float32 through a codec; offset: of `data` within the codec's buffer.
+Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec);
 Task exchange_recursive_doubling(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
 
 }  // namespace smdp

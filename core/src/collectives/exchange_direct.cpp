@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "collectives/exchange.h"
-#include "collectives/slices.h"
+#include "sharding/equal_shards.h"
 
 namespace smdp {
 

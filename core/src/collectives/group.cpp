@@ -170,6 +170,7 @@ class Group::Impl {
 
   std::shared_ptr<Store> store;
   std::shared_ptr<Engine> engine;
+  int splits = 0;  // calls of split(): part of the new group's name
 };
 
 Group::Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options)
@@ -204,6 +205,24 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
           return premultiplied(context, bytes(in), bytes(out), count, reduction, factor, planner);
         }
         return all_reduce_any(context, bytes(in), bytes(out), count, reduction, planner);
+      },
+      call);
+}
+
+Group::Handle Group::coded_all_reduce(float* data, std::size_t count, Codec& codec) {
+  Fingerprint print = fingerprint(OpKind::kAllReduce, DType::kFloat32);
+  print.set_shape(std::vector<std::int64_t>{static_cast<std::int64_t>(count)});
+  const Reduction reduction{DType::kFloat32, ReduceOp::kSum};
+  const Planner& planner = impl_->engine->planner();
+  Call call;
+  call.async = true;
+  return impl_->engine->collective(
+      print,
+      [=, &planner, &codec](Context& context) {
+        if (context.is_single_host()) {
+          return all_reduce_any(context, bytes(data), bytes(data), count, reduction, planner);
+        }
+        return hierarchical_all_reduce(context, bytes(data), bytes(data), count, reduction, planner, &codec);
       },
       call);
 }
@@ -370,6 +389,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   std::vector<Buffer> out;
   for (Choice& choice : all) out.push_back({&choice, 2});
   all_gather({&own, 2}, out, DType::kInt64);
+  const int number = impl_->splits++;
   if (color < 0) return nullptr;
   std::vector<int> ranks;
   for (int rank = 0; rank < members.size; ++rank) {
@@ -379,7 +399,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
     return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
   });
   GroupOptions options = impl_->engine->options();
-  options.name = members.name + "/" + name + "/" + std::to_string(color);
+  options.name = members.name + "/" + name + "-" + std::to_string(number) + "/" + std::to_string(color);
   const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
   return std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
 }

@@ -7,7 +7,7 @@
 
 #include "collectives/exchange.h"
 #include "collectives/hierarchical.h"
-#include "collectives/slices.h"
+#include "sharding/equal_shards.h"
 
 namespace smdp {
 namespace {
@@ -15,6 +15,7 @@ namespace {
 // Bytes of one host's shard of one lane in one chunk: long enough to keep a link busy, short enough that the last
 // chunk's second hop, which nothing overlaps, is short.
 constexpr std::size_t kShardBytes = std::size_t{128} << 10;
+constexpr std::size_t kCodedShardBytes = 4 * kShardBytes;  // before encoding
 // Chunks under way between hosts.
 constexpr std::size_t kWindow = 3;
 
@@ -25,6 +26,7 @@ struct Pipeline {
   std::size_t count;
   Reduction reduction;
   const Planner& planner;
+  Codec* codec;
   std::size_t lanes;
   std::size_t per_chunk;  // elements
   std::size_t chunks;
@@ -73,6 +75,11 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
     const Slice slice = p.slice(k, members.local_index);
     std::byte* data = p.out + slice.begin * p.element();
     lane.slots = k * kSlotsPerExchange;
+    if (p.codec != nullptr) {
+      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *p.codec);
+      p.exchanged[k] = true;
+      continue;
+    }
     switch (p.planner.host_exchange(p.count * p.element() / p.lanes, members.hosts.size())) {
       case Algorithm::kRing:
         co_await exchange_ring(p.context, lane, data, slice.size(), p.reduction);
@@ -103,14 +110,14 @@ Task spread_chunks(Pipeline& p) {
 }  // namespace
 
 Task hierarchical_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count,
-                             Reduction reduction, const Planner& planner) {
+                             Reduction reduction, const Planner& planner, Codec* codec) {
   std::size_t lanes = std::numeric_limits<std::size_t>::max();
   for (const std::vector<int>& host : context.members.hosts) lanes = std::min(lanes, host.size());
   const std::size_t per_chunk =
-      std::max<std::size_t>(1, kShardBytes * context.members.hosts.size() * lanes / size_of(reduction.dtype));
-  Pipeline pipeline{context, in,        out,
-                    count,   reduction, planner,
-                    lanes,   per_chunk, std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
+      std::max<std::size_t>(1, (codec == nullptr ? kShardBytes : kCodedShardBytes) * context.members.hosts.size() *
+                                   lanes / size_of(reduction.dtype));
+  Pipeline pipeline{context, in,    out,   count,     reduction,
+                    planner, codec, lanes, per_chunk, std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
   pipeline.exchanged.resize(pipeline.chunks, false);
   std::vector<Task> stages;
   stages.push_back(sum_locally(pipeline));

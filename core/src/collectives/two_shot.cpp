@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "collectives/local.h"
-#include "collectives/slices.h"
+#include "sharding/equal_shards.h"
 
 namespace smdp {
 namespace {

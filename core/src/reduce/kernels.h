@@ -22,6 +22,8 @@ struct Table {
   const char* name;
   ReduceFunction reduce[kDTypes][kReduceOps];
   ScaleFunction scale[kDTypes];
+  ScaleFunction narrow[kDTypes];  // float32 to a 16-bit float, after the factor
+  ScaleFunction widen[kDTypes];   // back, before the factor
 };
 
 extern const Table generic;

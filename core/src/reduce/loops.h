@@ -336,6 +336,24 @@ void scale(void* dst, const void* src, std::size_t count, double factor) {
   __builtin_memcpy(to + offset, padded, bytes - offset);
 }
 
+template <class To, class From>
+void convert(void* dst, const void* src, std::size_t count, double factor) {
+  static_assert(To::kLanes == From::kLanes);
+  const auto scalar = static_cast<float>(factor);
+  const unsigned char* from = static_cast<const unsigned char*>(src);
+  unsigned char* to = static_cast<unsigned char*>(dst);
+  std::size_t i = 0;
+  for (; i + To::kLanes <= count; i += To::kLanes) {
+    To::write(to + i * To::kSize, From::read(from + i * From::kSize) * scalar);
+  }
+  if (i == count) return;
+  unsigned char padded_from[From::kLanes * From::kSize] = {};
+  unsigned char padded_to[To::kLanes * To::kSize];
+  __builtin_memcpy(padded_from, from + i * From::kSize, (count - i) * From::kSize);
+  To::write(padded_to, From::read(padded_from) * scalar);
+  __builtin_memcpy(to + i * To::kSize, padded_to, (count - i) * To::kSize);
+}
+
 constexpr std::size_t index(DType dtype) { return static_cast<std::size_t>(dtype); }
 constexpr std::size_t index(ReduceOp op) { return static_cast<std::size_t>(op); }
 
@@ -388,6 +406,10 @@ constexpr Table make_table(const char* name) {
   add_float<Bfloat<Isa>>(table, DType::kBfloat16, DType::kBfloat16);
   add_float<Float<Isa, float>>(table, DType::kFloat32, DType::kComplex64);
   add_float<Float<Isa, double>>(table, DType::kFloat64, DType::kComplex128);
+  table.narrow[index(DType::kFloat16)] = convert<Half<Isa>, Float<Isa, float>>;
+  table.narrow[index(DType::kBfloat16)] = convert<Bfloat<Isa>, Float<Isa, float>>;
+  table.widen[index(DType::kFloat16)] = convert<Float<Isa, float>, Half<Isa>>;
+  table.widen[index(DType::kBfloat16)] = convert<Float<Isa, float>, Bfloat<Isa>>;
   return table;
 }
 

@@ -158,6 +158,16 @@ void scale(void* dst, const void* src, std::size_t count, DType dtype, double fa
   current().scale[static_cast<std::size_t>(component)](dst, src, count, factor);
 }
 
+void narrow(void* dst, DType dtype, const float* src, std::size_t count, double factor) noexcept {
+  const FloatingPointMode mode;
+  current().narrow[static_cast<std::size_t>(dtype)](dst, src, count, factor);
+}
+
+void widen(float* dst, const void* src, DType dtype, std::size_t count, double factor) noexcept {
+  const FloatingPointMode mode;
+  current().widen[static_cast<std::size_t>(dtype)](dst, src, count, factor);
+}
+
 const char* kernel_name() noexcept { return current().name; }
 
 void force_kernel(const std::string& name) {

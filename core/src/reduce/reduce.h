@@ -32,6 +32,10 @@ void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t co
 // number, otherwise they are truncated towards zero and saturate. Requires is_supported(dtype, kPremulSum).
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) noexcept;
 
+// Between float32 and kFloat16 or kBfloat16 (`dtype`), rounded to nearest even; the factor applies to the float32.
+void narrow(void* dst, DType dtype, const float* src, std::size_t count, double factor = 1.0) noexcept;
+void widen(float* dst, const void* src, DType dtype, std::size_t count, double factor = 1.0) noexcept;
+
 // The kernel in use: "avx512", "avx2", "neon" or "generic".
 const char* kernel_name() noexcept;
 

@@ -1,0 +1,94 @@
+// Sums the gradients of one model over a group while backward goes on: balanced fusion buffers that any framework can
+// drive.
+//
+// Gradients are known by their index in a list that is the same on all ranks. Each has a fixed place in a fusion buffer
+// of its dtype; a buffer is all-reduced as soon as all its places are filled, in the order of the buffers. The first
+// step uses the reverse of the list, as backward produces gradients; from the second on, places follow the order that
+// rank 0 saw in the first. Every buffer is cut by bytes into equal shards, one per owner (core/README.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "smdp/dtype.h"
+#include "smdp/export.h"
+#include "smdp/group.h"
+
+namespace smdp {
+
+// What float32 gradients travel as between hosts. Inside a host nothing is compressed, and gradients of other dtypes
+// travel as they are.
+enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBfloat16 = 2, kInt8 = 3, kTopK = 4 };
+
+// "none", "fp16", "bf16", "int8", "topk"; throws InvalidArgument, which lists them.
+SMDP_API Compression parse_compression(const std::string& name);
+SMDP_API const char* name_of(Compression compression);
+
+struct Gradient {
+  std::string name;  // for messages
+  std::size_t count = 0;
+  DType dtype = DType::kFloat32;  // a real or complex float
+};
+
+struct GradientReducerOptions {
+  Compression compression = Compression::kNone;
+  // Most bytes of a fusion buffer; the cost model may choose less. A larger gradient has a buffer of its own.
+  std::size_t buffer_bytes = std::size_t{25} << 20;
+  // Multiplies every gradient before the sum. 0: 1 / (size of the group), which gives the mean.
+  double factor = 0;
+  // Part of a piece that Compression::kTopK sends, and its momentum correction: the momentum that the optimizer would
+  // have used.
+  double topk_ratio = 0.01;
+  double topk_momentum = 0;
+};
+
+// A step is: ready() for each gradient that backward produced, finish(), then wait(). Thread safety: ready() may be
+// called from several threads; everything else by one, after the last ready().
+class SMDP_API GradientReducer {
+ public:
+  // Collective. Makes connections of its own (Group::split), so other collectives of `group` may come in between, in
+  // another order on every rank. Throws MismatchError on all ranks if the lists differ, with the first difference,
+  // and InvalidArgument for a gradient that cannot be averaged.
+  GradientReducer(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options);
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+  ~GradientReducer();
+
+  // Gradient `index` lies at `data`. It is copied before this returns; the mean is written to the same memory by
+  // wait(), so it must live until then. Throws if it was ready in this step already.
+  void ready(std::size_t index, void* data);
+  // Backward is over: gradients that did not come count as zero.
+  void finish();
+  // After finish(): blocks until this gradient's mean, or all of them, have been written back. Throws the group's
+  // errors. interrupted: asked now and then; true ends the wait with ClosedError and closes the group (Ctrl-C). A step
+  // ends with wait() for all.
+  void wait(std::size_t index, const std::function<bool()>& interrupted = {});
+  void wait(const std::function<bool()>& interrupted = {});
+  // After wait(): some rank had it. A gradient that was absent here and is used elsewhere is read by read().
+  bool is_used(std::size_t index) const;
+  // Writes the mean of this step.
+  void read(std::size_t index, void* out) const;
+
+  // The loss scale has been multiplied by this: what compression keeps from earlier steps must be, too.
+  void rescale(double factor);
+
+  struct Stats {
+    std::uint64_t steps = 0;
+    std::uint64_t bytes = 0;     // of gradients, summed over steps
+    double exposed_seconds = 0;  // that wait() blocked, summed over steps
+    double last_exposed_seconds = 0;
+  };
+  Stats stats() const;
+  // Buffers, their sizes and why, as text.
+  std::string explain() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace smdp

@@ -1,0 +1,24 @@
+// How large fusion buffers should be, from what a group's all_reduce was measured to take.
+//
+// An all_reduce of S bytes takes latency + S / bandwidth. Long buffers waste little on latency; short ones start
+// earlier and leave less for after the last gradient.
+#pragma once
+
+#include <cstddef>
+
+namespace smdp::cost {
+
+struct Measured {
+  double latency = 100e-6;  // s, of the smallest all_reduce
+  double bandwidth = 1e9;   // bytes of buffer per second
+};
+
+struct FusionSizes {
+  std::size_t usual;     // bytes; latency is 2 % of its time
+  std::size_t smallest;  // bytes, of the first and the last; latency is 10 %
+};
+
+// cap: most bytes of a buffer.
+FusionSizes fusion_sizes(const Measured& measured, std::size_t cap);
+
+}  // namespace smdp::cost

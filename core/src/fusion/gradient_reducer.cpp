@@ -1,0 +1,388 @@
+#include "smdp/gradient_reducer.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "common/log.h"
+#include "fusion/gradient_codec.h"
+#include "fusion/layout.h"
+#include "fusion/registration.h"
+#include "reduce/reduce.h"
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+constexpr std::chrono::milliseconds kInterruptionCheck{200};
+
+constexpr std::pair<const char*, Compression> kNames[] = {{"none", Compression::kNone},
+                                                          {"fp16", Compression::kFloat16},
+                                                          {"bf16", Compression::kBfloat16},
+                                                          {"int8", Compression::kInt8},
+                                                          {"topk", Compression::kTopK}};
+
+struct Free {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+// Zeros, 64-byte aligned.
+Memory allocate(std::size_t bytes) {
+  const std::size_t rounded = std::max<std::size_t>(64, (bytes + 63) / 64 * 64);
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
+  if (memory == nullptr) throw std::bad_alloc();
+  std::memset(memory, 0, rounded);
+  return Memory(memory);
+}
+
+struct FusionBuffer {
+  PlannedBuffer plan;
+  Memory memory;
+  std::unique_ptr<GradientCodec> codec;
+  std::size_t missing = 0;  // places not filled in this step
+  Group::Handle handle;
+
+  std::byte* place(std::size_t offset) const { return memory.get() + offset * size_of(plan.dtype); }
+};
+
+bool is_finite(const float* values, std::size_t count) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffU);
+  }
+  return largest < 0x7f800000U;
+}
+
+}  // namespace
+
+Compression parse_compression(const std::string& name) {
+  std::string allowed;
+  for (const auto& [text, compression] : kNames) {
+    if (name == text) return compression;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(text);
+  }
+  throw InvalidArgument("[smdp] compression is '" + name + "'; allowed: " + allowed + ".");
+}
+
+const char* name_of(Compression compression) {
+  for (const auto& [text, known] : kNames) {
+    if (compression == known) return text;
+  }
+  return "none";
+}
+
+class GradientReducer::Impl {
+ public:
+  Impl(Group& base, std::vector<Gradient> gradients, const GradientReducerOptions& options)
+      : gradients_(std::move(gradients)), options_(options) {
+    check_options(base);
+    group_ = base.split(0, base.rank(), "gradients");
+    factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
+    check_same_gradients(*group_, gradients_, options_);
+    measured_ = measure_all_reduce(*group_);
+    // Where buffers end decides what int8 and top-k lose, so there no measurement may have a say.
+    const bool is_lossy = options_.compression == Compression::kInt8 || options_.compression == Compression::kTopK;
+    sizes_ = cost::fusion_sizes(is_lossy ? cost::Measured{} : measured_, options_.buffer_bytes);
+    std::vector<std::size_t> order(gradients_.size());
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    lay_out_by(order);
+    used_.resize(gradients_.size());
+    targets_.resize(gradients_.size());
+    if (is_logged(LogLevel::kDebug)) log(LogLevel::kDebug, explain());
+  }
+
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  // What is in flight must end before its buffers go.
+  ~Impl() { group_->shutdown(); }
+
+  void ready(std::size_t index, void* data) {
+    check_index(index);
+    if (data == nullptr && gradients_[index].count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+    std::unique_lock lock(mutex_);
+    begin_step();
+    if (used_[index] != 0) {
+      throw Error("[smdp] gradient '" + gradients_[index].name +
+                  "' was ready twice in one step. "
+                  "Was backward called twice without waiting for the reducer?");
+    }
+    used_[index] = 1;
+    targets_[index] = data;
+    if (steps_ == 0) seen_.push_back(index);
+    FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+    lock.unlock();  // the copy of one gradient must not hold up another's
+    fill(buffer, index, data);
+    lock.lock();
+    --buffer.missing;
+    send_filled();
+  }
+
+  void finish() {
+    const std::lock_guard lock(mutex_);
+    begin_step();
+    if (is_finished_) throw Error("[smdp] finish() was called twice in one step.");
+    for (std::size_t index = 0; index < gradients_.size(); ++index) {
+      if (used_[index] != 0) continue;
+      FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+      fill(buffer, index, nullptr);
+      --buffer.missing;
+    }
+    send_filled();
+    everywhere_ = used_;
+    Call call;
+    call.async = true;
+    used_handle_ = group_->all_reduce(everywhere_.data(), everywhere_.data(),
+                                      std::array<std::int64_t, 1>{static_cast<std::int64_t>(everywhere_.size())},
+                                      DType::kUint8, ReduceOp::kMax, 1.0, call);
+    is_finished_ = true;
+  }
+
+  void wait(std::size_t index, const std::function<bool()>& interrupted) {
+    check_index(index);
+    check_finished();
+    FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+    settle(buffer.handle, interrupted);
+    write_back(index);
+  }
+
+  void wait(const std::function<bool()>& interrupted) {
+    check_finished();
+    const double before = stats_.exposed_seconds;
+    bool counts = true;
+    for (FusionBuffer& buffer : buffers_) {
+      settle(buffer.handle, interrupted);
+      for (const std::size_t index : buffer.plan.members) write_back(index);
+      if (buffer.codec && buffer.codec->has_state()) {
+        counts = counts && is_finite(reinterpret_cast<const float*>(buffer.memory.get()), buffer.plan.count);
+      }
+    }
+    settle(used_handle_, interrupted);
+    for (FusionBuffer& buffer : buffers_) {
+      if (buffer.codec) buffer.codec->end_step(counts);
+      stats_.bytes += buffer.plan.count * size_of(buffer.plan.dtype);
+    }
+    stats_.last_exposed_seconds = stats_.exposed_seconds - before;
+    ++stats_.steps;
+    ++steps_;
+    is_in_step_ = false;
+  }
+
+  bool is_used(std::size_t index) const {
+    check_index(index);
+    return index < everywhere_.size() && everywhere_[index] != 0;
+  }
+
+  void read(std::size_t index, void* out) const {
+    check_index(index);
+    const Gradient& gradient = gradients_[index];
+    const Place& place = layout_.places[index];
+    std::memcpy(out, buffers_[place.buffer].place(place.offset), gradient.count * size_of(gradient.dtype));
+  }
+
+  void rescale(double factor) {
+    for (FusionBuffer& buffer : buffers_) {
+      if (buffer.codec) buffer.codec->rescale(static_cast<float>(factor));
+    }
+  }
+
+  Stats stats() const { return stats_; }
+
+  std::string explain() const {
+    const auto megabytes = [](std::size_t bytes) {
+      std::string text = std::to_string(static_cast<double>(bytes) / 1e6);
+      return text.substr(0, text.find('.') + 3) + " MB";
+    };
+    std::string text = std::to_string(gradients_.size()) + " gradients in " + std::to_string(buffers_.size()) +
+                       " fusion buffers between " + std::to_string(group_->size()) + " ranks on " +
+                       std::to_string(group_->hosts().size()) +
+                       " hosts; compression between hosts: " + name_of(options_.compression) + ".\n";
+    text += "Measured: the smallest all_reduce takes " + std::to_string(static_cast<int>(measured_.latency * 1e6)) +
+            " us, large ones " + std::to_string(static_cast<int>(measured_.bandwidth / 1e6)) +
+            " MB/s. Hence buffers of at most " + megabytes(sizes_.usual) + " (latency is 2 % of their time; limit " +
+            megabytes(options_.buffer_bytes) + "), the first and the last of about " + megabytes(sizes_.smallest) +
+            ".\n";
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      const PlannedBuffer& plan = buffers_[i].plan;
+      const std::size_t bytes = plan.count * size_of(plan.dtype);
+      text += "buffer " + std::to_string(i) + ": " + megabytes(bytes) + " " + name_of(plan.dtype) + ", " +
+              std::to_string(plan.members.size()) + " gradients, " +
+              megabytes(bytes / static_cast<std::size_t>(group_->size())) + " per owner\n";
+    }
+    return text;
+  }
+
+ private:
+  void check_options(const Group& base) const {
+    const std::string prefix =
+        "[smdp] rank " + std::to_string(base.rank()) + " of " + std::to_string(base.size()) + ": ";
+    if (options_.buffer_bytes == 0) throw InvalidArgument(prefix + "buffer_bytes is 0; it must be above 0.");
+    if (!(options_.topk_ratio > 0 && options_.topk_ratio <= 1)) {
+      throw InvalidArgument(prefix + "topk_ratio is " + std::to_string(options_.topk_ratio) +
+                            "; it must be above 0 and at most 1.");
+    }
+    if (!(options_.topk_momentum >= 0 && options_.topk_momentum < 1)) {
+      throw InvalidArgument(prefix + "topk_momentum is " + std::to_string(options_.topk_momentum) +
+                            "; it must be at least 0 and below 1.");
+    }
+    for (const Gradient& gradient : gradients_) {
+      switch (gradient.dtype) {
+        case DType::kFloat16:
+        case DType::kBfloat16:
+        case DType::kFloat32:
+        case DType::kFloat64:
+        case DType::kComplex32:
+        case DType::kComplex64:
+        case DType::kComplex128:
+          continue;
+        default:
+          throw InvalidArgument(prefix + "gradient '" + gradient.name + "' is " + name_of(gradient.dtype) +
+                                "; a mean is only defined on floats and complex numbers. Leave it out.");
+      }
+    }
+  }
+
+  void lay_out_by(const std::vector<std::size_t>& order) {
+    layout_ = smdp::lay_out(gradients_, order, sizes_);
+    buffers_.clear();
+    for (const PlannedBuffer& plan : layout_.buffers) {
+      FusionBuffer buffer;
+      buffer.plan = plan;
+      buffer.memory = allocate(plan.count * size_of(plan.dtype));
+      if (plan.dtype == DType::kFloat32 && group_->hosts().size() > 1) {
+        buffer.codec = make_codec(options_, plan.count);
+      }
+      buffers_.push_back(std::move(buffer));
+    }
+  }
+
+  // Under mutex_.
+  void begin_step() {
+    if (is_in_step_) return;
+    // Once: what compression kept of the first step goes with the old layout.
+    if (steps_ == 1 && !has_new_layout_) {
+      std::vector<bool> has_come(gradients_.size());
+      for (const std::size_t index : seen_) has_come[index] = true;
+      for (std::size_t index = gradients_.size(); index-- > 0;) {
+        if (!has_come[index]) seen_.push_back(index);
+      }
+      lay_out_by(share_order(*group_, seen_));
+      has_new_layout_ = true;
+    }
+    is_in_step_ = true;
+    is_finished_ = false;
+    next_ = 0;
+    std::fill(used_.begin(), used_.end(), std::uint8_t{0});
+    std::fill(targets_.begin(), targets_.end(), nullptr);
+    for (FusionBuffer& buffer : buffers_) {
+      buffer.missing = buffer.plan.members.size();
+      buffer.handle.reset();
+    }
+  }
+
+  // Copies a gradient, or zeros, to its place; the gap behind it becomes zero again, too: a lossy sum leaves marks
+  // there.
+  void fill(const FusionBuffer& buffer, std::size_t index, const void* data) const {
+    const Gradient& gradient = gradients_[index];
+    const std::size_t element = size_of(gradient.dtype);
+    const std::size_t count = data == nullptr ? 0 : gradient.count;
+    std::byte* place = buffer.place(layout_.places[index].offset);
+    if (count != 0) scale(place, data, count, gradient.dtype, factor_);
+    std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
+  }
+
+  // Sends what is filled, in the order of the buffers, which is the same on all ranks. Under mutex_.
+  void send_filled() {
+    for (; next_ < buffers_.size() && buffers_[next_].missing == 0; ++next_) {
+      FusionBuffer& buffer = buffers_[next_];
+      if (buffer.codec) {
+        buffer.handle =
+            group_->coded_all_reduce(reinterpret_cast<float*>(buffer.memory.get()), buffer.plan.count, *buffer.codec);
+        continue;
+      }
+      Call call;
+      call.async = true;
+      buffer.handle = group_->all_reduce(buffer.memory.get(), buffer.memory.get(),
+                                         std::array<std::int64_t, 1>{static_cast<std::int64_t>(buffer.plan.count)},
+                                         buffer.plan.dtype, ReduceOp::kSum, 1.0, call);
+    }
+  }
+
+  void settle(const Group::Handle& handle, const std::function<bool()>& interrupted) {
+    if (!handle) return;
+    const auto start = std::chrono::steady_clock::now();
+    while (!handle->done()) {
+      try {
+        handle->wait(kInterruptionCheck);
+      } catch (const TimeoutError&) {
+        if (handle->done()) throw;
+        if (interrupted && interrupted()) group_->abort("interrupted");
+      }
+    }
+    handle->wait();  // throws its error
+    stats_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void write_back(std::size_t index) {
+    void*& target = targets_[index];
+    if (target == nullptr) return;
+    read(index, target);
+    target = nullptr;
+  }
+
+  void check_index(std::size_t index) const {
+    if (index < gradients_.size()) return;
+    throw InvalidArgument("[smdp] there is no gradient " + std::to_string(index) + "; there are " +
+                          std::to_string(gradients_.size()) + ".");
+  }
+
+  void check_finished() const {
+    if (is_in_step_ && is_finished_) return;
+    throw Error("[smdp] wait() before finish(): say that backward is over first.");
+  }
+
+  const std::vector<Gradient> gradients_;
+  const GradientReducerOptions options_;
+  std::unique_ptr<Group> group_;
+  double factor_ = 1;
+  cost::Measured measured_;
+  cost::FusionSizes sizes_{};
+  Layout layout_;
+  std::vector<FusionBuffer> buffers_;
+  std::vector<std::uint8_t> everywhere_;  // gradients that some rank had; valid after wait()
+  Group::Handle used_handle_;
+  std::uint64_t steps_ = 0;
+  bool has_new_layout_ = false;
+  Stats stats_;
+
+  std::mutex mutex_;  // guards the step's state below, and the order of what is sent
+  bool is_in_step_ = false;
+  bool is_finished_ = false;
+  std::size_t next_ = 0;            // first buffer not sent
+  std::vector<std::uint8_t> used_;  // gradients that came in this step
+  std::vector<void*> targets_;      // where they came from
+  std::vector<std::size_t> seen_;   // their order in the first step
+};
+
+GradientReducer::GradientReducer(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options)
+    : impl_(std::make_unique<Impl>(group, std::move(gradients), options)) {}
+GradientReducer::~GradientReducer() = default;
+void GradientReducer::ready(std::size_t index, void* data) { impl_->ready(index, data); }
+void GradientReducer::finish() { impl_->finish(); }
+void GradientReducer::wait(std::size_t index, const std::function<bool()>& interrupted) {
+  impl_->wait(index, interrupted);
+}
+void GradientReducer::wait(const std::function<bool()>& interrupted) { impl_->wait(interrupted); }
+bool GradientReducer::is_used(std::size_t index) const { return impl_->is_used(index); }
+void GradientReducer::read(std::size_t index, void* out) const { impl_->read(index, out); }
+void GradientReducer::rescale(double factor) { impl_->rescale(factor); }
+GradientReducer::Stats GradientReducer::stats() const { return impl_->stats(); }
+std::string GradientReducer::explain() const { return impl_->explain(); }
+
+}  // namespace smdp

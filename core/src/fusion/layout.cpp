@@ -1,0 +1,51 @@
+#include "fusion/layout.h"
+
+#include <algorithm>
+#include <map>
+
+namespace smdp {
+namespace {
+
+// A buffer holds at most this part of what is still to come.
+constexpr std::size_t kPartOfRest = 4;
+
+}  // namespace
+
+std::size_t place_size(const Gradient& gradient) {
+  const std::size_t unit = std::max<std::size_t>(1, 64 / size_of(gradient.dtype));
+  return (gradient.count + unit - 1) / unit * unit;
+}
+
+Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& order,
+               const cost::FusionSizes& sizes) {
+  Layout layout;
+  layout.places.resize(gradients.size());
+  std::size_t rest = 0;
+  for (const Gradient& gradient : gradients) rest += gradient.count * size_of(gradient.dtype);
+  std::map<DType, PlannedBuffer> open;
+  const auto close = [&](PlannedBuffer& buffer) {
+    for (const std::size_t index : buffer.members) layout.places[index].buffer = layout.buffers.size();
+    layout.buffers.push_back(std::move(buffer));
+    buffer = {};
+  };
+  for (const std::size_t index : order) {
+    const Gradient& gradient = gradients[index];
+    const std::size_t element = size_of(gradient.dtype);
+    const bool is_first = layout.buffers.empty();
+    const std::size_t limit = is_first ? sizes.smallest : std::clamp(rest / kPartOfRest, sizes.smallest, sizes.usual);
+    PlannedBuffer& buffer = open[gradient.dtype];
+    if (!buffer.members.empty() && (buffer.count + gradient.count) * element > limit) close(buffer);
+    buffer.dtype = gradient.dtype;
+    layout.places[index].offset = buffer.count;
+    buffer.members.push_back(index);
+    buffer.count += place_size(gradient);
+    rest -= gradient.count * element;
+    if (buffer.count * element >= limit) close(buffer);
+  }
+  for (auto& [dtype, buffer] : open) {
+    if (!buffer.members.empty()) close(buffer);
+  }
+  return layout;
+}
+
+}  // namespace smdp

@@ -1,0 +1,36 @@
+// Where gradients lie in fusion buffers.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "cost/fusion_cost.h"
+#include "smdp/gradient_reducer.h"
+
+namespace smdp {
+
+struct Place {
+  std::size_t buffer = 0;
+  std::size_t offset = 0;  // elements
+};
+
+struct PlannedBuffer {
+  DType dtype = DType::kFloat32;
+  std::size_t count = 0;             // elements, with the gaps that align places to 64 bytes
+  std::vector<std::size_t> members;  // gradients, in order
+};
+
+// Elements that a gradient takes, with the gap behind it.
+std::size_t place_size(const Gradient& gradient);
+
+struct Layout {
+  std::vector<PlannedBuffer> buffers;  // in the order in which they are sent
+  std::vector<Place> places;           // by gradient
+};
+
+// order: gradients as backward produces them. The first buffer is small, so that communication starts early, and so are
+// the last ones, whose time nothing hides.
+Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& order,
+               const cost::FusionSizes& sizes);
+
+}  // namespace smdp

@@ -1,0 +1,119 @@
+#include "fusion/registration.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+constexpr std::size_t kTextBytes = 512;  // of a difference
+
+std::string line_of(const Gradient& gradient) {
+  return "'" + gradient.name + "' " + name_of(gradient.dtype) + "[" + std::to_string(gradient.count) + "]";
+}
+
+std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options) {
+  std::vector<std::string> lines;
+  for (const Gradient& gradient : gradients) lines.push_back(line_of(gradient));
+  lines.push_back(std::string("compression ") + name_of(options.compression) + ", buffers of at most " +
+                  std::to_string(options.buffer_bytes) + " bytes, factor " + std::to_string(options.factor) +
+                  ", top-k ratio " + std::to_string(options.topk_ratio) + ", momentum " +
+                  std::to_string(options.topk_momentum));
+  return lines;
+}
+
+std::string rank_zeros_text(Group& group, const std::string& own) {
+  std::int64_t length = static_cast<std::int64_t>(own.size());
+  group.broadcast(&length, std::array<std::int64_t, 1>{1}, DType::kInt64, 0);
+  std::string text = own;
+  text.resize(static_cast<std::size_t>(length));
+  group.broadcast(text.data(), std::array<std::int64_t, 1>{length}, DType::kUint8, 0);
+  return text;
+}
+
+// First difference between rank 0's lines and this rank's; empty if there is none.
+std::string difference(const std::string& theirs, const std::vector<std::string>& own, int rank) {
+  std::size_t begin = 0;
+  for (std::size_t i = 0;; ++i) {
+    const bool they_end = begin >= theirs.size();
+    if (they_end && i == own.size()) return "";
+    const std::size_t end = they_end ? begin : std::min(theirs.find('\n', begin), theirs.size());
+    const std::string line = theirs.substr(begin, end - begin);
+    if (!they_end && i < own.size() && line == own[i]) {
+      begin = end + 1;
+      continue;
+    }
+    if (!they_end && i + 1 == own.size() && line.rfind("compression ", 0) == 0) {
+      return "the options on rank " + std::to_string(rank) + " are " + own[i] + "; on rank 0: " + line;
+    }
+    return "gradient " + std::to_string(i) + " is " + (i + 1 >= own.size() ? "not there" : own[i]) + " on rank " +
+           std::to_string(rank) + ", and " + (they_end ? "not there" : line) +
+           " on rank 0. All ranks must build the same model, with the same parameters in the same order.";
+  }
+}
+
+double seconds_of(Group& group, std::vector<float>& data, int times) {
+  const std::array<std::int64_t, 1> shape{static_cast<std::int64_t>(data.size())};
+  std::vector<double> taken;
+  for (int i = 0; i <= times; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    group.all_reduce(data.data(), data.data(), shape, DType::kFloat32, ReduceOp::kSum);
+    if (i != 0) taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(taken.begin(), taken.end());
+  return taken[taken.size() / 2];
+}
+
+}  // namespace
+
+void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options) {
+  const std::vector<std::string> own = lines_of(gradients, options);
+  std::string joined;
+  for (const std::string& line : own) joined += line + '\n';
+  std::array<char, kTextBytes> text{};
+  difference(rank_zeros_text(group, joined), own, group.rank()).copy(text.data(), kTextBytes - 1);
+  std::vector<std::array<char, kTextBytes>> all(static_cast<std::size_t>(group.size()));
+  std::vector<Buffer> targets;
+  for (auto& one : all) targets.push_back({one.data(), kTextBytes});
+  group.all_gather({text.data(), kTextBytes}, targets, DType::kUint8);
+  for (const auto& one : all) {
+    if (one[0] == 0) continue;
+    throw MismatchError("[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) +
+                        " (host " + group.host_names()[static_cast<std::size_t>(group.rank())] +
+                        "): the lists of gradients differ: " + one.data());
+  }
+}
+
+cost::Measured measure_all_reduce(Group& group) {
+  std::vector<float> small(1);
+  std::vector<float> large(std::size_t{64} << 10);  // 256 KiB
+  cost::Measured measured;
+  measured.latency = seconds_of(group, small, 5);
+  double taken = seconds_of(group, large, 2);
+  // A fast link deserves a longer look; rank 0 decides for all.
+  std::int32_t is_fast = taken < 5e-3 ? 1 : 0;
+  group.broadcast(&is_fast, std::array<std::int64_t, 1>{1}, DType::kInt32, 0);
+  if (is_fast != 0) {
+    large.resize(std::size_t{1} << 20);
+    taken = seconds_of(group, large, 3);
+  }
+  const auto bytes = static_cast<double>(large.size() * sizeof(float));
+  measured.bandwidth = bytes / std::max(taken - measured.latency, 0.1 * taken);
+  std::array<double, 2> figures{measured.latency, measured.bandwidth};
+  group.broadcast(figures.data(), std::array<std::int64_t, 1>{2}, DType::kFloat64, 0);
+  return {figures[0], figures[1]};
+}
+
+std::vector<std::size_t> share_order(Group& group, const std::vector<std::size_t>& order) {
+  std::vector<std::int64_t> shared(order.begin(), order.end());
+  group.broadcast(shared.data(), std::array<std::int64_t, 1>{static_cast<std::int64_t>(shared.size())}, DType::kInt64,
+                  0);
+  return {shared.begin(), shared.end()};
+}
+
+}  // namespace smdp

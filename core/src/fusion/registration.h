@@ -1,0 +1,21 @@
+// What ranks agree on before the first step.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "cost/fusion_cost.h"
+#include "smdp/gradient_reducer.h"
+
+namespace smdp {
+
+// Collective. Throws MismatchError on all ranks if a rank's list differs from rank 0's, with the first difference.
+void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
+
+// Collective; well under 200 ms. Rank 0's figures, on all ranks.
+cost::Measured measure_all_reduce(Group& group);
+
+// Collective. Rank 0's order, on all ranks.
+std::vector<std::size_t> share_order(Group& group, const std::vector<std::size_t>& order);
+
+}  // namespace smdp

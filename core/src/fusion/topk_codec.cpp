@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "fusion/gradient_codec.h"
+#include "fusion/residual.h"
+
+namespace smdp {
+namespace {
+
+constexpr std::uint32_t kInfinity = 0x7f800000U;
+
+// NaN above infinity above all numbers.
+std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & 0x7fffffffU; }
+
+// A sparse piece: how many, their places, their values; always as long as its capacity says.
+struct Sparse {
+  static std::size_t bytes(std::size_t capacity) { return sizeof(std::uint32_t) * (1 + 2 * capacity); }
+
+  static void write(const float* values, const std::vector<std::uint32_t>& places, std::size_t capacity,
+                    std::byte* out) {
+    std::memset(out, 0, bytes(capacity));
+    const auto n = static_cast<std::uint32_t>(places.size());
+    std::memcpy(out, &n, sizeof n);
+    if (n == 0) return;
+    std::memcpy(out + sizeof n, places.data(), n * sizeof n);
+    std::byte* to = out + sizeof n * (1 + capacity);
+    for (const std::uint32_t place : places) {
+      std::memcpy(to, values + place, sizeof(float));
+      to += sizeof(float);
+    }
+  }
+
+  static void read(const std::byte* in, std::size_t capacity, std::size_t count, float* out) {
+    std::fill(out, out + count, 0.0F);
+    std::uint32_t n = 0;
+    std::memcpy(&n, in, sizeof n);
+    for (std::size_t i = 0; i < std::min<std::size_t>(n, capacity); ++i) {
+      std::uint32_t place = 0;
+      std::memcpy(&place, in + sizeof n * (1 + i), sizeof place);
+      if (place < count) std::memcpy(out + place, in + sizeof n * (1 + capacity + i), sizeof(float));
+    }
+  }
+};
+
+class TopKCodec final : public GradientCodec {
+ public:
+  TopKCodec(std::size_t count, double ratio, double momentum)
+      : ratio_(ratio), momentum_(static_cast<float>(momentum)), velocity_(count), residual_(count) {}
+
+  std::size_t encoded_bytes(std::size_t count) const override { return Sparse::bytes(capacity(count)); }
+  bool encodes_own() const override { return true; }
+
+  void encode(std::size_t offset, const float* in, std::size_t count, std::byte* out) override {
+    float* velocity = velocity_.next(offset);
+    float* residual = residual_.next(offset);
+    bool is_finite = true;
+    for (std::size_t i = 0; i < count; ++i) {
+      velocity[i] = momentum_ * velocity_.now(offset)[i] + in[i];
+      residual[i] = residual_.now(offset)[i] + velocity[i];
+      is_finite = is_finite && magnitude(residual[i]) < kInfinity;
+    }
+    const std::vector<std::uint32_t> places = largest(residual, count);
+    Sparse::write(residual, places, capacity(count), out);
+    if (!is_finite) {
+      std::copy(velocity_.now(offset), velocity_.now(offset) + count, velocity);
+      std::copy(residual_.now(offset), residual_.now(offset) + count, residual);
+      return;
+    }
+    for (const std::uint32_t place : places) velocity[place] = residual[place] = 0;
+  }
+
+  void decode(const std::byte* in, std::size_t count, float* out) const override {
+    Sparse::read(in, capacity(count), count, out);
+  }
+
+  // The sum of sparse contributions is sparse, too, and travels without loss.
+  std::size_t sum_bytes(std::size_t count, std::size_t hosts) const override {
+    return Sparse::bytes(std::min(count, hosts * capacity(count)));
+  }
+  void encode_sum(std::size_t, const float* in, std::size_t count, std::size_t hosts, std::byte* out) override {
+    std::vector<std::uint32_t> places;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (magnitude(in[i]) != 0) places.push_back(static_cast<std::uint32_t>(i));
+    }
+    Sparse::write(in, places, std::min(count, hosts * capacity(count)), out);
+  }
+  void decode_sum(const std::byte* in, std::size_t count, std::size_t hosts, float* out) const override {
+    Sparse::read(in, std::min(count, hosts * capacity(count)), count, out);
+  }
+
+  void end_step(bool counts) override {
+    velocity_.end_step(counts);
+    residual_.end_step(counts);
+  }
+  void rescale(float factor) override {
+    velocity_.rescale(factor);
+    residual_.rescale(factor);
+  }
+  bool has_state() const override { return true; }
+
+ private:
+  std::size_t capacity(std::size_t count) const {
+    return std::min(count, static_cast<std::size_t>(std::ceil(ratio_ * static_cast<double>(count))));
+  }
+
+  // Places of the largest, ascending; of equal ones the first.
+  std::vector<std::uint32_t> largest(const float* values, std::size_t count) const {
+    const std::size_t k = capacity(count);
+    std::vector<std::uint32_t> places;
+    if (k == 0) return places;
+    std::vector<std::uint32_t> magnitudes(count);
+    std::transform(values, values + count, magnitudes.begin(), magnitude);
+    std::vector<std::uint32_t> ordered = magnitudes;
+    std::nth_element(ordered.begin(), ordered.begin() + static_cast<std::ptrdiff_t>(k - 1), ordered.end(),
+                     std::greater<>());
+    const std::uint32_t limit = ordered[k - 1];
+    auto ties = k - static_cast<std::size_t>(std::count_if(magnitudes.begin(), magnitudes.end(),
+                                                           [limit](std::uint32_t m) { return m > limit; }));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (magnitudes[i] > limit || (magnitudes[i] == limit && ties > 0)) {
+        if (magnitudes[i] == limit) --ties;
+        if (magnitudes[i] != 0) places.push_back(static_cast<std::uint32_t>(i));
+      }
+    }
+    return places;
+  }
+
+  const double ratio_;
+  const float momentum_;
+  Residual velocity_;
+  Residual residual_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientCodec> make_topk_codec(std::size_t count, double ratio, double momentum) {
+  return std::make_unique<TopKCodec>(count, ratio, momentum);
+}
+
+}  // namespace smdp

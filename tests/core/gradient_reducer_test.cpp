@@ -1,0 +1,274 @@
+// The mean of gradients over ranks: any order of arrival, missing ones, all wire types, on one host and on several.
+#include "smdp/gradient_reducer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "cost/fusion_cost.h"
+#include "fusion/layout.h"
+#include "ranks.h"
+#include "sharding/equal_shards.h"
+#include "smdp/error.h"
+
+namespace smdp::test {
+namespace {
+
+const Layout kLayouts[] = {{1}, {2}, {1, 1}, {2, 2}, {3, 1}, {1, 1, 1}};
+
+std::vector<Gradient> model() {
+  std::vector<Gradient> gradients;
+  const std::size_t counts[] = {1, 17, 4096, 0, 30'000, 250, 1000, 70'001};
+  for (std::size_t i = 0; i < std::size(counts); ++i) {
+    gradients.push_back({"layer" + std::to_string(i), counts[i], DType::kFloat32});
+  }
+  return gradients;
+}
+
+using Data = std::vector<std::vector<float>>;
+
+Data random_data(const std::vector<Gradient>& gradients, int rank, int step) {
+  std::mt19937 random(static_cast<unsigned>(1000 * step + rank));
+  std::normal_distribution<float> normal;
+  Data data;
+  for (const Gradient& gradient : gradients) {
+    data.emplace_back(gradient.count);
+    for (float& x : data.back()) x = normal(random);
+  }
+  return data;
+}
+
+Data mean_over(const std::vector<Gradient>& gradients, int size, int step) {
+  Data mean = random_data(gradients, 0, step);
+  for (int rank = 1; rank < size; ++rank) {
+    const Data other = random_data(gradients, rank, step);
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      for (std::size_t j = 0; j < mean[i].size(); ++j) mean[i][j] += other[i][j];
+    }
+  }
+  for (auto& one : mean) {
+    for (float& x : one) x /= static_cast<float>(size);
+  }
+  return mean;
+}
+
+// Backward in an order of this rank's own.
+void step(GradientReducer& reducer, Data& data, int seed, const std::vector<std::size_t>& absent = {}) {
+  std::vector<std::size_t> order(data.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(seed)));
+  float empty = 0;
+  for (const std::size_t index : order) {
+    if (std::find(absent.begin(), absent.end(), index) != absent.end()) continue;
+    reducer.ready(index, data[index].empty() ? &empty : data[index].data());
+  }
+  reducer.finish();
+  reducer.wait();
+}
+
+class Reducer : public testing::TestWithParam<Layout> {};
+
+TEST_P(Reducer, MeanInAnyOrder) {
+  run(GetParam(), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, {});
+    for (int number = 0; number < 4; ++number) {
+      Data data = random_data(gradients, group.rank(), number);
+      step(reducer, data, 10 * number + group.rank());
+      const Data expected = mean_over(gradients, group.size(), number);
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        for (std::size_t j = 0; j < data[i].size(); ++j) ASSERT_NEAR(data[i][j], expected[i][j], 1e-5);
+      }
+    }
+    EXPECT_EQ(reducer.stats().steps, 4U);
+  });
+}
+
+TEST_P(Reducer, AbsentOnesCountAsZero) {
+  run(GetParam(), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, {});
+    for (int number = 0; number < 3; ++number) {
+      Data data = random_data(gradients, group.rank(), number);
+      // 2 comes from rank 0 only, 5 from nobody.
+      step(reducer, data, group.rank(),
+           group.rank() == 0 ? std::vector<std::size_t>{5} : std::vector<std::size_t>{2, 5});
+      EXPECT_TRUE(reducer.is_used(2));
+      EXPECT_FALSE(reducer.is_used(5));
+      std::vector<float> two(gradients[2].count);
+      reducer.read(2, two.data());
+      const Data first = random_data(gradients, 0, number);
+      for (std::size_t j = 0; j < two.size(); ++j) {
+        ASSERT_FLOAT_EQ(two[j], first[2][j] / static_cast<float>(group.size()));
+      }
+    }
+  });
+}
+
+// Error feedback: what is lost in one step comes in a later one, so the mean over steps converges.
+TEST_P(Reducer, CompressionLosesNothingForGood) {
+  for (const Compression compression :
+       {Compression::kFloat16, Compression::kBfloat16, Compression::kInt8, Compression::kTopK}) {
+    run(GetParam(), [compression](Group& group) {
+      const auto gradients = model();
+      GradientReducerOptions options;
+      options.compression = compression;
+      options.topk_ratio = 0.1;
+      GradientReducer reducer(group, gradients, options);
+      const int steps = compression == Compression::kTopK ? 60 : 20;
+      const Data expected = mean_over(gradients, group.size(), 0);
+      Data sum;
+      for (int number = 0; number <= steps; ++number) {
+        Data data = random_data(gradients, group.rank(), 0);  // the same in every step
+        step(reducer, data, number);
+        if (number == 0) continue;  // the layout changes after the first
+        if (sum.empty()) {
+          sum = data;
+        } else {
+          for (std::size_t i = 0; i < sum.size(); ++i) {
+            for (std::size_t j = 0; j < sum[i].size(); ++j) sum[i][j] += data[i][j];
+          }
+        }
+        // All ranks have the same bits.
+        float checksum[2] = {0, 0};
+        for (const auto& one : data) checksum[0] += std::accumulate(one.begin(), one.end(), 0.0F);
+        checksum[1] = -checksum[0];
+        const float own = checksum[0];
+        group.all_reduce(checksum, checksum, std::vector<std::int64_t>{2}, DType::kFloat32, ReduceOp::kMax);
+        ASSERT_EQ(own, checksum[0]);
+        ASSERT_EQ(-own, checksum[1]);
+      }
+      double error = 0;
+      double size = 0;
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        for (std::size_t j = 0; j < sum[i].size(); ++j) {
+          error += std::abs(sum[i][j] / static_cast<float>(steps) - expected[i][j]);
+          size += std::abs(expected[i][j]);
+        }
+      }
+      const double limit = compression == Compression::kTopK ? 0.15 : 0.004;
+      EXPECT_LT(error, limit * size) << name_of(compression) << " on " << describe(GetParam());
+    });
+  }
+}
+
+// A step with an infinity is skipped by loss scaling: training must go on as if it had never been.
+TEST_P(Reducer, NonFiniteStepLeavesNoTrace) {
+  for (const Compression compression : {Compression::kInt8, Compression::kTopK}) {
+    run(GetParam(), [compression](Group& group) {
+      const auto gradients = model();
+      const auto train = [&](bool with_infinity) {
+        GradientReducerOptions options;
+        options.compression = compression;
+        options.topk_momentum = 0.9;
+        GradientReducer reducer(group, gradients, options);
+        Data last;
+        for (int number = 0; number < 5; ++number) {
+          if (number == 3 && with_infinity) {
+            Data data = random_data(gradients, group.rank(), 99);
+            if (group.rank() == group.size() - 1) data[4][123] = std::numeric_limits<float>::infinity();
+            step(reducer, data, number);
+            EXPECT_FALSE(std::isfinite(data[4][123]));
+          }
+          last = random_data(gradients, group.rank(), number);
+          step(reducer, last, number);
+        }
+        return last;
+      };
+      EXPECT_EQ(train(true), train(false)) << name_of(compression) << " on " << describe(GetParam());
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Reducer, testing::ValuesIn(kLayouts));
+
+TEST(ReducerRegistration, DifferentListsAreRefusedEverywhere) {
+  run({2, 1}, [](Group& group) {
+    auto gradients = model();
+    if (group.rank() == 1) gradients[2].count = 4097;
+    try {
+      const GradientReducer reducer(group, gradients, {});
+      ADD_FAILURE();
+    } catch (const MismatchError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("gradient 2"), std::string::npos) << text;
+      EXPECT_NE(text.find("'layer2' float32[4097] on rank 1"), std::string::npos) << text;
+      EXPECT_NE(text.find("'layer2' float32[4096] on rank 0"), std::string::npos) << text;
+    }
+  });
+}
+
+TEST(ReducerRegistration, WrongOptionsAreRefused) {
+  run({1}, [](Group& group) {
+    GradientReducerOptions options;
+    options.buffer_bytes = 0;
+    EXPECT_THROW(GradientReducer(group, model(), options), InvalidArgument);
+    EXPECT_THROW(GradientReducer(group, {{"steps", 1, DType::kInt64}}, {}), InvalidArgument);
+    EXPECT_THROW(parse_compression("zip"), InvalidArgument);
+    GradientReducer reducer(group, model(), {});
+    float x = 0;
+    reducer.ready(0, &x);
+    EXPECT_THROW(reducer.ready(0, &x), Error);
+    EXPECT_THROW(reducer.ready(99, &x), InvalidArgument);
+    EXPECT_THROW(reducer.wait(), Error);
+  });
+}
+
+TEST(FusionLayout, EveryGradientHasAPlaceOfItsOwn) {
+  std::vector<Gradient> gradients = model();
+  gradients[1].dtype = DType::kFloat64;
+  gradients[6].dtype = DType::kBfloat16;
+  std::vector<std::size_t> order(gradients.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  const smdp::Layout layout = lay_out(gradients, order, {100'000, 1000});
+  std::vector<std::vector<bool>> taken;
+  for (const PlannedBuffer& buffer : layout.buffers) taken.emplace_back(buffer.count);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const Place place = layout.places[i];
+    ASSERT_EQ(layout.buffers[place.buffer].dtype, gradients[i].dtype);
+    ASSERT_EQ(place.offset * size_of(gradients[i].dtype) % 64, 0U);
+    for (std::size_t j = 0; j < gradients[i].count; ++j) {
+      ASSERT_FALSE(taken[place.buffer].at(place.offset + j));
+      taken[place.buffer][place.offset + j] = true;
+    }
+  }
+}
+
+// An embedding of 80 MB among small tensors gives every owner the same bytes.
+TEST(EqualShards, SkewedListsAreBalanced) {
+  for (const std::size_t owners : {2U, 3U, 8U, 100U, 512U}) {
+    for (const std::size_t count : {std::size_t{1}, std::size_t{20'000'037}, std::size_t{136}, 1600 * owners}) {
+      std::size_t least = count;
+      std::size_t most = 0;
+      std::size_t end = 0;
+      for (std::size_t owner = 0; owner < owners; ++owner) {
+        const Slice slice = slice_of(count, owners, owner, sizeof(float));
+        ASSERT_EQ(slice.begin, end);
+        end = slice.end;
+        least = std::min(least, slice.size());
+        most = std::max(most, slice.size());
+      }
+      EXPECT_EQ(end, count);
+      EXPECT_LE((most - least) * sizeof(float), 64U) << count << " between " << owners;
+      const double mean = static_cast<double>(count) / static_cast<double>(owners);
+      if (mean * sizeof(float) >= 6400) {
+        EXPECT_LE(static_cast<double>(most) / mean, 1.01);
+      }
+    }
+  }
+}
+
+TEST(FusionCost, BuffersGrowWithLatencyAndBandwidth) {
+  const std::size_t cap = std::size_t{25} << 20;
+  const auto slow = cost::fusion_sizes({200e-6, 50e6}, cap);
+  EXPECT_EQ(slow.usual, 500'000U);
+  EXPECT_EQ(slow.smallest, 100'000U);
+  EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9}, cap).usual, cap);
+}
+
+}  // namespace
+}  // namespace smdp::test
