@@ -13,7 +13,7 @@ Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t cou
   const int left = lane.ranks[(lane.me + hosts - 1) % hosts];
   const int right = lane.ranks[(lane.me + 1) % hosts];
   const auto shard = [&](std::size_t index) { return slice_of(count, hosts, index % hosts, element); };
-  std::vector<std::byte> scratch(shard(0).size() * element);
+  std::vector<std::byte> scratch(longest_slice(count, hosts, element) * element);
 
   for (std::size_t step = 0; step + 1 < hosts; ++step) {
     const Slice out = shard(lane.me + hosts - step);

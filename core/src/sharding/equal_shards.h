@@ -26,4 +26,11 @@ inline Slice slice_of(std::size_t count, std::size_t parts, std::size_t index, s
   return {begin(index), begin(index + 1)};
 }
 
+// Elements that no part exceeds.
+inline std::size_t longest_slice(std::size_t count, std::size_t parts, std::size_t element_size) {
+  const std::size_t unit = std::max<std::size_t>(1, 64 / element_size);
+  const std::size_t units = (count + unit - 1) / unit;
+  return (units + parts - 1) / parts * unit;
+}
+
 }  // namespace smdp

@@ -1,0 +1,83 @@
+#include "smdp/gradient_reducer.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+namespace {
+
+using Pointer = std::uintptr_t;
+
+// Ctrl-C while waiting: the error is set here, and thrown by the translator of bindings/error.cpp.
+bool is_interrupted() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+}  // namespace
+
+void bind_gradient_reducer(nb::module_& m) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<GradientReducer>(m, "GradientReducer", "Sums gradients over a group while backward goes on.")
+      .def(
+          "__init__",
+          [](GradientReducer* self, Group& group, const std::vector<std::tuple<std::string, std::size_t, int>>& list,
+             const std::string& compression, std::size_t buffer_bytes, double factor, double topk_ratio,
+             double topk_momentum) {
+            GradientReducerOptions options;
+            options.compression = parse_compression(compression);
+            options.buffer_bytes = buffer_bytes;
+            options.factor = factor;
+            options.topk_ratio = topk_ratio;
+            options.topk_momentum = topk_momentum;
+            std::vector<Gradient> gradients;
+            for (const auto& [name, count, dtype] : list) {
+              gradients.push_back({name, count, static_cast<DType>(dtype)});
+            }
+            const nb::gil_scoped_release release;
+            new (self) GradientReducer(group, std::move(gradients), options);
+          },
+          nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
+          nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
+          nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
+          "gradients: (name, elements, dtype) of each. Collective; see gradient_reducer.h.")
+      .def(
+          "ready",
+          [](GradientReducer& reducer, std::size_t index, Pointer data) {
+            reducer.ready(index, reinterpret_cast<void*>(data));
+          },
+          nb::arg("index"), nb::arg("data"), Release())
+      .def("finish", &GradientReducer::finish, Release())
+      .def(
+          "wait", [](GradientReducer& reducer) { reducer.wait(is_interrupted); }, Release())
+      .def(
+          "wait_for", [](GradientReducer& reducer, std::size_t index) { reducer.wait(index, is_interrupted); },
+          nb::arg("index"), Release())
+      .def("is_used", &GradientReducer::is_used, nb::arg("index"))
+      .def(
+          "read",
+          [](const GradientReducer& reducer, std::size_t index, Pointer out) {
+            reducer.read(index, reinterpret_cast<void*>(out));
+          },
+          nb::arg("index"), nb::arg("out"), Release())
+      .def("rescale", &GradientReducer::rescale, nb::arg("factor"))
+      .def("explain", &GradientReducer::explain)
+      .def_prop_ro("steps", [](const GradientReducer& reducer) { return reducer.stats().steps; })
+      .def_prop_ro("bytes", [](const GradientReducer& reducer) { return reducer.stats().bytes; })
+      .def_prop_ro("exposed_seconds", [](const GradientReducer& reducer) { return reducer.stats().exposed_seconds; })
+      .def_prop_ro("last_exposed_seconds",
+                   [](const GradientReducer& reducer) { return reducer.stats().last_exposed_seconds; });
+}
+
+}  // namespace smdp
