@@ -1,0 +1,144 @@
+"""One rank of `smdp bench ddp`: python -m smdp.cli.bench.ddp '<request as JSON>'.
+
+Replays training a transformer on an accelerator that does not use the CPU: every layer's compute is a sleep, and
+its gradients appear after the sleep of its backward, last layer first. The contenders take turns: each runs one
+step to warm up, then a few; a figure is the median over all steps of the slowest rank's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from smdp import environments
+
+
+_GLOO = "gloo"
+
+
+def parameter_shapes(hidden: int) -> list[tuple[int, ...]]:
+    """Give the parameters of one transformer layer: attention, feed-forward, two norms."""
+    matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
+    shapes: list[tuple[int, ...]] = []
+    for matrix in matrices:
+        shapes += [matrix, (matrix[0],)]
+    return shapes + [(hidden,)] * 4
+
+
+def main(request: dict[str, Any]) -> None:
+    """Measure what was asked for; rank 0 prints."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import smdp.torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    launch = environments.detect()
+    for name, value in (("RANK", launch.rank), ("WORLD_SIZE", launch.world_size)):
+        os.environ[name] = str(value)
+    dist.init_process_group("smdp")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    contenders: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {}
+    for name in request["contenders"]:
+        if name == _GLOO:
+            group = dist.new_group(backend="gloo")
+            contenders[name] = lambda module: DistributedDataParallel(module, process_group=group)
+        else:
+            contenders[name] = lambda module, wire=name: smdp.torch.DistributedDataParallel(  # type: ignore[misc]
+                module, compression=wire
+            )
+    steps = {name: _Step(wrap, request) for name, wrap in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(request["rounds"] + 1):
+        for name, step in steps.items():
+            dist.barrier()
+            step.run()
+            for _ in range(request["steps"]):
+                dist.barrier()
+                start = time.perf_counter()
+                step.run()
+                taken = torch.tensor([time.perf_counter() - start])
+                dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+                if number:
+                    times[name].append(taken.item())
+    if rank == 0:
+        _report({name: statistics.median(values) for name, values in times.items()}, request, ranks)
+        if request["explain"]:
+            for name, step in steps.items():
+                if name != _GLOO:
+                    print(f"# {name}: {step.model.explain()}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class _Step:
+    """A step of a model of sleeping layers."""
+
+    def __init__(self, wrap: Callable[[Any], Any], request: dict[str, Any]) -> None:
+        import torch
+
+        forward_s, backward_s = request["forward_ms"] / 1e3, request["backward_ms"] / 1e3
+
+        class Sleep(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+                time.sleep(forward_s)
+                context.shapes = [parameter.shape for parameter in parameters]
+                return x.clone()
+
+            @staticmethod
+            def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                time.sleep(backward_s)
+                return grads[0], *(torch.ones(shape) for shape in context.shapes)
+
+        class Layer(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                shapes = parameter_shapes(request["hidden"])
+                self.weights = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return Sleep.apply(x, *self.weights)  # type: ignore[no-any-return,no-untyped-call]
+
+        self.model = wrap(torch.nn.Sequential(*(Layer() for _ in range(request["layers"]))))
+        self._input = torch.ones(1, requires_grad=True)
+
+    def run(self) -> None:
+        self.model(self._input).sum().backward()
+        for parameter in self.model.parameters():
+            if parameter.grad is None or parameter.grad.flatten()[0].item() != 1:
+                raise RuntimeError(f"a mean is wrong: {parameter.grad}")
+            parameter.grad = None
+
+
+def _report(seconds: dict[str, float], request: dict[str, Any], ranks: int) -> None:
+    compute = request["layers"] * (request["forward_ms"] + request["backward_ms"]) / 1e3
+    elements = request["layers"] * sum(_product(shape) for shape in parameter_shapes(request["hidden"]))
+    base = seconds.get(_GLOO)
+    if request["json"]:
+        print(json.dumps({"ranks": ranks, "bytes": 4 * elements, "compute_s": compute, "seconds": seconds}))
+        return
+    print(f"# {ranks} ranks, {4 * elements / 1e6:.1f} MB of gradients, {compute:.3f} s of compute in a step")
+    print(f"# {'contender':>12} {'step (s)':>10} {'exposed (s)':>12} {'against gloo':>13}")
+    for name, value in seconds.items():
+        ratio = f"{base / value:12.2f}x" if base else ""
+        print(f"  {name:>12} {value:10.3f} {value - compute:12.3f} {ratio:>13}", flush=True)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for extent in shape:
+        result *= extent
+    return result
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

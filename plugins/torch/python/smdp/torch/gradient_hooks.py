@@ -1,0 +1,124 @@
+"""Autograd's side of the core's gradient reducer: hands gradients over as backward produces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn import Parameter
+
+from smdp import _core
+from smdp.torch.tensors import DTYPES
+
+
+class GradientHooks:
+    """Averages `.grad` of parameters over a group at the end of every backward, while it runs.
+
+    Args:
+        group: The core's group.
+        parameters: (name, parameter), the same list on all ranks; each requires a gradient and is on the CPU.
+        is_wanted: Asked when a gradient appears; False leaves gradients alone (`no_sync`).
+        compression: "none", "fp16", "bf16", "int8" or "topk".
+        bucket_cap_mb: Most MiB of a fusion buffer.
+        topk_ratio: Part of the gradient that "topk" sends.
+        topk_momentum: Momentum correction of "topk".
+    """
+
+    def __init__(
+        self,
+        group: _core.Group,
+        parameters: Sequence[tuple[str, Parameter]],
+        is_wanted: Callable[[], bool],
+        *,
+        compression: str,
+        bucket_cap_mb: float,
+        topk_ratio: float,
+        topk_momentum: float,
+    ) -> None:
+        self._parameters = [parameter for _, parameter in parameters]
+        self._is_wanted = is_wanted
+        self._has_come: set[int] = set()
+        self._is_in_backward = False
+        # What the core writes to: the gradients themselves, or copies of those that are not dense.
+        self._dense: dict[int, Tensor] = {}
+        self.reducer = _core.GradientReducer(
+            group,
+            [(name, parameter.numel(), DTYPES[parameter.dtype]) for name, parameter in parameters],
+            compression,
+            int(bucket_cap_mb * (1 << 20)),
+            topk_ratio=topk_ratio,
+            topk_momentum=topk_momentum,
+        )
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def reduce_nothing(self) -> None:
+        """Take part in one step without any gradient; what it gives is thrown away."""
+        self.reducer.finish()
+        self.reducer.wait()
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def ready(parameter: Tensor) -> None:
+            if not self._is_wanted():
+                return
+            if not self._is_in_backward:
+                self._is_in_backward = True
+                Variable._execution_engine.queue_callback(self._finish)
+            if index in self._has_come:
+                raise RuntimeError(
+                    "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
+                    "shared graph). Use torch.utils.checkpoint with use_reentrant=False."
+                )
+            self._hand_over(index, parameter)
+
+        return ready
+
+    def _hand_over(self, index: int, parameter: Tensor) -> None:
+        grad = parameter.grad
+        assert grad is not None
+        if grad.layout is not torch.strided:
+            raise RuntimeError(
+                "[smdp] a gradient is sparse (an embedding with sparse=True); smdp's DistributedDataParallel "
+                "averages dense gradients only. Set sparse=False."
+            )
+        self._has_come.add(index)
+        # The order of elements in memory is that of the parameter, on all ranks.
+        if grad.stride() != parameter.stride() or not _is_dense(grad):
+            self._dense[index] = grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+        self.reducer.ready(index, grad.data_ptr())
+
+    def _finish(self) -> None:
+        self._is_in_backward = False
+        try:
+            with torch.no_grad():
+                for index, parameter in enumerate(self._parameters):
+                    # Left by an earlier backward without synchronisation, and not touched by this one.
+                    if index not in self._has_come and parameter.grad is not None:
+                        self._hand_over(index, parameter)
+                self.reducer.finish()
+                self.reducer.wait()
+                for index, dense in self._dense.items():
+                    grad = self._parameters[index].grad
+                    assert grad is not None
+                    grad.copy_(dense)
+                for index, parameter in enumerate(self._parameters):
+                    # Unused here, used on another rank.
+                    if parameter.grad is None and self.reducer.is_used(index):
+                        parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
+                        self.reducer.read(index, parameter.grad.data_ptr())
+        finally:
+            self._has_come.clear()
+            self._dense.clear()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
