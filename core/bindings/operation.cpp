@@ -29,13 +29,12 @@ void bind_operation(nb::module_& m) {
                     std::chrono::duration<double>(*timeout) - (std::chrono::steady_clock::now() - start));
                 slice = std::min(slice, std::max(left, std::chrono::milliseconds(0)));
               }
-              try {
+              bool is_done = false;
+              {
                 const nb::gil_scoped_release release;
-                operation.wait(slice);
-                return;
-              } catch (const TimeoutError&) {
-                if (operation.done()) throw;
+                is_done = operation.wait_for(slice);
               }
+              if (is_done) return operation.wait();
               if (PyErr_CheckSignals() != 0) throw nb::python_error();
               if (timeout && std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(*timeout)) {
                 throw TimeoutError("[smdp] wait() gave up after " + std::to_string(*timeout) +

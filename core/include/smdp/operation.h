@@ -23,6 +23,9 @@ class SMDP_API Operation {
   // operation goes on. Without a timeout the operation's own deadline ends the wait.
   void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
+  // Blocks until done, at most for `timeout`; false if it is not. Never throws the operation's error.
+  bool wait_for(std::chrono::milliseconds timeout);
+
   bool done() const;
   // Null while it runs and after success.
   std::exception_ptr error() const;

@@ -137,12 +137,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, Body body, const Call&
 
 void Engine::wait(Operation& operation, const Call& call) {
   while (call.interrupted) {
-    try {
-      operation.wait(kInterruptionCheck);
-      return;
-    } catch (const TimeoutError&) {
-      if (operation.done()) throw;
-    }
+    if (operation.wait_for(kInterruptionCheck)) break;
     if (call.interrupted()) {
       fail(interruption(), Tell::kEveryone);
       break;

@@ -56,6 +56,12 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
+bool Operation::wait_for(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(state_->mutex);
+  return state_->condition.wait_until(lock, std::chrono::system_clock::now() + timeout,
+                                      [this] { return state_->done; });
+}
+
 bool Operation::done() const {
   const std::lock_guard lock(state_->mutex);
   return state_->done;

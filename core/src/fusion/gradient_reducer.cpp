@@ -249,7 +249,7 @@ class GradientReducer::Impl {
   }
 
   void lay_out_by(const std::vector<std::size_t>& order) {
-    layout_ = smdp::lay_out(gradients_, order, sizes_);
+    layout_ = smdp::lay_out(gradients_, order, sizes_, options_.buffer_bytes);
     buffers_.clear();
     for (const PlannedBuffer& plan : layout_.buffers) {
       FusionBuffer buffer;
@@ -317,13 +317,8 @@ class GradientReducer::Impl {
   void settle(const Group::Handle& handle, const std::function<bool()>& interrupted) {
     if (!handle) return;
     const auto start = std::chrono::steady_clock::now();
-    while (!handle->done()) {
-      try {
-        handle->wait(kInterruptionCheck);
-      } catch (const TimeoutError&) {
-        if (handle->done()) throw;
-        if (interrupted && interrupted()) group_->abort("interrupted");
-      }
+    while (!handle->wait_for(kInterruptionCheck)) {
+      if (interrupted && interrupted()) group_->abort("interrupted");
     }
     handle->wait();  // throws its error
     stats_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -17,7 +17,7 @@ std::size_t place_size(const Gradient& gradient) {
 }
 
 Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& order,
-               const cost::FusionSizes& sizes) {
+               const cost::FusionSizes& sizes, std::size_t cap) {
   Layout layout;
   layout.places.resize(gradients.size());
   std::size_t rest = 0;
@@ -34,7 +34,9 @@ Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::si
     const bool is_first = layout.buffers.empty();
     const std::size_t limit = is_first ? sizes.smallest : std::clamp(rest / kPartOfRest, sizes.smallest, sizes.usual);
     PlannedBuffer& buffer = open[gradient.dtype];
-    if (!buffer.members.empty() && (buffer.count + gradient.count) * element > limit) close(buffer);
+    // A gradient that does not fit any more begins a buffer, but leaves none behind that is hardly worth a message.
+    const std::size_t filled = buffer.count * element;
+    if (filled + gradient.count * element > (filled > limit / 2 ? limit : cap) && filled != 0) close(buffer);
     buffer.dtype = gradient.dtype;
     layout.places[index].offset = buffer.count;
     buffer.members.push_back(index);

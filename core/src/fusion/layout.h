@@ -28,9 +28,9 @@ struct Layout {
   std::vector<Place> places;           // by gradient
 };
 
-// order: gradients as backward produces them. The first buffer is small, so that communication starts early, and so are
-// the last ones, whose time nothing hides.
+// order: gradients as backward produces them. cap: bytes that only a single gradient may exceed. The first buffer is
+// small, so that communication starts early, and so are the last ones, whose time nothing hides.
 Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& order,
-               const cost::FusionSizes& sizes);
+               const cost::FusionSizes& sizes, std::size_t cap);
 
 }  // namespace smdp
