@@ -44,8 +44,9 @@ struct GroupOptions {
   bool strict = false;
   // Progress threads of the process; groups take turns. SMDP_THREADS.
   int threads = 1;
-  // TCP streams to each rank on another host.
-  int streams = 2;
+  // TCP streams to each rank on another host; at least one per rail. More help where one connection cannot fill the
+  // link.
+  int streams = 1;
   // Bytes of a shared-memory chunk (rounded to 4 KiB). 0: 256 KiB, or 2 MiB where ranks outnumber cores.
   std::size_t chunk_bytes = 0;
 

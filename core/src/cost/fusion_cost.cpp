@@ -7,16 +7,18 @@ namespace {
 
 constexpr double kUsual = 1 / 0.02;
 constexpr double kSmallest = 1 / 0.1;
-constexpr std::size_t kFloor = std::size_t{64} << 10;  // below it messages, not bytes, take the time
+// Below them a busy host's scheduling, which the measurement does not see, takes more than the link.
+constexpr std::size_t kUsualFloor = std::size_t{1} << 20;
+constexpr std::size_t kSmallestFloor = std::size_t{256} << 10;
 
 }  // namespace
 
 FusionSizes fusion_sizes(const Measured& measured, std::size_t cap) {
   const double product = measured.latency * measured.bandwidth;
-  const auto bytes = [&](double factor) {
-    return std::min(cap, std::max(kFloor, static_cast<std::size_t>(std::min(factor * product, 1e15))));
+  const auto bytes = [&](double factor, std::size_t floor) {
+    return std::min(cap, std::max(floor, static_cast<std::size_t>(std::min(factor * product, 1e15))));
   };
-  return {bytes(kUsual), bytes(kSmallest)};
+  return {bytes(kUsual, kUsualFloor), bytes(kSmallest, kSmallestFloor)};
 }
 
 }  // namespace smdp::cost

@@ -14,8 +14,8 @@ struct Measured {
 };
 
 struct FusionSizes {
-  std::size_t usual;     // bytes; latency is 2 % of its time
-  std::size_t smallest;  // bytes, of the first and the last; latency is 10 %
+  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB
+  std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 256 KiB
 };
 
 // cap: most bytes of a buffer.

@@ -84,6 +84,7 @@ class GradientReducer::Impl {
       : gradients_(std::move(gradients)), options_(options) {
     check_options(base);
     group_ = base.split(0, base.rank(), "gradients");
+    if (group_->hosts().size() > 1) second_ = base.split(0, base.rank(), "gradients");
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure_all_reduce(*group_);
@@ -101,7 +102,10 @@ class GradientReducer::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   // What is in flight must end before its buffers go.
-  ~Impl() { group_->shutdown(); }
+  ~Impl() {
+    group_->shutdown();
+    if (second_) second_->shutdown();
+  }
 
   void ready(std::size_t index, void* data) {
     check_index(index);
@@ -205,9 +209,9 @@ class GradientReducer::Impl {
                        " hosts; compression between hosts: " + name_of(options_.compression) + ".\n";
     text += "Measured: the smallest all_reduce takes " + std::to_string(static_cast<int>(measured_.latency * 1e6)) +
             " us, large ones " + std::to_string(static_cast<int>(measured_.bandwidth / 1e6)) +
-            " MB/s. Hence buffers of at most " + megabytes(sizes_.usual) + " (latency is 2 % of their time; limit " +
-            megabytes(options_.buffer_bytes) + "), the first and the last of about " + megabytes(sizes_.smallest) +
-            ".\n";
+            " MB/s. Hence buffers of at most " + megabytes(sizes_.usual) +
+            " (latency is 2 % of their time, or 1 MiB; limit " + megabytes(options_.buffer_bytes) +
+            "), the first and the last of about " + megabytes(sizes_.smallest) + ".\n";
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
       const PlannedBuffer& plan = buffers_[i].plan;
       const std::size_t bytes = plan.count * size_of(plan.dtype);
@@ -301,16 +305,17 @@ class GradientReducer::Impl {
   void send_filled() {
     for (; next_ < buffers_.size() && buffers_[next_].missing == 0; ++next_) {
       FusionBuffer& buffer = buffers_[next_];
+      Group& group = second_ && next_ % 2 == 1 ? *second_ : *group_;
       if (buffer.codec) {
         buffer.handle =
-            group_->coded_all_reduce(reinterpret_cast<float*>(buffer.memory.get()), buffer.plan.count, *buffer.codec);
+            group.coded_all_reduce(reinterpret_cast<float*>(buffer.memory.get()), buffer.plan.count, *buffer.codec);
         continue;
       }
       Call call;
       call.async = true;
-      buffer.handle = group_->all_reduce(buffer.memory.get(), buffer.memory.get(),
-                                         std::array<std::int64_t, 1>{static_cast<std::int64_t>(buffer.plan.count)},
-                                         buffer.plan.dtype, ReduceOp::kSum, 1.0, call);
+      buffer.handle = group.all_reduce(buffer.memory.get(), buffer.memory.get(),
+                                       std::array<std::int64_t, 1>{static_cast<std::int64_t>(buffer.plan.count)},
+                                       buffer.plan.dtype, ReduceOp::kSum, 1.0, call);
     }
   }
 
@@ -345,6 +350,9 @@ class GradientReducer::Impl {
   const std::vector<Gradient> gradients_;
   const GradientReducerOptions options_;
   std::unique_ptr<Group> group_;
+  // Between hosts buffers go out over two groups in turn: while one's last chunk makes its second hop, the other's
+  // first ones fill the link.
+  std::unique_ptr<Group> second_;
   double factor_ = 1;
   cost::Measured measured_;
   cost::FusionSizes sizes_{};
