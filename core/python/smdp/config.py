@@ -55,7 +55,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("SMDP_HOST_ID", "found out", "Ranks with the same value count as one host; for tests."),
     Variable("SMDP_THREADS", "1", "Progress threads per process, 1 to 64."),
-    Variable("SMDP_STREAMS", "measured at init", "TCP connections to each peer, 1 to 64."),
+    Variable("SMDP_STREAMS", "1 per rail", "TCP connections to each peer, 1 to 64."),
     Variable("SMDP_CHUNK_BYTES", "256K; 2M if ranks > cores", "Bytes of a shared-memory chunk."),
     Variable("SMDP_LOG_LEVEL", "LOGLEVEL, then warning", f"How much is logged: {', '.join(LOG_LEVELS)}."),
     Variable(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def run(
     env: Mapping[str, str] | None = None,
     exits: Mapping[int, int] | None = None,
     init: bool = True,
+    hosts: Sequence[int] | None = None,
 ) -> list[str]:
     """Run a function of a test module on `size` processes and wait for them.
 
@@ -39,6 +40,7 @@ def run(
         env: Variables besides those of this process.
         exits: Exit codes other than 0 that are expected, by rank (negative: a signal).
         init: Whether to make the group before calling the function.
+        hosts: The host of each rank; ranks of different ones talk TCP. None: all share one.
 
     Returns:
         What each rank printed.
@@ -68,6 +70,7 @@ def run(
                 "SMDP_TEST_STORE": str(Path(folder, "store")),
                 "SMDP_TEST_FOLDER": folder,
                 "PYTHONUNBUFFERED": "1",
+                **({} if hosts is None else {"SMDP_HOST_ID": f"host{hosts[rank]}"}),
                 **(env or {}),
             }
             with logs[rank].open("wb") as log:

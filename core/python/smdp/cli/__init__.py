@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smdp.cli.bench import DTYPES, OPERATIONS
+from smdp.cli.bench import DTYPES, OPERATIONS, WIRES
 
 __all__ = ["app", "main"]
 
@@ -90,7 +90,9 @@ def _env(
 
 @app.command("bench")
 def _bench(
-    operation: Annotated[str, typer.Argument(help=f"One of {', '.join(OPERATIONS)}.")],
+    operation: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(OPERATIONS)}; or ddp, a replay of training.")
+    ],
     nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Number of ranks.")] = 2,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, e.g. 4K.")] = "4K",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size, e.g. 100M.")] = "100M",
@@ -103,12 +105,32 @@ def _bench(
         int | None, typer.Option("--iters", min=1, help="Iterations per size. Default: by the size.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    compression: Annotated[
+        str, typer.Option("--compression", help=f"ddp: of {', '.join(WIRES)}, comma-separated.")
+    ] = "none",
+    layers: Annotated[int, typer.Option("--layers", min=1, help="ddp: layers of a transformer.")] = 6,
+    hidden: Annotated[int, typer.Option("--hidden", min=1, help="ddp: its width.")] = 512,
+    forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="ddp: of a layer.")] = 10,
+    backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="ddp: of a layer.")] = 20,
 ) -> None:
     """Measure a collective beside other libraries', alternating in one run, in nccl-tests' columns."""
     from smdp._errors import ConfigError
     from smdp.cli import bench
 
     try:
+        if operation == "ddp":
+            code = bench.bench_ddp(
+                nproc=nproc,
+                against=against,
+                compression=compression,
+                layers=layers,
+                hidden=hidden,
+                forward_ms=forward_ms,
+                backward_ms=backward_ms,
+                as_json=json,
+                **({} if iters is None else {"steps": iters}),
+            )
+            raise typer.Exit(code)
         code = bench.bench(
             operation,
             nproc=nproc,

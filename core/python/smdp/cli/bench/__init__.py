@@ -9,6 +9,7 @@ from __future__ import annotations
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 PEERS = ("gloo", "gloo4", "openmpi")
+WIRES = ("none", "fp16", "bf16", "int8", "topk")
 
 
 def bench(
@@ -87,6 +88,73 @@ def bench(
             raise config.invalid("--against", "openmpi", "a peer that is installed; mpirun is not on PATH")
         worker, environments = _under_mpirun(mpirun, worker, environments[0], nproc)
     return Launcher(worker, environments, has_prefixes=False).run()
+
+
+def bench_ddp(
+    *,
+    nproc: int = 2,
+    against: str = "gloo",
+    compression: str = "none",
+    layers: int = 6,
+    hidden: int = 512,
+    forward_ms: float = 10,
+    backward_ms: float = 20,
+    steps: int = 6,
+    as_json: bool = False,
+) -> int:
+    """Replay data parallel training beside torch's DistributedDataParallel, see smdp.torch.benchmark.
+
+    Under a launcher (torchrun, srun, mpirun) this process is one of its ranks, so that several hosts can take part;
+    otherwise `nproc` ranks are started here.
+
+    Args:
+        nproc: Number of ranks where no launcher says so.
+        against: "gloo" or "".
+        compression: Wire types, comma-separated.
+        layers: Layers of the transformer.
+        hidden: Its width.
+        forward_ms: Milliseconds of a layer's forward.
+        backward_ms: Of its backward.
+        steps: Steps measured per contender.
+        as_json: Print JSON instead of a table.
+
+    Returns:
+        The exit code: 0, or the first failed worker's.
+
+    Raises:
+        ConfigError: An argument is wrong or torch is not installed.
+    """
+    import importlib.util
+    import json
+    import os
+    import sys
+
+    from smdp import config, environments
+    from smdp.cli.run import Launcher, rank_environments
+
+    if against not in ("", "gloo"):
+        raise config.invalid("--against", against, "gloo, or nothing")
+    if importlib.util.find_spec("torch") is None:
+        raise config.invalid("operation", "ddp", "one that needs no torch; torch is not installed")
+    wires = [name.strip() for name in compression.split(",") if name.strip()]
+    for name in wires:
+        if name not in WIRES:
+            raise config.invalid("--compression", name, ", ".join(WIRES))
+    request = {
+        "contenders": [*([against] if against else []), *wires],
+        "layers": layers,
+        "hidden": hidden,
+        "forward_ms": forward_ms,
+        "backward_ms": backward_ms,
+        "rounds": 2,
+        "steps": max(1, steps // 2),
+        "json": as_json,
+        "explain": False,
+    }
+    worker = [sys.executable, "-u", "-m", "smdp.torch.benchmark", json.dumps(request)]
+    if environments.detect().world_size > 1:
+        os.execv(sys.executable, worker)
+    return Launcher(worker, rank_environments(os.environ, nproc), has_prefixes=False).run()
 
 
 def _under_mpirun(

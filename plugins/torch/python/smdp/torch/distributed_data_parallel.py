@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,15 +17,15 @@ from smdp.torch.process_group import ProcessGroupSmdp
 class DistributedDataParallel(TorchDistributedDataParallel):
     """Data parallel training: averages gradients over the ranks of a group while backward runs.
 
-    A subclass of torch's class with the same arguments, state dict, `no_sync` and `join`. Without compression it
-    trains to the same bits as torch's own over smdp. Parameters that some ranks do not use need no option.
+    A subclass of torch's class with the same arguments, state dict, `no_sync` and `join`. Without compression
+    it trains to the same bits as torch's own over smdp. Parameters that some ranks do not use need no option.
     Modules on a GPU are left to torch's own reducer, whose all_reduce smdp carries out.
 
     Args:
         module: The module, the same on all ranks.
         *args: As torch's, after `module`.
-        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8" or "topk". Within
-            a host nothing is compressed.
+        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8" or "topk".
+            Within a host nothing is compressed.
         bucket_cap_mb: Most MiB of a fusion buffer, default 25; the cost model may choose less.
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk": the optimizer's momentum, which it must then not apply.
@@ -50,10 +50,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         topk_momentum: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("mixed_precision") is not None or kwargs.get("delay_all_reduce_named_params") is not None:
+        if (
+            kwargs.get("mixed_precision") is not None
+            or kwargs.get("delay_all_reduce_named_params") is not None
+        ):
             raise ValueError(
                 "smdp.torch.DistributedDataParallel takes neither mixed_precision nor "
-                "delay_all_reduce_named_params; use torch.nn.parallel.DistributedDataParallel on smdp for those"
+                "delay_all_reduce_named_params; use torch.nn.parallel.DistributedDataParallel for those"
             )
         if bucket_cap_mb is not None and bucket_cap_mb <= 0:
             raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
@@ -116,7 +119,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._hooks is None:
             return super().join_hook(**kwargs)
         if not kwargs.get("divide_by_initial_world_size", True):
-            raise ValueError("smdp.torch.DistributedDataParallel divides by the size of the group, also in join()")
+            raise ValueError(
+                "smdp.torch.DistributedDataParallel divides by the size of the group, also in join()"
+            )
         return _JoinHook(self, self._hooks)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -141,7 +146,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
-    def _get_ddp_logging_data(self) -> NoReturn | dict[str, Any]:
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
         if self._hooks is None:
             return super()._get_ddp_logging_data()  # type: ignore[no-any-return]
         return {"explain": self.explain()}

@@ -93,7 +93,9 @@ class GradientHooks:
         self._has_come.add(index)
         # The order of elements in memory is that of the parameter, on all ranks.
         if grad.stride() != parameter.stride() or not _is_dense(grad):
-            self._dense[index] = grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+            self._dense[index] = grad = torch.empty_like(
+                parameter, memory_format=torch.preserve_format
+            ).copy_(grad)
         self.reducer.ready(index, grad.data_ptr())
 
     def _finish(self) -> None:

@@ -1,8 +1,8 @@
-"""One rank of `smdp bench ddp`: python -m smdp.cli.bench.ddp '<request as JSON>'.
+"""One rank of `smdp bench ddp`: python -m smdp.torch.benchmark '<request as JSON>'.
 
-Replays training a transformer on an accelerator that does not use the CPU: every layer's compute is a sleep, and
-its gradients appear after the sleep of its backward, last layer first. The contenders take turns: each runs one
-step to warm up, then a few; a figure is the median over all steps of the slowest rank's time.
+Replays training a transformer on an accelerator that does not use the CPU: every layer's compute is a sleep,
+and its gradients appear after the sleep of its backward, last layer first. The contenders take turns: each
+runs one step to warm up, then a few; a figure is the median over all steps of the slowest rank's time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from smdp import environments
-
 
 _GLOO = "gloo"
 
@@ -46,17 +45,17 @@ def main(request: dict[str, Any]) -> None:
         os.environ[name] = str(value)
     dist.init_process_group("smdp")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    contenders: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {}
-    for name in request["contenders"]:
+
+    def wrap(module: torch.nn.Module, name: str) -> torch.nn.Module:
         if name == _GLOO:
-            group = dist.new_group(backend="gloo")
-            contenders[name] = lambda module: DistributedDataParallel(module, process_group=group)
-        else:
-            contenders[name] = lambda module, wire=name: smdp.torch.DistributedDataParallel(  # type: ignore[misc]
-                module, compression=wire
-            )
-    steps = {name: _Step(wrap, request) for name, wrap in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+            return DistributedDataParallel(module, process_group=dist.new_group(backend="gloo"))
+        return smdp.torch.DistributedDataParallel(module, compression=name)
+
+    def step_of(name: str) -> _Step:
+        return _Step(lambda module: wrap(module, name), request)
+
+    steps = {name: step_of(name) for name in request["contenders"]}
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(request["rounds"] + 1):
         for name, step in steps.items():
             dist.barrier()
@@ -106,7 +105,7 @@ class _Step:
                 self.weights = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return Sleep.apply(x, *self.weights)  # type: ignore[no-any-return,no-untyped-call]
+                return Sleep.apply(x, *self.weights)
 
         self.model = wrap(torch.nn.Sequential(*(Layer() for _ in range(request["layers"]))))
         self._input = torch.ones(1, requires_grad=True)

@@ -1,0 +1,198 @@
+"""smdp's DistributedDataParallel against torch's, and against one process on the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch_spawn import run
+
+import smdp
+from smdp.torch import DistributedDataParallel
+
+HOSTS = [None, [0, 1], [0, 0, 1, 1]]
+
+
+class Net(nn.Module):
+    """Layers of several kinds; one is used on demand, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm1d(144)
+        self.first = nn.Linear(144, 64)
+        self.sometimes = nn.Linear(64, 64)
+        self.never = nn.Linear(64, 64)
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor, use: bool = False) -> Tensor:
+        x = torch.tanh(self.image(x)).flatten(1)
+        x = torch.tanh(self.first(self.norm(x)))
+        if use:
+            x = torch.tanh(self.sometimes(x))
+        return self.last(self.frozen(x))
+
+
+def model() -> Net:
+    torch.manual_seed(1)
+    return Net()
+
+
+def batches(step: int, rows: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(rows, 1, 8, 8, generator=generator), torch.randint(0, 10, (rows,), generator=generator)
+
+
+def train(ddp: nn.Module, steps: int = 6) -> list[Tensor]:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x, y = batches(1000 * step + dist.get_rank())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(x, use=True), y).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in ddp.parameters()]
+
+
+def check_same_bits_as_torch() -> None:
+    theirs = train(TorchDistributedDataParallel(model(), find_unused_parameters=True))
+    ours = train(DistributedDataParallel(model()))
+    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    names = list(DistributedDataParallel(model()).state_dict())
+    assert names == list(TorchDistributedDataParallel(model()).state_dict())
+    assert isinstance(DistributedDataParallel(model()), TorchDistributedDataParallel)
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_same_bits_as_torch(hosts: list[int] | None) -> None:
+    run(check_same_bits_as_torch, len(hosts or [0, 0]), hosts=hosts)
+
+
+def check_unused_parameters() -> None:
+    ddp = DistributedDataParallel(model())
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(3):
+        ddp.zero_grad()
+        x, y = batches(step)
+        nn.functional.cross_entropy(ddp(x, use=rank == 0), y).backward()
+        assert ddp.module.never.weight.grad is None
+        assert ddp.module.frozen.weight.grad is None
+        grad = ddp.module.sometimes.weight.grad
+        assert grad is not None
+        alone = model()
+        alone.load_state_dict(ddp.module.state_dict())
+        nn.functional.cross_entropy(alone(x, use=True), y).backward()
+        assert alone.sometimes.weight.grad is not None
+        torch.testing.assert_close(grad, alone.sometimes.weight.grad / size)
+
+
+def test_unused_parameters() -> None:
+    run(check_unused_parameters, 3)
+
+
+def check_accumulation() -> None:
+    ddp, rank, size = DistributedDataParallel(model().eval()), dist.get_rank(), dist.get_world_size()
+    alone = model().eval()
+    for step in range(2):
+        ddp.zero_grad()
+        with ddp.no_sync():
+            # Used in the first half only: must be averaged with the rest all the same.
+            ddp(batches(100 * step + rank)[0], use=True).pow(2).mean().backward()
+        ddp(batches(100 * step + rank + 50)[0]).pow(2).mean().backward()
+        alone.zero_grad()
+        for other in range(size):
+            alone(batches(100 * step + other)[0], use=True).pow(2).mean().div(size).backward()
+            alone(batches(100 * step + other + 50)[0]).pow(2).mean().div(size).backward()
+        for a, b in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            if a.grad is not None and b.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_gradient_accumulation() -> None:
+    run(check_accumulation)
+
+
+def check_join() -> None:
+    ddp = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with Join([ddp]):
+        for step in range(3 + 2 * dist.get_rank()):
+            optimizer.zero_grad()
+            x, y = batches(step)
+            nn.functional.cross_entropy(ddp(x), y).backward()
+            optimizer.step()
+    mine = torch.cat([parameter.detach().flatten() for parameter in ddp.parameters()])
+    highest = mine.clone()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    assert torch.equal(mine, highest)
+
+
+def test_join_with_uneven_inputs() -> None:
+    run(check_join)
+
+
+def check_compression() -> None:
+    plain = torch.cat([p.flatten() for p in train(DistributedDataParallel(model()))])
+    start = torch.cat([p.detach().flatten() for p in model().parameters()])
+    moved = (plain - start).norm()
+    for wire, limit in (("fp16", 0.002), ("bf16", 0.02), ("int8", 0.05), ("topk", 0.9)):
+        ddp = DistributedDataParallel(model(), compression=wire, topk_ratio=0.2)
+        mine = torch.cat([p.flatten() for p in train(ddp)])
+        highest = mine.clone()
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        assert torch.equal(mine, highest), wire  # the same bits on all ranks
+        error = (mine - plain).norm() / moved
+        assert 0 < error < limit, (wire, error)
+        assert wire in ddp.explain()
+
+
+def test_compression_between_hosts() -> None:
+    run(check_compression, 3, hosts=[0, 0, 1])
+
+
+def check_wrong_input() -> None:
+    rank = dist.get_rank()
+    different = nn.Linear(4, 4 + rank, bias=False)
+    with pytest.raises(smdp.MismatchError, match=r"(?s)'weight' float32\[20\].*'weight' float32\[16\]"):
+        DistributedDataParallel(different, init_sync=False)
+    with pytest.raises(ValueError, match=r"compression is 'zip'; allowed: none, fp16, bf16, int8, topk"):
+        DistributedDataParallel(nn.Linear(2, 2), compression="zip")
+    with pytest.raises(ValueError, match="bucket_cap_mb is 0"):
+        DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb=0)
+    with pytest.raises(ValueError, match="new_group"):
+        DistributedDataParallel(nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
+    with pytest.raises(RuntimeError, match="compression="):
+        DistributedDataParallel(nn.Linear(2, 2)).register_comm_hook(None, None)
+    sparse = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        sparse(torch.tensor([1])).sum().backward()
+
+
+def test_wrong_input() -> None:
+    run(check_wrong_input)
+
+
+def check_checkpointing() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    net = model()
+    ddp = DistributedDataParallel(net)
+    x, y = batches(0)
+
+    def body(x: Tensor) -> Tensor:
+        return ddp(x, use=True)
+
+    nn.functional.cross_entropy(checkpoint(body, x, use_reentrant=False), y).backward()
+    mine = net.last.weight.grad
+    assert mine is not None
+    highest = mine.clone()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    assert torch.equal(mine, highest)
+
+
+def test_activation_checkpointing() -> None:
+    run(check_checkpointing)
