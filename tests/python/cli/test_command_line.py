@@ -40,6 +40,11 @@ FROZEN = {
         "--against",
         "--iters",
         "--json",
+        "--compression",
+        "--layers",
+        "--hidden",
+        "--forward-ms",
+        "--backward-ms",
     },
 }
 

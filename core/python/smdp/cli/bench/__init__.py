@@ -104,8 +104,8 @@ def bench_ddp(
 ) -> int:
     """Replay data parallel training beside torch's DistributedDataParallel, see smdp.torch.benchmark.
 
-    Under a launcher (torchrun, srun, mpirun) this process is one of its ranks, so that several hosts can take part;
-    otherwise `nproc` ranks are started here.
+    Under a launcher (torchrun, srun, mpirun) this process is one of its ranks, so that several hosts can take
+    part; otherwise `nproc` ranks are started here.
 
     Args:
         nproc: Number of ranks where no launcher says so.

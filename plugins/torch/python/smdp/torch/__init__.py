@@ -21,6 +21,7 @@ from smdp.torch._dynamo import hide_package
 from smdp.torch.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
 from smdp.torch.register import register as register
+from smdp.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
 _TRIED = ("2.13", "2.15")
 
@@ -34,4 +35,4 @@ if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
 hide_package(__name__)
 register()
 
-__all__ = ["DistributedDataParallel", "ProcessGroupSmdp", "register"]
+__all__ = ["DistributedDataParallel", "ProcessGroupSmdp", "SyncBatchNorm", "register"]

@@ -52,7 +52,7 @@ def main(request: dict[str, Any]) -> None:
         return smdp.torch.DistributedDataParallel(module, compression=name)
 
     def step_of(name: str) -> _Step:
-        return _Step(lambda module: wrap(module, name), request)
+        return _Step(lambda module: wrap(module, name), request, name != "topk")
 
     steps = {name: step_of(name) for name in request["contenders"]}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -81,8 +81,10 @@ def main(request: dict[str, Any]) -> None:
 class _Step:
     """A step of a model of sleeping layers."""
 
-    def __init__(self, wrap: Callable[[Any], Any], request: dict[str, Any]) -> None:
+    def __init__(self, wrap: Callable[[Any], Any], request: dict[str, Any], is_exact: bool) -> None:
         import torch
+
+        self._is_exact = is_exact
 
         forward_s, backward_s = request["forward_ms"] / 1e3, request["backward_ms"] / 1e3
 
@@ -113,7 +115,10 @@ class _Step:
     def run(self) -> None:
         self.model(self._input).sum().backward()
         for parameter in self.model.parameters():
-            if parameter.grad is None or parameter.grad.flatten()[0].item() != 1:
+            # All gradients are ones, on all ranks; top-k sends few of them.
+            if parameter.grad is None or (
+                self._is_exact and abs(parameter.grad.flatten()[0].item() - 1) > 1e-2
+            ):
                 raise RuntimeError(f"a mean is wrong: {parameter.grad}")
             parameter.grad = None
 

@@ -1,0 +1,121 @@
+"""Batch norm over the global batch, on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalises with the mean and variance over the batches of all ranks, which may differ in size.
+
+    Equal to one process with `BatchNorm` on the concatenated batch: forward, backward and running statistics.
+    torch's own class of this name refuses tensors on the CPU.
+
+    Args:
+        num_features: Channels; inputs are [batch, channels, ...].
+        eps: Added to the variance.
+        momentum: Of the running statistics; None for their plain average.
+        affine: Whether there are a weight and a bias.
+        track_running_stats: Whether to keep running statistics.
+        process_group: Default: the world.
+        device: Of the parameters.
+        dtype: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: ProcessGroup | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.process_group = process_group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm needs an input of 2 or more dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise; a collective call in training."""
+        self._check_input_dim(input)
+        is_training = self.training or self.running_mean is None
+        if not is_training or not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
+            return super().forward(input)
+        dims = [0, *range(2, input.dim())]
+        wide = input if input.dtype is torch.float64 else input.float()
+        rows = torch.full((1,), input.numel() // input.size(1), dtype=wide.dtype, device=input.device)
+        channels = input.size(1)
+        shape = [1, channels, *[1] * (input.dim() - 2)]
+        total = _Sum.apply(torch.cat([wide.sum(dims), rows]), self.process_group)
+        count = total[-1]
+        mean = total[:channels] / count
+        # Two passes: a mean of squares less the square of the mean would lose digits.
+        centred = wide - mean.view(shape)
+        variance = _Sum.apply(centred.square().sum(dims), self.process_group) / count
+        if self.training and self.track_running_stats and self.running_mean is not None:
+            self._track(mean.detach(), variance.detach(), float(count))
+        output = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output.to(input.dtype)
+
+    def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * (count / max(count - 1, 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+    @classmethod
+    def convert(cls, module: nn.Module, process_group: ProcessGroup | None = None) -> nn.Module:
+        """Give the module with every batch norm in it replaced; parameters and statistics are kept.
+
+        Args:
+            module: Changed in place, unless it is a batch norm itself.
+            process_group: Over which statistics are taken. Default: the world.
+        """
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            new = cls(
+                module.num_features,
+                module.eps,
+                module.momentum,
+                module.affine,
+                module.track_running_stats,
+                process_group,
+            )
+            for name, value in (*module._parameters.items(), *module._buffers.items()):
+                setattr(new, name, value)
+            return new.train(module.training)
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert(child, process_group))
+        return module
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over ranks; so is its gradient, since every rank's loss depends on every rank's summand."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, group: ProcessGroup | None) -> Tensor:
+        context.group = group
+        values = values.clone()
+        dist.all_reduce(values, group=group)
+        return values
+
+    @staticmethod
+    def backward(context: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0].contiguous().clone()
+        dist.all_reduce(grad, group=context.group)
+        return grad, None

@@ -1,0 +1,50 @@
+"""Batch norm over the global batch against one process that has all of it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch_spawn import run
+
+from smdp.torch import SyncBatchNorm
+
+
+def check_against_one_process() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rows = [3, 5, 4][:size]  # uneven
+    for shape, layer in (((6,), nn.BatchNorm1d), ((6, 5, 4), nn.BatchNorm2d)):
+        torch.manual_seed(0)
+        alone = nn.Sequential(nn.Flatten(0, 0), layer(6, momentum=0.2), nn.Tanh())
+        synced = SyncBatchNorm.convert(copy.deepcopy(alone))
+        assert list(synced.state_dict()) == list(alone.state_dict())
+        for step in range(3):
+            torch.manual_seed(step)
+            batch = 100 + 3 * torch.randn(sum(rows), *shape)
+            factors = torch.randn(sum(rows), *shape)
+            whole = batch.clone().requires_grad_()
+            expected = alone(whole)
+            (expected * factors).sum().backward()
+            begin = sum(rows[:rank])
+            part = batch[begin : begin + rows[rank]].clone().requires_grad_()
+            output = synced(part)
+            (output * factors[begin : begin + rows[rank]]).sum().backward()
+            assert whole.grad is not None and part.grad is not None
+            torch.testing.assert_close(output, expected[begin : begin + rows[rank]], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                part.grad, whole.grad[begin : begin + rows[rank]], atol=1e-5, rtol=1e-4
+            )
+        for mine, theirs in zip(synced.buffers(), alone.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+        for mine, theirs in zip(synced.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is not None
+            total = mine.grad.clone()
+            dist.all_reduce(total)
+            torch.testing.assert_close(total, theirs.grad, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(synced.eval()(batch), alone.eval()(batch))
+
+
+def test_equals_one_process_on_the_global_batch() -> None:
+    run(check_against_one_process, 3)
