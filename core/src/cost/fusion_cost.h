@@ -14,7 +14,7 @@ struct Measured {
 };
 
 struct FusionSizes {
-  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB
+  std::size_t usual;     // bytes; latency is 2 % of its time, or 3 MiB
   std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 256 KiB
 };
 

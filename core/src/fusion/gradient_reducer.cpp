@@ -210,7 +210,7 @@ class GradientReducer::Impl {
     text += "Measured: the smallest all_reduce takes " + std::to_string(static_cast<int>(measured_.latency * 1e6)) +
             " us, large ones " + std::to_string(static_cast<int>(measured_.bandwidth / 1e6)) +
             " MB/s. Hence buffers of at most " + megabytes(sizes_.usual) +
-            " (latency is 2 % of their time, or 1 MiB; limit " + megabytes(options_.buffer_bytes) +
+            " (latency is 2 % of their time, or 3 MiB; limit " + megabytes(options_.buffer_bytes) +
             "), the first and the last of about " + megabytes(sizes_.smallest) + ".\n";
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
       const PlannedBuffer& plan = buffers_[i].plan;
