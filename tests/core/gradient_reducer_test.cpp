@@ -264,13 +264,13 @@ TEST(EqualShards, SkewedListsAreBalanced) {
 
 TEST(FusionCost, BuffersGrowWithLatencyAndBandwidth) {
   const std::size_t cap = std::size_t{25} << 20;
-  const auto slow = cost::fusion_sizes({200e-6, 50e6}, cap);
-  EXPECT_EQ(slow.usual, std::size_t{3} << 20);
-  EXPECT_EQ(slow.smallest, std::size_t{256} << 10);
-  const auto fast = cost::fusion_sizes({100e-6, 1e9}, cap);
+  const auto slow = cost::fusion_sizes({200e-6, 50e6}, 4, cap);
+  EXPECT_EQ(slow.usual, std::size_t{4} << 20);
+  EXPECT_EQ(slow.smallest, std::size_t{512} << 10);
+  const auto fast = cost::fusion_sizes({100e-6, 1e9}, 1, cap);
   EXPECT_EQ(fast.usual, 5'000'000U);
   EXPECT_EQ(fast.smallest, 1'000'000U);
-  EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9}, cap).usual, cap);
+  EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9}, 1, cap).usual, cap);
 }
 
 }  // namespace

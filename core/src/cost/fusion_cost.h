@@ -14,11 +14,11 @@ struct Measured {
 };
 
 struct FusionSizes {
-  std::size_t usual;     // bytes; latency is 2 % of its time, or 3 MiB
-  std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 256 KiB
+  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host
+  std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 128 KiB per host
 };
 
-// cap: most bytes of a buffer.
-FusionSizes fusion_sizes(const Measured& measured, std::size_t cap);
+// cap: most bytes of a buffer. They grow with the hosts, among which each is divided.
+FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_t cap);
 
 }  // namespace smdp::cost

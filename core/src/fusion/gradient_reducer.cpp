@@ -90,7 +90,7 @@ class GradientReducer::Impl {
     measured_ = measure_all_reduce(*group_);
     // Where buffers end decides what int8 and top-k lose, so there no measurement may have a say.
     const bool is_lossy = options_.compression == Compression::kInt8 || options_.compression == Compression::kTopK;
-    sizes_ = cost::fusion_sizes(is_lossy ? cost::Measured{} : measured_, options_.buffer_bytes);
+    sizes_ = cost::fusion_sizes(is_lossy ? cost::Measured{} : measured_, group_->hosts().size(), options_.buffer_bytes);
     std::vector<std::size_t> order(gradients_.size());
     std::iota(order.rbegin(), order.rend(), std::size_t{0});
     lay_out_by(order);
@@ -210,7 +210,7 @@ class GradientReducer::Impl {
     text += "Measured: the smallest all_reduce takes " + std::to_string(static_cast<int>(measured_.latency * 1e6)) +
             " us, large ones " + std::to_string(static_cast<int>(measured_.bandwidth / 1e6)) +
             " MB/s. Hence buffers of at most " + megabytes(sizes_.usual) +
-            " (latency is 2 % of their time, or 3 MiB; limit " + megabytes(options_.buffer_bytes) +
+            " (latency is 2 % of their time, or 1 MiB per host; limit " + megabytes(options_.buffer_bytes) +
             "), the first and the last of about " + megabytes(sizes_.smallest) + ".\n";
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
       const PlannedBuffer& plan = buffers_[i].plan;
