@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from smdp.torch import DistributedDataParallel
 
-FOLDS, SEEDS, EPOCHS, BATCH = 5, 3, 12, 32
+FOLDS, SEEDS, EPOCHS, BATCH = 5, 3, 30, 32
 # Points of accuracy that a wire type may lose.
 ALLOWED = {"none": 0.0, "fp16": 0.3, "bf16": 0.3, "int8": 0.7, "topk": 0.7}
 
