@@ -199,6 +199,7 @@ void bind_group(nb::module_& m) {
       .def("split", &Group::split, nb::arg("color"), nb::arg("key"), nb::arg("name"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &Group::shutdown, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>())
+      .def("explain", &Group::explain, nb::arg("bytes"))
       .def("abort", &Group::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "error", [](const Group& g) { return to_python(g.error()); }, nb::sig("def error(self) -> Exception | None"));

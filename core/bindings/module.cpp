@@ -9,5 +9,6 @@ NB_MODULE(_core, m) {
   smdp::bind_operation(m);
   smdp::bind_group(m);
   smdp::bind_gradient_reducer(m);
+  smdp::bind_observability(m);
   smdp::bind_info(m);
 }

@@ -47,6 +47,10 @@ struct GroupOptions {
   // TCP streams to each rank on another host; at least one per rail. More help where one connection cannot fill the
   // link.
   int streams = 1;
+  // An operation that waits this long is logged, with the ranks it waits for; 0: never. SMDP_STALL_TIME.
+  std::chrono::milliseconds stall_time{60'000};
+  // Directory for the trace of this process, see observability.h. Empty: none. SMDP_TRACE.
+  std::string trace;
   // Bytes of a shared-memory chunk (rounded to 4 KiB). 0: 256 KiB, or 2 MiB where ranks outnumber cores.
   std::size_t chunk_bytes = 0;
 
@@ -69,6 +73,7 @@ struct ConstBuffer {
 struct Call {
   std::optional<std::chrono::milliseconds> timeout;  // default: the group's
   bool async = false;                                // return before it is done
+  std::string label;                                 // what the data is, for messages; may be empty
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;
 };
@@ -100,8 +105,8 @@ class SMDP_API Group {
   // factor: of this rank's input, for kPremulSum. in and out may be the same memory.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});
-  // SUM in place of float32 that travels between hosts through `codec`, see gradient_reducer.h. Always asynchronous.
-  Handle coded_all_reduce(float* data, std::size_t count, Codec& codec);
+  // SUM in place of float32 that travels between hosts through `codec`, see gradient_reducer.h.
+  Handle coded_all_reduce(float* data, std::size_t count, Codec& codec, const Call& call);
   // out is used on the root only.
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});
@@ -124,6 +129,9 @@ class SMDP_API Group {
 
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
+
+  // Which algorithm an all_reduce of so many bytes takes in this group, and the cost model's figures for all, as text.
+  std::string explain(std::size_t bytes) const;
 
   // Fails what is in flight on all ranks with this reason and closes the group everywhere.
   void abort(const std::string& reason);

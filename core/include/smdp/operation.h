@@ -34,7 +34,12 @@ class SMDP_API Operation {
   // Pushes `token` to the completion queue of the process once the operation has ended, at once if it has.
   void notify(std::uint64_t token);
 
+  // When it left its queue, and when it ended; only after it has.
+  std::chrono::steady_clock::time_point began() const;
+  std::chrono::steady_clock::time_point ended() const;
+
   // For whoever runs the operation. The first call counts.
+  void begin();
   void complete(std::exception_ptr error, int source = -1);
 
  private:

@@ -19,6 +19,8 @@ from ._errors import SmdpError as SmdpError
 from ._errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
+    from ._observability import explain as explain
+    from ._observability import stats as stats
     from ._world import init as init
     from ._world import is_initialized as is_initialized
     from ._world import local_rank as local_rank
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 # Where a public name lives. They are imported on first use, so that the command line stays quick.
 _WORLD = {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"}
+_OBSERVABILITY = {"explain", "stats"}
 _GROUP = {"Group", "Handle", "ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX"} | {
     "BAND",
     "BOR",
@@ -51,7 +54,7 @@ _ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "Smdp
 
 __all__ = [  # noqa: PLE0604 - built from the tables above
     "__version__",
-    *sorted(_WORLD | _GROUP | _ERRORS),
+    *sorted(_WORLD | _GROUP | _ERRORS | _OBSERVABILITY),
 ]
 
 
@@ -62,6 +65,8 @@ def __getattr__(name: str) -> Any:
         return metadata.version("smdp")
     if name in _WORLD:
         return getattr(import_module("smdp._world"), name)
+    if name in _OBSERVABILITY:
+        return getattr(import_module("smdp._observability"), name)
     if name in _GROUP:
         return getattr(import_module("smdp.group"), name)
     raise AttributeError(f"module 'smdp' has no attribute {name!r}")

@@ -80,6 +80,8 @@ class Group:
 
     def shutdown(self, reason: str = '') -> None: ...
 
+    def explain(self, bytes: int) -> str: ...
+
     def abort(self, reason: str) -> None: ...
 
     def error(self) -> Exception | None: ...
@@ -143,6 +145,44 @@ class GradientReducer:
 
     @property
     def last_exposed_seconds(self) -> float: ...
+
+def operation_counts() -> list[tuple[str, str, int, int, float]]:
+    """
+    (operation, algorithm, calls, bytes, seconds) of all groups of this process.
+    """
+
+class StepCount:
+    """Steps of all gradient reducers of this process."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def exposed_seconds(self) -> float: ...
+
+    @property
+    def last_exposed_seconds(self) -> float: ...
+
+    @property
+    def input_seconds(self) -> float: ...
+
+    @property
+    def rank_seconds(self) -> list[float]: ...
+
+    @property
+    def slowest(self) -> list[int]: ...
+
+def step_count() -> StepCount: ...
+
+def count_input(begin_ns: int, end_ns: int) -> None:
+    """Times of time.monotonic_ns()."""
+
+def trace_is_on() -> bool: ...
+
+def trace_span(track: str, category: str, name: str, begin_ns: int, end_ns: int) -> None: ...
 
 def kernel_name() -> str: ...
 

@@ -57,6 +57,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SMDP_THREADS", "1", "Progress threads per process, 1 to 64."),
     Variable("SMDP_STREAMS", "1 per rail", "TCP connections to each peer, 1 to 64."),
     Variable("SMDP_CHUNK_BYTES", "256K; 2M if ranks > cores", "Bytes of a shared-memory chunk."),
+    Variable("SMDP_TRACE", "", "Directory for traces in Chrome's format; see `smdp trace`."),
+    Variable("SMDP_STALL_TIME", "60", "Seconds after which a waiting operation is logged; 0: never."),
     Variable("SMDP_LOG_LEVEL", "LOGLEVEL, then warning", f"How much is logged: {', '.join(LOG_LEVELS)}."),
     Variable(
         "SMDP_DETERMINISTIC",
@@ -82,6 +84,8 @@ class Config:
     threads: int | None = None
     streams: int | None = None
     chunk_bytes: int | None = None
+    trace: str | None = None
+    stall_time_s: int | None = None
     log_level: str | None = None
     deterministic: str | None = None
     disable_autoload: bool = False
@@ -106,6 +110,8 @@ class Config:
             threads=read_int(environ, "SMDP_THREADS", minimum=1, maximum=64),
             streams=read_int(environ, "SMDP_STREAMS", minimum=1, maximum=64),
             chunk_bytes=_read_chunk_bytes(environ),
+            trace=read(environ, "SMDP_TRACE"),
+            stall_time_s=read_int(environ, "SMDP_STALL_TIME"),
             log_level=_read_log_level(environ),
             deterministic=_read_deterministic(environ),
             disable_autoload=bool(read_bool(environ, "SMDP_DISABLE_AUTOLOAD")),
@@ -126,6 +132,8 @@ class Config:
             "threads": self.threads,
             "streams": self.streams,
             "chunk_bytes": self.chunk_bytes,
+            "trace": self.trace,
+            "stall_time": self.stall_time_s,
             "log_level": self.log_level,
             "deterministic": self.deterministic,
             "init_timeout": f"{self.init_timeout_s:g}",

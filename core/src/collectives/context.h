@@ -17,6 +17,7 @@ struct Context {
   const Members& members;
   Board& board;                               // the ranks on this host
   std::vector<std::unique_ptr<Link>>& links;  // by rank; empty for ranks on this host
+  const char* algorithm = "";                 // of the operation under way; a literal, for counters and traces
 
   bool is_single_host() const { return members.hosts.size() == 1; }
 

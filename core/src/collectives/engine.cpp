@@ -9,6 +9,7 @@
 
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "observability/counters.h"
 #include "smdp/error.h"
 #include "transport/mail/ring_stream.h"
 #include "transport/mail/socket_stream.h"
@@ -100,10 +101,12 @@ void Engine::check_usable() const {
   if (error_) std::rethrow_exception(error_);
 }
 
-Group::Handle Engine::collective(Fingerprint fingerprint, Body body, const Call& call) {
+Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call) {
   check_usable();
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
+  collective->bytes = bytes;
+  collective->label = call.label;
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   collective->deadline = Clock::now() + collective->timeout;
@@ -117,6 +120,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, Body body, const Call&
     drive_inline(*collective, call);
     const std::exception_ptr failure = collective->scheduler.error();
     if (failure) fail(failure, Tell::kEveryone);
+    record(*collective);
     lock.lock();
     driver_ = Driver::kNone;
     const bool more = !queue_.empty();
@@ -150,8 +154,12 @@ void Engine::wait(Operation& operation, const Call& call) {
 void Engine::begin(Collective& collective) {
   collective.fingerprint.sequence = last_.sequence + 1;
   last_ = collective.fingerprint;
+  collective.handle->begin();
+  collective.began = Clock::now();
   collective.next_inquiry =
-      std::min(Clock::now() + kEarlyInquiry, inquiry_time(collective.deadline, collective.timeout));
+      std::min(collective.began + kEarlyInquiry, inquiry_time(collective.deadline, collective.timeout));
+  collective.next_stall =
+      options_.stall_time.count() == 0 ? Clock::time_point::max() : collective.began + options_.stall_time;
 }
 
 Task Engine::run(Collective& collective) {
@@ -164,6 +172,7 @@ Task Engine::run(Collective& collective) {
   for (const auto& link : links_) {
     if (link) link->enter(collective.fingerprint);
   }
+  context_.algorithm = "";
   Task body = collective.body(context_);
   co_await body;
 }
@@ -190,15 +199,32 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
     if (!scheduler.poll()) {
       check(collective);
       if (!collective.scheduler.error()) {
-        const auto left =
-            std::clamp<Clock::duration>(std::min(collective.next_inquiry, collective.deadline) - Clock::now(),
-                                        std::chrono::milliseconds(1), std::chrono::seconds(1));
+        const auto left = std::clamp<Clock::duration>(collective.next_look() - Clock::now(),
+                                                      std::chrono::milliseconds(1), std::chrono::seconds(1));
         futex_sleep(sleep, left);
         if (call.interrupted && call.interrupted()) scheduler.fail(interruption());
       }
     }
     sleep.store(kAwake);
   }
+}
+
+std::string Engine::Collective::describe() const {
+  return fingerprint.describe() + (label.empty() ? "" : " (" + label + ")");
+}
+
+void Engine::record(const Collective& collective) const {
+  const Clock::time_point now = Clock::now();
+  const char* kind = name_of(collective.fingerprint.kind);
+  count_operation(kind, context_.algorithm, collective.bytes,
+                  std::chrono::duration<double>(now - collective.began).count());
+  if (!trace::is_on()) return;
+  trace::span("group " + members_.name, "operation", kind, collective.began, now,
+              {{"sequence", std::to_string(collective.fingerprint.sequence)},
+               {"group", trace::quoted(members_.name)},
+               {"bytes", std::to_string(collective.bytes)},
+               {"algorithm", trace::quoted(context_.algorithm)},
+               {"what", trace::quoted(collective.describe())}});
 }
 
 bool Engine::poll_collective() {
@@ -231,6 +257,7 @@ bool Engine::poll_collective() {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
   }
+  record(*ended);
   ended->handle->complete(failure);
   return true;
 }
@@ -252,7 +279,7 @@ void Engine::arm() {
 
 Clock::time_point Engine::deadline() {
   Clock::time_point first = Clock::time_point::max();
-  if (active_) first = std::min(active_->next_inquiry, active_->deadline);
+  if (active_) first = active_->next_look();
   const Clock::time_point mail = mailbox_->deadline();
   if (mail != Clock::time_point::max()) {
     first = std::min(first, mail_inquired_ ? mail : mail - Control::kInquiry - std::chrono::milliseconds(300));

@@ -7,6 +7,7 @@
 // Everything else belongs to the progress thread, except the board, which belongs to whoever drives.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -36,7 +37,8 @@ class Engine final : public Progress::Client {
   ~Engine() override;
 
   // Runs a collective. Returns null if it was not async (then it is done, and its error was thrown).
-  Group::Handle collective(Fingerprint fingerprint, Body body, const Call& call);
+  // bytes: of this rank's tensors, for counters.
+  Group::Handle collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call);
   Group::Handle send(Mailbox::Request request, const Call& call);
   Group::Handle receive(Mailbox::Request request, const Call& call);
 
@@ -47,6 +49,7 @@ class Engine final : public Progress::Client {
   const Members& members() const { return members_; }
   const GroupOptions& options() const { return options_; }
   const Planner& planner() const { return planner_; }
+  std::size_t slot_bytes() const { return board_.slot_bytes(); }
   // Throws if the group is closed or this is a forked child.
   void check_usable() const;
 
@@ -60,13 +63,22 @@ class Engine final : public Progress::Client {
 
   struct Collective {
     Fingerprint fingerprint;
+    std::size_t bytes;
+    std::string label;
     Body body;
     std::shared_ptr<Operation> handle = std::make_shared<Operation>();
     Scheduler scheduler;
     Task root;
     Clock::time_point deadline;
     std::chrono::milliseconds timeout;
+    Clock::time_point began;
     Clock::time_point next_inquiry;
+    Clock::time_point next_stall;  // when to ask for the next line about a stall, or to write it
+    bool is_stall_inquired = false;
+
+    // E.g. "all_reduce #12 float32[512] SUM (gradients 'a' to 'b')".
+    std::string describe() const;
+    Clock::time_point next_look() const { return std::min({next_inquiry, next_stall, deadline}); }
   };
 
   Task run(Collective& collective);
@@ -75,6 +87,9 @@ class Engine final : public Progress::Client {
   // Looks for reasons to stop waiting: failure, departure, deadline.
   void check(Collective& collective);
   void check_departed(Collective& collective);
+  void check_stall(Collective& collective, Clock::time_point now);
+  // Counts and traces an operation that has ended.
+  void record(const Collective& collective) const;
   // When to ask who is late, so that the answer is there at the deadline.
   static Clock::time_point inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout);
   void check_mail(Clock::time_point now);

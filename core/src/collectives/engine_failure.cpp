@@ -4,12 +4,16 @@
 #include "collectives/engine.h"
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "common/log.h"
+#include "observability/trace.h"
 
 namespace smdp {
 namespace {
 
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
+// Within which the answer to an inquiry is there.
+constexpr auto kAnswer = Control::kInquiry + std::chrono::milliseconds(300);
 
 std::string without_tag(const std::string& text) {
   const std::string tag = "[smdp] ";
@@ -25,8 +29,7 @@ std::exception_ptr Engine::interruption() const {
 }
 
 Clock::time_point Engine::inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout) {
-  return deadline -
-         std::min<std::chrono::milliseconds>(Control::kInquiry + std::chrono::milliseconds(300), timeout / 2);
+  return deadline - std::min<std::chrono::milliseconds>(kAnswer, timeout / 2);
 }
 
 void Engine::check(Collective& collective) {
@@ -48,12 +51,30 @@ void Engine::check(Collective& collective) {
     collective.next_inquiry = now < final_one ? final_one : Clock::time_point::max();
     inquire(collective.fingerprint.sequence);
   }
+  check_stall(collective, now);
   if (now < collective.deadline) return;
   int peer = -1;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
   collective.scheduler.fail(
-      std::make_exception_ptr(TimeoutError(members_.prefix() + collective.fingerprint.describe() + " timed out after " +
+      std::make_exception_ptr(TimeoutError(members_.prefix() + collective.describe() + " timed out after " +
                                            seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
+}
+
+void Engine::check_stall(Collective& collective, Clock::time_point now) {
+  if (now < collective.next_stall) return;
+  if (!collective.is_stall_inquired) {
+    collective.is_stall_inquired = true;
+    collective.next_stall = now + kAnswer;
+    inquire(collective.fingerprint.sequence);
+    return;
+  }
+  collective.is_stall_inquired = false;
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - collective.began);
+  collective.next_stall = now + 2 * waited - kAnswer;
+  int peer = -1;
+  for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
+  log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has taken " + seconds(waited) +
+                              " and goes on: " + verdict_for(peer) + ".");
 }
 
 // On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
@@ -68,7 +89,7 @@ void Engine::check_departed(Collective& collective) {
       if (found == left_.end()) continue;
     }
     collective.scheduler.fail(
-        std::make_exception_ptr(PeerLostError(members_.prefix() + collective.fingerprint.describe() +
+        std::make_exception_ptr(PeerLostError(members_.prefix() + collective.describe() +
                                                   " cannot finish: " + members_.who(wait.peer) + left_reason(wait.peer),
                                               {wait.peer})));
     return;
@@ -236,6 +257,7 @@ void Engine::shutdown(const std::string& reason) {
     progress_->remove(this);
     alive_token_.reset();
   });
+  trace::flush();
   // A caller that drives sees the error and ends; its buffers and the board must outlive it.
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] { return driver_ != Driver::kCaller; });

@@ -11,6 +11,7 @@
 #include "collectives/hierarchical.h"
 #include "collectives/local.h"
 #include "collectives/registry.h"
+#include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
 #include "smdp/error.h"
 
@@ -28,6 +29,13 @@ auto views(const std::vector<B>& buffers, DType dtype) {
   std::vector<decltype(view(B{}, dtype))> all;
   for (const B& buffer : buffers) all.push_back(view(buffer, dtype));
   return all;
+}
+
+template <class B>
+std::size_t total(const std::vector<B>& buffers, DType dtype) {
+  std::size_t count = 0;
+  for (const B& buffer : buffers) count += buffer.count;
+  return count * size_of(dtype);
 }
 
 // FNV-1a over the counts: equal lists, equal hashes.
@@ -91,7 +99,9 @@ Task all_reduce_any(Context& context, const std::byte* in, std::byte* out, std::
   if (!context.is_single_host()) return hierarchical_all_reduce(context, in, out, count, reduction, planner);
   Board& board = context.board;
   const std::size_t size = count * size_of(reduction.dtype);
-  if (planner.local_all_reduce(size, board.size(), board.slot_bytes()) == Algorithm::kOneShot) {
+  const Algorithm algorithm = planner.local_all_reduce(size, board.size(), board.slot_bytes());
+  context.algorithm = name_of(algorithm);
+  if (algorithm == Algorithm::kOneShot) {
     return one_shot_all_reduce(board, in, out, count, reduction);
   }
   return two_shot_all_reduce(board, in, out, count, reduction);
@@ -107,6 +117,7 @@ Task premultiplied(Context& context, const std::byte* in, std::byte* out, std::s
 
 Task reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction, int root,
                 double factor) {
+  context.algorithm = name_of(context.is_single_host() ? Algorithm::kTwoShot : Algorithm::kTree);
   std::vector<std::byte> scaled;
   if (reduction.op == ReduceOp::kPremulSum && count != 0) {
     scaled.resize(count * size_of(reduction.dtype));
@@ -119,6 +130,7 @@ Task reduce_any(Context& context, const std::byte* in, std::byte* out, std::size
 }
 
 Task broadcast_any(Context& context, Bytes data, int root) {
+  context.algorithm = context.is_single_host() ? "spread" : name_of(Algorithm::kTree);
   if (!context.is_single_host()) return tree_broadcast(context, data.data, data.size, root);
   std::vector<std::vector<Bytes>> contributions(context.board.size());
   contributions[context.members.local_index_of(root)].push_back(data);
@@ -127,6 +139,7 @@ Task broadcast_any(Context& context, Bytes data, int root) {
 
 Task all_gather_any(Context& context, std::vector<Bytes> blocks, ConstBytes in) {
   const Bytes own = blocks[static_cast<std::size_t>(context.members.rank)];
+  context.algorithm = context.is_single_host() ? "spread" : "hierarchical";
   if (!context.is_single_host()) {
     if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
     return hierarchical_all_gather(context, std::move(blocks));
@@ -148,6 +161,7 @@ Task reduce_scatter_any(Context& context, std::vector<ConstBytes> blocks, std::b
       block.data = scaled.back().data();
     }
   }
+  context.algorithm = context.is_single_host() ? "shared_memory" : "hierarchical";
   Task task = context.is_single_host() ? local_reduce_scatter(context.board, 0, std::move(blocks), out, reduction)
                                        : hierarchical_reduce_scatter(context, std::move(blocks), out, reduction);
   co_await task;
@@ -165,6 +179,8 @@ class Group::Impl {
     Connections connections = bootstrap(*store, rank, size, options);
     engine = std::make_shared<Engine>(shared_progress(options.threads), std::move(connections), options);
     register_engine(engine);
+    const Members& all = engine->members();
+    if (!options.trace.empty()) trace::open(options.trace, rank, size, all.host_names[static_cast<std::size_t>(rank)]);
   }
   const Members& members() const { return engine->members(); }
 
@@ -199,7 +215,7 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
   const Reduction reduction = reduction_for(dtype, op, members.size);
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(
-      print,
+      print, count * size_of(dtype),
       [=, &planner](Context& context) {
         if (op == ReduceOp::kPremulSum) {
           return premultiplied(context, bytes(in), bytes(out), count, reduction, factor, planner);
@@ -209,15 +225,13 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
       call);
 }
 
-Group::Handle Group::coded_all_reduce(float* data, std::size_t count, Codec& codec) {
+Group::Handle Group::coded_all_reduce(float* data, std::size_t count, Codec& codec, const Call& call) {
   Fingerprint print = fingerprint(OpKind::kAllReduce, DType::kFloat32);
   print.set_shape(std::vector<std::int64_t>{static_cast<std::int64_t>(count)});
   const Reduction reduction{DType::kFloat32, ReduceOp::kSum};
   const Planner& planner = impl_->engine->planner();
-  Call call;
-  call.async = true;
   return impl_->engine->collective(
-      print,
+      print, count * sizeof(float),
       [=, &planner, &codec](Context& context) {
         if (context.is_single_host()) {
           return all_reduce_any(context, bytes(data), bytes(data), count, reduction, planner);
@@ -240,8 +254,8 @@ Group::Handle Group::reduce(const void* in, void* out, std::span<const std::int6
   if (members.rank == root) check_buffer("reduce", out, count);
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
-      print, [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); },
-      call);
+      print, count * size_of(dtype),
+      [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); }, call);
 }
 
 Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root,
@@ -251,7 +265,8 @@ Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, 
   print.set_shape(shape);
   check_buffer("broadcast", data, print.count);
   const Bytes all{bytes(data), print.count * size_of(dtype)};
-  return impl_->engine->collective(print, [=](Context& context) { return broadcast_any(context, all, root); }, call);
+  return impl_->engine->collective(
+      print, all.size, [=](Context& context) { return broadcast_any(context, all, root); }, call);
 }
 
 Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call) {
@@ -263,7 +278,7 @@ Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType d
   Fingerprint print = fingerprint(OpKind::kAllGather, dtype);
   print.count = hash_counts(out);
   return impl_->engine->collective(
-      print,
+      print, total(out, dtype),
       [blocks = views(out, dtype), own = view(in, dtype)](Context& context) {
         return all_gather_any(context, blocks, own);
       },
@@ -282,7 +297,7 @@ Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DTy
   print.count = hash_counts(in);
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
-      print,
+      print, total(in, dtype),
       [blocks = views(in, dtype), target = bytes(out.data), reduction, factor](Context& context) {
         return reduce_scatter_any(context, blocks, target, reduction, factor);
       },
@@ -298,7 +313,7 @@ Group::Handle Group::all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer>
   for (const ConstBuffer& buffer : in) check_buffer("all_to_all", buffer.data, buffer.count);
   for (const Buffer& buffer : out) check_buffer("all_to_all", buffer.data, buffer.count);
   return impl_->engine->collective(
-      fingerprint(OpKind::kAllToAll, dtype),
+      fingerprint(OpKind::kAllToAll, dtype), total(in, dtype),
       [outgoing = views(in, dtype), incoming = views(out, dtype)](Context& context) {
         return pairwise(context, outgoing, incoming);
       },
@@ -321,7 +336,7 @@ Group::Handle Group::gather(ConstBuffer in, std::vector<Buffer> out, DType dtype
   std::vector<Bytes> incoming = views(out, dtype);
   incoming.resize(static_cast<std::size_t>(members.size));
   return impl_->engine->collective(
-      fingerprint(OpKind::kGather, dtype, ReduceOp::kSum, root),
+      fingerprint(OpKind::kGather, dtype, ReduceOp::kSum, root), std::max(total(out, dtype), in.count * size_of(dtype)),
       [outgoing, incoming](Context& context) { return pairwise(context, outgoing, incoming); }, call);
 }
 
@@ -342,12 +357,13 @@ Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtyp
   incoming[static_cast<std::size_t>(root)] = view(out, dtype);
   return impl_->engine->collective(
       fingerprint(OpKind::kScatter, dtype, ReduceOp::kSum, root),
+      std::max(total(in, dtype), out.count * size_of(dtype)),
       [outgoing, incoming](Context& context) { return pairwise(context, outgoing, incoming); }, call);
 }
 
 Group::Handle Group::barrier(const Call& call) {
   return impl_->engine->collective(
-      fingerprint(OpKind::kBarrier, DType::kUint8), [](Context& context) { return hierarchical_barrier(context); },
+      fingerprint(OpKind::kBarrier, DType::kUint8), 0, [](Context& context) { return hierarchical_barrier(context); },
       call);
 }
 
@@ -402,6 +418,12 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   options.name = members.name + "/" + name + "-" + std::to_string(number) + "/" + std::to_string(color);
   const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
   return std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
+}
+
+std::string Group::explain(std::size_t bytes) const {
+  const Members& all = impl_->members();
+  return impl_->engine->planner().explain(bytes, all.hosts.size(), all.local_ranks().size(),
+                                          impl_->engine->slot_bytes());
 }
 
 void Group::abort(const std::string& reason) { impl_->engine->abort(reason); }

@@ -45,6 +45,10 @@ GroupOptions GroupOptions::from(const std::map<std::string, std::string>& values
       options.timeout = seconds(name, value);
     } else if (name == "init_timeout") {
       options.init_timeout = seconds(name, value);
+    } else if (name == "stall_time") {
+      options.stall_time = seconds(name, value);
+    } else if (name == "trace") {
+      options.trace = value;
     } else if (name == "secret") {
       options.secret = value;
     } else if (name == "master_addr") {

@@ -25,7 +25,7 @@ struct Pipeline {
   std::byte* out;
   std::size_t count;
   Reduction reduction;
-  const Planner& planner;
+  Algorithm algorithm;
   Codec* codec;
   std::size_t lanes;
   std::size_t per_chunk;  // elements
@@ -80,7 +80,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
       p.exchanged[k] = true;
       continue;
     }
-    switch (p.planner.host_exchange(p.count * p.element() / p.lanes, members.hosts.size())) {
+    switch (p.algorithm) {
       case Algorithm::kRing:
         co_await exchange_ring(p.context, lane, data, slice.size(), p.reduction);
         break;
@@ -116,8 +116,12 @@ Task hierarchical_all_reduce(Context& context, const std::byte* in, std::byte* o
   const std::size_t per_chunk =
       std::max<std::size_t>(1, (codec == nullptr ? kShardBytes : kCodedShardBytes) * context.members.hosts.size() *
                                    lanes / size_of(reduction.dtype));
-  Pipeline pipeline{context, in,    out,   count,     reduction,
-                    planner, codec, lanes, per_chunk, std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
+  const Algorithm algorithm =
+      codec != nullptr ? Algorithm::kDirect
+                       : planner.host_exchange(count * size_of(reduction.dtype) / lanes, context.members.hosts.size());
+  context.algorithm = codec != nullptr ? "direct, encoded" : name_of(algorithm);
+  Pipeline pipeline{context,   in,    out,   count,     reduction,
+                    algorithm, codec, lanes, per_chunk, std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
   pipeline.exchanged.resize(pipeline.chunks, false);
   std::vector<Task> stages;
   stages.push_back(sum_locally(pipeline));

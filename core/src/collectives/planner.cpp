@@ -1,5 +1,6 @@
 #include "collectives/planner.h"
 
+#include <cmath>
 #include <utility>
 
 #include "common/log.h"
@@ -73,6 +74,25 @@ Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
   // Over-sharding: under the floor direct exchange wastes its time on headers and wake-ups, which hops do not show.
   const bool is_sharded_thin = hosts > kDirectHosts && bytes / hosts < kShardFloor;
   return is_sharded_thin || cost::ring(size, hosts) < direct ? Algorithm::kRing : Algorithm::kDirect;
+}
+
+std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes) const {
+  const auto microseconds = [](double seconds) { return std::to_string(std::lround(seconds * 1e6)) + " us"; };
+  const std::string what = "all_reduce of " + std::to_string(bytes) + " bytes ";
+  const std::string by = forced_ == Algorithm::kAuto ? "" : std::string("; SMDP_ALGORITHM=") + name_of(forced_);
+  const auto size = static_cast<double>(bytes);
+  if (hosts == 1) {
+    return what + "between " + std::to_string(ranks) +
+           " ranks of one host: " + name_of(local_all_reduce(bytes, ranks, slot_bytes)) + " (cost model: one_shot " +
+           microseconds(cost::one_shot(size, ranks)) + ", two_shot " + microseconds(cost::two_shot(size, ranks)) +
+           "; one_shot up to " + std::to_string(slot_bytes) + " bytes" + by + ")";
+  }
+  const double lane = size / static_cast<double>(ranks);
+  return what + "between " + std::to_string(hosts) + " hosts of " + std::to_string(ranks) +
+         " ranks: summed inside each host, then each rank's part between hosts by " +
+         name_of(best_exchange(bytes / ranks, hosts)) + " (cost model: direct " +
+         microseconds(cost::direct(lane, hosts)) + ", ring " + microseconds(cost::ring(lane, hosts)) +
+         ", recursive_doubling " + microseconds(cost::recursive_doubling(lane, hosts)) + by + ")";
 }
 
 }  // namespace smdp

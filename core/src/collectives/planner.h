@@ -24,6 +24,9 @@ class Planner {
   // Across hosts: kDirect, kRing or kRecursiveDoubling. bytes: of one lane.
   Algorithm host_exchange(std::size_t bytes, std::size_t hosts) const;
 
+  // The choice for an all_reduce between `hosts` of `ranks` each, with the cost of every algorithm.
+  std::string explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes) const;
+
  private:
   Algorithm best_exchange(std::size_t bytes, std::size_t hosts) const;
 

@@ -39,6 +39,8 @@ struct Operation::State {
   std::exception_ptr error;
   int source = -1;
   std::vector<std::uint64_t> tokens;
+  std::chrono::steady_clock::time_point began{};
+  std::chrono::steady_clock::time_point ended{};
 };
 
 Operation::Operation() : state_(std::make_unique<State>()) {}
@@ -88,12 +90,28 @@ void Operation::notify(std::uint64_t token) {
   push_completion(token);
 }
 
+std::chrono::steady_clock::time_point Operation::began() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->began;
+}
+
+std::chrono::steady_clock::time_point Operation::ended() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->ended;
+}
+
+void Operation::begin() {
+  const std::lock_guard lock(state_->mutex);
+  state_->began = std::chrono::steady_clock::now();
+}
+
 void Operation::complete(std::exception_ptr error, int source) {
   std::vector<std::uint64_t> tokens;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->done) return;
     state_->done = true;
+    state_->ended = std::chrono::steady_clock::now();
     state_->error = std::move(error);
     state_->source = source;
     tokens.swap(state_->tokens);

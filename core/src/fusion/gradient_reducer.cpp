@@ -14,11 +14,14 @@
 #include "fusion/gradient_codec.h"
 #include "fusion/layout.h"
 #include "fusion/registration.h"
+#include "observability/counters.h"
 #include "reduce/reduce.h"
 #include "smdp/error.h"
 
 namespace smdp {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
@@ -48,6 +51,8 @@ struct FusionBuffer {
   std::unique_ptr<GradientCodec> codec;
   std::size_t missing = 0;  // places not filled in this step
   Group::Handle handle;
+  TimePoint first{};   // gradient came
+  TimePoint filled{};  // and was sent, as soon as the buffers before it were
 
   std::byte* place(std::size_t offset) const { return memory.get() + offset * size_of(plan.dtype); }
 };
@@ -121,6 +126,7 @@ class GradientReducer::Impl {
     targets_[index] = data;
     if (steps_ == 0) seen_.push_back(index);
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+    if (trace::is_on() && buffer.missing == buffer.plan.members.size()) buffer.first = Clock::now();
     lock.unlock();  // the copy of one gradient must not hold up another's
     fill(buffer, index, data);
     lock.lock();
@@ -139,12 +145,16 @@ class GradientReducer::Impl {
       --buffer.missing;
     }
     send_filled();
-    everywhere_ = used_;
-    Call call;
-    call.async = true;
+    // Behind the gradients that were used, who computed how long: each rank writes to its own place, so the maximum is
+    // a gather.
+    everywhere_.assign(used_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(group_->size()), 0);
+    std::copy(used_.begin(), used_.end(), everywhere_.begin());
+    const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - last_end_);
+    const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::min<long long>(taken.count(), UINT32_MAX));
+    std::memcpy(compute_time_of(group_->rank()), &own, sizeof own);
     used_handle_ = group_->all_reduce(everywhere_.data(), everywhere_.data(),
                                       std::array<std::int64_t, 1>{static_cast<std::int64_t>(everywhere_.size())},
-                                      DType::kUint8, ReduceOp::kMax, 1.0, call);
+                                      DType::kUint8, ReduceOp::kMax, 1.0, async_call("which gradients were used"));
     is_finished_ = true;
   }
 
@@ -159,10 +169,12 @@ class GradientReducer::Impl {
   void wait(const std::function<bool()>& interrupted) {
     check_finished();
     const double before = stats_.exposed_seconds;
+    const TimePoint begin = Clock::now();
     bool counts = true;
     for (FusionBuffer& buffer : buffers_) {
       settle(buffer.handle, interrupted);
       for (const std::size_t index : buffer.plan.members) write_back(index);
+      if (trace::is_on()) trace_buffer(buffer);
       if (buffer.codec && buffer.codec->has_state()) {
         counts = counts && is_finite(reinterpret_cast<const float*>(buffer.memory.get()), buffer.plan.count);
       }
@@ -170,17 +182,24 @@ class GradientReducer::Impl {
     settle(used_handle_, interrupted);
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->end_step(counts);
-      stats_.bytes += buffer.plan.count * size_of(buffer.plan.dtype);
     }
+    stats_.bytes += step_bytes();
     stats_.last_exposed_seconds = stats_.exposed_seconds - before;
     ++stats_.steps;
+    if (trace::is_on()) {
+      const trace::Arguments step{{"step", std::to_string(steps_)}};
+      if (steps_ != 0) trace::span("step", "step", "compute", last_end_, begin, step);
+      trace::span("step", "step", "exposed communication", begin, Clock::now(), step);
+    }
+    count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
     ++steps_;
     is_in_step_ = false;
+    last_end_ = Clock::now();
   }
 
   bool is_used(std::size_t index) const {
     check_index(index);
-    return index < everywhere_.size() && everywhere_[index] != 0;
+    return !everywhere_.empty() && everywhere_[index] != 0;
   }
 
   void read(std::size_t index, void* out) const {
@@ -287,6 +306,7 @@ class GradientReducer::Impl {
     for (FusionBuffer& buffer : buffers_) {
       buffer.missing = buffer.plan.members.size();
       buffer.handle.reset();
+      buffer.first = {};
     }
   }
 
@@ -306,13 +326,13 @@ class GradientReducer::Impl {
     for (; next_ < buffers_.size() && buffers_[next_].missing == 0; ++next_) {
       FusionBuffer& buffer = buffers_[next_];
       Group& group = second_ && next_ % 2 == 1 ? *second_ : *group_;
+      if (trace::is_on()) buffer.filled = Clock::now();
+      const Call call = async_call(label_of(buffer));
       if (buffer.codec) {
-        buffer.handle =
-            group.coded_all_reduce(reinterpret_cast<float*>(buffer.memory.get()), buffer.plan.count, *buffer.codec);
+        buffer.handle = group.coded_all_reduce(reinterpret_cast<float*>(buffer.memory.get()), buffer.plan.count,
+                                               *buffer.codec, call);
         continue;
       }
-      Call call;
-      call.async = true;
       buffer.handle = group.all_reduce(buffer.memory.get(), buffer.memory.get(),
                                        std::array<std::int64_t, 1>{static_cast<std::int64_t>(buffer.plan.count)},
                                        buffer.plan.dtype, ReduceOp::kSum, 1.0, call);
@@ -327,6 +347,53 @@ class GradientReducer::Impl {
     }
     handle->wait();  // throws its error
     stats_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  static Call async_call(std::string label) {
+    Call call;
+    call.async = true;
+    call.label = std::move(label);
+    return call;
+  }
+
+  std::string label_of(const FusionBuffer& buffer) const {
+    const std::string& first = gradients_[buffer.plan.members.front()].name;
+    if (buffer.plan.members.size() == 1) return "gradient '" + first + "'";
+    return "gradients '" + first + "' to '" + gradients_[buffer.plan.members.back()].name + "'";
+  }
+
+  std::uint8_t* compute_time_of(int rank) {
+    return everywhere_.data() + gradients_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(rank);
+  }
+
+  // By rank, of the step that ends.
+  std::vector<double> compute_seconds() {
+    std::vector<double> all;
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      std::uint32_t microseconds = 0;
+      std::memcpy(&microseconds, compute_time_of(rank), sizeof microseconds);
+      all.push_back(1e-6 * microseconds);
+    }
+    return all;
+  }
+
+  std::size_t step_bytes() const {
+    std::size_t bytes = 0;
+    for (const FusionBuffer& buffer : buffers_) bytes += buffer.plan.count * size_of(buffer.plan.dtype);
+    return bytes;
+  }
+
+  // Ready, fused, sent, reduced, returned.
+  void trace_buffer(const FusionBuffer& buffer) const {
+    const auto number = static_cast<std::size_t>(&buffer - buffers_.data());
+    const std::string track = "buffer " + std::to_string(number);
+    const trace::Arguments arguments{{"step", std::to_string(steps_)},
+                                     {"bytes", std::to_string(buffer.plan.count * size_of(buffer.plan.dtype))},
+                                     {"what", trace::quoted(label_of(buffer))}};
+    if (buffer.first != TimePoint{}) trace::span(track, "buffer", "fuse", buffer.first, buffer.filled, arguments);
+    trace::span(track, "buffer", "queue", buffer.filled, buffer.handle->began(), arguments);
+    trace::span(track, "buffer", "reduce", buffer.handle->began(), buffer.handle->ended(), arguments);
+    trace::span(track, "buffer", "return", buffer.handle->ended(), Clock::now(), arguments);
   }
 
   void write_back(std::size_t index) {
@@ -358,9 +425,11 @@ class GradientReducer::Impl {
   cost::FusionSizes sizes_{};
   Layout layout_;
   std::vector<FusionBuffer> buffers_;
-  std::vector<std::uint8_t> everywhere_;  // gradients that some rank had; valid after wait()
+  // Gradients that some rank had, then microseconds of every rank's compute; valid after wait().
+  std::vector<std::uint8_t> everywhere_;
   Group::Handle used_handle_;
   std::uint64_t steps_ = 0;
+  TimePoint last_end_{};  // of the last step
   bool has_new_layout_ = false;
   Stats stats_;
 

@@ -17,10 +17,20 @@ CORE = ROOT / "core"
 MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
     "reduce": {"common"},
+    "observability": {"common"},
     "transport": {"common", "reduce"},
     "rendezvous": {"common", "reduce", "transport"},
-    "collectives": {"common", "reduce", "transport", "rendezvous", "cost", "sharding"},
-    "fusion": {"common", "reduce", "transport", "rendezvous", "collectives", "cost", "sharding"},
+    "collectives": {"common", "reduce", "transport", "rendezvous", "cost", "sharding", "observability"},
+    "fusion": {
+        "common",
+        "reduce",
+        "transport",
+        "rendezvous",
+        "collectives",
+        "cost",
+        "sharding",
+        "observability",
+    },
     # Pure functions over plain data.
     "cost": {"common"},
     "sharding": {"common"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -146,6 +147,41 @@ def _bench(
         typer.echo(f"smdp bench: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
+
+
+_traces = typer.Typer(help="Read the traces that SMDP_TRACE=dir makes.", no_args_is_help=True)
+app.add_typer(_traces, name="trace")
+_Directory = Annotated[Path, typer.Argument(help="What SMDP_TRACE named.")]
+
+
+@_traces.command("merge")
+def _merge(
+    directory: _Directory,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: DIR/merged.json.")] = None,
+) -> None:
+    """Put all ranks on one timeline, clocks aligned, for ui.perfetto.dev or chrome://tracing."""
+    from smdp.cli import trace
+
+    try:
+        typer.echo(f"wrote {trace.merge(directory, output)}; open it in ui.perfetto.dev")
+    except (ValueError, OSError) as error:
+        typer.echo(f"smdp trace: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@_traces.command("report")
+def _report(
+    directory: _Directory,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say where the steps' time went: input data, communication, or one slow rank."""
+    from smdp.cli import trace
+
+    try:
+        typer.echo(trace.report_text(directory, as_json=json))
+    except (ValueError, OSError) as error:
+        typer.echo(f"smdp trace: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.join import Join, JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from smdp.torch.gradient_hooks import GradientHooks
+from smdp.torch.input_wait import watch
 from smdp.torch.process_group import ProcessGroupSmdp
 
 
@@ -75,6 +76,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
                 f"{dist.get_backend(group)!r}: pass process_group=dist.new_group(backend='smdp')"
             )
+        watch()
         # torch's reducer keeps buffers as large as the model and hooks on every parameter.
         self.logger = None
         self.reducer = None

@@ -10,6 +10,7 @@ from torch.autograd import Variable
 from torch.nn import Parameter
 
 from smdp import _core
+from smdp.torch.profiling import ranged
 from smdp.torch.tensors import DTYPES
 
 
@@ -107,7 +108,8 @@ class GradientHooks:
                     if index not in self._has_come and parameter.grad is not None:
                         self._hand_over(index, parameter)
                 self.reducer.finish()
-                self.reducer.wait()
+                with ranged("wait for gradients"):
+                    self.reducer.wait()
                 for index, dense in self._dense.items():
                     grad = self._parameters[index].grad
                     assert grad is not None

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import BarrierOptions, Store
 from smdp import _core
 from smdp.torch._calls import Calls, single
 from smdp.torch.gathers import Gathers
+from smdp.torch.profiling import add_ranges
 from smdp.torch.reductions import Reductions
 from smdp.torch.rendezvous import open_session
 from smdp.torch.tensors import Staging, dtype_code
@@ -220,6 +221,9 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     def merge_remote_group(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuse: torch keeps it to its own backends."""
         raise NotImplementedError("smdp groups cannot be merged; make a new one by init_process_group")
+
+
+add_ranges(ProcessGroupSmdp)
 
 
 def connect(

@@ -1,0 +1,58 @@
+#include "smdp/observability.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+namespace {
+
+// time.monotonic_ns() is the same clock.
+TimePoint at(std::int64_t nanoseconds) { return TimePoint(std::chrono::nanoseconds(nanoseconds)); }
+
+}  // namespace
+
+void bind_observability(nb::module_& m) {
+  m.def(
+      "operation_counts",
+      [] {
+        std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t, double>> rows;
+        for (const OperationCount& one : operation_counts()) {
+          rows.emplace_back(one.operation, one.algorithm, one.calls, one.bytes, one.seconds);
+        }
+        return rows;
+      },
+      "(operation, algorithm, calls, bytes, seconds) of all groups of this process.");
+  nb::class_<StepCount>(m, "StepCount", "Steps of all gradient reducers of this process.")
+      .def_ro("steps", &StepCount::steps)
+      .def_ro("bytes", &StepCount::bytes)
+      .def_ro("exposed_seconds", &StepCount::exposed_seconds)
+      .def_ro("last_exposed_seconds", &StepCount::last_exposed_seconds)
+      .def_ro("input_seconds", &StepCount::input_seconds)
+      .def_ro("rank_seconds", &StepCount::rank_seconds)
+      .def_ro("slowest", &StepCount::slowest);
+  m.def("step_count", &step_count);
+  m.def(
+      "count_input", [](std::int64_t begin_ns, std::int64_t end_ns) { count_input(at(begin_ns), at(end_ns)); },
+      nb::arg("begin_ns"), nb::arg("end_ns"), "Times of time.monotonic_ns().");
+  m.def("trace_is_on", &trace::is_on);
+  m.def(
+      "trace_span",
+      [](const std::string& track, const std::string& category, const std::string& name, std::int64_t begin_ns,
+         std::int64_t end_ns) { trace::span(track, category, name, at(begin_ns), at(end_ns)); },
+      nb::arg("track"), nb::arg("category"), nb::arg("name"), nb::arg("begin_ns"), nb::arg("end_ns"));
+}
+
+}  // namespace smdp

@@ -1,0 +1,53 @@
+// What a process has done: counters, and a trace in Chrome's format.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "smdp/export.h"
+
+namespace smdp {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// Operations of one kind that one algorithm carried out, over all groups of the process.
+struct OperationCount {
+  std::string operation;
+  std::string algorithm;
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;  // of this rank's tensors, not of the network
+  double seconds = 0;       // between its begin here and its end here; waiting for other ranks counts
+};
+SMDP_API std::vector<OperationCount> operation_counts();
+
+// Steps of all gradient reducers of the process.
+struct StepCount {
+  std::uint64_t steps = 0;
+  std::uint64_t bytes = 0;             // of gradients
+  double exposed_seconds = 0;          // that nothing hid: the step waited
+  double last_exposed_seconds = 0;     // of the last step
+  double input_seconds = 0;            // spent waiting for input data
+  std::vector<double> rank_seconds;    // by rank: between the end of one step's communication and the next one's
+  std::vector<std::uint64_t> slowest;  // by rank: steps in which it took longest
+};
+SMDP_API StepCount step_count();
+// One of the framework's waits for input data.
+SMDP_API void count_input(TimePoint begin, TimePoint end);
+
+// SMDP_TRACE names a directory: every process writes a file there, one event per line. Any thread.
+namespace trace {
+
+using Arguments = std::vector<std::pair<std::string, std::string>>;  // values as JSON
+
+SMDP_API bool is_on();
+// track: a line of the timeline.
+SMDP_API void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
+                   TimePoint end, const Arguments& arguments = {});
+// Text as a JSON string, quotes included.
+SMDP_API std::string quoted(const std::string& text);
+
+}  // namespace trace
+}  // namespace smdp

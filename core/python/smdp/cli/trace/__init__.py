@@ -1,0 +1,51 @@
+"""`smdp trace`: puts the traces of all ranks on one timeline, and reads them for you."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from smdp.cli.trace.alignment import offsets
+from smdp.cli.trace.files import Trace, read
+from smdp.cli.trace.report import report
+
+__all__ = ["merge", "report_text"]
+
+
+def merge(directory: Path, output: Path | None = None) -> Path:
+    """Write one trace of all ranks, with aligned clocks, for chrome://tracing or ui.perfetto.dev.
+
+    Args:
+        directory: What SMDP_TRACE named.
+        output: Default: `merged.json` in the directory.
+
+    Raises:
+        ValueError: There are no traces.
+    """
+    traces = read(directory)
+    shifts = offsets(traces)
+    target = output or directory / "merged.json"
+    first = min((event["ts"] + shifts[trace.rank] for trace in traces for event in trace.spans), default=0.0)
+    with target.open("w", encoding="utf-8") as file:
+        file.write("[\n")
+        separator = ""
+        for trace in traces:
+            for event in trace.names:
+                file.write(separator + json.dumps(event))
+                separator = ",\n"
+            for event in trace.spans:
+                file.write(separator + json.dumps(event | {"ts": event["ts"] + shifts[trace.rank] - first}))
+                separator = ",\n"
+        file.write("\n]\n")
+    return target
+
+
+def report_text(directory: Path, *, as_json: bool = False) -> str:
+    """Say where the time of the steps went, as text or JSON.
+
+    Raises:
+        ValueError: There are no traces.
+    """
+    traces: list[Trace] = read(directory)
+    result = report(traces, offsets(traces))
+    return json.dumps(result.as_dict(), indent=2) if as_json else result.as_text()

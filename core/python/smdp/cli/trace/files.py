@@ -1,0 +1,60 @@
+"""Reads the files that SMDP_TRACE leaves behind: one event per line, the last one perhaps cut off."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Trace:
+    """What one rank wrote. Times are microseconds of that machine's clock."""
+
+    rank: int
+    size: int
+    clock: str
+    names: list[Event] = field(default_factory=list)
+    spans: list[Event] = field(default_factory=list)
+
+
+def read(directory: Path) -> list[Trace]:
+    """Read all ranks' traces, by rank; of several by one rank (a restarted job) the newest.
+
+    Raises:
+        ValueError: There are none, or they belong to jobs of different sizes.
+    """
+    newest: dict[int, Trace] = {}
+    for path in sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime):
+        trace = _read_file(path)
+        if trace is not None:
+            newest[trace.rank] = trace
+    if not newest:
+        raise ValueError(f"no traces in {directory}: run the job with SMDP_TRACE={directory}")
+    sizes = {trace.size for trace in newest.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"{directory} holds traces of jobs of {sorted(sizes)} ranks: empty it between jobs")
+    return [newest[rank] for rank in sorted(newest)]
+
+
+def _read_file(path: Path) -> Trace | None:
+    trace: Trace | None = None
+    names: list[Event] = []
+    spans: list[Event] = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                event = json.loads(line.rstrip().rstrip(","))
+            except ValueError:
+                continue  # the opening bracket, or the end of a process that was killed
+            if event.get("name") == "smdp":
+                values = event["args"]
+                trace = Trace(values["rank"], values["size"], values["clock"], names, spans)
+            elif event.get("ph") == "M":
+                names.append(event)
+            else:
+                spans.append(event)
+    return trace

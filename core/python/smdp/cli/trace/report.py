@@ -1,0 +1,141 @@
+"""Where the time of training steps went, from the traces of all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from smdp.cli.trace.files import Trace
+
+
+@dataclass
+class Operation:
+    """Operations of one kind by one algorithm, summed over ranks."""
+
+    name: str
+    algorithm: str
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Report:
+    """Seconds are means over steps and ranks, `step_seconds` a median over steps."""
+
+    ranks: int
+    steps: int
+    step_seconds: float
+    input_seconds: float
+    communication_seconds: float
+    straggler_seconds: float
+    slowest_rank: int | None
+    slowest_share: float
+    operations: list[Operation]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give all of it as plain data."""
+        return dataclasses.asdict(self)
+
+    def as_text(self) -> str:
+        """Give what a human wants to read."""
+        lines = [f"{self.ranks} ranks, {self.steps} steps"]
+        if self.steps:
+            lines += [
+                f"{'step':<44}{1e3 * self.step_seconds:10.1f} ms",
+                self._line("waiting for input data", self.input_seconds),
+                self._line("exposed communication", self.communication_seconds),
+                self._line("waiting for slower ranks", self.straggler_seconds),
+                "",
+                self._verdict(),
+            ]
+        lines += ["", f"{'operation':<16}{'algorithm':<20}{'calls':>9}{'MB':>12}{'ms per call':>13}"]
+        for one in self.operations:
+            lines.append(
+                f"{one.name:<16}{one.algorithm:<20}{one.calls:>9}{one.bytes / 1e6:>12.1f}"
+                f"{1e3 * one.seconds / one.calls:>13.3f}"
+            )
+        return "\n".join(lines)
+
+    def _line(self, what: str, seconds: float) -> str:
+        return f"  {what:<42}{1e3 * seconds:10.1f} ms{100 * seconds / self.step_seconds:7.1f} %"
+
+    def _verdict(self) -> str:
+        causes = {
+            "the data loader: ranks wait for input": self.input_seconds,
+            "the network: communication that computing does not hide": self.communication_seconds,
+            f"rank {self.slowest_rank}, the slowest in {100 * self.slowest_share:.0f} % of steps: "
+            "the others wait for it": self.straggler_seconds,
+        }
+        worst, seconds = max(causes.items(), key=lambda cause: cause[1])
+        if seconds < 0.05 * self.step_seconds:
+            return "Nothing stands out: less than 5 % of a step is spent waiting for any one thing."
+        return f"Most time is lost to {worst}."
+
+
+def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
+    """Read the traces.
+
+    In every step the rank that comes last to the exchange of gradients waits for the network only; what the
+    others wait longer than it, they wait for it.
+
+    Args:
+        traces: Of all ranks.
+        shifts: Microseconds to add to every rank's times.
+    """
+    arrivals: dict[int, dict[int, float]] = defaultdict(dict)
+    exposed: dict[int, dict[int, float]] = defaultdict(dict)
+    lengths: list[float] = []
+    waits = 0.0
+    for trace in traces:
+        steps = [event for event in trace.spans if event["cat"] == "step"]
+        # The first step has no beginning, so what is before its end does not count.
+        started = min((event["ts"] for event in steps if event["name"] == "compute"), default=float("inf"))
+        for event in steps:
+            number = int(event["args"]["step"])
+            if event["name"] == "exposed communication" and number > 0:
+                arrivals[number][trace.rank] = event["ts"] + shifts[trace.rank]
+                exposed[number][trace.rank] = event["dur"] / 1e6
+        ends = sorted(event["ts"] + event["dur"] for event in steps if event["name"] != "compute")
+        lengths += [(after - before) / 1e6 for before, after in itertools.pairwise(ends)]
+        waits += sum(e["dur"] for e in trace.spans if e["cat"] == "input" and e["ts"] >= started) / 1e6
+    whole = [step for step in exposed if len(exposed[step]) == len(traces)]
+    slowest: dict[int, int] = defaultdict(int)
+    communication, straggling = [], []
+    for step in whole:
+        last = max(arrivals[step], key=lambda rank: arrivals[step][rank])
+        slowest[last] += 1
+        own = min(exposed[step].values())
+        communication.append(own)
+        straggling.append(fmean(exposed[step].values()) - own)
+    worst = max(slowest, key=lambda rank: slowest[rank], default=None)
+    count = max(1, len(whole))
+    return Report(
+        ranks=len(traces),
+        steps=len(whole),
+        step_seconds=median(lengths) if lengths else 0.0,
+        input_seconds=waits / count / len(traces),
+        communication_seconds=fmean(communication) if communication else 0.0,
+        straggler_seconds=fmean(straggling) if straggling else 0.0,
+        slowest_rank=worst,
+        slowest_share=slowest[worst] / count if worst is not None else 0.0,
+        operations=_operations(traces),
+    )
+
+
+def _operations(traces: list[Trace]) -> list[Operation]:
+    found: dict[tuple[str, str], Operation] = {}
+    for trace in traces:
+        for event in trace.spans:
+            if event["cat"] != "operation":
+                continue
+            key = (event["name"], event["args"]["algorithm"])
+            one = found.setdefault(key, Operation(*key))
+            one.calls += 1
+            one.bytes += event["args"]["bytes"]
+            one.seconds += event["dur"] / 1e6
+    return sorted(found.values(), key=lambda one: -one.seconds)

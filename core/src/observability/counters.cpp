@@ -1,0 +1,77 @@
+#include "observability/counters.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace smdp {
+namespace {
+
+struct Counters {
+  std::mutex mutex;  // guards everything below; a leaf
+  std::map<std::pair<const char*, const char*>, OperationCount> operations;
+  StepCount steps;
+};
+
+Counters& counters() {
+  static Counters& only = *new Counters;  // never destroyed: threads may outlive main
+  return only;
+}
+
+}  // namespace
+
+void count_operation(const char* operation, const char* algorithm, std::size_t bytes, double seconds) {
+  Counters& all = counters();
+  const std::lock_guard lock(all.mutex);
+  OperationCount& one = all.operations[{operation, algorithm}];
+  ++one.calls;
+  one.bytes += bytes;
+  one.seconds += seconds;
+}
+
+void count_step(std::size_t bytes, double exposed_seconds, const std::vector<double>& rank_seconds) {
+  Counters& all = counters();
+  const std::lock_guard lock(all.mutex);
+  StepCount& steps = all.steps;
+  ++steps.steps;
+  steps.bytes += bytes;
+  steps.exposed_seconds += exposed_seconds;
+  steps.last_exposed_seconds = exposed_seconds;
+  steps.rank_seconds.resize(std::max(steps.rank_seconds.size(), rank_seconds.size()));
+  steps.slowest.resize(steps.rank_seconds.size());
+  for (std::size_t rank = 0; rank < rank_seconds.size(); ++rank) steps.rank_seconds[rank] += rank_seconds[rank];
+  const auto slowest = std::max_element(rank_seconds.begin(), rank_seconds.end());
+  if (slowest != rank_seconds.end() && *slowest > 0) {
+    ++steps.slowest[static_cast<std::size_t>(slowest - rank_seconds.begin())];
+  }
+}
+
+void count_input(TimePoint begin, TimePoint end) {
+  {
+    Counters& all = counters();
+    const std::lock_guard lock(all.mutex);
+    all.steps.input_seconds += std::chrono::duration<double>(end - begin).count();
+  }
+  if (trace::is_on()) trace::span("step", "input", "wait for data", begin, end);
+}
+
+std::vector<OperationCount> operation_counts() {
+  Counters& all = counters();
+  const std::lock_guard lock(all.mutex);
+  std::vector<OperationCount> result;
+  for (const auto& [key, count] : all.operations) {
+    result.push_back(count);
+    result.back().operation = key.first;
+    result.back().algorithm = key.second;
+  }
+  return result;
+}
+
+StepCount step_count() {
+  Counters& all = counters();
+  const std::lock_guard lock(all.mutex);
+  return all.steps;
+}
+
+}  // namespace smdp

@@ -1,0 +1,17 @@
+// Counters of the process, behind the figures of smdp/observability.h. Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "smdp/observability.h"
+
+namespace smdp {
+
+// operation, algorithm: string literals.
+void count_operation(const char* operation, const char* algorithm, std::size_t bytes, double seconds);
+// rank_seconds: by rank, of this step.
+void count_step(std::size_t bytes, double exposed_seconds, const std::vector<double>& rank_seconds);
+
+}  // namespace smdp

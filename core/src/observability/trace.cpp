@@ -1,0 +1,167 @@
+#include "observability/trace.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <system_error>
+
+#include "common/fork_guard.h"
+#include "smdp/error.h"
+
+namespace smdp::trace {
+namespace {
+
+constexpr std::size_t kFlushBytes = std::size_t{64} << 10;
+// Of one file. What comes later is dropped.
+constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+
+std::atomic<bool> on{false};
+
+// Machines that share it share the clock.
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+class File {
+ public:
+  void open(const std::string& directory, int rank, int size, const std::string& host) {
+    const std::lock_guard lock(mutex_);
+    if (descriptor_ >= 0) return;
+    std::error_code error;
+    std::filesystem::create_directories(directory, error);
+    const std::string path = directory + "/rank" + std::to_string(rank) + "-" + std::to_string(::getpid()) + ".json";
+    descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) {
+      throw ConfigError("[smdp] SMDP_TRACE is '" + directory + "', and " + path +
+                        " cannot be written: " + std::strerror(errno) + ". Name a directory that can be.");
+    }
+    fork_generation_ = ForkGuard::generation();
+    rank_ = std::to_string(rank);
+    // An array that is never closed: viewers accept that, and the end of a killed process is no worse.
+    pending_ = "[\n";
+    metadata("process_name", "0", "{\"name\":" + quoted("rank " + rank_ + " (" + host + ")") + "}");
+    metadata("process_sort_index", "0", "{\"sort_index\":" + rank_ + "}");
+    metadata("smdp", "0",
+             "{\"rank\":" + rank_ + ",\"size\":" + std::to_string(size) + ",\"host\":" + quoted(host) +
+                 ",\"clock\":" + quoted(boot_id()) + "}");
+    write_pending();
+    on.store(true);
+  }
+
+  void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
+            TimePoint end, const Arguments& arguments) {
+    const std::lock_guard lock(mutex_);
+    if (ForkGuard::in_forked_child(fork_generation_) || written_ >= kMostBytes) return;
+    const std::string thread = number_of(track);
+    pending_ += R"({"ph":"X","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"cat":)" + quoted(category) +
+                R"(,"name":)" + quoted(name) + R"(,"ts":)" + microseconds(begin.time_since_epoch()) + R"(,"dur":)" +
+                microseconds(end - begin) + R"(,"args":{)";
+    const char* comma = "";
+    for (const auto& [key, value] : arguments) {
+      pending_ += comma + quoted(key) + ":" + value;
+      comma = ",";
+    }
+    pending_ += "}},\n";
+    if (pending_.size() >= kFlushBytes) write_pending();
+  }
+
+  void flush() {
+    const std::lock_guard lock(mutex_);
+    if (descriptor_ >= 0 && !ForkGuard::in_forked_child(fork_generation_)) write_pending();
+  }
+
+ private:
+  static std::string microseconds(std::chrono::nanoseconds time) {
+    std::array<char, 40> text{};
+    std::snprintf(text.data(), text.size(), "%lld.%03lld", static_cast<long long>(time.count() / 1000),
+                  static_cast<long long>(time.count() % 1000));
+    return text.data();
+  }
+
+  void metadata(const std::string& name, const std::string& thread, const std::string& arguments) {
+    pending_ += R"({"ph":"M","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"name":)" + quoted(name) + R"(,"args":)" +
+                arguments + "},\n";
+  }
+
+  std::string number_of(const std::string& track) {
+    const auto [found, is_new] = tracks_.try_emplace(track, tracks_.size() + 1);
+    const std::string number = std::to_string(found->second);
+    if (is_new) metadata("thread_name", number, "{\"name\":" + quoted(track) + "}");
+    return number;
+  }
+
+  // A full disk ends the trace, not the training.
+  void write_pending() {
+    std::size_t done = 0;
+    while (done < pending_.size()) {
+      const ssize_t wrote = ::write(descriptor_, pending_.data() + done, pending_.size() - done);
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote <= 0) {
+        written_ = kMostBytes;
+        break;
+      }
+      done += static_cast<std::size_t>(wrote);
+    }
+    written_ += pending_.size();
+    pending_.clear();
+  }
+
+  std::mutex mutex_;  // guards everything below; a leaf
+  int descriptor_ = -1;
+  std::uint64_t fork_generation_ = 0;
+  std::string rank_;
+  std::string pending_;
+  std::size_t written_ = 0;
+  std::map<std::string, std::size_t> tracks_;
+};
+
+File& file() {
+  static File& only = *new File;  // never destroyed: threads may outlive main
+  return only;
+}
+
+}  // namespace
+
+void open(const std::string& directory, int rank, int size, const std::string& host) {
+  file().open(directory, rank, size, host);
+}
+
+void flush() {
+  if (is_on()) file().flush();
+}
+
+bool is_on() { return on.load(std::memory_order_relaxed); }
+
+void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
+          TimePoint end, const Arguments& arguments) {
+  if (is_on()) file().span(track, category, name, begin, end, arguments);
+}
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      result += ' ';
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+}  // namespace smdp::trace

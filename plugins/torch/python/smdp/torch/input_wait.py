@@ -1,0 +1,28 @@
+"""Counts the time that training waits for its DataLoader, for `smdp.stats()` and traces."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from smdp import _core
+
+
+def watch() -> None:
+    """Time every wait for a batch of any DataLoader of this process, from now on."""
+    plain = _BaseDataLoaderIter.__next__
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def timed(loader: Any) -> Any:
+        begin = time.monotonic_ns()
+        try:
+            return plain(loader)
+        finally:
+            _core.count_input(begin, time.monotonic_ns())
+
+    _BaseDataLoaderIter.__next__ = timed
