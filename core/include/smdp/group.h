@@ -19,7 +19,7 @@
 
 namespace smdp {
 
-class Codec;
+class Batch;
 
 // How a group is made. Values that come from SMDP_* variables keep their name without the prefix.
 struct GroupOptions {
@@ -73,7 +73,7 @@ struct ConstBuffer {
 struct Call {
   std::optional<std::chrono::milliseconds> timeout;  // default: the group's
   bool async = false;                                // return before it is done
-  std::string label;                                 // what the data is, for messages; may be empty
+  std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;
 };
@@ -105,8 +105,10 @@ class SMDP_API Group {
   // factor: of this rank's input, for kPremulSum. in and out may be the same memory.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});
-  // SUM in place of float32 that travels between hosts through `codec`, see gradient_reducer.h.
-  Handle coded_all_reduce(float* data, std::size_t count, Codec& codec, const Call& call);
+  // Sums tensors as they are filled, for gradient_reducer.h. All ranks give lists of the same counts and dtypes.
+  Handle all_reduce_batch(std::shared_ptr<Batch> batch, const Call& call);
+  // After Batch::fill().
+  void wake();
   // out is used on the root only.
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});

@@ -210,7 +210,7 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
 }
 
 std::string Engine::Collective::describe() const {
-  return fingerprint.describe() + (label.empty() ? "" : " (" + label + ")");
+  return fingerprint.describe() + (label ? " (" + label() + ")" : "");
 }
 
 void Engine::record(const Collective& collective) const {

@@ -42,6 +42,9 @@ class Engine final : public Progress::Client {
   Group::Handle send(Mailbox::Request request, const Call& call);
   Group::Handle receive(Mailbox::Request request, const Call& call);
 
+  // Looks at the operation under way again.
+  void wake() { progress_->wake(); }
+
   void abort(const std::string& reason);
   void shutdown(const std::string& reason);
   std::exception_ptr error() const;
@@ -64,7 +67,7 @@ class Engine final : public Progress::Client {
   struct Collective {
     Fingerprint fingerprint;
     std::size_t bytes;
-    std::string label;
+    std::function<std::string()> label;
     Body body;
     std::shared_ptr<Operation> handle = std::make_shared<Operation>();
     Scheduler scheduler;

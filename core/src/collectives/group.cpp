@@ -2,6 +2,7 @@
 #include "smdp/group.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -94,9 +95,9 @@ Reduction reduction_for(DType dtype, ReduceOp op, int size) {
   return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
 }
 
-Task all_reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
-                    const Planner& planner) {
-  if (!context.is_single_host()) return hierarchical_all_reduce(context, in, out, count, reduction, planner);
+// One host: shared memory, item by item.
+Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                     const Planner& planner) {
   Board& board = context.board;
   const std::size_t size = count * size_of(reduction.dtype);
   const Algorithm algorithm = planner.local_all_reduce(size, board.size(), board.slot_bytes());
@@ -105,6 +106,31 @@ Task all_reduce_any(Context& context, const std::byte* in, std::byte* out, std::
     return one_shot_all_reduce(board, in, out, count, reduction);
   }
   return two_shot_all_reduce(board, in, out, count, reduction);
+}
+
+Task all_reduce_batch_any(Context& context, const Batch& batch, const Planner& planner) {
+  if (!context.is_single_host()) {
+    co_await hierarchical_all_reduce(context, batch, planner);
+    co_return;
+  }
+  for (std::size_t i = 0; i < batch.items().size(); ++i) {
+    const Batch::Item& item = batch.items()[i];
+    if (!batch.is_filled(i)) co_await until(-1, [&batch, i] { return batch.is_filled(i); });
+    item.begin();
+    co_await all_reduce_here(context, item.in, item.out, item.count, item.reduction, planner);
+    item.end();
+  }
+}
+
+Task across_hosts(Context& context, std::shared_ptr<Batch> batch, const Planner& planner) {
+  co_await hierarchical_all_reduce(context, *batch, planner);
+}
+
+Task all_reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                    const Planner& planner) {
+  if (context.is_single_host()) return all_reduce_here(context, in, out, count, reduction, planner);
+  return across_hosts(context, std::make_shared<Batch>(std::vector<Batch::Item>{{in, out, count, reduction}}, 1),
+                      planner);
 }
 
 // PREMUL_SUM: this rank's factor first, then a SUM in place.
@@ -225,21 +251,23 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
       call);
 }
 
-Group::Handle Group::coded_all_reduce(float* data, std::size_t count, Codec& codec, const Call& call) {
-  Fingerprint print = fingerprint(OpKind::kAllReduce, DType::kFloat32);
-  print.set_shape(std::vector<std::int64_t>{static_cast<std::int64_t>(count)});
-  const Reduction reduction{DType::kFloat32, ReduceOp::kSum};
+Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& call) {
+  std::int64_t elements = 0;
+  std::size_t bytes_in_all = 0;
+  for (const Batch::Item& item : batch->items()) {
+    elements += static_cast<std::int64_t>(item.count);
+    bytes_in_all += item.bytes();
+  }
+  Fingerprint print = fingerprint(OpKind::kAllReduce, batch->items().front().reduction.dtype);
+  print.set_shape(std::array<std::int64_t, 1>{elements});
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(
-      print, count * sizeof(float),
-      [=, &planner, &codec](Context& context) {
-        if (context.is_single_host()) {
-          return all_reduce_any(context, bytes(data), bytes(data), count, reduction, planner);
-        }
-        return hierarchical_all_reduce(context, bytes(data), bytes(data), count, reduction, planner, &codec);
-      },
+      print, bytes_in_all,
+      [batch = std::move(batch), &planner](Context& context) { return all_reduce_batch_any(context, *batch, planner); },
       call);
 }
+
+void Group::wake() { impl_->engine->wake(); }
 
 Group::Handle Group::reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                             int root, double factor, const Call& call) {

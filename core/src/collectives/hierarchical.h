@@ -4,17 +4,16 @@
 #include <cstddef>
 #include <vector>
 
-#include "collectives/codec.h"
+#include "collectives/batch.h"
 #include "collectives/context.h"
 #include "collectives/local.h"
 #include "collectives/planner.h"
 
 namespace smdp {
 
-// Local reduce_scatter into lanes, exchange of each lane across hosts, local all_gather; pipelined by chunks. codec:
-// how float32 sums travel between hosts; null: as they are.
-Task hierarchical_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count,
-                             Reduction reduction, const Planner& planner, Codec* codec = nullptr);
+// Local reduce_scatter into lanes, exchange of each lane across hosts, local all_gather; pipelined by chunks, from one
+// item to the next.
+Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner);
 
 // Every block crosses to every other host once, then spreads there. blocks: by rank, the place in this rank's output
 // (its own one is filled by the caller).

@@ -1,4 +1,4 @@
-// The tensor is cut into chunks, a chunk into one slice per lane. Lane i belongs to local rank i of every host. Three
+// Tensors are cut into chunks, a chunk into one slice per lane. Lane i belongs to local rank i of every host. Three
 // stages run at once, each on another chunk: sum inside the host (board lane 0), exchange across hosts (links), spread
 // inside the host (board lane 1). `out` holds the partial sums, so no stage needs memory of its own.
 #include <algorithm>
@@ -19,40 +19,66 @@ constexpr std::size_t kCodedShardBytes = 4 * kShardBytes;  // before encoding
 // Chunks under way between hosts.
 constexpr std::size_t kWindow = 3;
 
+struct Chunk {
+  std::size_t item;
+  std::size_t begin;  // element of the item
+  std::size_t size;   // elements
+  bool is_last;       // of its item
+};
+
 struct Pipeline {
   Context& context;
-  const std::byte* in;
-  std::byte* out;
-  std::size_t count;
-  Reduction reduction;
-  Algorithm algorithm;
-  Codec* codec;
+  const Batch& batch;
+  const Planner& planner;
   std::size_t lanes;
-  std::size_t per_chunk;  // elements
-  std::size_t chunks;
+  std::vector<Chunk> chunks = {};
   std::size_t summed = 0;            // chunks that have left the first stage
   std::vector<bool> exchanged = {};  // chunks that have left the second
-  std::size_t element() const { return size_of(reduction.dtype); }
-  std::size_t chunk_begin(std::size_t k) const { return std::min(count, k * per_chunk); }
-  std::size_t chunk_size(std::size_t k) const { return std::min(per_chunk, count - chunk_begin(k)); }
+
+  const Batch::Item& item(std::size_t k) const { return batch.items()[chunks[k].item]; }
+  // Within the item.
   Slice slice(std::size_t k, std::size_t lane) const {
-    const Slice within = slice_of(chunk_size(k), lanes, lane, element());
-    return {chunk_begin(k) + within.begin, chunk_begin(k) + within.end};
+    const Slice within = slice_of(chunks[k].size, lanes, lane, size_of(item(k).reduction.dtype));
+    return {chunks[k].begin + within.begin, chunks[k].begin + within.end};
   }
   bool has_lane() const { return context.members.local_index < lanes; }
+
+  // An empty item is a chunk, too: it ends when its turn comes.
+  void cut() {
+    const std::size_t parts = context.members.hosts.size() * lanes;
+    for (std::size_t i = 0; i < batch.items().size(); ++i) {
+      const Batch::Item& one = batch.items()[i];
+      const std::size_t shard = one.codec == nullptr ? kShardBytes : kCodedShardBytes;
+      const std::size_t most = std::max<std::size_t>(1, shard * parts / size_of(one.reduction.dtype));
+      std::size_t begin = 0;
+      do {
+        const std::size_t size = std::min(most, one.count - begin);
+        chunks.push_back({i, begin, size, begin + size == one.count});
+        begin += size;
+      } while (begin < one.count);
+    }
+    exchanged.resize(chunks.size(), false);
+  }
 };
 
 Task sum_locally(Pipeline& p) {
-  Reduction partial = p.reduction;
-  partial.divisor = 1;  // divided once, after the exchange
-  for (std::size_t k = 0; k < p.chunks; ++k) {
+  for (std::size_t k = 0; k < p.chunks.size(); ++k) {
+    const Batch::Item& item = p.item(k);
+    const std::size_t number = p.chunks[k].item;
+    if (!p.batch.is_filled(number)) {
+      co_await until(-1, [&p, number] { return p.batch.is_filled(number); });
+    }
+    if (p.chunks[k].begin == 0) item.begin();
+    Reduction partial = item.reduction;
+    partial.divisor = 1;  // divided once, after the exchange
+    const std::size_t element = size_of(partial.dtype);
     std::vector<ConstBytes> pieces(p.context.board.size());
     for (std::size_t lane = 0; lane < p.lanes; ++lane) {
       const Slice slice = p.slice(k, lane);
-      pieces[lane] = {p.in + slice.begin * p.element(), slice.size() * p.element()};
+      pieces[lane] = {item.in + slice.begin * element, slice.size() * element};
     }
     const Slice own = p.slice(k, std::min(p.context.members.local_index, p.lanes - 1));
-    std::byte* target = p.out + own.begin * p.element();
+    std::byte* target = item.out + own.begin * element;
     if (p.context.board.size() > 1) {
       co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
     } else if (target != pieces[0].data && pieces[0].size != 0) {
@@ -70,63 +96,62 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
   Lane lane;
   lane.me = members.host_index;
   for (const std::vector<int>& host : members.hosts) lane.ranks.push_back(host[members.local_index]);
-  for (std::size_t k = worker; k < p.chunks; k += kWindow) {
+  for (std::size_t k = worker; k < p.chunks.size(); k += kWindow) {
     co_await until(-1, [&p, k] { return p.summed > k; });
+    const Batch::Item& item = p.item(k);
     const Slice slice = p.slice(k, members.local_index);
-    std::byte* data = p.out + slice.begin * p.element();
+    std::byte* data = item.out + slice.begin * size_of(item.reduction.dtype);
     lane.slots = k * kSlotsPerExchange;
-    if (p.codec != nullptr) {
-      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *p.codec);
+    if (item.codec != nullptr) {
+      p.context.algorithm = "direct, encoded";
+      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *item.codec);
       p.exchanged[k] = true;
       continue;
     }
-    switch (p.algorithm) {
+    const Algorithm algorithm = p.planner.host_exchange(item.bytes() / p.lanes, members.hosts.size());
+    p.context.algorithm = name_of(algorithm);
+    switch (algorithm) {
       case Algorithm::kRing:
-        co_await exchange_ring(p.context, lane, data, slice.size(), p.reduction);
+        co_await exchange_ring(p.context, lane, data, slice.size(), item.reduction);
         break;
       case Algorithm::kRecursiveDoubling:
-        co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), p.reduction);
+        co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), item.reduction);
         break;
       default:
-        co_await exchange_direct(p.context, lane, data, slice.size(), p.reduction);
+        co_await exchange_direct(p.context, lane, data, slice.size(), item.reduction);
     }
     p.exchanged[k] = true;
   }
 }
 
 Task spread_chunks(Pipeline& p) {
-  for (std::size_t k = 0; k < p.chunks; ++k) {
+  for (std::size_t k = 0; k < p.chunks.size(); ++k) {
+    const Batch::Item& item = p.item(k);
     if (p.has_lane()) co_await until(-1, [&p, k]() -> bool { return p.exchanged[k]; });
-    if (p.context.board.size() == 1) continue;
-    std::vector<std::vector<Bytes>> contributions(p.context.board.size());
-    for (std::size_t lane = 0; lane < p.lanes; ++lane) {
-      const Slice slice = p.slice(k, lane);
-      contributions[lane].push_back({p.out + slice.begin * p.element(), slice.size() * p.element()});
+    if (p.context.board.size() > 1) {
+      std::vector<std::vector<Bytes>> contributions(p.context.board.size());
+      const std::size_t element = size_of(item.reduction.dtype);
+      for (std::size_t lane = 0; lane < p.lanes; ++lane) {
+        const Slice slice = p.slice(k, lane);
+        contributions[lane].push_back({item.out + slice.begin * element, slice.size() * element});
+      }
+      co_await spread(p.context.board, 1, std::move(contributions));
     }
-    co_await spread(p.context.board, 1, std::move(contributions));
+    if (p.chunks[k].is_last) item.end();
   }
 }
 
 }  // namespace
 
-Task hierarchical_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count,
-                             Reduction reduction, const Planner& planner, Codec* codec) {
+Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner) {
   std::size_t lanes = std::numeric_limits<std::size_t>::max();
   for (const std::vector<int>& host : context.members.hosts) lanes = std::min(lanes, host.size());
-  const std::size_t per_chunk =
-      std::max<std::size_t>(1, (codec == nullptr ? kShardBytes : kCodedShardBytes) * context.members.hosts.size() *
-                                   lanes / size_of(reduction.dtype));
-  const Algorithm algorithm =
-      codec != nullptr ? Algorithm::kDirect
-                       : planner.host_exchange(count * size_of(reduction.dtype) / lanes, context.members.hosts.size());
-  context.algorithm = codec != nullptr ? "direct, encoded" : name_of(algorithm);
-  Pipeline pipeline{context,   in,    out,   count,     reduction,
-                    algorithm, codec, lanes, per_chunk, std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk)};
-  pipeline.exchanged.resize(pipeline.chunks, false);
+  Pipeline pipeline{context, batch, planner, lanes};
+  pipeline.cut();
   std::vector<Task> stages;
   stages.push_back(sum_locally(pipeline));
   if (pipeline.has_lane()) {
-    for (std::size_t worker = 0; worker < std::min(kWindow, pipeline.chunks); ++worker) {
+    for (std::size_t worker = 0; worker < std::min(kWindow, pipeline.chunks.size()); ++worker) {
       stages.push_back(exchange_chunks(pipeline, worker));
     }
   }

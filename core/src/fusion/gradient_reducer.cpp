@@ -10,6 +10,7 @@
 #include <numeric>
 #include <utility>
 
+#include "collectives/batch.h"
 #include "common/log.h"
 #include "fusion/gradient_codec.h"
 #include "fusion/layout.h"
@@ -50,9 +51,9 @@ struct FusionBuffer {
   Memory memory;
   std::unique_ptr<GradientCodec> codec;
   std::size_t missing = 0;  // places not filled in this step
-  Group::Handle handle;
-  TimePoint first{};   // gradient came
-  TimePoint filled{};  // and was sent, as soon as the buffers before it were
+  Group::Handle done;
+  TimePoint first{};  // gradient came
+  TimePoint filled{};
 
   std::byte* place(std::size_t offset) const { return memory.get() + offset * size_of(plan.dtype); }
 };
@@ -89,7 +90,6 @@ class GradientReducer::Impl {
       : gradients_(std::move(gradients)), options_(options) {
     check_options(base);
     group_ = base.split(0, base.rank(), "gradients");
-    if (group_->hosts().size() > 1) second_ = base.split(0, base.rank(), "gradients");
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure_all_reduce(*group_);
@@ -107,10 +107,7 @@ class GradientReducer::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   // What is in flight must end before its buffers go.
-  ~Impl() {
-    group_->shutdown();
-    if (second_) second_->shutdown();
-  }
+  ~Impl() { group_->shutdown(); }
 
   void ready(std::size_t index, void* data) {
     check_index(index);
@@ -144,25 +141,21 @@ class GradientReducer::Impl {
       fill(buffer, index, nullptr);
       --buffer.missing;
     }
-    send_filled();
     // Behind the gradients that were used, who computed how long: each rank writes to its own place, so the maximum is
     // a gather.
-    everywhere_.assign(used_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(group_->size()), 0);
     std::copy(used_.begin(), used_.end(), everywhere_.begin());
     const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - last_end_);
     const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::min<long long>(taken.count(), UINT32_MAX));
     std::memcpy(compute_time_of(group_->rank()), &own, sizeof own);
-    used_handle_ = group_->all_reduce(everywhere_.data(), everywhere_.data(),
-                                      std::array<std::int64_t, 1>{static_cast<std::int64_t>(everywhere_.size())},
-                                      DType::kUint8, ReduceOp::kMax, 1.0, async_call("which gradients were used"));
     is_finished_ = true;
+    send_filled();
   }
 
   void wait(std::size_t index, const std::function<bool()>& interrupted) {
     check_index(index);
     check_finished();
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
-    settle(buffer.handle, interrupted);
+    settle(*buffer.done, interrupted);
     write_back(index);
   }
 
@@ -172,14 +165,15 @@ class GradientReducer::Impl {
     const TimePoint begin = Clock::now();
     bool counts = true;
     for (FusionBuffer& buffer : buffers_) {
-      settle(buffer.handle, interrupted);
+      settle(*buffer.done, interrupted);
       for (const std::size_t index : buffer.plan.members) write_back(index);
       if (trace::is_on()) trace_buffer(buffer);
       if (buffer.codec && buffer.codec->has_state()) {
         counts = counts && is_finite(reinterpret_cast<const float*>(buffer.memory.get()), buffer.plan.count);
       }
     }
-    settle(used_handle_, interrupted);
+    settle(*handle_, interrupted);
+    handle_->wait();  // throws its error
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->end_step(counts);
     }
@@ -305,9 +299,9 @@ class GradientReducer::Impl {
     std::fill(targets_.begin(), targets_.end(), nullptr);
     for (FusionBuffer& buffer : buffers_) {
       buffer.missing = buffer.plan.members.size();
-      buffer.handle.reset();
       buffer.first = {};
     }
+    begin_batch();
   }
 
   // Copies a gradient, or zeros, to its place; the gap behind it becomes zero again, too: a lossy sum leaves marks
@@ -321,45 +315,69 @@ class GradientReducer::Impl {
     std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
   }
 
-  // Sends what is filled, in the order of the buffers, which is the same on all ranks. Under mutex_.
+  // Tells the operation of this step what is filled, in the order of the buffers, which is the same on all ranks. Under
+  // mutex_.
   void send_filled() {
+    const std::size_t before = next_;
     for (; next_ < buffers_.size() && buffers_[next_].missing == 0; ++next_) {
-      FusionBuffer& buffer = buffers_[next_];
-      Group& group = second_ && next_ % 2 == 1 ? *second_ : *group_;
-      if (trace::is_on()) buffer.filled = Clock::now();
-      const Call call = async_call(label_of(buffer));
-      if (buffer.codec) {
-        buffer.handle = group.coded_all_reduce(reinterpret_cast<float*>(buffer.memory.get()), buffer.plan.count,
-                                               *buffer.codec, call);
-        continue;
-      }
-      buffer.handle = group.all_reduce(buffer.memory.get(), buffer.memory.get(),
-                                       std::array<std::int64_t, 1>{static_cast<std::int64_t>(buffer.plan.count)},
-                                       buffer.plan.dtype, ReduceOp::kSum, 1.0, call);
+      if (trace::is_on()) buffers_[next_].filled = Clock::now();
+    }
+    if (next_ == before && !is_finished_) return;
+    batch_->fill(next_ + (is_finished_ ? 1 : 0));
+    if (!handle_) {
+      Call call;
+      call.async = true;
+      call.label = [this, batch = batch_] { return label_of(*batch); };
+      handle_ = group_->all_reduce_batch(batch_, call);
+    } else {
+      group_->wake();
     }
   }
 
-  void settle(const Group::Handle& handle, const std::function<bool()>& interrupted) {
-    if (!handle) return;
-    const auto start = std::chrono::steady_clock::now();
-    while (!handle->wait_for(kInterruptionCheck)) {
+  // Every buffer, then who used what, which is known last. Under mutex_.
+  void begin_batch() {
+    everywhere_.assign(gradients_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(group_->size()), 0);
+    std::vector<Batch::Item> items;
+    for (FusionBuffer& buffer : buffers_) {
+      buffer.done = std::make_shared<Operation>();
+      items.push_back({buffer.memory.get(),
+                       buffer.memory.get(),
+                       buffer.plan.count,
+                       {buffer.plan.dtype, ReduceOp::kSum},
+                       buffer.codec.get(),
+                       buffer.done});
+    }
+    auto* used = reinterpret_cast<std::byte*>(everywhere_.data());
+    items.push_back({used, used, everywhere_.size(), {DType::kUint8, ReduceOp::kMax}});
+    batch_ = std::make_shared<Batch>(std::move(items), 0);
+    handle_.reset();
+  }
+
+  // The operation of the step ends with an error, or after all its parts.
+  void settle(Operation& part, const std::function<bool()>& interrupted) {
+    const auto start = Clock::now();
+    while (!part.wait_for(kInterruptionCheck)) {
+      if (handle_->error()) handle_->wait();  // throws it
       if (interrupted && interrupted()) group_->abort("interrupted");
     }
-    handle->wait();  // throws its error
-    stats_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
-
-  static Call async_call(std::string label) {
-    Call call;
-    call.async = true;
-    call.label = std::move(label);
-    return call;
+    stats_.exposed_seconds += std::chrono::duration<double>(Clock::now() - start).count();
   }
 
   std::string label_of(const FusionBuffer& buffer) const {
     const std::string& first = gradients_[buffer.plan.members.front()].name;
     if (buffer.plan.members.size() == 1) return "gradient '" + first + "'";
     return "gradients '" + first + "' to '" + gradients_[buffer.plan.members.back()].name + "'";
+  }
+
+  // What is under way: the first buffer that is not done, and how many follow.
+  std::string label_of(const Batch& batch) const {
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      if (batch.items()[i].done->done()) continue;
+      const std::string more =
+          i + 1 == buffers_.size() ? "" : ", then " + std::to_string(buffers_.size() - i - 1) + " more fusion buffers";
+      return label_of(buffers_[i]) + (batch.is_filled(i) ? "" : ", which this rank does not have yet") + more;
+    }
+    return "which gradients were used";
   }
 
   std::uint8_t* compute_time_of(int rank) {
@@ -391,9 +409,9 @@ class GradientReducer::Impl {
                                      {"bytes", std::to_string(buffer.plan.count * size_of(buffer.plan.dtype))},
                                      {"what", trace::quoted(label_of(buffer))}};
     if (buffer.first != TimePoint{}) trace::span(track, "buffer", "fuse", buffer.first, buffer.filled, arguments);
-    trace::span(track, "buffer", "queue", buffer.filled, buffer.handle->began(), arguments);
-    trace::span(track, "buffer", "reduce", buffer.handle->began(), buffer.handle->ended(), arguments);
-    trace::span(track, "buffer", "return", buffer.handle->ended(), Clock::now(), arguments);
+    trace::span(track, "buffer", "queue", buffer.filled, buffer.done->began(), arguments);
+    trace::span(track, "buffer", "reduce", buffer.done->began(), buffer.done->ended(), arguments);
+    trace::span(track, "buffer", "return", buffer.done->ended(), Clock::now(), arguments);
   }
 
   void write_back(std::size_t index) {
@@ -417,9 +435,6 @@ class GradientReducer::Impl {
   const std::vector<Gradient> gradients_;
   const GradientReducerOptions options_;
   std::unique_ptr<Group> group_;
-  // Between hosts buffers go out over two groups in turn: while one's last chunk makes its second hop, the other's
-  // first ones fill the link.
-  std::unique_ptr<Group> second_;
   double factor_ = 1;
   cost::Measured measured_;
   cost::FusionSizes sizes_{};
@@ -427,7 +442,8 @@ class GradientReducer::Impl {
   std::vector<FusionBuffer> buffers_;
   // Gradients that some rank had, then microseconds of every rank's compute; valid after wait().
   std::vector<std::uint8_t> everywhere_;
-  Group::Handle used_handle_;
+  std::shared_ptr<Batch> batch_;  // of this step
+  Group::Handle handle_;          // its operation
   std::uint64_t steps_ = 0;
   TimePoint last_end_{};  // of the last step
   bool has_new_layout_ = false;
