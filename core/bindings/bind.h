@@ -11,6 +11,7 @@ void bind_operation(nanobind::module_& m);
 void bind_group(nanobind::module_& m);
 void bind_gradient_reducer(nanobind::module_& m);
 void bind_observability(nanobind::module_& m);
+void bind_simulation(nanobind::module_& m);
 void bind_info(nanobind::module_& m);
 
 }  // namespace smdp

@@ -10,5 +10,6 @@ NB_MODULE(_core, m) {
   smdp::bind_group(m);
   smdp::bind_gradient_reducer(m);
   smdp::bind_observability(m);
+  smdp::bind_simulation(m);
   smdp::bind_info(m);
 }

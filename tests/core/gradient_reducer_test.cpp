@@ -271,6 +271,7 @@ TEST(FusionCost, BuffersGrowWithLatencyAndBandwidth) {
   EXPECT_EQ(fast.usual, 5'000'000U);
   EXPECT_EQ(fast.smallest, 1'000'000U);
   EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9}, 1, cap).usual, cap);
+  EXPECT_GT(cost::fusion_sizes({1e-3, 10e9}, 4096, cap).usual, 5 * cap);
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ TEST(Planner, SmallMessagesDoubleLargeOnesGoDirect) {
   const Planner planner;
   EXPECT_EQ(planner.host_exchange(8, 8), Algorithm::kRecursiveDoubling);
   EXPECT_EQ(planner.host_exchange(25 * kKiB * kKiB, 4), Algorithm::kDirect);
-  EXPECT_EQ(planner.host_exchange(1024 * kKiB, 128), Algorithm::kRing);
+  EXPECT_EQ(planner.host_exchange(1024 * kKiB, 4096), Algorithm::kRecursiveDoubling);
+  // A ring sends as many messages as direct exchange, one after the other.
+  EXPECT_EQ(planner.host_exchange(256 * kKiB * kKiB, 4096), Algorithm::kDirect);
 }
 
 TEST(Planner, ForcedAndStrict) {

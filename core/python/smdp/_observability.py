@@ -47,8 +47,8 @@ def explain(what: Any, group: Any = None) -> str:
     if isinstance(what, int) and not isinstance(what, bool):
         if what < 0:
             raise ValueError(f"[smdp] explain({what}): bytes must be at least 0")
-        core = getattr(world() if group is None else group, "core", group)
-        return str(core.explain(what))
+        chosen = world() if group is None else group
+        return str(chosen.core.explain(what))
     if callable(getattr(what, "explain", None)):
         return str(what.explain())
     raise TypeError(

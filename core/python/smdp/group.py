@@ -108,6 +108,11 @@ class Group:
         return self._core.size
 
     @property
+    def core(self) -> _core.Group:
+        """The core's group."""
+        return self._core
+
+    @property
     def name(self) -> str:
         """Name, equal on all ranks."""
         return self._core.name

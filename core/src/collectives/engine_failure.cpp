@@ -69,7 +69,7 @@ void Engine::check_stall(Collective& collective, Clock::time_point now) {
     return;
   }
   collective.is_stall_inquired = false;
-  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - collective.began);
+  const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.began);
   collective.next_stall = now + 2 * waited - kAnswer;
   int peer = -1;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);

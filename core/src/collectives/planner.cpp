@@ -17,9 +17,6 @@ constexpr std::pair<const char*, Algorithm> kNames[] = {
     {"tree", Algorithm::kTree},
 };
 
-constexpr std::size_t kShardFloor = std::size_t{64} << 10;
-constexpr std::size_t kDirectHosts = 64;
-
 // What SMDP_LOG_LEVEL=debug prints of a choice.
 Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, const char* where) {
   if (is_logged(LogLevel::kDebug)) {
@@ -71,9 +68,7 @@ Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
   const double direct = cost::direct(size, hosts);
   const double doubling = cost::recursive_doubling(size, hosts);
   if (doubling < direct) return Algorithm::kRecursiveDoubling;
-  // Over-sharding: under the floor direct exchange wastes its time on headers and wake-ups, which hops do not show.
-  const bool is_sharded_thin = hosts > kDirectHosts && bytes / hosts < kShardFloor;
-  return is_sharded_thin || cost::ring(size, hosts) < direct ? Algorithm::kRing : Algorithm::kDirect;
+  return cost::ring(size, hosts) < direct ? Algorithm::kRing : Algorithm::kDirect;
 }
 
 std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes) const {

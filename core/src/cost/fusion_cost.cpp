@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cost/collective_cost.h"
+
 namespace smdp::cost {
 namespace {
 
@@ -18,7 +20,9 @@ FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_
   const auto bytes = [&](double factor, std::size_t floor) {
     return std::min(cap, std::max(floor, static_cast<std::size_t>(std::min(factor * product, 1e15))));
   };
-  return {bytes(kUsual, hosts * kUsualFloor), bytes(kSmallest, hosts * kSmallestFloor)};
+  const double messages = 2 * static_cast<double>(hosts - 1) * Network{}.message;
+  const auto least = static_cast<std::size_t>(std::min(messages * measured.bandwidth, 1e15));
+  return {std::max(least, bytes(kUsual, hosts * kUsualFloor)), bytes(kSmallest, hosts * kSmallestFloor)};
 }
 
 }  // namespace smdp::cost

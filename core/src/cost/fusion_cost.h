@@ -14,11 +14,11 @@ struct Measured {
 };
 
 struct FusionSizes {
-  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host
+  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host; its messages take no longer than it
   std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 128 KiB per host
 };
 
-// cap: most bytes of a buffer. They grow with the hosts, among which each is divided.
+// cap: most bytes of a buffer, unless there are so many hosts that their messages would take longer than the bytes.
 FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_t cap);
 
 }  // namespace smdp::cost

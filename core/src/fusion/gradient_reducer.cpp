@@ -266,7 +266,7 @@ class GradientReducer::Impl {
   }
 
   void lay_out_by(const std::vector<std::size_t>& order) {
-    layout_ = smdp::lay_out(gradients_, order, sizes_, options_.buffer_bytes);
+    layout_ = smdp::lay_out(gradients_, order, sizes_, std::max(options_.buffer_bytes, sizes_.usual));
     buffers_.clear();
     for (const PlannedBuffer& plan : layout_.buffers) {
       FusionBuffer buffer;

@@ -109,8 +109,9 @@ def _bench(
     compression: Annotated[
         str, typer.Option("--compression", help=f"ddp: of {', '.join(WIRES)}, comma-separated.")
     ] = "none",
-    layers: Annotated[int, typer.Option("--layers", min=1, help="ddp: layers of a transformer.")] = 6,
-    hidden: Annotated[int, typer.Option("--hidden", min=1, help="ddp: its width.")] = 512,
+    gradients: Annotated[
+        str, typer.Option("--gradients", help="ddp: a model, e.g. bert-base, transformer-6x512 or 1000x4K.")
+    ] = "transformer-6x512",
     forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="ddp: of a layer.")] = 10,
     backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="ddp: of a layer.")] = 20,
 ) -> None:
@@ -124,8 +125,7 @@ def _bench(
                 nproc=nproc,
                 against=against,
                 compression=compression,
-                layers=layers,
-                hidden=hidden,
+                gradients=gradients,
                 forward_ms=forward_ms,
                 backward_ms=backward_ms,
                 as_json=json,
@@ -147,6 +147,49 @@ def _bench(
         typer.echo(f"smdp bench: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
+
+
+@app.command("simulate")
+def _simulate(
+    what: Annotated[str, typer.Argument(help="ddp: a step of data parallel training.")],
+    hosts: Annotated[str, typer.Option("--hosts", help="Number of hosts; several, comma-separated.")] = "1",
+    ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="They share the link.")] = 1,
+    link: Annotated[str, typer.Option("--link", help="Of a host, e.g. 400Mbit or 100Gbit.")] = "10Gbit",
+    gradients: Annotated[
+        str, typer.Option("--gradients", help="A model, e.g. bert-large, transformer-6x512 or 1000x4K.")
+    ] = "bert-large",
+    forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="Of all layers together.")] = 100,
+    backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="Of all together.")] = 200,
+    latency_us: Annotated[float, typer.Option("--latency-us", min=0, help="From host to host.")] = 30,
+    compression: Annotated[str, typer.Option("--compression", help=f"One of {', '.join(WIRES)}.")] = "none",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict a step's time on hosts you do not have, by the cost model; beside ring all_reduce."""
+    from smdp._errors import SmdpError
+    from smdp.cli import gradients as models
+    from smdp.cli import simulate
+
+    try:
+        if what != "ddp":
+            raise ValueError(f"there is no simulation of {what!r}; allowed: ddp")
+        counts = [int(text) if text.strip().isdecimal() else 0 for text in hosts.split(",")]
+        if min(counts) < 1:
+            raise ValueError(f"--hosts={hosts!r} is not valid; allowed: integers above 0, comma-separated")
+        model = models.parse("--gradients", gradients)
+        rows = simulate.simulate_ddp(
+            hosts=counts,
+            ranks_per_host=ranks_per_host,
+            link=link,
+            model=model,
+            forward_ms=forward_ms,
+            backward_ms=backward_ms,
+            compression=compression,
+            latency_us=latency_us,
+        )
+    except (ValueError, SmdpError) as error:
+        typer.echo(f"smdp simulate: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(simulate.as_json(rows) if json else simulate.as_text(rows, model, link))
 
 
 _traces = typer.Typer(help="Read the traces that SMDP_TRACE=dir makes.", no_args_is_help=True)

@@ -95,8 +95,7 @@ def bench_ddp(
     nproc: int = 2,
     against: str = "gloo",
     compression: str = "none",
-    layers: int = 6,
-    hidden: int = 512,
+    gradients: str = "transformer-6x512",
     forward_ms: float = 10,
     backward_ms: float = 20,
     steps: int = 6,
@@ -111,8 +110,7 @@ def bench_ddp(
         nproc: Number of ranks where no launcher says so.
         against: "gloo" or "".
         compression: Wire types, comma-separated.
-        layers: Layers of the transformer.
-        hidden: Its width.
+        gradients: A model, see smdp.cli.gradients.
         forward_ms: Milliseconds of a layer's forward.
         backward_ms: Of its backward.
         steps: Steps measured per contender.
@@ -130,6 +128,7 @@ def bench_ddp(
     import sys
 
     from smdp import config, environments
+    from smdp.cli import gradients as models
     from smdp.cli.run import Launcher, rank_environments
 
     if against not in ("", "gloo"):
@@ -142,8 +141,7 @@ def bench_ddp(
             raise config.invalid("--compression", name, ", ".join(WIRES))
     request = {
         "contenders": [*([against] if against else []), *wires],
-        "layers": layers,
-        "hidden": hidden,
+        "layers": models.parse("--gradients", gradients),
         "forward_ms": forward_ms,
         "backward_ms": backward_ms,
         "rounds": 2,

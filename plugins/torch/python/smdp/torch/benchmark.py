@@ -19,15 +19,7 @@ from typing import Any
 from smdp import environments
 
 _GLOO = "gloo"
-
-
-def parameter_shapes(hidden: int) -> list[tuple[int, ...]]:
-    """Give the parameters of one transformer layer: attention, feed-forward, two norms."""
-    matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
-    shapes: list[tuple[int, ...]] = []
-    for matrix in matrices:
-        shapes += [matrix, (matrix[0],)]
-    return shapes + [(hidden,)] * 4
+_ALONE = "alone"  # the model without any communication: what a step takes at least
 
 
 def main(request: dict[str, Any]) -> None:
@@ -47,6 +39,8 @@ def main(request: dict[str, Any]) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     def wrap(module: torch.nn.Module, name: str) -> torch.nn.Module:
+        if name == _ALONE:
+            return module
         if name == _GLOO:
             return DistributedDataParallel(module, process_group=dist.new_group(backend="gloo"))
         return smdp.torch.DistributedDataParallel(module, compression=name)
@@ -54,7 +48,7 @@ def main(request: dict[str, Any]) -> None:
     def step_of(name: str) -> _Step:
         return _Step(lambda module: wrap(module, name), request, name != "topk")
 
-    steps = {name: step_of(name) for name in request["contenders"]}
+    steps = {name: step_of(name) for name in [_ALONE, *request["contenders"]]}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(request["rounds"] + 1):
         for name, step in steps.items():
@@ -72,7 +66,7 @@ def main(request: dict[str, Any]) -> None:
         _report({name: statistics.median(values) for name, values in times.items()}, request, ranks)
         if request["explain"]:
             for name, step in steps.items():
-                if name != _GLOO:
+                if name not in (_ALONE, _GLOO):
                     print(f"# {name}: {step.model.explain()}")
     dist.barrier()
     dist.destroy_process_group()
@@ -101,15 +95,14 @@ class _Step:
                 return grads[0], *(torch.ones(shape) for shape in context.shapes)
 
         class Layer(torch.nn.Module):
-            def __init__(self) -> None:
+            def __init__(self, counts: list[int]) -> None:
                 super().__init__()
-                shapes = parameter_shapes(request["hidden"])
-                self.weights = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes)
+                self.weights = torch.nn.ParameterList(torch.zeros(count) for count in counts)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return Sleep.apply(x, *self.weights)
 
-        self.model = wrap(torch.nn.Sequential(*(Layer() for _ in range(request["layers"]))))
+        self.model = wrap(torch.nn.Sequential(*(Layer(counts) for counts in request["layers"])))
         self._input = torch.ones(1, requires_grad=True)
 
     def run(self) -> None:
@@ -124,8 +117,8 @@ class _Step:
 
 
 def _report(seconds: dict[str, float], request: dict[str, Any], ranks: int) -> None:
-    compute = request["layers"] * (request["forward_ms"] + request["backward_ms"]) / 1e3
-    elements = request["layers"] * sum(_product(shape) for shape in parameter_shapes(request["hidden"]))
+    compute = seconds.pop(_ALONE)
+    elements = sum(sum(counts) for counts in request["layers"])
     base = seconds.get(_GLOO)
     if request["json"]:
         print(json.dumps({"ranks": ranks, "bytes": 4 * elements, "compute_s": compute, "seconds": seconds}))
@@ -135,13 +128,6 @@ def _report(seconds: dict[str, float], request: dict[str, Any], ranks: int) -> N
     for name, value in seconds.items():
         ratio = f"{base / value:12.2f}x" if base else ""
         print(f"  {name:>12} {value:10.3f} {value - compute:12.3f} {ratio:>13}", flush=True)
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for extent in shape:
-        result *= extent
-    return result
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""Models by the sizes of their gradients, for `smdp simulate` and `smdp bench ddp`."""
+
+from __future__ import annotations
+
+import re
+
+from smdp import config
+
+# Layers in forward order, each the elements of its parameters.
+Layers = list[list[int]]
+
+NAMES = ("bert-base", "bert-large", "gpt2", "gpt2-xl")
+
+
+def transformer(layers: int, hidden: int) -> Layers:
+    """Give transformer layers: attention, feed-forward, two norms; no embeddings."""
+    return [_block(hidden) for _ in range(layers)]
+
+
+def parse(option: str, text: str) -> Layers:
+    """Parse a model's name, transformer-LAYERSxHIDDEN, or COUNTxBYTES: float32 gradients of that size.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if text in ("bert-base", "bert-large"):
+        layers, hidden = (12, 768) if text == "bert-base" else (24, 1024)
+        embeddings = [30522 * hidden, 512 * hidden, 2 * hidden, hidden, hidden]
+        return [embeddings, *transformer(layers, hidden), [hidden * hidden, hidden]]
+    if text in ("gpt2", "gpt2-xl"):
+        layers, hidden = (12, 768) if text == "gpt2" else (48, 1600)
+        return [[50257 * hidden, 1024 * hidden], *transformer(layers, hidden), [hidden, hidden]]
+    found = re.fullmatch(r"transformer-(\d+)x(\d+)", text)
+    if found is not None and int(found[1]) and int(found[2]):
+        return transformer(int(found[1]), int(found[2]))
+    found = re.fullmatch(r"(\d+)x(\w+)", text)
+    size = config.parse_bytes(found[2]) if found else None
+    if found is None or not size or size % 4 or not int(found[1]):
+        raise config.invalid(
+            option, text, f"{', '.join(NAMES)}, transformer-LAYERSxHIDDEN or COUNTxBYTES, e.g. 1000x4K"
+        )
+    return [[size // 4] for _ in range(int(found[1]))]
+
+
+def _block(hidden: int) -> list[int]:
+    rows = (3 * hidden, hidden, 4 * hidden, hidden)
+    columns = (hidden, hidden, hidden, 4 * hidden)
+    sizes: list[int] = []
+    for row, column in zip(rows, columns, strict=True):
+        sizes += [row * column, row]
+    return sizes + [hidden] * 4

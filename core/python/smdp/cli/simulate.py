@@ -1,0 +1,116 @@
+"""`smdp simulate ddp`: what a step of data parallel training would take, by the cost model alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from smdp import _core, config
+from smdp.cli import gradients
+
+# Payload of 1500-byte Ethernet frames.
+_PAYLOAD = 0.956
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def parse_link(option: str, text: str) -> float:
+    """Parse 100Gbit, 400mbit, 25Gbit/s; gives bytes of payload per second.
+
+    Raises:
+        ConfigError: It is no rate.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt])bit(?:/s|ps)?", text.strip().lower())
+    if found is None or float(found[1]) == 0:
+        raise config.invalid(option, text, "a rate above 0, e.g. 400Mbit or 100Gbit")
+    return float(found[1]) * _UNITS[found[2]] / 8 * _PAYLOAD
+
+
+def simulate_ddp(
+    *,
+    hosts: list[int],
+    ranks_per_host: int,
+    link: str,
+    model: gradients.Layers,
+    forward_ms: float,
+    backward_ms: float,
+    compression: str = "none",
+    latency_us: float = 30,
+) -> list[dict[str, Any]]:
+    """Predict steps on so many hosts, one row for each of `hosts`.
+
+    Args:
+        hosts: Numbers of hosts.
+        ranks_per_host: Ranks on each, which share its link.
+        link: Rate of a host's link, e.g. "100Gbit".
+        model: Layers in forward order.
+        forward_ms: Milliseconds of the whole forward, divided among layers by their parameters' number.
+        backward_ms: Of the whole backward.
+        compression: Wire type.
+        latency_us: Microseconds from a send to the peer's wake-up.
+
+    Raises:
+        ConfigError: The link's rate is none.
+        ValueError: Another argument is wrong.
+    """
+    bandwidth = parse_link("--link", link)
+    sizes = [sum(layer) for layer in model]
+    # An embedding computes as little as a thin layer, however many rows it has.
+    limit = sorted(sizes)[len(sizes) // 2]
+    weights = [min(size, limit) for size in sizes]
+    layers = [
+        (forward_ms / 1e3 * weight / sum(weights), backward_ms / 1e3 * weight / sum(weights), layer)
+        for weight, layer in zip(weights, model, strict=True)
+    ]
+    rows = []
+    for count in hosts:
+        settings: dict[str, Any] = {
+            "hosts": count,
+            "ranks_per_host": ranks_per_host,
+            "bandwidth": bandwidth,
+            "hop_seconds": latency_us / 1e6,
+            "compression": compression,
+        }
+        ours = _core.simulate_ddp(layers, **settings)
+        ring = _core.simulate_ddp(layers, **settings | {"compression": "none"}, algorithm="ring")
+        rows.append(
+            {
+                "hosts": count,
+                "ranks": count * ranks_per_host,
+                "step_seconds": ours.step_seconds,
+                "compute_seconds": ours.compute_seconds,
+                "exposed_seconds": ours.exposed_seconds,
+                "efficiency": ours.efficiency,
+                "ring_step_seconds": ring.step_seconds,
+                "ring_efficiency": ring.efficiency,
+                "buffers": ours.buffers,
+            }
+        )
+    return rows
+
+
+def as_text(rows: list[dict[str, Any]], model: gradients.Layers, link: str) -> str:
+    """Give a table."""
+    megabytes = 4 * sum(sum(layer) for layer in model) / 1e6
+    lines = [
+        (
+            f"# simulated by the cost model: {megabytes:.1f} MB of float32 gradients, {link} per host, "
+            f"{1e3 * rows[0]['compute_seconds']:.1f} ms of compute"
+        ),
+        (
+            f"# {'hosts':>6} {'ranks':>7} {'step (ms)':>10} {'exposed (ms)':>13} {'efficiency':>11} "
+            f"{'ring, fp32 (ms)':>16} {'efficiency':>11}"
+        ),
+    ]
+    for row in rows:
+        lines.append(
+            f"  {row['hosts']:>6} {row['ranks']:>7} {1e3 * row['step_seconds']:>10.1f} "
+            f"{1e3 * row['exposed_seconds']:>13.1f} {100 * row['efficiency']:>9.1f} % "
+            f"{1e3 * row['ring_step_seconds']:>16.1f} {100 * row['ring_efficiency']:>9.1f} %"
+        )
+    return "\n".join(lines)
+
+
+def as_json(rows: list[dict[str, Any]]) -> str:
+    """Give the rows as JSON."""
+    return json.dumps(rows, indent=2)

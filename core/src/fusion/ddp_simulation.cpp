@@ -1,0 +1,125 @@
+// A replay of GradientReducer on the clock of the cost model: the same fusion buffers, the same choice of algorithm,
+// one link per host that serves the buffers in their order.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "collectives/planner.h"
+#include "cost/collective_cost.h"
+#include "fusion/layout.h"
+#include "smdp/error.h"
+#include "smdp/simulation.h"
+
+namespace smdp {
+namespace {
+
+// Of a chunk's shard, and chunks under way: hierarchical_all_reduce.cpp.
+constexpr double kShardBytes = 128 << 10;
+constexpr double kWindow = 3;
+
+// Bytes on the wire per byte of float32.
+double wire_ratio(const DdpSetting& setting) {
+  switch (setting.compression) {
+    case Compression::kFloat16:
+    case Compression::kBfloat16:
+      return 0.5;
+    case Compression::kInt8:
+      return (256 + 4) / 1024.0;
+    case Compression::kTopK:
+      // A place and a value each; the sum of several hosts' pieces is as long as they are together.
+      return std::min(1.0, 2 * setting.topk_ratio * (1 + static_cast<double>(setting.hosts)) / 2);
+    case Compression::kNone:
+      break;
+  }
+  return 1;
+}
+
+struct Transfer {
+  double busy;     // seconds that the next buffer has to wait
+  double latency;  // seconds from then to the end
+};
+
+// bytes: of a buffer. Inside a host at the rate of shared memory, at the same time as the link.
+Transfer transfer(double bytes, const DdpSetting& setting, const Planner& planner, const cost::Network& network) {
+  const auto hosts = static_cast<double>(setting.hosts);
+  const auto ranks = static_cast<double>(setting.ranks_per_host);
+  const double local = setting.ranks_per_host == 1 ? 0 : cost::two_shot(bytes, setting.ranks_per_host);
+  if (setting.hosts == 1) return {local, 0};
+  const double wire = bytes * wire_ratio(setting) / network.bandwidth;
+  const double chunks = std::ceil(bytes / (kShardBytes * hosts * ranks));
+  const double spread = local / chunks;  // of the last chunk
+  const double step = network.hop + network.message;
+  switch (planner.host_exchange(static_cast<std::size_t>(bytes / ranks), setting.hosts)) {
+    case Algorithm::kRing: {
+      const double turn = 2 * (hosts - 1) * step;
+      return {std::max({2 * (hosts - 1) / hosts * wire, turn * std::max(1.0, chunks / kWindow), local}), spread};
+    }
+    case Algorithm::kRecursiveDoubling: {
+      const double steps = std::ceil(std::log2(hosts));
+      return {std::max(steps * wire, local), steps * step + spread};
+    }
+    default: {
+      const double messages = 2 * (hosts - 1) * network.message * chunks;
+      // The second hop of the last chunk: nothing of this buffer overlaps it.
+      const double last = wire * (hosts - 1) / hosts / chunks;
+      const double busy = std::max({2 * (hosts - 1) / hosts * wire, messages, local});
+      return {busy, 2 * network.hop + std::min(last, busy) / 2 + spread};
+    }
+  }
+}
+
+}  // namespace
+
+DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& setting) {
+  if (setting.hosts == 0 || setting.ranks_per_host == 0) {
+    throw InvalidArgument("[smdp] a simulation needs at least one host and one rank on each.");
+  }
+  if (!(setting.bandwidth > 0) || setting.buffer_bytes == 0) {
+    throw InvalidArgument("[smdp] a simulation needs a bandwidth and a buffer size above 0.");
+  }
+  cost::Network network;
+  network.bandwidth = setting.bandwidth;
+  network.hop = setting.hop_seconds;
+  const Planner planner(parse_algorithm(setting.algorithm));
+
+  DdpPrediction prediction;
+  for (const Layer& layer : layers) prediction.compute_seconds += layer.forward_seconds + layer.backward_seconds;
+  std::vector<Gradient> gradients;
+  std::vector<double> ready;
+  // Backward ends with the first layer.
+  double now = prediction.compute_seconds;
+  for (const Layer& layer : layers) {
+    for (const std::size_t count : layer.parameters) {
+      gradients.push_back({"", count, DType::kFloat32});
+      ready.push_back(now);
+    }
+    now -= layer.backward_seconds;
+  }
+
+  // What measure_all_reduce() would find: the smallest all_reduce, and the rate of large ones.
+  const auto hosts = static_cast<double>(setting.hosts);
+  const cost::Measured measured{2 * network.hop, setting.bandwidth * hosts / std::max(1.0, 2 * (hosts - 1))};
+  const cost::FusionSizes sizes = cost::fusion_sizes(measured, setting.hosts, setting.buffer_bytes);
+  std::vector<std::size_t> order(gradients.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  const Layout layout = lay_out(gradients, order, sizes, std::max(setting.buffer_bytes, sizes.usual));
+
+  double link = 0;
+  double end = prediction.compute_seconds;
+  for (const PlannedBuffer& buffer : layout.buffers) {
+    double filled = 0;
+    for (const std::size_t member : buffer.members) filled = std::max(filled, ready[member]);
+    const Transfer one = transfer(static_cast<double>(buffer.count * sizeof(float)), setting, planner, network);
+    const bool alone = setting.hosts == 1 && setting.ranks_per_host == 1;
+    link = std::max(link, filled) + (alone ? 0 : one.busy);
+    prediction.communication_seconds += alone ? 0 : one.busy;
+    end = std::max(end, link + (alone ? 0 : one.latency));
+  }
+  prediction.buffers = layout.buffers.size();
+  prediction.step_seconds = end;
+  prediction.exposed_seconds = end - prediction.compute_seconds;
+  prediction.efficiency = end > 0 ? prediction.compute_seconds / end : 1;
+  return prediction;
+}
+
+}  // namespace smdp

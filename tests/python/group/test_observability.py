@@ -1,0 +1,108 @@
+"""Counters, traces and the log of stalls, on real ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smdp.cli import trace
+from smdp.cli.trace.alignment import offsets
+from smdp.cli.trace.files import Trace, read
+
+Job = Callable[..., list[Any]]
+
+WORK = """
+g = joined()
+for _ in range(5):
+    g.all_reduce(np.ones(1000, np.float32))
+g.barrier()
+"""
+
+
+def test_stats_count_operations(job: Job) -> None:
+    ranks = job(2, WORK + "print([row for row in smdp.stats()['operations'] if row['bytes'] == 20000])")
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+        assert "'operation': 'all_reduce'" in rank.output
+        assert "'algorithm': 'one_shot'" in rank.output
+        assert "'calls': 5" in rank.output
+
+
+def test_explain_says_why(job: Job) -> None:
+    code = "joined()\nfor size in 100, 1 << 24: print(smdp.explain(size))\nreport(lambda: smdp.explain('x'))"
+    for hosts, small, large in (([0, 0], "one_shot", "two_shot"), ([0, 1], "recursive_doubling", "direct")):
+        for rank in job(2, code, hosts=hosts):
+            assert rank.finish(30) == 0, rank.output
+            lines = rank.output.splitlines()
+            assert small in lines[0].split("(")[0], rank.output
+            assert large in lines[1].split("(")[0], rank.output
+            assert "TypeError" in lines[2]
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["one host", "two hosts"])
+def test_trace_of_a_job(hosts: list[int], job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    for rank in job(2, WORK, hosts=hosts, environ={"SMDP_TRACE": str(folder)}):
+        assert rank.finish(30) == 0, rank.output
+    traces = read(folder)
+    assert [one.rank for one in traces] == [0, 1]
+    for one in traces:
+        sums = [event for event in one.spans if event["name"] == "all_reduce"]
+        assert len(sums) == 5
+        assert all(event["args"]["bytes"] == 4000 and event["dur"] > 0 for event in sums)
+    merged = json.loads(trace.merge(folder).read_text())
+    assert {event["pid"] for event in merged} == {0, 1}
+    assert min(event["ts"] for event in merged if event["ph"] == "X") == 0
+    assert "all_reduce" in trace.report_text(folder)
+    assert json.loads(trace.report_text(folder, as_json=True))["ranks"] == 2
+
+
+def test_trace_survives_a_killed_rank(job: Job, tmp_path: Path) -> None:
+    code = WORK + "smdp.shutdown()\nos.kill(os.getpid(), signal.SIGKILL)"
+    folder = tmp_path / "traces"
+    for rank in job(2, code, environ={"SMDP_TRACE": str(folder)}):
+        rank.finish(30)
+    assert all(one.spans for one in read(folder))
+
+
+def test_directory_that_cannot_be_written(job: Job) -> None:
+    (rank,) = job(1, "report(joined)", environ={"SMDP_TRACE": "/proc/nowhere"})
+    assert rank.finish(30) == 0
+    assert "ConfigError" in rank.output
+    assert "SMDP_TRACE is '/proc/nowhere'" in rank.output
+
+
+def _operation(sequence: int, begin: float, end: float) -> dict[str, Any]:
+    arguments = {"group": "world", "sequence": sequence, "bytes": 4, "algorithm": "direct"}
+    return {"cat": "operation", "name": "all_reduce", "ts": begin, "dur": end - begin, "args": arguments}
+
+
+def test_clocks_are_aligned_by_what_collectives_prove() -> None:
+    ahead = 1e6
+    # Each is late in one operation, and leaves soon after the other has come.
+    here = [_operation(1, 0, 105), _operation(2, 300, 310)]
+    there = [_operation(1, 100, 110), _operation(2, 200, 305)]
+    shifted = [event | {"ts": event["ts"] + ahead} for event in there]
+    traces = [Trace(0, 2, "a", spans=here), Trace(1, 2, "b", spans=shifted)]
+    found = offsets(traces)
+    assert found[0] == 0
+    assert found[1] == pytest.approx(-ahead, abs=10)
+    assert offsets([traces[0], Trace(1, 2, "a", spans=there)])[1] == 0
+
+
+def test_a_stall_is_logged_with_the_rank_it_waits_for(job: Job) -> None:
+    code = """
+g = joined()
+if g.rank == 1: time.sleep(4)
+g.all_reduce(np.ones(10, np.float32))
+"""
+    ranks = job(2, code, environ={"SMDP_STALL_TIME": "1"}, hosts=[0, 1])
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+    assert "all_reduce #1 float32[10] SUM has taken 2 s and goes on" in ranks[0].output
+    assert "rank 1" in ranks[0].output.split("goes on")[1]
+    assert "has taken" not in ranks[1].output
