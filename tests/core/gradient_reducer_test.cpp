@@ -224,7 +224,7 @@ TEST(FusionLayout, EveryGradientHasAPlaceOfItsOwn) {
   gradients[6].dtype = DType::kBfloat16;
   std::vector<std::size_t> order(gradients.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  const smdp::Layout layout = lay_out(gradients, order, {100'000, 1000}, 150'000);
+  const smdp::Layout layout = lay_out(gradients, order, {100'000, 90'000, 1000}, 150'000);
   std::vector<std::vector<bool>> taken;
   for (const PlannedBuffer& buffer : layout.buffers) taken.emplace_back(buffer.count);
   for (std::size_t i = 0; i < gradients.size(); ++i) {

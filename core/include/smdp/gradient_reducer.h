@@ -58,8 +58,9 @@ class SMDP_API GradientReducer {
   GradientReducer& operator=(const GradientReducer&) = delete;
   ~GradientReducer();
 
-  // Gradient `index` lies at `data`. It is copied before this returns; the mean is written to the same memory by
-  // wait(), so it must live until then. Throws if it was ready in this step already.
+  // Gradient `index` lies at `data`, where its mean will be after wait(); until then the memory belongs to the reducer,
+  // which may change it at once. Small gradients are copied to a fusion buffer, large ones are summed where they lie.
+  // Throws if it was ready in this step already.
   void ready(std::size_t index, void* data);
   // Backward is over: gradients that did not come count as zero.
   void finish();

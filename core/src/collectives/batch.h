@@ -38,11 +38,13 @@ class Batch {
 
   const std::vector<Item>& items() const { return items_; }
   bool is_filled(std::size_t item) const { return item < filled_.load(std::memory_order_acquire); }
+  // Where an item lies, if that was not known before. Before it is filled.
+  void place(std::size_t item, std::byte* data) { items_[item].in = items_[item].out = data; }
   // The first `count` items can be read. One thread at a time, never less than before.
   void fill(std::size_t count) { filled_.store(count, std::memory_order_release); }
 
  private:
-  const std::vector<Item> items_;
+  std::vector<Item> items_;  // of those that are filled, nothing changes
   std::atomic<std::size_t> filled_;
 };
 

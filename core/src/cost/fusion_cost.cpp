@@ -11,6 +11,7 @@ constexpr double kUsual = 1 / 0.02;
 constexpr double kSmallest = 1 / 0.1;
 // Per host. Below them a busy host's scheduling, which the measurement does not see, takes more than the link.
 constexpr std::size_t kUsualFloor = std::size_t{1} << 20;
+constexpr std::size_t kAlone = std::size_t{256} << 10;
 constexpr std::size_t kSmallestFloor = std::size_t{128} << 10;
 
 }  // namespace
@@ -22,7 +23,8 @@ FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_
   };
   const double messages = 2 * static_cast<double>(hosts - 1) * Network{}.message;
   const auto least = static_cast<std::size_t>(std::min(messages * measured.bandwidth, 1e15));
-  return {std::max(least, bytes(kUsual, hosts * kUsualFloor)), bytes(kSmallest, hosts * kSmallestFloor)};
+  return {std::max(least, bytes(kUsual, hosts * kUsualFloor)), hosts * kAlone,
+          bytes(kSmallest, hosts * kSmallestFloor)};
 }
 
 }  // namespace smdp::cost

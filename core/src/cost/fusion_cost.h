@@ -15,6 +15,7 @@ struct Measured {
 
 struct FusionSizes {
   std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host; its messages take no longer than it
+  std::size_t alone;     // bytes; a gradient this large is its own buffer, where it lies: two copies less
   std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 128 KiB per host
 };
 

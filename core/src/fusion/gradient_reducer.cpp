@@ -48,14 +48,15 @@ Memory allocate(std::size_t bytes) {
 
 struct FusionBuffer {
   PlannedBuffer plan;
-  Memory memory;
+  Memory memory;              // of a gradient that is alone: only where this rank has none
+  std::byte* data = nullptr;  // in this step
   std::unique_ptr<GradientCodec> codec;
   std::size_t missing = 0;  // places not filled in this step
   Group::Handle done;
   TimePoint first{};  // gradient came
   TimePoint filled{};
 
-  std::byte* place(std::size_t offset) const { return memory.get() + offset * size_of(plan.dtype); }
+  std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };
 
 bool is_finite(const float* values, std::size_t count) {
@@ -120,9 +121,9 @@ class GradientReducer::Impl {
                   "Was backward called twice without waiting for the reducer?");
     }
     used_[index] = 1;
-    targets_[index] = data;
     if (steps_ == 0) seen_.push_back(index);
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+    targets_[index] = buffer.plan.is_alone ? nullptr : data;
     if (trace::is_on() && buffer.missing == buffer.plan.members.size()) buffer.first = Clock::now();
     lock.unlock();  // the copy of one gradient must not hold up another's
     fill(buffer, index, data);
@@ -169,7 +170,7 @@ class GradientReducer::Impl {
       for (const std::size_t index : buffer.plan.members) write_back(index);
       if (trace::is_on()) trace_buffer(buffer);
       if (buffer.codec && buffer.codec->has_state()) {
-        counts = counts && is_finite(reinterpret_cast<const float*>(buffer.memory.get()), buffer.plan.count);
+        counts = counts && is_finite(reinterpret_cast<const float*>(buffer.data), buffer.plan.count);
       }
     }
     settle(*handle_, interrupted);
@@ -271,7 +272,10 @@ class GradientReducer::Impl {
     for (const PlannedBuffer& plan : layout_.buffers) {
       FusionBuffer buffer;
       buffer.plan = plan;
-      buffer.memory = allocate(plan.count * size_of(plan.dtype));
+      if (!plan.is_alone) {
+        buffer.memory = allocate(plan.count * size_of(plan.dtype));
+        buffer.data = buffer.memory.get();
+      }
       if (plan.dtype == DType::kFloat32 && group_->hosts().size() > 1) {
         buffer.codec = make_codec(options_, plan.count);
       }
@@ -304,11 +308,22 @@ class GradientReducer::Impl {
     begin_batch();
   }
 
-  // Copies a gradient, or zeros, to its place; the gap behind it becomes zero again, too: a lossy sum leaves marks
-  // there.
-  void fill(const FusionBuffer& buffer, std::size_t index, const void* data) const {
+  // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a
+  // lossy sum leaves marks there.
+  void fill(FusionBuffer& buffer, std::size_t index, void* data) const {
     const Gradient& gradient = gradients_[index];
     const std::size_t element = size_of(gradient.dtype);
+    if (buffer.plan.is_alone) {
+      if (data != nullptr) {
+        buffer.data = static_cast<std::byte*>(data);
+        if (factor_ != 1 && !divides_late(buffer)) scale(data, data, gradient.count, gradient.dtype, factor_);
+        return;
+      }
+      if (!buffer.memory) buffer.memory = allocate(gradient.count * element);
+      buffer.data = buffer.memory.get();
+      std::memset(buffer.data, 0, gradient.count * element);
+      return;
+    }
     const std::size_t count = data == nullptr ? 0 : gradient.count;
     std::byte* place = buffer.place(layout_.places[index].offset);
     if (count != 0) scale(place, data, count, gradient.dtype, factor_);
@@ -320,6 +335,7 @@ class GradientReducer::Impl {
   void send_filled() {
     const std::size_t before = next_;
     for (; next_ < buffers_.size() && buffers_[next_].missing == 0; ++next_) {
+      batch_->place(next_, buffers_[next_].data);
       if (trace::is_on()) buffers_[next_].filled = Clock::now();
     }
     if (next_ == before && !is_finished_) return;
@@ -334,18 +350,28 @@ class GradientReducer::Impl {
     }
   }
 
+  // A gradient that is not copied is scaled with the sum, which saves a pass over it, where that gives the same bits as
+  // scaling first: dividing by a power of two does (but for sums that overflow and subnormal numbers). fp16 overflows
+  // too easily.
+  bool divides_late(const FusionBuffer& buffer) const {
+    const DType dtype = buffer.plan.dtype;
+    const bool is_wide = dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kBfloat16;
+    return buffer.plan.is_alone && is_wide && !buffer.codec && options_.factor == 0 &&
+           std::has_single_bit(static_cast<unsigned>(group_->size()));
+  }
+
+  Reduction reduction_of(const FusionBuffer& buffer) const {
+    if (!divides_late(buffer)) return {buffer.plan.dtype, ReduceOp::kSum};
+    return {buffer.plan.dtype, ReduceOp::kAvg, static_cast<std::uint32_t>(group_->size())};
+  }
+
   // Every buffer, then who used what, which is known last. Under mutex_.
   void begin_batch() {
     everywhere_.assign(gradients_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(group_->size()), 0);
     std::vector<Batch::Item> items;
     for (FusionBuffer& buffer : buffers_) {
       buffer.done = std::make_shared<Operation>();
-      items.push_back({buffer.memory.get(),
-                       buffer.memory.get(),
-                       buffer.plan.count,
-                       {buffer.plan.dtype, ReduceOp::kSum},
-                       buffer.codec.get(),
-                       buffer.done});
+      items.push_back({nullptr, nullptr, buffer.plan.count, reduction_of(buffer), buffer.codec.get(), buffer.done});
     }
     auto* used = reinterpret_cast<std::byte*>(everywhere_.data());
     items.push_back({used, used, everywhere_.size(), {DType::kUint8, ReduceOp::kMax}});

@@ -31,6 +31,12 @@ Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::si
   for (const std::size_t index : order) {
     const Gradient& gradient = gradients[index];
     const std::size_t element = size_of(gradient.dtype);
+    if (gradient.count * element >= sizes.alone) {
+      layout.places[index] = {layout.buffers.size(), 0};
+      layout.buffers.push_back({gradient.dtype, gradient.count, true, {index}});
+      rest -= gradient.count * element;
+      continue;
+    }
     const bool is_first = layout.buffers.empty();
     const std::size_t limit = is_first ? sizes.smallest : std::clamp(rest / kPartOfRest, sizes.smallest, sizes.usual);
     PlannedBuffer& buffer = open[gradient.dtype];

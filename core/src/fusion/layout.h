@@ -17,6 +17,7 @@ struct Place {
 struct PlannedBuffer {
   DType dtype = DType::kFloat32;
   std::size_t count = 0;             // elements, with the gaps that align places to 64 bytes
+  bool is_alone = false;             // one large gradient, which is not copied
   std::vector<std::size_t> members;  // gradients, in order
 };
 

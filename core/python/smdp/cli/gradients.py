@@ -9,6 +9,9 @@ from smdp import config
 # Layers in forward order, each the elements of its parameters.
 Layers = list[list[int]]
 
+# Of a list of equal gradients.
+_LAYERS = 10
+
 NAMES = ("bert-base", "bert-large", "gpt2", "gpt2-xl")
 
 
@@ -39,7 +42,10 @@ def parse(option: str, text: str) -> Layers:
         raise config.invalid(
             option, text, f"{', '.join(NAMES)}, transformer-LAYERSxHIDDEN or COUNTxBYTES, e.g. 1000x4K"
         )
-    return [[size // 4] for _ in range(int(found[1]))]
+    layers: Layers = [[] for _ in range(min(_LAYERS, int(found[1])))]
+    for index in range(int(found[1])):
+        layers[index * len(layers) // int(found[1])].append(size // 4)
+    return layers
 
 
 def _block(hidden: int) -> list[int]:
