@@ -15,7 +15,16 @@ author = "The smdp authors"
 copyright = "The smdp authors"
 release = metadata.version("smdp")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "matplotlib.sphinxext.plot_directive",
+]
+plot_formats = ["svg"]
+plot_html_show_formats = False
+plot_html_show_source_link = False
+plot_include_source = False
 html_theme = "furo"
 html_title = f"smdp {release}"
 exclude_patterns = ["_build"]

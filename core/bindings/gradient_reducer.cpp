@@ -1,6 +1,7 @@
 #include "smdp/gradient_reducer.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -78,6 +79,28 @@ void bind_gradient_reducer(nb::module_& m) {
       .def_prop_ro("exposed_seconds", [](const GradientReducer& reducer) { return reducer.stats().exposed_seconds; })
       .def_prop_ro("last_exposed_seconds",
                    [](const GradientReducer& reducer) { return reducer.stats().last_exposed_seconds; });
+  nb::class_<GradientCompressor>(m, "GradientCompressor", "Means of a framework's own fusion buffers.")
+      .def(
+          "__init__",
+          [](GradientCompressor* self, const std::string& compression, double topk_ratio, double topk_momentum) {
+            GradientReducerOptions options;
+            options.compression = parse_compression(compression);
+            options.topk_ratio = topk_ratio;
+            options.topk_momentum = topk_momentum;
+            new (self) GradientCompressor(options);
+          },
+          nb::arg("compression"), nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio,
+          nb::arg("topk_momentum") = 0.0)
+      .def(
+          "all_reduce",
+          [](GradientCompressor& compressor, Group& group, std::size_t key, Pointer data, std::size_t count) {
+            Call call;
+            call.async = true;
+            return compressor.all_reduce(group, key, reinterpret_cast<float*>(data), count, call);
+          },
+          nb::arg("group"), nb::arg("key"), nb::arg("data"), nb::arg("count"), Release())
+      .def("end_step", &GradientCompressor::end_step, nb::arg("counts"), Release())
+      .def("rescale", &GradientCompressor::rescale, nb::arg("factor"));
 }
 
 }  // namespace smdp

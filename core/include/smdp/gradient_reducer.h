@@ -92,4 +92,27 @@ class SMDP_API GradientReducer {
   std::unique_ptr<Impl> impl_;
 };
 
+// The same wire types for a framework that makes its own fusion buffers. Not thread-safe.
+class SMDP_API GradientCompressor {
+ public:
+  // buffer_bytes is not used. Throws InvalidArgument.
+  explicit GradientCompressor(const GradientReducerOptions& options);
+  GradientCompressor(const GradientCompressor&) = delete;
+  GradientCompressor& operator=(const GradientCompressor&) = delete;
+  ~GradientCompressor();
+
+  // Collective: replaces a buffer by its mean over the group. key: which of the framework's buffers it is, the same in
+  // every step; what compression keeps of a key is lost when its count changes. The memory, and this object, must live
+  // until the operation is done.
+  Group::Handle all_reduce(Group& group, std::size_t key, float* data, std::size_t count, const Call& call);
+  // After all of a step's operations. False: a result was not finite, so forget what the step would leave behind.
+  void end_step(bool counts);
+  // As GradientReducer::rescale().
+  void rescale(double factor);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 }  // namespace smdp

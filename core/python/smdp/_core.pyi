@@ -146,6 +146,17 @@ class GradientReducer:
     @property
     def last_exposed_seconds(self) -> float: ...
 
+class GradientCompressor:
+    """Means of a framework's own fusion buffers."""
+
+    def __init__(self, compression: str, topk_ratio: float = 0.01, topk_momentum: float = 0.0) -> None: ...
+
+    def all_reduce(self, group: Group, key: int, data: int, count: int) -> Handle: ...
+
+    def end_step(self, counts: bool) -> None: ...
+
+    def rescale(self, factor: float) -> None: ...
+
 def operation_counts() -> list[tuple[str, str, int, int, float]]:
     """
     (operation, algorithm, calls, bytes, seconds) of all groups of this process.

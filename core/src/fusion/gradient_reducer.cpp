@@ -89,7 +89,7 @@ class GradientReducer::Impl {
  public:
   Impl(Group& base, std::vector<Gradient> gradients, const GradientReducerOptions& options)
       : gradients_(std::move(gradients)), options_(options) {
-    check_options(base);
+    check_arguments(base);
     group_ = base.split(0, base.rank(), "gradients");
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
@@ -237,18 +237,10 @@ class GradientReducer::Impl {
   }
 
  private:
-  void check_options(const Group& base) const {
+  void check_arguments(const Group& base) const {
     const std::string prefix =
         "[smdp] rank " + std::to_string(base.rank()) + " of " + std::to_string(base.size()) + ": ";
-    if (options_.buffer_bytes == 0) throw InvalidArgument(prefix + "buffer_bytes is 0; it must be above 0.");
-    if (!(options_.topk_ratio > 0 && options_.topk_ratio <= 1)) {
-      throw InvalidArgument(prefix + "topk_ratio is " + std::to_string(options_.topk_ratio) +
-                            "; it must be above 0 and at most 1.");
-    }
-    if (!(options_.topk_momentum >= 0 && options_.topk_momentum < 1)) {
-      throw InvalidArgument(prefix + "topk_momentum is " + std::to_string(options_.topk_momentum) +
-                            "; it must be at least 0 and below 1.");
-    }
+    check_options(options_, prefix);
     for (const Gradient& gradient : gradients_) {
       switch (gradient.dtype) {
         case DType::kFloat16:

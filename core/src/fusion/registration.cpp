@@ -74,6 +74,18 @@ double seconds_of(Group& group, std::vector<float>& data, int times) {
 
 }  // namespace
 
+void check_options(const GradientReducerOptions& options, const std::string& prefix) {
+  if (options.buffer_bytes == 0) throw InvalidArgument(prefix + "buffer_bytes is 0; it must be above 0.");
+  if (!(options.topk_ratio > 0 && options.topk_ratio <= 1)) {
+    throw InvalidArgument(prefix + "topk_ratio is " + std::to_string(options.topk_ratio) +
+                          "; it must be above 0 and at most 1.");
+  }
+  if (!(options.topk_momentum >= 0 && options.topk_momentum < 1)) {
+    throw InvalidArgument(prefix + "topk_momentum is " + std::to_string(options.topk_momentum) +
+                          "; it must be at least 0 and below 1.");
+  }
+}
+
 void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options) {
   const std::vector<std::string> own = lines_of(gradients, options);
   std::string joined;

@@ -9,6 +9,9 @@
 
 namespace smdp {
 
+// Throws InvalidArgument, the text after `prefix`.
+void check_options(const GradientReducerOptions& options, const std::string& prefix);
+
 // Collective. Throws MismatchError on all ranks if a rank's list differs from rank 0's, with the first difference.
 void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 

@@ -42,10 +42,11 @@ def parse(option: str, text: str) -> Layers:
         raise config.invalid(
             option, text, f"{', '.join(NAMES)}, transformer-LAYERSxHIDDEN or COUNTxBYTES, e.g. 1000x4K"
         )
-    layers: Layers = [[] for _ in range(min(_LAYERS, int(found[1])))]
-    for index in range(int(found[1])):
-        layers[index * len(layers) // int(found[1])].append(size // 4)
-    return layers
+    count = int(found[1])
+    equal: Layers = [[] for _ in range(min(_LAYERS, count))]
+    for index in range(count):
+        equal[index * len(equal) // count].append(size // 4)
+    return equal
 
 
 def _block(hidden: int) -> list[int]:

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     raise ImportError('smdp.torch needs PyTorch: pip install "smdp[torch]"') from error
 
 from smdp.torch._dynamo import hide_package
+from smdp.torch.comm_hook import comm_hook as comm_hook
 from smdp.torch.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
 from smdp.torch.register import register as register
@@ -35,4 +36,4 @@ if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
 hide_package(__name__)
 register()
 
-__all__ = ["DistributedDataParallel", "ProcessGroupSmdp", "SyncBatchNorm", "register"]
+__all__ = ["DistributedDataParallel", "ProcessGroupSmdp", "SyncBatchNorm", "comm_hook", "register"]

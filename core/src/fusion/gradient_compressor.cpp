@@ -1,0 +1,57 @@
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "collectives/batch.h"
+#include "fusion/gradient_codec.h"
+#include "fusion/registration.h"
+#include "reduce/reduce.h"
+#include "smdp/error.h"
+#include "smdp/gradient_reducer.h"
+
+namespace smdp {
+
+class GradientCompressor::Impl {
+ public:
+  struct Entry {
+    std::size_t count = 0;
+    std::unique_ptr<GradientCodec> codec;
+  };
+
+  GradientReducerOptions options;
+  std::map<std::size_t, Entry> entries;  // by key
+};
+
+GradientCompressor::GradientCompressor(const GradientReducerOptions& options) : impl_(std::make_unique<Impl>()) {
+  check_options(options, "[smdp] ");
+  impl_->options = options;
+}
+GradientCompressor::~GradientCompressor() = default;
+
+Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, float* data, std::size_t count,
+                                             const Call& call) {
+  if (data == nullptr && count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+  Impl::Entry& entry = impl_->entries[key];
+  if (entry.count != count || (!entry.codec && impl_->options.compression != Compression::kNone)) {
+    entry = {count, make_codec(impl_->options, count)};
+  }
+  const double factor = impl_->options.factor != 0 ? impl_->options.factor : 1.0 / group.size();
+  if (factor != 1 && count != 0) scale(data, data, count, DType::kFloat32, factor);
+  auto* bytes = reinterpret_cast<std::byte*>(data);
+  std::vector<Batch::Item> items{{bytes, bytes, count, {DType::kFloat32, ReduceOp::kSum}, entry.codec.get()}};
+  return group.all_reduce_batch(std::make_shared<Batch>(std::move(items), 1), call);
+}
+
+void GradientCompressor::end_step(bool counts) {
+  for (auto& [key, entry] : impl_->entries) {
+    if (entry.codec) entry.codec->end_step(counts);
+  }
+}
+
+void GradientCompressor::rescale(double factor) {
+  for (auto& [key, entry] : impl_->entries) {
+    if (entry.codec) entry.codec->rescale(static_cast<float>(factor));
+  }
+}
+
+}  // namespace smdp

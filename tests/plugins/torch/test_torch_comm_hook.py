@@ -1,0 +1,92 @@
+"""smdp.torch.comm_hook: smdp's wire types under torch's own DistributedDataParallel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_spawn import run
+
+from smdp.torch import comm_hook
+
+TOLERANCE = {"none": 0.0, "fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 5))
+
+
+def train(wire: str | None, steps: int = 8) -> list[Tensor]:
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.1)
+    if wire is not None:
+        ddp.register_comm_hook(None, comm_hook(wire, topk_ratio=0.2))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        optimizer.zero_grad()
+        ddp(torch.randn(8, 20, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in ddp.parameters()]
+
+
+def check_wire_types() -> None:
+    plain = train(None)
+    for wire, tolerance in TOLERANCE.items():
+        for ours, theirs in zip(train(wire), plain, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+    for parameter in train("topk"):
+        all_of_them = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of_them, parameter)
+        assert all(torch.equal(one, parameter) for one in all_of_them)
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 1], [0, 0, 1, 1]])
+def test_close_to_no_compression(hosts: list[int] | None) -> None:
+    run(check_wire_types, size=2 if hosts is None else len(hosts), hosts=hosts)
+
+
+def check_infinity() -> None:
+    for wire in ("int8", "topk"):
+        after = []
+        for has_infinity in (False, True):
+            ddp = DistributedDataParallel(model(), bucket_cap_mb=0.1)
+            hook = comm_hook(wire)
+            ddp.register_comm_hook(None, hook)
+            for step in range(6):
+                if step == 3 and not has_infinity:
+                    continue
+                ddp.zero_grad()
+                generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+                loss = ddp(torch.randn(8, 20, generator=generator)).square().mean()
+                if step == 3 and dist.get_rank() == 1:
+                    loss = loss * float("inf")
+                loss.backward()
+                if step == 3:
+                    assert any(not p.grad.isfinite().all() for p in ddp.parameters())  # type: ignore[union-attr]
+            after.append([parameter.grad.clone() for parameter in ddp.parameters()])  # type: ignore[union-attr]
+        for one, other in zip(*after, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_infinity_passes_and_leaves_no_trace() -> None:
+    run(check_infinity, hosts=[0, 1])
+
+
+def check_wrong_input() -> None:
+    with pytest.raises(ValueError, match="compression is 'zip'; allowed: none, fp16"):
+        comm_hook("zip")
+    with pytest.raises(ValueError, match="topk_ratio is 2"):
+        comm_hook("topk", topk_ratio=2)
+    with pytest.raises(ValueError, match="backend 'smdp'"):
+        comm_hook("fp16", dist.new_group(backend="gloo"))
+    ddp = DistributedDataParallel(model().double())
+    ddp.register_comm_hook(None, comm_hook("fp16"))
+    with pytest.raises((ValueError, RuntimeError), match="float32"):
+        ddp(torch.ones(2, 20, dtype=torch.float64)).sum().backward()
+
+
+def test_wrong_input() -> None:
+    run(check_wrong_input)
