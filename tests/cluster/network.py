@@ -30,17 +30,17 @@ class Cluster:
 
     Args:
         hosts: How many.
-        rate: Of every link, as tc spells it; None for unlimited.
+        rate: Of every link, as tc spells it, or one per host; None for unlimited.
         rails: Interfaces of a host, each on a bridge of its own.
         ipv6: Whether hosts have IPv6 addresses only.
         names: Give each host a hosts file: "node<i>" is host i, but 127.0.1.1 to itself, as Debian does it.
     """
 
     def __init__(
-        self, hosts: int, rate: str | None = None, *, rails: int = 1, ipv6: bool = False, names: bool = False
+        self, hosts: int, rate: str | list[str] | None = None, *, rails: int = 1, ipv6: bool = False, names: bool = False
     ) -> None:
         self.hosts = hosts
-        self.rate = rate
+        self.rates = [rate] * hosts if rate is None or isinstance(rate, str) else rate
         self.rails = rails
         self.ipv6 = ipv6
         self.names = names
@@ -84,11 +84,12 @@ class Cluster:
         options = ("nodad",) if self.ipv6 else ()
         sh("ip", "-n", name, "addr", "add", address, "dev", device, *options)
         sh("ip", "-n", name, "link", "set", device, "up")
-        if self.rate is not None:
+        rate = self.rates[host]
+        if rate is not None:
             # A burst of 1 ms at 1 Gbit/s; 20 ms of queue, as a switch would have.
             for where, end in ((name, device), (self.switch, port)):
                 sh("tc", "-n", where, "qdisc", "add", "dev", end, "root", "tbf",
-                   "rate", self.rate, "burst", "128kb", "latency", "20ms")  # fmt: skip
+                   "rate", rate, "burst", "128kb", "latency", "20ms")  # fmt: skip
 
     def _hosts_file(self, host: int) -> Path:
         return Path("/etc/netns") / self.name(host) / "hosts"
