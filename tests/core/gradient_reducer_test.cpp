@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "cost/fusion_cost.h"
 #include "fusion/layout.h"
@@ -104,6 +106,26 @@ TEST_P(Reducer, AbsentOnesCountAsZero) {
       const Data first = random_data(gradients, 0, number);
       for (std::size_t j = 0; j < two.size(); ++j) {
         ASSERT_FLOAT_EQ(two[j], first[2][j] / static_cast<float>(group.size()));
+      }
+    }
+  });
+}
+
+// Large gradients are summed where they lie, a place each rank knows only when its backward gets there.
+TEST_P(Reducer, EachRankMayBeTheLast) {
+  run(GetParam(), [](Group& group) {
+    const std::vector<Gradient> gradients = {{"front", 300'000, DType::kFloat32}, {"back", 300'000, DType::kFloat32}};
+    GradientReducer reducer(group, gradients, {});
+    for (int number = 0; number < group.size(); ++number) {
+      Data data = random_data(gradients, group.rank(), number);
+      reducer.ready(1, data[1].data());
+      if (number == group.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      reducer.ready(0, data[0].data());
+      reducer.finish();
+      reducer.wait();
+      const Data expected = mean_over(gradients, group.size(), number);
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        for (std::size_t j = 0; j < data[i].size(); ++j) ASSERT_NEAR(data[i][j], expected[i][j], 1e-5);
       }
     }
   });

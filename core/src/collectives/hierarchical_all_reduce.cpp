@@ -126,8 +126,9 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
 
 Task spread_chunks(Pipeline& p) {
   for (std::size_t k = 0; k < p.chunks.size(); ++k) {
+    // A rank without a lane exchanges nothing, but where its item lies is known only once it is filled.
+    co_await until(-1, [&p, k]() -> bool { return p.has_lane() ? p.exchanged[k] : p.summed > k; });
     const Batch::Item& item = p.item(k);
-    if (p.has_lane()) co_await until(-1, [&p, k]() -> bool { return p.exchanged[k]; });
     if (p.context.board.size() > 1) {
       std::vector<std::vector<Bytes>> contributions(p.context.board.size());
       const std::size_t element = size_of(item.reduction.dtype);
