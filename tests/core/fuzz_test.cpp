@@ -195,6 +195,7 @@ TEST(Fuzz, ControlMessages) {
         std::make_unique<Control>(progress, members, std::move(connections),
                                   Control::Callbacks{[](const Failure& failure) { (void)failure.exception(); },
                                                      [](int, const std::string&) {}, [] { return Control::Status{}; }});
+    progress.run([&] { control->open(); });
     for (int i = 0; i < 8; ++i) {
       std::string body;
       body += "ALPQIV?"[random() % 7];

@@ -80,6 +80,7 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
           on_error);
     }
     mailbox_->open(std::move(streams));
+    control_->open();
     const int doorbell = connections_.eventfds[members_.local_index].get();
     progress_->add(doorbell, EPOLLIN, [doorbell](std::uint32_t) {
       std::uint64_t count = 0;

@@ -66,15 +66,15 @@ Control::Control(Progress& progress, const Members& members, std::vector<FileDes
                  Callbacks callbacks)
     : progress_(progress), members_(members), callbacks_(std::move(callbacks)), peers_(connections.size()) {
   for (std::size_t rank = 0; rank < connections.size(); ++rank) peers_[rank].socket = std::move(connections[rank]);
-  progress_.run([this] {
-    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
-      if (peers_[rank].socket.get() < 0) continue;
-      const int index = static_cast<int>(rank);
-      progress_.add(peers_[rank].socket.get(), EPOLLIN,
-                    [this, index](std::uint32_t events) { on_event(index, events); });
-    }
-    progress_.add(this);
-  });
+}
+
+void Control::open() {
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    if (peers_[rank].socket.get() < 0) continue;
+    const int index = static_cast<int>(rank);
+    progress_.add(peers_[rank].socket.get(), EPOLLIN, [this, index](std::uint32_t events) { on_event(index, events); });
+  }
+  progress_.add(this);
 }
 
 Control::~Control() {

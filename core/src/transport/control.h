@@ -36,6 +36,8 @@ class Control final : public Progress::Client {
   // connections: on rank 0 one per other rank (index rank; [0] is empty), elsewhere one, to rank 0.
   Control(Progress& progress, const Members& members, std::vector<FileDescriptor> connections, Callbacks callbacks);
   ~Control() override;
+  // Listens from here on: callbacks may come. On the progress thread.
+  void open();
 
   // Tells all other ranks to fail.
   void abort(const Failure& failure);
