@@ -37,7 +37,13 @@ class Cluster:
     """
 
     def __init__(
-        self, hosts: int, rate: str | list[str] | None = None, *, rails: int = 1, ipv6: bool = False, names: bool = False
+        self,
+        hosts: int,
+        rate: str | list[str] | None = None,
+        *,
+        rails: int = 1,
+        ipv6: bool = False,
+        names: bool = False,
     ) -> None:
         self.hosts = hosts
         self.rates = [rate] * hosts if rate is None or isinstance(rate, str) else rate

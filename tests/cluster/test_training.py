@@ -1,4 +1,4 @@
-"""Training under torchrun on several hosts: the same model everywhere, and an error where a host goes away."""
+"""Training under torchrun on several hosts: one model everywhere, and an error where a host goes away."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ rank, size = dist.get_rank(), dist.get_world_size()
 
 def model():
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(32, 700), nn.Tanh(), nn.Linear(700, 700), nn.Tanh(), nn.Linear(700, 8)).double()
+    layers = [nn.Linear(32, 700), nn.Tanh(), nn.Linear(700, 700), nn.Tanh(), nn.Linear(700, 8)]
+    return nn.Sequential(*layers).double()
 
 def train(net, first, rows, steps):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -57,7 +58,9 @@ dist.destroy_process_group()
 """
 
 
-def torchrun(cluster: Cluster, ranks_per_host: int, script: Path, *arguments: str) -> list[subprocess.Popen[Any]]:
+def torchrun(
+    cluster: Cluster, ranks_per_host: int, script: Path, *arguments: str
+) -> list[subprocess.Popen[Any]]:
     """Start a launcher on every host."""
     return [
         cluster.start(
