@@ -188,6 +188,7 @@ void bind_group(nb::module_& m) {
             new (self) Group(std::move(store), rank, size, options);
           },
           nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"))
+      .def_prop_ro("id", &Group::id)
       .def_prop_ro("rank", &Group::rank)
       .def_prop_ro("size", &Group::size)
       .def_prop_ro("name", &Group::name)

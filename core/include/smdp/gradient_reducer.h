@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -69,10 +70,17 @@ class SMDP_API GradientReducer {
   // ends with wait() for all.
   void wait(std::size_t index, const std::function<bool()>& interrupted = {});
   void wait(const std::function<bool()>& interrupted = {});
+  // Instead of both, after finish(): `part` runs on the completion thread as each fusion buffer's means have been
+  // written back, with their indices; then `end`, once the step has ended. After a failure only `end` runs, with it.
+  // The reducer must live until then.
+  void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end);
   // After wait(): some rank had it. A gradient that was absent here and is used elsewhere is read by read().
   bool is_used(std::size_t index) const;
   // Writes the mean of this step.
   void read(std::size_t index, void* out) const;
+
+  // Closes it on all ranks, whatever it is doing. Once this returns no gradient's memory is touched any more.
+  void abort(const std::string& reason);
 
   // The loss scale has been multiplied by this: what compression keeps from earlier steps must be, too.
   void rescale(double factor);

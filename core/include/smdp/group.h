@@ -90,8 +90,13 @@ class SMDP_API Group {
   Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-  // Leaves the group, as shutdown() does.
+  // Leaves the group, as shutdown() does, unless find() has given it to somebody else.
   ~Group();
+
+  // Number of the group in this process, for find().
+  std::uint64_t id() const;
+  // The same group; null if it is gone.
+  static std::shared_ptr<Group> find(std::uint64_t id);
 
   int rank() const;
   int size() const;
@@ -144,6 +149,7 @@ class SMDP_API Group {
 
  private:
   class Impl;
+  explicit Group(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };
 

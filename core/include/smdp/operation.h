@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -33,6 +34,8 @@ class SMDP_API Operation {
   int source() const;
   // Pushes `token` to the completion queue of the process once the operation has ended, at once if it has.
   void notify(std::uint64_t token);
+  // Runs on the completion thread of the process once the operation has ended, at once if it has. It must not block.
+  void then(std::function<void()> callback);
 
   // When it left its queue, and when it ended; only after it has.
   std::chrono::steady_clock::time_point began() const;

@@ -53,6 +53,9 @@ class Group:
     def __init__(self, store: Store, rank: int, size: int, name: str, timeout: float, options: Mapping[str, str]) -> None: ...
 
     @property
+    def id(self) -> int: ...
+
+    @property
     def rank(self) -> int: ...
 
     @property
@@ -156,6 +159,23 @@ class GradientCompressor:
     def end_step(self, counts: bool) -> None: ...
 
     def rescale(self, factor: float) -> None: ...
+
+class GradientSteps:
+    """Drives a GradientReducer for ops of a graph, which know it by its id."""
+
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0) -> None:
+        """
+        gradients: (name, elements, dtype) of each. Collective; see gradient_steps.h.
+        """
+
+    @property
+    def id(self) -> int: ...
+
+    def rescale(self, factor: float) -> None: ...
+
+    def explain(self) -> str: ...
+
+    def abort(self, reason: str) -> None: ...
 
 def operation_counts() -> list[tuple[str, str, int, int, float]]:
     """

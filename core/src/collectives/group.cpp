@@ -12,6 +12,7 @@
 #include "collectives/hierarchical.h"
 #include "collectives/local.h"
 #include "collectives/registry.h"
+#include "common/directory.h"
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
 #include "smdp/error.h"
@@ -208,17 +209,32 @@ class Group::Impl {
     const Members& all = engine->members();
     if (!options.trace.empty()) trace::open(options.trace, rank, size, all.host_names[static_cast<std::size_t>(rank)]);
   }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (engine) engine->shutdown("");
+  }
   const Members& members() const { return engine->members(); }
 
   std::shared_ptr<Store> store;
   std::shared_ptr<Engine> engine;
+  std::uint64_t id = 0;
   int splits = 0;  // calls of split(): part of the new group's name
 };
 
 Group::Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options)
-    : impl_(std::make_shared<Impl>(std::move(store), rank, size, options)) {}
+    : impl_(std::make_shared<Impl>(std::move(store), rank, size, options)) {
+  impl_->id = Directory<Impl>::instance().add(impl_);
+}
+Group::Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Group::~Group() = default;
 
-Group::~Group() { impl_->engine->shutdown(""); }
+std::uint64_t Group::id() const { return impl_->id; }
+
+std::shared_ptr<Group> Group::find(std::uint64_t id) {
+  std::shared_ptr<Impl> impl = Directory<Impl>::instance().find(id);
+  return impl ? std::shared_ptr<Group>(new Group(std::move(impl))) : nullptr;
+}
 
 int Group::rank() const { return impl_->members().rank; }
 int Group::size() const { return impl_->members().size; }

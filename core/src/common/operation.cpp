@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/completion.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -39,6 +40,7 @@ struct Operation::State {
   std::exception_ptr error;
   int source = -1;
   std::vector<std::uint64_t> tokens;
+  std::vector<std::function<void()>> callbacks;
   std::chrono::steady_clock::time_point began{};
   std::chrono::steady_clock::time_point ended{};
 };
@@ -90,6 +92,17 @@ void Operation::notify(std::uint64_t token) {
   push_completion(token);
 }
 
+void Operation::then(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->done) {
+      state_->callbacks.push_back(std::move(callback));
+      return;
+    }
+  }
+  run_on_completion_thread(std::move(callback));
+}
+
 std::chrono::steady_clock::time_point Operation::began() const {
   const std::lock_guard lock(state_->mutex);
   return state_->began;
@@ -107,6 +120,7 @@ void Operation::begin() {
 
 void Operation::complete(std::exception_ptr error, int source) {
   std::vector<std::uint64_t> tokens;
+  std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->done) return;
@@ -115,9 +129,11 @@ void Operation::complete(std::exception_ptr error, int source) {
     state_->error = std::move(error);
     state_->source = source;
     tokens.swap(state_->tokens);
+    callbacks.swap(state_->callbacks);
     state_->condition.notify_all();
   }
   for (const std::uint64_t token : tokens) push_completion(token);
+  for (std::function<void()>& callback : callbacks) run_on_completion_thread(std::move(callback));
 }
 
 std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout) {

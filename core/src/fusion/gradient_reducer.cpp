@@ -142,9 +142,11 @@ class GradientReducer::Impl {
       fill(buffer, index, nullptr);
       --buffer.missing;
     }
-    // Behind the gradients that were used, who computed how long: each rank writes to its own place, so the maximum is
-    // a gather.
     std::copy(used_.begin(), used_.end(), everywhere_.begin());
+    if (steps_ == 0 && group_->rank() == 0) {
+      const std::vector<std::uint32_t> order = order_of_first_step();
+      std::memcpy(order_place(), order.data(), order.size() * sizeof(std::uint32_t));
+    }
     const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - last_end_);
     const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::min<long long>(taken.count(), UINT32_MAX));
     std::memcpy(compute_time_of(group_->rank()), &own, sizeof own);
@@ -192,6 +194,25 @@ class GradientReducer::Impl {
     last_end_ = Clock::now();
   }
 
+  void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end) {
+    check_finished();
+    for (FusionBuffer& buffer : buffers_) {
+      buffer.done->then([this, &buffer, part] {
+        for (const std::size_t index : buffer.plan.members) write_back(index);
+        part(buffer.plan.members);
+      });
+    }
+    handle_->then([this, end = std::move(end)] {
+      std::exception_ptr error;
+      try {
+        wait({});  // for nothing: all has come, and after a failure it throws
+      } catch (...) {
+        error = std::current_exception();
+      }
+      end(error);
+    });
+  }
+
   bool is_used(std::size_t index) const {
     check_index(index);
     return !everywhere_.empty() && everywhere_[index] != 0;
@@ -202,6 +223,17 @@ class GradientReducer::Impl {
     const Gradient& gradient = gradients_[index];
     const Place& place = layout_.places[index];
     std::memcpy(out, buffers_[place.buffer].place(place.offset), gradient.count * size_of(gradient.dtype));
+  }
+
+  void abort(const std::string& reason) {
+    group_->abort(reason);
+    Group::Handle handle;
+    {
+      const std::lock_guard lock(mutex_);
+      handle = handle_;
+    }
+    while (handle && !handle->wait_for(kInterruptionCheck)) {
+    }
   }
 
   void rescale(double factor) {
@@ -280,12 +312,9 @@ class GradientReducer::Impl {
     if (is_in_step_) return;
     // Once: what compression kept of the first step goes with the old layout.
     if (steps_ == 1 && !has_new_layout_) {
-      std::vector<bool> has_come(gradients_.size());
-      for (const std::size_t index : seen_) has_come[index] = true;
-      for (std::size_t index = gradients_.size(); index-- > 0;) {
-        if (!has_come[index]) seen_.push_back(index);
-      }
-      lay_out_by(share_order(*group_, seen_));
+      std::vector<std::uint32_t> order(gradients_.size());
+      std::memcpy(order.data(), order_place(), order.size() * sizeof(std::uint32_t));
+      lay_out_by({order.begin(), order.end()});
       has_new_layout_ = true;
     }
     is_in_step_ = true;
@@ -359,7 +388,8 @@ class GradientReducer::Impl {
 
   // Every buffer, then who used what, which is known last. Under mutex_.
   void begin_batch() {
-    everywhere_.assign(gradients_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(group_->size()), 0);
+    const std::size_t numbers = static_cast<std::size_t>(group_->size()) + (steps_ == 0 ? gradients_.size() : 0);
+    everywhere_.assign(gradients_.size() + sizeof(std::uint32_t) * numbers, 0);
     std::vector<Batch::Item> items;
     for (FusionBuffer& buffer : buffers_) {
       buffer.done = std::make_shared<Operation>();
@@ -400,6 +430,16 @@ class GradientReducer::Impl {
 
   std::uint8_t* compute_time_of(int rank) {
     return everywhere_.data() + gradients_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(rank);
+  }
+  std::uint8_t* order_place() { return compute_time_of(group_->size()); }
+
+  // In which gradients came, then those that did not, in reverse.
+  std::vector<std::uint32_t> order_of_first_step() const {
+    std::vector<std::uint32_t> order(seen_.begin(), seen_.end());
+    for (std::size_t index = gradients_.size(); index-- > 0;) {
+      if (used_[index] == 0) order.push_back(static_cast<std::uint32_t>(index));
+    }
+    return order;
   }
 
   // By rank, of the step that ends.
@@ -458,7 +498,8 @@ class GradientReducer::Impl {
   cost::FusionSizes sizes_{};
   Layout layout_;
   std::vector<FusionBuffer> buffers_;
-  // Gradients that some rank had, then microseconds of every rank's compute; valid after wait().
+  // What all must know: a byte per gradient that some rank had; the microseconds that each rank computed; in the first
+  // step, rank 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
   std::vector<std::uint8_t> everywhere_;
   std::shared_ptr<Batch> batch_;  // of this step
   Group::Handle handle_;          // its operation
@@ -485,8 +526,13 @@ void GradientReducer::wait(std::size_t index, const std::function<bool()>& inter
   impl_->wait(index, interrupted);
 }
 void GradientReducer::wait(const std::function<bool()>& interrupted) { impl_->wait(interrupted); }
+void GradientReducer::then(std::function<void(const std::vector<std::size_t>&)> part,
+                           std::function<void(std::exception_ptr)> end) {
+  impl_->then(std::move(part), std::move(end));
+}
 bool GradientReducer::is_used(std::size_t index) const { return impl_->is_used(index); }
 void GradientReducer::read(std::size_t index, void* out) const { impl_->read(index, out); }
+void GradientReducer::abort(const std::string& reason) { impl_->abort(reason); }
 void GradientReducer::rescale(double factor) { impl_->rescale(factor); }
 GradientReducer::Stats GradientReducer::stats() const { return impl_->stats(); }
 std::string GradientReducer::explain() const { return impl_->explain(); }

@@ -124,11 +124,4 @@ cost::Measured measure_all_reduce(Group& group) {
   return {figures[0], figures[1]};
 }
 
-std::vector<std::size_t> share_order(Group& group, const std::vector<std::size_t>& order) {
-  std::vector<std::int64_t> shared(order.begin(), order.end());
-  group.broadcast(shared.data(), std::array<std::int64_t, 1>{static_cast<std::int64_t>(shared.size())}, DType::kInt64,
-                  0);
-  return {shared.begin(), shared.end()};
-}
-
 }  // namespace smdp

@@ -18,7 +18,4 @@ void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, 
 // Collective; well under 200 ms. Rank 0's figures, on all ranks.
 cost::Measured measure_all_reduce(Group& group);
 
-// Collective. Rank 0's order, on all ranks.
-std::vector<std::size_t> share_order(Group& group, const std::vector<std::size_t>& order);
-
 }  // namespace smdp

@@ -1,0 +1,47 @@
+#include "smdp/gradient_steps.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+
+void bind_gradient_steps(nb::module_& m) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<GradientSteps>(m, "GradientSteps", "Drives a GradientReducer for ops of a graph, which know it by its id.")
+      .def(
+          "__init__",
+          [](GradientSteps* self, Group& group, const std::vector<std::tuple<std::string, std::size_t, int>>& list,
+             const std::string& compression, std::size_t buffer_bytes, double factor) {
+            GradientReducerOptions options;
+            options.compression = parse_compression(compression);
+            options.buffer_bytes = buffer_bytes;
+            options.factor = factor;
+            std::vector<Gradient> gradients;
+            for (const auto& [name, count, dtype] : list) {
+              gradients.push_back({name, count, static_cast<DType>(dtype)});
+            }
+            const nb::gil_scoped_release release;
+            new (self) GradientSteps(group, std::move(gradients), options);
+          },
+          nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
+          nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
+          "gradients: (name, elements, dtype) of each. Collective; see gradient_steps.h.")
+      .def_prop_ro("id", &GradientSteps::id)
+      .def("rescale", &GradientSteps::rescale, nb::arg("factor"))
+      .def("explain", &GradientSteps::explain)
+      .def("abort", &GradientSteps::abort, nb::arg("reason"), Release());
+}
+
+}  // namespace smdp

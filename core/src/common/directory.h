@@ -1,0 +1,40 @@
+// Objects that other code knows by number only: an attribute of a graph's op can hold no pointer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace smdp {
+
+// One per type. Numbers start at 1 and are never used again.
+template <class T>
+class Directory {
+ public:
+  static Directory& instance() {
+    static Directory& all = *new Directory;  // never destroyed: ops may outlive main
+    return all;
+  }
+
+  std::uint64_t add(const std::shared_ptr<T>& object) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(objects_, [](const auto& entry) { return entry.second.expired(); });
+    objects_[++last_] = object;
+    return last_;
+  }
+
+  // Null if it is gone or never was.
+  std::shared_ptr<T> find(std::uint64_t number) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = objects_.find(number);
+    return found == objects_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards all below
+  std::map<std::uint64_t, std::weak_ptr<T>> objects_;
+  std::uint64_t last_ = 0;
+};
+
+}  // namespace smdp
