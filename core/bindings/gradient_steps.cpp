@@ -22,22 +22,24 @@ void bind_gradient_steps(nb::module_& m) {
   nb::class_<GradientSteps>(m, "GradientSteps", "Drives a GradientReducer for ops of a graph, which know it by its id.")
       .def(
           "__init__",
-          [](GradientSteps* self, Group& group, const std::vector<std::tuple<std::string, std::size_t, int>>& list,
+          [](GradientSteps* self, Group& group,
+             const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
             options.factor = factor;
             std::vector<Gradient> gradients;
-            for (const auto& [name, count, dtype] : list) {
-              gradients.push_back({name, count, static_cast<DType>(dtype)});
+            options.compares_names = false;
+            for (const auto& [name, count, dtype, shape] : list) {
+              gradients.push_back({name, count, static_cast<DType>(dtype), shape});
             }
             const nb::gil_scoped_release release;
             new (self) GradientSteps(group, std::move(gradients), options);
           },
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
-          "gradients: (name, elements, dtype) of each. Collective; see gradient_steps.h.")
+          "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.")
       .def_prop_ro("id", &GradientSteps::id)
       .def("rescale", &GradientSteps::rescale, nb::arg("factor"))
       .def("explain", &GradientSteps::explain)

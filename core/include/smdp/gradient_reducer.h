@@ -33,6 +33,7 @@ struct Gradient {
   std::string name;  // for messages
   std::size_t count = 0;
   DType dtype = DType::kFloat32;  // a real or complex float
+  std::string shape = {};         // as text; compared between ranks. Empty: "[count]"
 };
 
 struct GradientReducerOptions {
@@ -45,6 +46,8 @@ struct GradientReducerOptions {
   // have used.
   double topk_ratio = 0.01;
   double topk_momentum = 0;
+  // Whether names must be equal on all ranks. TensorFlow's depend on what else a process has built.
+  bool compares_names = true;
 };
 
 // A step is: ready() for each gradient that backward produced, finish(), then wait(). Thread safety: ready() may be

@@ -163,9 +163,9 @@ class GradientCompressor:
 class GradientSteps:
     """Drives a GradientReducer for ops of a graph, which know it by its id."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0) -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0) -> None:
         """
-        gradients: (name, elements, dtype) of each. Collective; see gradient_steps.h.
+        gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.
         """
 
     @property

@@ -14,7 +14,13 @@ namespace {
 constexpr std::size_t kTextBytes = 512;  // of a difference
 
 std::string line_of(const Gradient& gradient) {
-  return "'" + gradient.name + "' " + name_of(gradient.dtype) + "[" + std::to_string(gradient.count) + "]";
+  const std::string shape = gradient.shape.empty() ? "[" + std::to_string(gradient.count) + "]" : gradient.shape;
+  return "'" + gradient.name + "' " + name_of(gradient.dtype) + shape;
+}
+
+bool is_same(const std::string& line, const std::string& other, bool with_names) {
+  if (with_names || line.front() != '\'' || other.front() != '\'') return line == other;
+  return line.substr(line.rfind("' ")) == other.substr(other.rfind("' "));
 }
 
 std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options) {
@@ -37,14 +43,14 @@ std::string rank_zeros_text(Group& group, const std::string& own) {
 }
 
 // First difference between rank 0's lines and this rank's; empty if there is none.
-std::string difference(const std::string& theirs, const std::vector<std::string>& own, int rank) {
+std::string difference(const std::string& theirs, const std::vector<std::string>& own, int rank, bool with_names) {
   std::size_t begin = 0;
   for (std::size_t i = 0;; ++i) {
     const bool they_end = begin >= theirs.size();
     if (they_end && i == own.size()) return "";
     const std::size_t end = they_end ? begin : std::min(theirs.find('\n', begin), theirs.size());
     const std::string line = theirs.substr(begin, end - begin);
-    if (!they_end && i < own.size() && line == own[i]) {
+    if (!they_end && i < own.size() && is_same(line, own[i], with_names)) {
       begin = end + 1;
       continue;
     }
@@ -91,7 +97,8 @@ void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, 
   std::string joined;
   for (const std::string& line : own) joined += line + '\n';
   std::array<char, kTextBytes> text{};
-  difference(rank_zeros_text(group, joined), own, group.rank()).copy(text.data(), kTextBytes - 1);
+  difference(rank_zeros_text(group, joined), own, group.rank(), options.compares_names)
+      .copy(text.data(), kTextBytes - 1);
   std::vector<std::array<char, kTextBytes>> all(static_cast<std::size_t>(group.size()));
   std::vector<Buffer> targets;
   for (auto& one : all) targets.push_back({one.data(), kTextBytes});

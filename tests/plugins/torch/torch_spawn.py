@@ -5,18 +5,14 @@ As a script this file is one of those processes.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-# How long the others may take to fail as well once one process has failed.
-_GRACE_S = 20.0
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from spawn import load, run_script
 
 
 def run(
@@ -30,80 +26,17 @@ def run(
     init: bool = True,
     hosts: Sequence[int] | None = None,
 ) -> list[str]:
-    """Run a function of a test module on `size` processes and wait for them.
-
-    Args:
-        function: Takes nothing; found again by its file and name.
-        size: Number of processes.
-        timeout: Seconds after which all are killed.
-        backend: What init_process_group is called with.
-        env: Variables besides those of this process.
-        exits: Exit codes other than 0 that are expected, by rank (negative: a signal).
-        init: Whether to make the group before calling the function.
-        hosts: The host of each rank; ranks of different ones talk TCP. None: all share one.
-
-    Returns:
-        What each rank printed.
-
-    Raises:
-        AssertionError: A process ended otherwise than expected; the message has the output of all.
-    """
-    expected = [0] * size
-    for rank, code in (exits or {}).items():
-        expected[rank] = code
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder, f"rank{rank}.log") for rank in range(size)]
-        processes = []
-        for rank in range(size):
-            command = [
-                sys.executable,
-                __file__,
-                function.__code__.co_filename,
-                function.__name__,
-                backend if init else "",
-            ]
-            variables = {
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "SMDP_TEST_STORE": str(Path(folder, "store")),
-                "SMDP_TEST_FOLDER": folder,
-                "PYTHONUNBUFFERED": "1",
-                **({} if hosts is None else {"SMDP_HOST_ID": f"host{hosts[rank]}"}),
-                **(env or {}),
-            }
-            with logs[rank].open("wb") as log:
-                processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
-        try:
-            codes = _wait(processes, expected, timeout)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        outputs = [log.read_text(errors="replace") for log in logs]
-    if codes != expected:
-        report = "\n".join(f"--- rank {rank} ---\n{text[-6000:]}" for rank, text in enumerate(outputs))
-        raise AssertionError(
-            f"{function.__name__}: exit codes {codes}, expected {expected} (None: killed)\n{report}"
-        )
-    return outputs
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], expected: list[int], timeout: float) -> list[int | None]:
-    deadline = time.monotonic() + timeout
-    is_failing = False
-    while time.monotonic() < deadline:
-        codes = [process.poll() for process in processes]
-        if None not in codes:
-            return codes
-        pairs = zip(codes, expected, strict=True)
-        if not is_failing and any(code not in (None, want) for code, want in pairs):
-            is_failing = True
-            deadline = min(deadline, time.monotonic() + _GRACE_S)
-        time.sleep(0.02)
-    return [process.poll() for process in processes]
+    """See run_script(). backend: what init_process_group is called with, if `init`."""
+    return run_script(
+        __file__,
+        function,
+        [backend if init else ""],
+        size,
+        timeout=timeout,
+        env=env,
+        exits=exits,
+        hosts=hosts,
+    )
 
 
 def _main(path: str, name: str, backend: str) -> None:
@@ -111,12 +44,7 @@ def _main(path: str, name: str, backend: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(Path(path).parent))
-    spec.loader.exec_module(module)
+    function = load(path, name)
     if backend:
         dist.init_process_group(
             backend,
@@ -125,7 +53,7 @@ def _main(path: str, name: str, backend: str) -> None:
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=60),
         )
-    getattr(module, name)()
+    function()
     if backend:
         dist.destroy_process_group()
 

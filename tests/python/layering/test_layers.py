@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "smdp.cli.bench.peers": {"smdp", "numpy", "ml_dtypes", "torch", "mpi4py"},  # the libraries it measures
     "smdp.torch": {"smdp", "torch", "smdp_torch_autoload"},
     "smdp_torch_autoload": {"smdp", "torch"},
+    "smdp.tensorflow": {"smdp", "numpy", "tensorflow"},
 }
 # Packages that one folder of MAY_IMPORT must not reach, although a longer name begins with the allowed one.
 FRAMEWORKS = {"torch", "tensorflow", "transformers", "accelerate", "lightning", "jax"}

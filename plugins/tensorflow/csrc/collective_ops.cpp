@@ -1,0 +1,57 @@
+// Collectives whose output has the shape of the input. All ops are stateful: TensorFlow runs them in the order of the
+// program, which is the same on all ranks.
+#include <cstring>
+
+#include "kernel.h"
+
+namespace smdp::tensorflow {
+namespace {
+
+const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .interrupted = {}};
+
+struct Allreduce {
+  explicit Allreduce(TF_OpKernelConstruction* construction)
+      : group(attribute(construction, "group")), op(static_cast<ReduceOp>(attribute(construction, "op"))) {}
+  void run(const RunPtr& run) const {
+    const std::shared_ptr<TF_Tensor> out = copied_output(run->context(), 0, 0);
+    const Shape shape = shape_of(out.get());
+    void* data = TF_TensorData(out.get());
+    after(run, find_group(group)->all_reduce(data, data, shape, dtype_of(out.get()), op, 1, kAsync),
+          [run, out] { run->end(); });
+  }
+  std::int64_t group;
+  ReduceOp op;
+};
+
+struct Broadcast {
+  explicit Broadcast(TF_OpKernelConstruction* construction)
+      : group(attribute(construction, "group")), root(static_cast<int>(attribute(construction, "root"))) {}
+  void run(const RunPtr& run) const {
+    const std::shared_ptr<TF_Tensor> out = copied_output(run->context(), 0, 0);
+    const Shape shape = shape_of(out.get());
+    after(run, find_group(group)->broadcast(TF_TensorData(out.get()), shape, dtype_of(out.get()), root, kAsync),
+          [run, out] { run->end(); });
+  }
+  std::int64_t group;
+  int root;
+};
+
+struct Barrier {
+  explicit Barrier(TF_OpKernelConstruction* construction) : group(attribute(construction, "group")) {}
+  void run(const RunPtr& run) const {
+    after(run, find_group(group)->barrier(kAsync), [run] { run->end(); });
+  }
+  std::int64_t group;
+};
+
+}  // namespace
+
+void define_collective_ops() {
+  define_async<Allreduce>(
+      {"SmdpAllreduce", {"tensor: T"}, {"reduced: T"}, {kReducible, "group: int", "op: int"}, true, same_shape});
+  define_async<Broadcast>(
+      {"SmdpBroadcast", {"tensor: T"}, {"received: T"}, {kMovable, "group: int", "root: int"}, true, same_shape});
+  define_async<Barrier>({"SmdpBarrier", {}, {}, {"group: int"}, true, no_shape});
+}
+
+}  // namespace smdp::tensorflow

@@ -1,0 +1,95 @@
+// What smdp uses of TensorFlow's C API (tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h), declared here so that one
+// binary, built without TensorFlow, serves every release: libtensorflow_framework.so.2 brings the symbols at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+struct TF_Status;
+struct TF_Tensor;
+struct TF_KernelBuilder;
+struct TF_OpKernelConstruction;
+struct TF_OpKernelContext;
+struct TF_OpDefinitionBuilder;
+struct TF_ShapeInferenceContext;
+struct TF_ShapeHandle;
+struct TF_AsyncOpKernelDoneCallback;
+
+enum TF_Code : int {
+  TF_OK = 0,
+  TF_INVALID_ARGUMENT = 3,
+  TF_DEADLINE_EXCEEDED = 4,
+  TF_FAILED_PRECONDITION = 9,
+  TF_ABORTED = 10,
+  TF_INTERNAL = 13,
+};
+
+enum TF_DataType : int {
+  TF_FLOAT = 1,
+  TF_DOUBLE = 2,
+  TF_INT32 = 3,
+  TF_UINT8 = 4,
+  TF_INT16 = 5,
+  TF_INT8 = 6,
+  TF_COMPLEX64 = 8,
+  TF_INT64 = 9,
+  TF_BOOL = 10,
+  TF_BFLOAT16 = 14,
+  TF_UINT16 = 17,
+  TF_COMPLEX128 = 18,
+  TF_HALF = 19,
+  TF_UINT32 = 22,
+  TF_UINT64 = 23,
+};
+
+TF_Status* TF_NewStatus();
+void TF_DeleteStatus(TF_Status*);
+void TF_SetStatus(TF_Status*, TF_Code, const char* message);
+TF_Code TF_GetCode(const TF_Status*);
+const char* TF_Message(const TF_Status*);
+
+void TF_DeleteTensor(TF_Tensor*);
+TF_DataType TF_TensorType(const TF_Tensor*);
+int TF_NumDims(const TF_Tensor*);
+int64_t TF_Dim(const TF_Tensor*, int dimension);
+std::size_t TF_TensorByteSize(const TF_Tensor*);
+void* TF_TensorData(const TF_Tensor*);
+int64_t TF_TensorElementCount(const TF_Tensor*);
+
+TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device, void* (*create)(TF_OpKernelConstruction*),
+                                      void (*compute)(void*, TF_OpKernelContext*), void (*destroy)(void*));
+TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
+                                           void* (*create)(TF_OpKernelConstruction*),
+                                           void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
+                                           void (*destroy)(void*));
+void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
+void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
+void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
+void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
+
+void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor** tensor, TF_Status*);
+void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
+TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const int64_t* dims, int num_dims,
+                             std::size_t bytes, TF_Status*);
+TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*, const int* candidates, int num_candidates, int output,
+                                           const int64_t* dims, int num_dims, int* forwarded, TF_Status*);
+void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
+
+TF_OpDefinitionBuilder* TF_NewOpDefinitionBuilder(const char* name);
+void TF_OpDefinitionBuilderAddAttr(TF_OpDefinitionBuilder*, const char* spec);
+void TF_OpDefinitionBuilderAddInput(TF_OpDefinitionBuilder*, const char* spec);
+void TF_OpDefinitionBuilderAddOutput(TF_OpDefinitionBuilder*, const char* spec);
+void TF_OpDefinitionBuilderSetIsStateful(TF_OpDefinitionBuilder*, bool);
+void TF_OpDefinitionBuilderSetShapeInferenceFunction(TF_OpDefinitionBuilder*,
+                                                     void (*)(TF_ShapeInferenceContext*, TF_Status*));
+void TF_RegisterOpDefinition(TF_OpDefinitionBuilder*, TF_Status*);
+TF_ShapeHandle* TF_NewShapeHandle();
+void TF_DeleteShapeHandle(TF_ShapeHandle*);
+TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext*);
+void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
+void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
+void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*, TF_Status*);
+
+}  // extern "C"

@@ -1,0 +1,67 @@
+"""TensorFlow 2 plugin, with the calls that SMDDP and Horovod scripts make.
+
+Example:
+    >>> import smdp.tensorflow as sdp
+    >>> sdp.init()                                                          # doctest: +SKIP
+    >>> tape = sdp.DistributedGradientTape(tape)                            # doctest: +SKIP
+    >>> sdp.broadcast_variables(model.variables, root_rank=0)               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+try:
+    import tensorflow  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ImportError('smdp.tensorflow needs TensorFlow: pip install "smdp[tensorflow]"') from error
+
+from smdp import init as init
+from smdp import is_initialized as is_initialized
+from smdp import local_rank as local_rank
+from smdp import local_size as local_size
+from smdp import rank as rank
+from smdp import shutdown as shutdown
+from smdp import size as size
+from smdp.tensorflow.allreduce import allreduce as allreduce
+from smdp.tensorflow.allreduce import grouped_allreduce as grouped_allreduce
+from smdp.tensorflow.allreduce import oob_allreduce as oob_allreduce
+from smdp.tensorflow.collectives import allgather as allgather
+from smdp.tensorflow.collectives import alltoall as alltoall
+from smdp.tensorflow.collectives import barrier as barrier
+from smdp.tensorflow.collectives import broadcast as broadcast
+from smdp.tensorflow.collectives import reducescatter as reducescatter
+from smdp.tensorflow.compression import Compression as Compression
+from smdp.tensorflow.gradient_tape import DistributedGradientTape as DistributedGradientTape
+from smdp.tensorflow.objects import allgather_object as allgather_object
+from smdp.tensorflow.objects import broadcast_object as broadcast_object
+from smdp.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
+from smdp.tensorflow.reduce_op import ReduceOp as ReduceOp
+from smdp.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
+from smdp.tensorflow.variables import broadcast_variables as broadcast_variables
+
+__all__ = [
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "ReduceOp",
+    "SyncBatchNormalization",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "grouped_allreduce",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "oob_allreduce",
+    "rank",
+    "reducescatter",
+    "shutdown",
+    "size",
+]

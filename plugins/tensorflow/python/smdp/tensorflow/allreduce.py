@@ -1,0 +1,156 @@
+"""allreduce as SMDDP and Horovod spell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.collectives import reduce_tensor
+from smdp.tensorflow.compression import Compression, compressor
+from smdp.tensorflow.gradient_steps import can_reduce, reduce_gradients
+from smdp.tensorflow.groups import REDUCIBLE, group_of, tensor_of
+from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.sparse import reduce_slices
+
+
+def allreduce(
+    grad: Any = None,
+    param_index: int | bool | None = None,
+    num_params: int | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    tensor: Any = None,
+    average: bool | None = None,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    group: Any = None,
+    process_set: Any = None,
+) -> Any:
+    """Reduces a tensor over all ranks.
+
+    Args:
+        grad: Tensor or IndexedSlices; the same shape and dtype on all ranks. Also called ``tensor``.
+        param_index: SMDDP's index of the gradient; a bool is taken for Horovod's ``average``. Not needed:
+            ``DistributedGradientTape`` and ``grouped_allreduce`` know what is reduced together.
+        num_params: SMDDP's number of gradients.
+        compression: Compression.fp16 or bf16 to send a float tensor in 16 bits.
+        op: A ReduceOp; None means AVERAGE.
+        prescale_factor: Multiplies the input.
+        postscale_factor: Multiplies the result.
+        tensor: See grad.
+        average: Horovod's old spelling of op: True for AVERAGE, False for SUM.
+        name: Not used; ranks know tensors by the order of the calls.
+        device_dense: Not used.
+        device_sparse: Not used.
+        group: Default: all ranks.
+        process_set: Another name for group.
+    """
+    value = grad if grad is not None else tensor
+    if value is None:
+        raise TypeError("[smdp] allreduce() needs a tensor as its first argument.")
+    if isinstance(param_index, bool):
+        average, param_index = param_index, None
+    if param_index is not None and num_params is not None and not 0 <= param_index < num_params:
+        raise ValueError(f"[smdp] allreduce: param_index is {param_index}; allowed: 0 to {num_params - 1}.")
+    kind = _kind(op, average)
+    members = group_of(group, process_set)
+    if isinstance(value, tf.IndexedSlices):
+        scaled = _scaled_slices(value, prescale_factor)
+        return _scaled_slices(reduce_slices(scaled, kind, members), postscale_factor)
+    value = tensor_of(value, "allreduce", REDUCIBLE)
+    wire = compressor(compression)
+    small, dtype = wire.compress(_scaled(value, prescale_factor))
+    return _scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: Any = None,
+    *,
+    group: Any = None,
+) -> list[Any]:
+    """Reduces several tensors at once; arguments as in allreduce."""
+    kind = _kind(op, average)
+    members = group_of(group, process_set)
+    values = [
+        t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce", REDUCIBLE)
+        for t in tensors
+    ]
+    wire = compressor(compression)
+    together = [
+        i for i, value in enumerate(values) if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and can_reduce(value)
+    ]
+    factor = prescale_factor * postscale_factor / (members.size if kind is ReduceOp.AVERAGE else 1)
+    reduced = dict(
+        zip(
+            together,
+            reduce_gradients(
+                [values[i] for i in together],
+                [f"tensor {i}" for i in together],
+                group=members,
+                compression=wire,
+                factor=factor,
+            ),
+            strict=True,
+        )
+    )
+    return [
+        reduced[i]
+        if i in reduced
+        else allreduce(
+            value,
+            compression=wire if wire.name in ("none", "fp16", "bf16") else None,
+            op=kind,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            group=members,
+        )
+        for i, value in enumerate(values)
+    ]
+
+
+def oob_allreduce(
+    tensor: Any,
+    compression: Any = Compression.none,
+    op: Any = None,
+    *,
+    group: Any = None,
+    process_set: Any = None,
+) -> Any:
+    """Reduces a loss or a metric: a tensor, a number or a list of them. None for ``op`` means AVERAGE."""
+    value = tf.convert_to_tensor(tensor)
+    return allreduce(value, compression=compression, op=op, group=group, process_set=process_set)
+
+
+def _kind(op: Any, average: bool | None) -> ReduceOp:
+    if op is not None and average is not None:
+        raise ValueError("[smdp] give op or average, not both.")
+    if op is None:
+        return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        allowed = ", ".join(f"ReduceOp.{one.name}" for one in ReduceOp)
+        raise ValueError(f"[smdp] op is {op!r}; allowed: {allowed}.") from None
+
+
+def _scaled(tensor: Any, factor: float) -> Any:
+    return tensor if factor == 1.0 else tensor * tf.cast(factor, tensor.dtype)
+
+
+def _scaled_slices(slices: Any, factor: float) -> Any:
+    return tf.IndexedSlices(_scaled(slices.values, factor), slices.indices, slices.dense_shape)

@@ -1,0 +1,142 @@
+"""Collectives on tensors, in eager code and in graphs, with their gradients.
+
+All ranks must make the same calls in the same order; inside a ``tf.function`` TensorFlow keeps the program's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.groups import MOVABLE, REDUCIBLE, by_id, group_of, tensor_of
+from smdp.tensorflow.library import ops
+from smdp.tensorflow.reduce_op import ReduceOp
+
+
+def reduce_tensor(tensor: Any, op: ReduceOp, group: Any) -> Any:
+    """One dense tensor over all ranks of a group."""
+    with tf.device("CPU:0"):
+        return ops.smdp_allreduce(tensor=tensor, group=group.core.id, op=int(op))
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, *, group: Any = None, process_set: Any = None
+) -> Any:
+    """The root's tensor, on every rank; all must have the same shape and dtype."""
+    group = group_of(group, process_set)
+    if not 0 <= root_rank < group.size:
+        raise ValueError(f"[smdp] broadcast: root_rank is {root_rank}; allowed: 0 to {group.size - 1}.")
+    tensor = tensor_of(tensor, "broadcast", MOVABLE)
+    with tf.device("CPU:0"):
+        return ops.smdp_broadcast(tensor=tensor, group=group.core.id, root=root_rank, name=name)
+
+
+def allgather(tensor: Any, name: str | None = None, *, group: Any = None, process_set: Any = None) -> Any:
+    """All ranks' tensors, joined along the first dimension, which may differ; the others may not."""
+    group = group_of(group, process_set)
+    tensor = tensor_of(tensor, "allgather", MOVABLE)
+    with tf.device("CPU:0"):
+        gathered = ops.smdp_allgather(tensor=tensor, group=group.core.id, name=name)
+    if not tf.executing_eagerly() and tensor.shape.rank:
+        gathered.set_shape([None, *tensor.shape[1:]])
+    return gathered
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, *, group: Any = None, process_set: Any = None
+) -> Any:
+    """Rows for every rank, from every rank.
+
+    Args:
+        tensor: Rows for rank 0, then for rank 1, and so on.
+        splits: How many rows each rank gets. Default: the same number.
+        name: Of the op.
+        group: Default: all ranks.
+        process_set: Another name for group.
+
+    Returns:
+        The received rows; with ``splits`` given, also how many came from each rank.
+    """
+    group = group_of(group, process_set)
+    tensor = tensor_of(tensor, "alltoall", MOVABLE)
+    parts = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
+    with tf.device("CPU:0"):
+        received, counts = ops.smdp_alltoall(tensor=tensor, splits=parts, group=group.core.id, name=name)
+    if not tf.executing_eagerly() and tensor.shape.rank:
+        received.set_shape([None, *tensor.shape[1:]])
+        counts.set_shape([group.size])
+    return received if splits is None else (received, counts)
+
+
+def reducescatter(
+    tensor: Any, op: Any = None, name: str | None = None, *, group: Any = None, process_set: Any = None
+) -> Any:
+    """This rank's part of the mean (or ``op``), cut along dimension 0; the first ranks get a row more."""
+    group = group_of(group, process_set)
+    op = ReduceOp.AVERAGE if op is None else ReduceOp(op)
+    tensor = tensor_of(tensor, "reducescatter", REDUCIBLE)
+    with tf.device("CPU:0"):
+        part = ops.smdp_reducescatter(tensor=tensor, group=group.core.id, op=int(op), name=name)
+    if not tf.executing_eagerly() and tensor.shape.rank:
+        part.set_shape([None, *tensor.shape[1:]])
+    return part
+
+
+def barrier(*, group: Any = None, process_set: Any = None) -> Any:
+    """Waits until all ranks have called it."""
+    with tf.device("CPU:0"):
+        return ops.smdp_barrier(group=group_of(group, process_set).core.id)
+
+
+def _rank_in(op: Any) -> tuple[int, int]:
+    """Rank and size of the group that an op was made with; its attribute has only the number."""
+    group = by_id(op.get_attr("group"))
+    return group.rank, group.size
+
+
+def _sum(gradient: Any, op: Any) -> Any:
+    with tf.device("CPU:0"):
+        return ops.smdp_allreduce(tensor=gradient, group=op.get_attr("group"), op=int(ReduceOp.SUM))
+
+
+@tf.RegisterGradient("SmdpAllreduce")
+def _allreduce_gradient(op: Any, gradient: Any) -> Any:
+    kind = ReduceOp(op.get_attr("op"))
+    if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise LookupError(f"[smdp] allreduce with {kind.name} has no gradient; SUM and AVERAGE have.")
+    with tf.device("CPU:0"):
+        return ops.smdp_allreduce(tensor=gradient, group=op.get_attr("group"), op=int(kind))
+
+
+@tf.RegisterGradient("SmdpBroadcast")
+def _broadcast_gradient(op: Any, gradient: Any) -> Any:
+    total = _sum(gradient, op)
+    return total if _rank_in(op)[0] == op.get_attr("root") else tf.zeros_like(total)
+
+
+@tf.RegisterGradient("SmdpAllgather")
+def _allgather_gradient(op: Any, gradient: Any) -> Any:
+    rank, _ = _rank_in(op)
+    rows = tf.shape(op.inputs[0], out_type=tf.int64)[:1]
+    with tf.device("CPU:0"):
+        all_rows = ops.smdp_allgather(tensor=rows, group=op.get_attr("group"))
+    begin = tf.reduce_sum(all_rows[:rank])
+    return _sum(gradient, op)[begin : begin + rows[0]]
+
+
+@tf.RegisterGradient("SmdpAlltoall")
+def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
+    with tf.device("CPU:0"):
+        back, _ = ops.smdp_alltoall(tensor=gradient, splits=op.outputs[1], group=op.get_attr("group"))
+    return back, None
+
+
+@tf.RegisterGradient("SmdpReducescatter")
+def _reducescatter_gradient(op: Any, gradient: Any) -> Any:
+    kind = ReduceOp(op.get_attr("op"))
+    if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise LookupError(f"[smdp] reducescatter with {kind.name} has no gradient; SUM and AVERAGE have.")
+    with tf.device("CPU:0"):
+        gathered = ops.smdp_allgather(tensor=gradient, group=op.get_attr("group"))
+    return gathered if kind is ReduceOp.SUM else gathered / tf.cast(_rank_in(op)[1], gathered.dtype)

@@ -1,0 +1,64 @@
+"""What gradients travel as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Compressor:
+    """One wire type, by its name in the core.
+
+    A tape or optimizer hands the name to the gradient reducer, which compresses between hosts only. A single
+    allreduce casts before and after.
+    """
+
+    def __init__(self, name: str, cast: tf.DType | None = None) -> None:
+        self.name = name
+        self._cast = cast
+
+    def __repr__(self) -> str:
+        return f"Compression.{self.name}"
+
+    def compress(self, tensor: Any) -> tuple[Any, tf.DType | None]:
+        """The tensor to send, and what decompress() needs."""
+        if self.name in ("int8", "topk"):
+            raise ValueError(
+                f"[smdp] {self!r} keeps what it loses for the next step, so it works on the gradients of a"
+                " DistributedGradientTape or DistributedOptimizer, not on a single allreduce."
+                " Use Compression.fp16 or bf16 here."
+            )
+        if self._cast is None or not tensor.dtype.is_floating or tensor.dtype.size <= self._cast.size:
+            return tensor, None
+        return tf.cast(tensor, self._cast), tensor.dtype
+
+    def decompress(self, tensor: Any, dtype: tf.DType | None) -> Any:
+        """The received tensor as it was before compress()."""
+        return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+class Compression:
+    """The wire types: none, fp16, bf16, int8 (per-block scale) and topk, the last two with error feedback."""
+
+    none = Compressor("none")
+    fp16 = Compressor("fp16", tf.float16)
+    bf16 = Compressor("bf16", tf.bfloat16)
+    int8 = Compressor("int8")
+    topk = Compressor("topk")
+
+
+def compressor(value: Any) -> Compressor:
+    """A Compressor from what users pass: Compression.fp16, "fp16" or None.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if isinstance(value, Compressor):
+        return value
+    found = getattr(Compression, "none" if value is None else str(value), None)
+    if not isinstance(found, Compressor):
+        raise ValueError(
+            f"[smdp] compression is {value!r}; allowed: Compression.none, fp16, bf16, int8 and topk."
+        )
+    return found

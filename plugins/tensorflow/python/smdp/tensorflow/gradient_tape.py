@@ -1,0 +1,207 @@
+"""A gradient tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.allreduce import allreduce
+from smdp.tensorflow.compression import Compression, compressor
+from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, reduce_gradients
+from smdp.tensorflow.groups import group_of
+from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.tracing import refuse_xla
+
+
+class Reduction:
+    """How the gradients of a tape or an optimizer are reduced."""
+
+    def __init__(
+        self,
+        compression: Any,
+        op: Any,
+        sparse_as_dense: bool,
+        prescale_factor: float,
+        postscale_factor: float,
+        bucket_cap_mb: float,
+        group: Any,
+        process_set: Any,
+    ) -> None:
+        self._compression = compressor(compression)
+        self._op = ReduceOp.AVERAGE if op is None else ReduceOp(op)
+        self._sparse_as_dense = sparse_as_dense
+        self._prescale = prescale_factor
+        self._postscale = postscale_factor
+        if bucket_cap_mb <= 0:
+            raise ValueError(f"[smdp] bucket_cap_mb is {bucket_cap_mb}; it must be larger than 0.")
+        self._bucket_cap_mb = bucket_cap_mb
+        self._group = group_of(group, process_set)
+
+    def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
+        refuse_xla()
+        results = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
+        is_linear = self._op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+        together = [i for i, g in enumerate(results) if g is not None and is_linear and can_reduce(g)]
+        size = self._group.size if self._op is ReduceOp.AVERAGE else 1
+        reduced = reduce_gradients(
+            [results[i] for i in together],
+            [_name_of(sources[i], i) for i in together],
+            group=self._group,
+            compression=self._compression,
+            factor=self._prescale * self._postscale / size,
+            bucket_cap_mb=self._bucket_cap_mb,
+        )
+        for i, gradient in enumerate(results):
+            if gradient is not None and i not in together:
+                results[i] = allreduce(
+                    gradient,
+                    compression=None if self._compression.name in ("int8", "topk") else self._compression,
+                    op=self._op,
+                    prescale_factor=self._prescale,
+                    postscale_factor=self._postscale,
+                    group=self._group,
+                )
+        for i, gradient in zip(together, reduced, strict=True):
+            results[i] = gradient
+        return results
+
+    def _densified(self, gradient: Any, source: Any) -> Any:
+        if gradient is None:
+            return None
+        if isinstance(gradient, tf.IndexedSlices):
+            if not self._sparse_as_dense:
+                return gradient
+            gradient = tf.convert_to_tensor(gradient)
+        if not gradient.shape.is_fully_defined() and source.shape.is_fully_defined():
+            gradient = tf.ensure_shape(gradient, source.shape)
+        return gradient
+
+
+def _name_of(source: Any, index: int) -> str:
+    name = getattr(source, "path", None)  # Keras 3
+    if name is None and not (
+        tf.executing_eagerly() and tf.is_tensor(source) and not hasattr(source, "assign")
+    ):
+        name = getattr(source, "name", None)
+    return str(name or f"source {index}")
+
+
+class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
+    """Wraps a tape, finished or not: ``gradient()`` gives the mean over all ranks.
+
+    Everything else is the wrapped tape's. All ranks must ask for the gradients of the same variables in the
+    same order. Inside a ``tf.function`` each gradient is sent as soon as backward has it.
+
+    Args:
+        gradtape: The tape.
+        device_dense: Not used.
+        device_sparse: Not used.
+        compression: What float32 gradients travel as between hosts, one of Compression.
+        sparse_as_dense: Reduce IndexedSlices as dense tensors. Otherwise rows and indices are gathered.
+        op: A ReduceOp.
+        gradient_predivide_factor: Not used; smdp divides before the sum.
+        num_groups: Not used; fusion buffers follow from sizes.
+        groups: Not used.
+        prescale_factor: Multiplies gradients before the sum.
+        postscale_factor: Multiplies the result.
+        bucket_cap_mb: Most MiB of a fusion buffer.
+        group: Default: all ranks.
+        process_set: Another name for group.
+    """
+
+    def __init__(
+        self,
+        gradtape: Any,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        sparse_as_dense: bool = False,
+        op: Any = ReduceOp.AVERAGE,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Any = None,
+        *,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        bucket_cap_mb: float = BUCKET_CAP_MB,
+        group: Any = None,
+        process_set: Any = None,
+    ) -> None:
+        # Not the base's: this object only looks like a tape. What records is the wrapped one.
+        self._wrapped = gradtape
+        self._is_used = False
+        self._reduction = Reduction(
+            compression,
+            op,
+            sparse_as_dense,
+            prescale_factor,
+            postscale_factor,
+            bucket_cap_mb,
+            group,
+            process_set,
+        )
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._wrapped.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._wrapped.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_wrapped":
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As tf.GradientTape's, over all ranks.
+
+        Raises:
+            RuntimeError: A second call, on a persistent tape.
+        """
+        if self._is_used:
+            names = ", ".join(_name_of(s, i) for i, s in enumerate(tf.nest.flatten(sources)[:3]))
+            raise RuntimeError(
+                f"[smdp] rank {self._reduction._group.rank}: DistributedGradientTape.gradient() was called"
+                f" a second time, now for {names}. Wrap the persistent tape again for each call, or ask"
+                " for all gradients in one."
+            )
+        self._is_used = True
+        gradients = self._wrapped.gradient(target, sources, output_gradients, unconnected_gradients)
+        flat = tf.nest.flatten(sources)
+        reduced = self._reduction(tf.nest.flatten(gradients, expand_composites=False), flat)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def reset(self) -> None:
+        """As tf.GradientTape's."""
+        self._is_used = False
+        self._wrapped.reset()
+
+    def watch(self, tensor: Any) -> None:
+        """As tf.GradientTape's."""
+        self._wrapped.watch(tensor)
+
+    def watched_variables(self) -> Any:
+        """As tf.GradientTape's."""
+        return self._wrapped.watched_variables()
+
+    def stop_recording(self) -> Any:
+        """As tf.GradientTape's."""
+        return self._wrapped.stop_recording()
+
+    def jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """As tf.GradientTape's, of this rank alone."""
+        return self._wrapped.jacobian(*arguments, **options)
+
+    def batch_jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """As tf.GradientTape's, of this rank alone."""
+        return self._wrapped.batch_jacobian(*arguments, **options)

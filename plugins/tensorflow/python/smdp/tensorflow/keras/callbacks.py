@@ -1,0 +1,224 @@
+"""Keras callbacks for training on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smdp.tensorflow.allreduce import oob_allreduce
+from smdp.tensorflow.groups import group_of
+from smdp.tensorflow.objects import broadcast_object
+from smdp.tensorflow.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives model and optimizer the root's values after the first batch, once all variables are there."""
+
+    def __init__(self, root_rank: int = 0, device: str = "", *, group: Any = None) -> None:
+        super().__init__()
+        self._root = root_rank
+        self._group = group
+        self._is_done = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Once."""
+        if self._is_done:
+            return
+        self._is_done = True
+        broadcast_variables(self.model.variables, self._root, group=self._group)
+        optimizer = self.model.optimizer
+        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        broadcast_variables(variables, self._root, group=self._group)
+
+
+class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """The metrics of an epoch become their mean over all ranks. Put it before callbacks that read them."""
+
+    def __init__(self, device: str = "", *, group: Any = None) -> None:
+        super().__init__()
+        self._group = group
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """All metrics in one message."""
+        if not logs:
+            return
+        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        for name, value in zip(names, oob_allreduce(values, group=self._group).numpy(), strict=True):
+            logs[name] = float(value)
+
+
+class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from start_epoch on, until end_epoch.
+
+    Args:
+        initial_lr: The learning rate that is multiplied.
+        multiplier: A number or a function of the epoch.
+        start_epoch: First epoch it works in.
+        end_epoch: First epoch it does not work in any more.
+        staircase: Change at the start of epochs only; otherwise every batch, with fractions of epochs.
+        momentum_correction: Not used: Keras optimizers keep no sum of learning rates in their momentum.
+        steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._initial = initial_lr
+        self._multiplier = multiplier if callable(multiplier) else lambda epoch: float(multiplier)
+        self._start = start_epoch
+        self._end = end_epoch
+        self._staircase = staircase
+        self._steps = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how long an epoch is.
+
+        Raises:
+            ValueError: It is not known, and needed.
+        """
+        if self._steps is None:
+            self._steps = self.params.get("steps")
+        if not self._staircase and not self._steps:
+            raise ValueError(
+                "[smdp] staircase=False needs to know how long an epoch is: give steps_per_epoch=..."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Sets the rate of the epoch."""
+        self._epoch = epoch
+        self._set(float(epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate of the batch."""
+        if not self._staircase and self._steps:
+            self._set(self._epoch + batch / self._steps)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Shows the rate among the metrics."""
+        if logs is not None:
+            logs["lr"] = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
+
+    def _set(self, epoch: float) -> None:
+        if epoch < self._start or (self._end is not None and epoch >= self._end):
+            return
+        self.model.optimizer.learning_rate = self._initial * self._multiplier(epoch)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs.
+
+    Args:
+        initial_lr: The learning rate at the end, usually the one of one process times the number of ranks.
+        warmup_epochs: How long it takes.
+        momentum_correction: Not used.
+        steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
+        verbose: 1: rank 0 says when it is over.
+        group: Default: all ranks.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+        *,
+        group: Any = None,
+    ) -> None:
+        self._members = group_of(group)
+        size = self._members.size
+
+        def multiplier(epoch: float) -> float:
+            # One batch further, so that the last one of the warm-up has the whole rate.
+            reached = min(1.0, (epoch + 1.0 / (self._steps or 1)) / warmup_epochs) if warmup_epochs else 1.0
+            return (1.0 + reached * (size - 1)) / size
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            0,
+            int(np.ceil(warmup_epochs)),
+            False,
+            momentum_correction,
+            steps_per_epoch,
+        )
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Tells that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if self._end is not None and epoch == self._end - 1 and self._verbose and self._members.rank == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial}.")
+
+
+class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Keras' ModelCheckpoint of the best model so far, on rank 0. Put it after MetricAverageCallback."""
+
+    def __init__(
+        self, filepath: str | Path = "best.keras", monitor: str = "val_loss", **options: Any
+    ) -> None:
+        super().__init__(filepath=filepath, monitor=monitor, save_best_only=True, **options)
+        self._is_root = group_of().rank == 0
+
+    def _save_model(self, *arguments: Any, **options: Any) -> None:
+        if self._is_root:
+            super()._save_model(*arguments, **options)
+
+
+class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves model and optimizer after every epoch on rank 0, and goes on from there after a restart.
+
+    Give ``initial_epoch=callback.restore(model)`` to fit(): all ranks then start with the newest checkpoint's
+    values, or with rank 0's if there is none.
+
+    Args:
+        directory: Where rank 0 keeps checkpoints (tf.train.Checkpoint).
+        max_to_keep: How many.
+        group: Default: all ranks.
+    """
+
+    def __init__(self, directory: str | Path, max_to_keep: int = 3, *, group: Any = None) -> None:
+        super().__init__()
+        self._directory = str(directory)
+        self._keep = max_to_keep
+        self._members = group_of(group)
+        self._writer: tf.train.CheckpointManager | None = None
+        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def _checkpoints(self, model: Any) -> tf.train.CheckpointManager:
+        if self._writer is None:
+            checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, epoch=self._epoch)
+            self._writer = tf.train.CheckpointManager(checkpoint, self._directory, self._keep)
+        return self._writer
+
+    def restore(self, model: Any) -> int:
+        """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with."""
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if self._members.rank == 0:
+            checkpoints = self._checkpoints(model)
+            if checkpoints.latest_checkpoint:
+                checkpoints.checkpoint.restore(checkpoints.latest_checkpoint).expect_partial()
+        broadcast_variables([*model.variables, *model.optimizer.variables], 0, group=self._members)
+        return int(broadcast_object(int(self._epoch.numpy()), 0, group=self._members))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits."""
+        if self._members.rank == 0:
+            self._epoch.assign(epoch + 1)
+            self._checkpoints(self.model).save()

@@ -1,0 +1,50 @@
+"""Python objects between ranks, pickled."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smdp.tensorflow.collectives import allgather, broadcast
+from smdp.tensorflow.groups import group_of
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: Any = None,
+    *,
+    group: Any = None,
+) -> Any:
+    """The root's object, on every rank. It is pickled: ranks must trust each other, as they do anyway."""
+    members = group_of(group, process_set)
+    data = _pickled(obj) if members.rank == root_rank else np.zeros(0, np.uint8)
+    length = int(broadcast(tf.constant([len(data)], tf.int64), root_rank, group=members)[0])
+    if members.rank != root_rank:
+        data = np.zeros(length, np.uint8)
+    received = broadcast(tf.constant(data), root_rank, group=members).numpy()
+    return obj if members.rank == root_rank else pickle.loads(received.tobytes())
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: Any = None, *, group: Any = None
+) -> list[Any]:
+    """Every rank's object, by rank, on every rank."""
+    members = group_of(group, process_set)
+    data = _pickled(obj)
+    lengths = allgather(tf.constant([len(data)], tf.int64), group=members).numpy()
+    joined = allgather(tf.constant(data), group=members).numpy()
+    ends = np.cumsum(lengths)
+    return [pickle.loads(joined[end - n : end].tobytes()) for n, end in zip(lengths, ends, strict=True)]
+
+
+def _pickled(obj: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    stream = io.BytesIO()
+    pickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    return np.frombuffer(stream.getvalue(), np.uint8)

@@ -1,0 +1,76 @@
+"""A Keras 3 optimizer that applies the gradients of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.compression import Compression
+from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
+from smdp.tensorflow.gradient_tape import Reduction
+from smdp.tensorflow.library import is_keras_3, keras_version
+from smdp.tensorflow.reduce_op import ReduceOp
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = ReduceOp.AVERAGE,
+    bucket_cap_mb: float = BUCKET_CAP_MB,
+    *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    group: Any = None,
+    process_set: Any = None,
+) -> Any:
+    """Makes a Keras 3 optimizer reduce gradients before it applies them, and returns it.
+
+    Only ``apply`` of this one object changes: its class, config and variables do not, so a saved model loads
+    where smdp is not installed. Clipping, weight decay and loss scaling come after the reduction. With
+    ``mixed_float16`` wrap the outermost one, ``DistributedOptimizer(LossScaleOptimizer(optimizer))``, so that
+    all ranks agree which steps to skip. Arguments are DistributedGradientTape's; name and use_locking are not
+    used.
+
+    Raises:
+        TypeError: It is no Keras 3 optimizer. With Keras 2 use DistributedGradientTape.
+        ValueError: It is distributed already, or mixed_float16 is on and it scales no loss.
+    """
+    if not is_keras_3 or not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise TypeError(
+            f"[smdp] DistributedOptimizer takes an optimizer of Keras 3; this is {type(optimizer).__name__}"
+            f" and tf.keras is {keras_version}. With Keras 2 use DistributedGradientTape."
+        )
+    if hasattr(optimizer, "_smdp_reduction"):
+        raise ValueError(
+            "[smdp] this optimizer is distributed already; wrapping it twice would reduce twice."
+        )
+    scales_loss = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    if tf.keras.mixed_precision.global_policy().name == "mixed_float16" and not scales_loss:
+        raise ValueError(
+            "[smdp] with mixed_float16 Keras wraps the optimizer in a LossScaleOptimizer, which then decides"
+            " on each rank alone whether to skip a step. Wrap it yourself, inside:"
+            " DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))."
+        )
+    reduction = Reduction(
+        compression, op, sparse_as_dense, prescale_factor, postscale_factor, bucket_cap_mb, group, process_set
+    )
+    apply = optimizer.apply
+
+    def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        grads = list(grads)
+        variables = (
+            optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        )
+        return apply(reduction(grads, variables), trainable_variables)
+
+    # Past the setattr of Keras, which would track it.
+    object.__setattr__(optimizer, "_smdp_reduction", reduction)
+    object.__setattr__(optimizer, "apply", apply_reduced)
+    return optimizer

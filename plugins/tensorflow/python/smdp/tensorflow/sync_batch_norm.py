@@ -1,0 +1,51 @@
+"""Batch normalization over the global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.collectives import reduce_tensor
+from smdp.tensorflow.groups import group_of
+from smdp.tensorflow.library import is_keras_3, keras_version
+from smdp.tensorflow.reduce_op import ReduceOp
+
+
+@tf.keras.utils.register_keras_serializable(package="smdp")
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Keras 3's BatchNormalization with mean and variance over the batches of all ranks.
+
+    Arguments are those of keras.layers.BatchNormalization. It has the same variables, so weights can be
+    loaded into a plain BatchNormalization. All ranks must run the layer equally often while training.
+
+    Raises:
+        TypeError: tf.keras is Keras 2.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        if not is_keras_3:
+            raise TypeError(
+                f"[smdp] SyncBatchNormalization is a layer of Keras 3; tf.keras is {keras_version}."
+                " Use TensorFlow 2.16 or newer."
+            )
+        super().__init__(*arguments, **options)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        group = group_of()
+        # In float32, as Keras does it: sums of squares lose too much in 16 bits.
+        values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
+        weights = tf.ones_like(values)
+        if mask is not None:
+            weights *= tf.cast(tf.expand_dims(mask, -1), values.dtype)
+        axes = self._reduction_axes
+        count = tf.reduce_sum(weights, axes)
+        total = tf.reduce_sum(values * weights, axes)
+        sums = reduce_tensor(tf.stack([count, total]), ReduceOp.SUM, group)
+        mean = sums[1] / tf.maximum(sums[0], tf.keras.backend.epsilon())
+        shape = [1 if axis in axes else size for axis, size in enumerate(values.shape)]
+        centered = values - tf.reshape(mean, shape)
+        # A second pass: the difference of two large sums of squares would cancel.
+        squares = reduce_tensor(tf.reduce_sum(centered * centered * weights, axes), ReduceOp.SUM, group)
+        variance = squares / tf.maximum(sums[0], tf.keras.backend.epsilon())
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

@@ -1,0 +1,28 @@
+"""What can be known while TensorFlow traces a function."""
+
+from __future__ import annotations
+
+import sys
+
+import tensorflow as tf
+
+
+def refuse_xla() -> None:
+    """Stops the trace of a function that XLA would compile, which would fail later and less clearly.
+
+    Raises:
+        ValueError: One of the functions being traced has jit_compile=True.
+    """
+    if tf.executing_eagerly():
+        return
+    frame = sys._getframe(1)
+    while frame is not None:
+        # tf.function's own class holds what the user asked for; the graph does not say.
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("__call__", "_call") else None
+        if getattr(owner, "_jit_compile", None) is True and hasattr(owner, "python_function"):
+            raise ValueError(
+                f"[smdp] the function {getattr(owner, '__name__', '')!r} has jit_compile=True, and XLA cannot"
+                " compile communication. Put tf.function(jit_compile=True) on forward and backward only,"
+                " or use model.compile(jit_compile=False)."
+            )
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,238 @@
+"""Keras 3: fit with a distributed optimizer, callbacks, synchronized batch norm, saved models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_spawn import run
+
+import smdp.tensorflow as sdp
+from smdp.tensorflow.keras import callbacks
+
+keras = tf.keras
+is_keras_3 = hasattr(keras, "ops")
+needs_keras_3 = pytest.mark.skipif(not is_keras_3, reason="needs Keras 3")
+FOLDER = Path(os.environ.get("SMDP_TEST_FOLDER", "."))
+
+
+def model(seed: int = 1, norm: type | None = None) -> tf.keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(30, activation="relu"), keras.layers.Dense(3)]
+    if norm is not None:
+        layers.insert(1, norm(momentum=0.5))
+    net = keras.Sequential([keras.layers.Input((8,)), *layers])
+    return net
+
+
+def data(rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(3)
+    return random.normal(size=(rows, 8)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
+
+
+def mine(array: np.ndarray, batch: int = 16) -> np.ndarray:
+    """This rank's part of every global batch."""
+    parts = array.reshape(-1, batch, array.shape[1])
+    own = np.split(parts, sdp.size(), axis=1)[sdp.rank()]
+    return own.reshape(-1, array.shape[1])
+
+
+def weights(net: tf.keras.Model) -> list[np.ndarray]:
+    return [np.array(w) for w in net.get_weights()]
+
+
+def check_fit() -> None:
+    """As one process with the global batch, with clipping, weight decay, accumulation, mixed precision."""
+    x, y = data()
+    makers = {
+        "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        "clip": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+        "accumulate": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+        "decay": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    }
+    for name, make in makers.items():
+        alone, ours = model(), model(seed=1 + sdp.rank())
+        sdp.broadcast_variables(ours.variables, root_rank=0)
+        alone.compile(make(), "mse")
+        alone.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        optimizer = make()
+        wrapped = sdp.DistributedOptimizer(optimizer)
+        assert wrapped is optimizer and type(wrapped) is type(make())
+        assert {**wrapped.get_config(), "name": ""} == {**make().get_config(), "name": ""}
+        ours.compile(wrapped, "mse", jit_compile="auto")
+        ours.fit(mine(x), mine(y), batch_size=16 // sdp.size(), epochs=2, shuffle=False, verbose=0)
+        for a, b in zip(weights(ours), weights(alone), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5, err_msg=name)
+        names = [
+            [v.path.split("/")[-1].split("_")[-1] for v in net.optimizer.variables] for net in (ours, alone)
+        ]
+        assert names[0] == names[1]
+    with pytest.raises(ValueError, match="distributed already"):
+        sdp.DistributedOptimizer(wrapped)
+    with pytest.raises(TypeError, match="takes an optimizer of Keras 3; this is Sequential"):
+        sdp.DistributedOptimizer(ours)
+
+
+def check_mixed_precision() -> None:
+    """A step that is infinite on one rank is skipped on all."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    with pytest.raises(ValueError, match="LossScaleOptimizer"):
+        sdp.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    net = model()
+    net.compile(sdp.DistributedOptimizer(scaled), "mse")
+    x, y = data()
+    net.train_on_batch(mine(x), mine(y))
+    before = weights(net)
+    bad = np.full_like(mine(x), np.inf if sdp.rank() == 1 else 1.0)
+    net.train_on_batch(bad, mine(y))
+    assert all(np.array_equal(a, b) for a, b in zip(weights(net), before, strict=True))
+    net.train_on_batch(mine(x), mine(y))
+    after = weights(net)
+    assert not np.array_equal(after[0], before[0])
+    bits = [a.tobytes() for a in after]
+    assert all(other == bits for other in sdp.allgather_object(bits))
+
+
+def check_callbacks() -> None:
+    x, y = data()
+    net = model(seed=1 + sdp.rank())
+    net.compile(sdp.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    seen: list[float] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(logs["loss"])
+
+    warmup = callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
+    later = callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5, start_epoch=3)
+    best = FOLDER / f"best{sdp.rank()}.keras"
+    commit = callbacks.CommitStateCallback(FOLDER / f"state{sdp.rank()}")
+    assert commit.restore(net) == 0
+    history = net.fit(
+        mine(x),
+        mine(y) + sdp.rank(),
+        batch_size=16 // sdp.size(),
+        epochs=4,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[
+            callbacks.BroadcastGlobalVariablesCallback(0),
+            callbacks.MetricAverageCallback(),
+            warmup,
+            later,
+            callbacks.BestModelCheckpoint(best),
+            commit,
+            Watch(),
+        ],
+    )
+    assert all(other == seen for other in sdp.allgather_object(seen))
+    rates = history.history["lr"]
+    # Two epochs of four batches, from half the rate.
+    np.testing.assert_allclose(rates, [0.05 + 0.05 * 4 / 8, 0.1, 0.1, 0.05], rtol=1e-6)
+    assert best.exists() == (sdp.rank() == 0)
+    bits = [w.tobytes() for w in weights(net)]
+    assert all(other == bits for other in sdp.allgather_object(bits))
+    # Everything is lost but rank 0's checkpoints.
+    again = model(seed=9)
+    again.compile(sdp.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    assert callbacks.CommitStateCallback(FOLDER / f"state{sdp.rank()}").restore(again) == 4
+    assert [w.tobytes() for w in weights(again)] == bits
+    if sdp.rank() == 0:
+        net.save(FOLDER / "model.keras")
+        net.export(FOLDER / "exported")
+        x_test = x[:4]
+        np.save(FOLDER / "expected.npy", net.predict(x_test, verbose=0))
+        np.save(FOLDER / "x.npy", x_test)
+        load = f"""
+import sys
+sys.modules["smdp"] = None  # not installed
+import numpy as np, tensorflow as tf
+folder = {str(FOLDER)!r}
+x, expected = np.load(folder + "/x.npy"), np.load(folder + "/expected.npy")
+net = tf.keras.models.load_model(folder + "/model.keras")
+assert type(net.optimizer).__name__ == "SGD"
+np.testing.assert_allclose(net.predict(x, verbose=0), expected, rtol=1e-5)
+net.fit(x, expected, verbose=0)
+served = tf.saved_model.load(folder + "/exported")
+np.testing.assert_allclose(served.serve(x), expected, rtol=1e-5)
+"""
+        subprocess.run([sys.executable, "-c", load], check=True, timeout=60)
+    sdp.barrier()
+
+
+def check_batch_norm() -> None:
+    x, y = data(32)
+    x = x * 3 + 1
+    plain, synced = model(norm=keras.layers.BatchNormalization), model(norm=sdp.SyncBatchNormalization)
+    for net, rows, targets in ((plain, x, y), (synced, mine(x, 32), mine(y, 32))):
+        optimizer = keras.optimizers.SGD(0.1)
+        for _ in range(5):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(net(rows, training=True) - targets))
+            if net is synced:
+                tape = sdp.DistributedGradientTape(tape)
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply(gradients, net.trainable_variables)
+    for a, b in zip(weights(synced), weights(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    # Sequences of unequal length: the masked steps do not count.
+    inputs = np.random.default_rng(0).normal(size=(4, 5, 2)).astype("float32")
+    mask = np.arange(5) < np.array([[5], [2], [3], [1]])
+    reference, ours = keras.layers.BatchNormalization(), sdp.SyncBatchNormalization()
+    expected = reference(inputs, training=True, mask=mask)
+    part = slice(2 * sdp.rank(), 2 * sdp.rank() + 2)
+    got = ours(inputs[part], training=True, mask=mask[part])
+    np.testing.assert_allclose(got, expected[part], atol=1e-4)
+    again = keras.layers.deserialize(keras.layers.serialize(ours))
+    assert type(again) is sdp.SyncBatchNormalization
+
+
+def check_keras_2() -> None:
+    with pytest.raises(TypeError, match="With Keras 2 use DistributedGradientTape"):
+        sdp.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(TypeError, match="is a layer of Keras 3"):
+        sdp.SyncBatchNormalization()
+    x, y = data()
+    net = model(seed=1 + sdp.rank())
+    net.compile(keras.optimizers.SGD(0.0), "mse")
+    history = net.fit(
+        mine(x),
+        mine(y) + sdp.rank(),
+        epochs=2,
+        verbose=0,
+        callbacks=[callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback()],
+    )
+    assert len(set(sdp.allgather_object(history.history["loss"][1]))) == 1
+    bits = [w.tobytes() for w in weights(net)]
+    assert all(other == bits for other in sdp.allgather_object(bits))
+
+
+@needs_keras_3
+def test_fit() -> None:
+    run(check_fit, 2)
+
+
+@needs_keras_3
+def test_mixed_precision() -> None:
+    run(check_mixed_precision, 2)
+
+
+@needs_keras_3
+def test_callbacks() -> None:
+    run(check_callbacks, 2)
+
+
+@needs_keras_3
+def test_batch_norm() -> None:
+    run(check_batch_norm, 2)
+
+
+@pytest.mark.skipif(is_keras_3, reason="needs Keras 2")
+def test_keras_2() -> None:
+    run(check_keras_2, 2)

@@ -1,0 +1,287 @@
+"""The distributed tape: gradients of all ranks, whatever the program around it does, and what misuse gets."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_spawn import run
+
+import smdp
+import smdp.tensorflow as sdp
+
+
+class Net(tf.Module):
+    """A small network with a large layer, an unused variable and a float64 one."""
+
+    def __init__(self, seed: int = 0, width: int = 700) -> None:
+        super().__init__()
+        random = np.random.default_rng(seed)
+        self.w1 = tf.Variable(random.normal(size=(20, width)).astype("float32") / 5, name="w1")
+        self.w2 = tf.Variable(random.normal(size=(width, width)).astype("float32") / 30, name="w2")
+        self.w3 = tf.Variable(random.normal(size=(width, 3)).astype("float32") / 30, name="w3")
+        self.scale = tf.Variable(1.0, name="scale")
+        self.bias = tf.Variable(np.zeros(3), name="bias", dtype=tf.float64)
+        self.unused = tf.Variable(1.0, name="unused")
+
+    @property
+    def all(self) -> list[tf.Variable]:
+        return [self.w1, self.w2, self.w3, self.scale, self.bias, self.unused]
+
+    def loss(self, x: tf.Tensor) -> tf.Tensor:
+        y = tf.tanh(tf.tanh(x @ self.w1) @ self.w2) @ self.w3 * self.scale
+        return tf.reduce_mean(tf.square(tf.cast(y, tf.float64) + self.bias - 1.0))
+
+
+def rows(step: int, rank: int | None = None) -> tf.Tensor:
+    """All rows of a step, or a rank's."""
+    x = np.random.default_rng(step).normal(size=(4 * sdp.size(), 20)).astype("float32")
+    return tf.constant(x if rank is None else x[4 * rank : 4 * rank + 4])
+
+
+def gradients_alone(net: Net, step: int) -> list[tf.Tensor | None]:
+    with tf.GradientTape() as tape:
+        loss = net.loss(rows(step))
+    return tape.gradient(loss, net.all)
+
+
+def close(got, expected, limit: float = 1e-6) -> None:
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=limit)
+
+
+def check_training() -> None:
+    """Twenty steps in every way to write them give the variables of one process."""
+    alone = Net()
+    for step in range(20):
+        for variable, gradient in zip(alone.all, gradients_alone(alone, step), strict=True):
+            if gradient is not None:
+                variable.assign_sub(tf.cast(0.5, gradient.dtype) * gradient)
+
+    def apply(net, x):
+        with tf.GradientTape() as tape:
+            loss = net.loss(x)
+        gradients = sdp.DistributedGradientTape(tape).gradient(loss, net.all)
+        assert gradients[-1] is None
+        for variable, gradient in zip(net.all, gradients, strict=True):
+            if gradient is not None:
+                variable.assign_sub(tf.cast(0.5, gradient.dtype) * gradient)
+
+    def in_loop(net, first, last):
+        data = tf.stack([rows(step, sdp.rank()) for step in range(20)])
+        for i in tf.range(first, last):
+            apply(net, data[i])
+
+    def in_cond(net, x, flag):
+        if flag:
+            apply(net, x)
+        else:
+            apply(net, x)
+
+    for way in ("eager", "graph", "loop", "cond", "unrolled", "two functions"):
+        net = Net()
+        graph, other = tf.function(apply), tf.function(apply)
+        for step in range(20):
+            x = rows(step, sdp.rank())
+            if way == "eager":
+                apply(net, x)
+            elif way == "graph":
+                graph(net, x)
+            elif way == "cond":
+                graph = tf.function(in_cond) if step == 0 else graph
+                graph(net, x, tf.constant(step % 3 == 0))
+            elif way == "two functions":
+                (graph, other)[step % 2](net, x)
+        if way == "loop":
+            tf.function(in_loop)(net, tf.constant(0), tf.constant(20))
+        elif way == "unrolled":
+            tf.function(lambda net=net: [apply(net, rows(s, sdp.rank())) for s in range(20)] and None)()
+        close([v.numpy() for v in net.all], [v.numpy() for v in alone.all], 1e-5)
+        bits = [v.numpy().tobytes() for v in net.all]
+        assert all(other == bits for other in sdp.allgather_object(bits)), way
+
+
+def check_shapes_of_use() -> None:
+    net = Net()
+    expected = gradients_alone(net, 3)
+    x = rows(3, sdp.rank())
+
+    @tf.function
+    def nested(x):  # one structure in, the same out; the tape as a context manager; only one gradient used
+        with sdp.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = net.loss(x)
+        found = tape.gradient(loss, {"a": net.w1, "b": [net.w3, net.unused]})
+        return found["b"][0]
+
+    np.testing.assert_allclose(nested(x), expected[2], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(nested(x), expected[2], rtol=1e-4, atol=1e-6)
+
+    @tf.function(reduce_retracing=True)
+    def unknown(x):  # the batch differs between ranks, and so do the traces
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ net.w1)
+        return sdp.DistributedGradientTape(tape, op=sdp.ReduceOp.SUM).gradient(loss, [net.w1])[0]
+
+    for count in (1, 2, 3, 1):
+        got = unknown(tf.ones((count + sdp.rank(), 20)))
+        np.testing.assert_allclose(got, np.full((20, 700), sum(count + r for r in range(sdp.size()))))
+
+    @tf.function
+    def two_at_once(x):  # of equal shapes in one graph
+        with tf.GradientTape(persistent=True) as tape:
+            one, two = tf.reduce_sum(x @ net.w1), 3 * tf.reduce_sum(x @ net.w1)
+        a = sdp.DistributedGradientTape(tape).gradient(one, [net.w1])[0]
+        b = sdp.DistributedGradientTape(tape).gradient(two, [net.w1])[0]
+        return a, b
+
+    for _ in range(5):
+        one, two = two_at_once(tf.ones((1, 20)) * (sdp.rank() + 1))
+        np.testing.assert_allclose(one, np.full((20, 700), (sdp.size() + 1) / 2), rtol=1e-6)
+        np.testing.assert_allclose(two, 3 * one, rtol=1e-6)
+
+    with tf.GradientTape() as outer:  # a gradient of a gradient
+        with tf.GradientTape() as tape:
+            loss = (sdp.rank() + 1) * net.scale**3
+        inner = sdp.DistributedGradientTape(tape).gradient(loss, net.scale)
+    np.testing.assert_allclose(inner, 3 * (sdp.size() + 1) / 2)
+    np.testing.assert_allclose(outer.gradient(inner, net.scale), 6 * (sdp.rank() + 1), rtol=1e-6)
+
+    embedding = tf.Variable(tf.zeros((50, 4)))
+    ids = tf.constant([1, 1, 7 + sdp.rank()])
+    for as_dense in (False, True):
+
+        @tf.function
+        def sparse(as_dense=as_dense):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(embedding, ids))
+            tape = sdp.DistributedGradientTape(tape, sparse_as_dense=as_dense)
+            return tf.convert_to_tensor(tape.gradient(loss, embedding))
+
+        wanted = np.zeros((50, 4))
+        wanted[1] = 2
+        for rank in range(sdp.size()):
+            wanted[7 + rank] = 1 / sdp.size()
+        np.testing.assert_allclose(sparse(), wanted)
+
+    for op, expected_max in ((sdp.ReduceOp.MAX, sdp.size()), (sdp.ReduceOp.MIN, 1)):
+        with tf.GradientTape() as tape:
+            loss = (sdp.rank() + 1) * net.scale
+        got = sdp.DistributedGradientTape(tape, op=op).gradient(loss, [net.scale])
+        np.testing.assert_allclose(got[0], expected_max)
+
+
+def check_compression() -> None:
+    """Between hosts; what is lost is small, or comes later."""
+    target = tf.constant(np.random.default_rng(1).normal(size=5000).astype("float32"))
+    # top-k sends each element once in 100 steps, so a step must be short.
+    cases = [
+        ("fp16", 0.02, 800, 1e-3),
+        ("bf16", 0.02, 800, 1e-2),
+        ("int8", 0.02, 800, 1e-2),
+        ("topk", 0.003, 3000, 0.05),
+    ]
+    for wire, rate, steps, limit in cases:
+        w = tf.Variable(tf.zeros(5000), name=wire)
+
+        @tf.function
+        def step(w=w, wire=wire, rate=rate):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(w - target - 0.1 * sdp.rank())) / 2
+            tape = sdp.DistributedGradientTape(tape, compression=getattr(sdp.Compression, wire))
+            w.assign_sub(rate * tape.gradient(loss, w))
+
+        for _ in range(steps):
+            step()
+        mean = (target + 0.1 * (sdp.size() - 1) / 2).numpy()
+        assert np.abs(w.numpy() - mean).max() < limit, (wire, np.abs(w.numpy() - mean).max())
+
+
+def check_refusals() -> None:
+    net = Net()
+    x = rows(0, sdp.rank())
+    with tf.GradientTape(persistent=True) as tape:
+        loss = net.loss(x)
+    twice = sdp.DistributedGradientTape(tape)
+    twice.gradient(loss, [net.w1])
+    with pytest.raises(RuntimeError, match="was called a second time, now for w1"):
+        twice.gradient(loss, [net.w1])
+    with pytest.raises(ValueError, match="bucket_cap_mb is 0"):
+        sdp.DistributedGradientTape(tape, bucket_cap_mb=0)
+
+    @tf.function(jit_compile=True)
+    def compiled():
+        with tf.GradientTape() as tape:
+            loss = net.loss(x)
+        return sdp.DistributedGradientTape(tape).gradient(loss, [net.w1])[0]
+
+    with pytest.raises(ValueError, match="has jit_compile=True, and XLA cannot compile"):
+        compiled()
+
+    # Different lists: an error everywhere that names the rank, the variables and both shapes.
+    with tf.GradientTape() as tape:
+        loss = net.loss(x)
+    sources = [net.w1, net.w2] if sdp.rank() == 0 else [net.w1, net.w3]
+    start = time.monotonic()
+    with pytest.raises(
+        smdp.MismatchError, match=r"'w3.*' float32\[700, 3\] on rank 1, and 'w2.*\[700, 700\] on rank 0"
+    ):
+        sdp.DistributedGradientTape(tape).gradient(loss, sources)
+    assert time.monotonic() - start < 5
+
+
+def check_failing_op() -> None:
+    """An op of the step fails on one rank; the others hear of it as soon as that one goes."""
+    net = Net(width=50)
+
+    @tf.function
+    def step(x, bad):
+        with tf.GradientTape() as tape:
+            loss = net.loss(x)
+        gradients = sdp.DistributedGradientTape(tape).gradient(loss, [net.w1, net.w2])
+        with tf.control_dependencies([tf.debugging.assert_equal(bad, False)]):
+            return [tf.identity(g) for g in gradients]
+
+    x = rows(0, sdp.rank())
+    step(x, tf.constant(False))
+
+    @tf.function
+    def broken(x, bad):
+        with tf.GradientTape() as tape:
+            w = tf.debugging.check_numerics(tf.where(bad, np.nan, 1.0) * net.w2, "broken on purpose")
+            loss = tf.reduce_sum(x @ net.w1 @ w)
+        return sdp.DistributedGradientTape(tape).gradient(loss, [net.w1, net.w2])
+
+    start = time.monotonic()
+    if sdp.rank() == 1:
+        broken(x, tf.constant(True))  # raises, and nobody catches it
+    with pytest.raises(
+        tf.errors.OpError, match=r"rank 1 \(host .* has left the group: it raised InvalidArgumentError"
+    ):
+        broken(x, tf.constant(False))
+    assert time.monotonic() - start < 10
+
+
+def test_training() -> None:
+    run(check_training, 2)
+    run(check_training, 4, hosts=[0, 0, 1, 1])
+
+
+def test_shapes_of_use() -> None:
+    run(check_shapes_of_use, 2)
+
+
+def test_compression() -> None:
+    run(check_compression, 2, hosts=[0, 1])
+
+
+def test_refusals() -> None:
+    run(check_refusals, 2)
+
+
+def test_failing_op() -> None:
+    run(check_failing_op, 2, exits={1: 1})
