@@ -41,6 +41,10 @@ class SMDP_API Operation {
   std::chrono::steady_clock::time_point began() const;
   std::chrono::steady_clock::time_point ended() const;
 
+  // Somebody can do nothing else before it ends: worth spinning for, where cores are to spare. Who waits says so.
+  void hurry();
+  bool is_urgent() const;
+
   // For whoever runs the operation. The first call counts.
   void begin();
   void complete(std::exception_ptr error, int source = -1);

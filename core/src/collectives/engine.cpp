@@ -9,6 +9,7 @@
 
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "common/spin.h"
 #include "observability/counters.h"
 #include "smdp/error.h"
 #include "transport/mail/ring_stream.h"
@@ -17,20 +18,10 @@
 namespace smdp {
 namespace {
 
-// A blocked caller spins this long before it sleeps: a few times the cost of a wake-up.
-constexpr std::chrono::microseconds kSpin{50};
 // An operation this old asks what the others are in: ranks that wait for each other in different ones never meet.
 constexpr std::chrono::seconds kEarlyInquiry{1};
 // How often a blocked caller looks whether it is interrupted.
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  asm volatile("yield");
-#endif
-}
 
 std::vector<int> raw(const std::vector<FileDescriptor>& descriptors) {
   std::vector<int> numbers;
@@ -185,17 +176,7 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
   collective.root.start(scheduler);
   while (!collective.root.done()) {
     if (scheduler.poll()) continue;
-    bool moved = false;
-    if (spins_) {
-      const auto limit = Clock::now() + kSpin;
-      while (!moved && Clock::now() < limit) {
-        for (int i = 0; i < 16 && !moved; ++i) {
-          pause_cpu();
-          moved = scheduler.poll();
-        }
-      }
-    }
-    if (moved) continue;
+    if (spins_ && spin([&scheduler] { return scheduler.poll(); })) continue;
     sleep.store(kInFutex);
     if (!scheduler.poll()) {
       check(collective);
@@ -271,6 +252,8 @@ bool Engine::poll() {
   if (!suspects_.empty()) check_suspects(now);
   return moved;
 }
+
+bool Engine::spins() { return spins_ && active_ && members_.hosts.size() == 1 && active_->handle->is_urgent(); }
 
 void Engine::arm() {
   if (members_.local_ranks().size() == 1) return;

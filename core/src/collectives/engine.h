@@ -1,7 +1,7 @@
 // What runs the operations of one group, one collective after the other, in the order of the calls.
 //
 // A collective is driven by one thread at a time: by the blocked caller, if all ranks share this host and nothing else
-// is queued (it spins a little, then sleeps on a futex), else by the progress thread, which never spins.
+// is queued (it spins a little, then sleeps on a futex), else by the progress thread.
 //
 // Locks: mutex_ guards what is marked below; it is a leaf (no other lock is taken under it, no callback runs under it).
 // Everything else belongs to the progress thread, except the board, which belongs to whoever drives.
@@ -57,6 +57,7 @@ class Engine final : public Progress::Client {
   void check_usable() const;
 
   bool poll() override;
+  bool spins() override;
   void arm() override;
   Clock::time_point deadline() override;
 

@@ -1,5 +1,6 @@
 #include "smdp/operation.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -34,6 +35,7 @@ void push_completion(std::uint64_t token) {
 }  // namespace
 
 struct Operation::State {
+  std::atomic<bool> is_urgent = false;
   mutable std::mutex mutex;
   std::condition_variable condition;
   bool done = false;  // guarded by mutex, as all below
@@ -48,7 +50,11 @@ struct Operation::State {
 Operation::Operation() : state_(std::make_unique<State>()) {}
 Operation::~Operation() = default;
 
+void Operation::hurry() { state_->is_urgent.store(true, std::memory_order_relaxed); }
+bool Operation::is_urgent() const { return state_->is_urgent.load(std::memory_order_relaxed); }
+
 void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
+  hurry();
   std::unique_lock lock(state_->mutex);
   const auto is_done = [this] { return state_->done; };
   if (!timeout) {
@@ -61,6 +67,7 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
 }
 
 bool Operation::wait_for(std::chrono::milliseconds timeout) {
+  hurry();
   std::unique_lock lock(state_->mutex);
   return state_->condition.wait_until(lock, std::chrono::system_clock::now() + timeout,
                                       [this] { return state_->done; });

@@ -152,6 +152,7 @@ class GradientReducer::Impl {
     std::memcpy(compute_time_of(group_->rank()), &own, sizeof own);
     is_finished_ = true;
     send_filled();
+    handle_->hurry();  // backward is over
   }
 
   void wait(std::size_t index, const std::function<bool()>& interrupted) {
@@ -164,34 +165,14 @@ class GradientReducer::Impl {
 
   void wait(const std::function<bool()>& interrupted) {
     check_finished();
-    const double before = stats_.exposed_seconds;
     const TimePoint begin = Clock::now();
-    bool counts = true;
     for (FusionBuffer& buffer : buffers_) {
       settle(*buffer.done, interrupted);
       for (const std::size_t index : buffer.plan.members) write_back(index);
-      if (trace::is_on()) trace_buffer(buffer);
-      if (buffer.codec && buffer.codec->has_state()) {
-        counts = counts && is_finite(reinterpret_cast<const float*>(buffer.data), buffer.plan.count);
-      }
     }
     settle(*handle_, interrupted);
     handle_->wait();  // throws its error
-    for (FusionBuffer& buffer : buffers_) {
-      if (buffer.codec) buffer.codec->end_step(counts);
-    }
-    stats_.bytes += step_bytes();
-    stats_.last_exposed_seconds = stats_.exposed_seconds - before;
-    ++stats_.steps;
-    if (trace::is_on()) {
-      const trace::Arguments step{{"step", std::to_string(steps_)}};
-      if (steps_ != 0) trace::span("step", "step", "compute", last_end_, begin, step);
-      trace::span("step", "step", "exposed communication", begin, Clock::now(), step);
-    }
-    count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
-    ++steps_;
-    is_in_step_ = false;
-    last_end_ = Clock::now();
+    end_step(begin);
   }
 
   void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end) {
@@ -202,12 +183,13 @@ class GradientReducer::Impl {
         part(buffer.plan.members);
       });
     }
-    handle_->then([this, end = std::move(end)] {
-      std::exception_ptr error;
-      try {
-        wait({});  // for nothing: all has come, and after a failure it throws
-      } catch (...) {
-        error = std::current_exception();
+    handle_->then([this, end = std::move(end), finished = Clock::now()] {
+      std::exception_ptr error = handle_->error();
+      if (!error) {
+        // Nobody has blocked, but nothing was left to compute either.
+        stats_.exposed_seconds +=
+            std::chrono::duration<double>(std::max(handle_->ended(), finished) - finished).count();
+        end_step(finished);
       }
       end(error);
     });
@@ -269,6 +251,31 @@ class GradientReducer::Impl {
   }
 
  private:
+  void end_step(TimePoint begin) {
+    bool counts = true;
+    for (const FusionBuffer& buffer : buffers_) {
+      if (trace::is_on()) trace_buffer(buffer);
+      if (buffer.codec && buffer.codec->has_state()) {
+        counts = counts && is_finite(reinterpret_cast<const float*>(buffer.data), buffer.plan.count);
+      }
+    }
+    for (FusionBuffer& buffer : buffers_) {
+      if (buffer.codec) buffer.codec->end_step(counts);
+    }
+    stats_.bytes += step_bytes();
+    stats_.last_exposed_seconds = stats_.exposed_seconds - exposed_before_;
+    ++stats_.steps;
+    if (trace::is_on()) {
+      const trace::Arguments step{{"step", std::to_string(steps_)}};
+      if (steps_ != 0) trace::span("step", "step", "compute", last_end_, begin, step);
+      trace::span("step", "step", "exposed communication", begin, Clock::now(), step);
+    }
+    count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
+    ++steps_;
+    is_in_step_ = false;
+    last_end_ = Clock::now();
+  }
+
   void check_arguments(const Group& base) const {
     const std::string prefix =
         "[smdp] rank " + std::to_string(base.rank()) + " of " + std::to_string(base.size()) + ": ";
@@ -317,6 +324,7 @@ class GradientReducer::Impl {
       lay_out_by({order.begin(), order.end()});
       has_new_layout_ = true;
     }
+    exposed_before_ = stats_.exposed_seconds;
     is_in_step_ = true;
     is_finished_ = false;
     next_ = 0;
@@ -507,6 +515,7 @@ class GradientReducer::Impl {
   TimePoint last_end_{};  // of the last step
   bool has_new_layout_ = false;
   Stats stats_;
+  double exposed_before_ = 0;  // this step
 
   std::mutex mutex_;  // guards the step's state below, and the order of what is sent
   bool is_in_step_ = false;

@@ -10,6 +10,8 @@
 #include <array>
 #include <utility>
 
+#include "common/spin.h"
+
 namespace smdp {
 
 Progress::Progress() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -131,6 +133,9 @@ void Progress::loop() {
       if (stopping_) return;
     }
     worked |= poll_clients();
+    if (!worked && std::any_of(clients_.begin(), clients_.end(), [](Client* client) { return client->spins(); })) {
+      worked = spin(poll_clients);
+    }
     if (!worked) {
       for (Client* client : clients_) client->arm();
       worked = poll_clients();

@@ -1,7 +1,7 @@
 // The progress thread: epoll over sockets and doorbells, and polling of whatever said it has work.
 //
 // Everything below except post(), run() and wake() happens on the thread itself, so what it touches needs no locks.
-// It never spins, never takes the GIL and never calls a framework.
+// It never takes the GIL and never calls a framework, and it spins only for a client that asks for it.
 #pragma once
 
 #include <chrono>
@@ -32,6 +32,8 @@ class Progress {
 
     // Does what can be done without waiting; true if anything was done.
     virtual bool poll() = 0;
+    // Something that comes through shared memory is waited for, and there are cores to spare.
+    virtual bool spins() { return false; }
     // The thread is about to sleep: arrange to be woken. poll() is called once more afterwards.
     virtual void arm() = 0;
     // When poll() must be called at the latest.

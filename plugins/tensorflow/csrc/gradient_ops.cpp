@@ -1,9 +1,11 @@
 // The gradients of a step, as four ops, so that each is sent as soon as backward has it:
 //   SmdpGradientBegin    opens a step; stateful, so the steps of a program follow each other
 //   SmdpGradientReady    hands one gradient to the reducer and returns at once
-//   SmdpGradientMean     gives its mean once it is there; asynchronous
+//   SmdpGradientMeans    gives the means of some once they are there; asynchronous
 //   SmdpGradientFinish   comes after every SmdpGradientReady, also of gradients that nobody uses
-// Ready and Mean are stateless: stateful ops would run one after the other. `index` keeps equal ones apart.
+// Ready and Means are stateless: stateful ops would run one after the other. `index` keeps equal ones apart.
+#include <mutex>
+
 #include "kernel.h"
 #include "smdp/error.h"
 #include "smdp/gradient_steps.h"
@@ -35,7 +37,7 @@ struct Ready {
       : steps(attribute(construction, "steps")), index(attribute(construction, "index")) {}
   void run(TF_OpKernelContext* context) const {
     const auto number = static_cast<std::uint64_t>(scalar_input(context, 1));
-    // Shared with the reducer, which writes the mean to it. The only op that reads it is SmdpGradientMean.
+    // Shared with the reducer, which writes the mean to it. The only op that reads it is SmdpGradientMeans.
     const std::shared_ptr<TF_Tensor> held = copied_output(context, 0, 0);
     find_steps(steps)->ready(number, static_cast<std::size_t>(index), TF_TensorData(held.get()), [held] {});
   }
@@ -43,23 +45,44 @@ struct Ready {
   std::int64_t index;
 };
 
-struct Mean {
-  explicit Mean(TF_OpKernelConstruction* construction)
-      : steps(attribute(construction, "steps")), index(attribute(construction, "index")) {}
+// Of several gradients: small ones are done at about the same time, and a callback for each would cost more than it
+// gains.
+struct Means {
+  explicit Means(TF_OpKernelConstruction* construction)
+      : steps(attribute(construction, "steps")), indices(list_attribute(construction, "indices")) {}
   void run(const RunPtr& run) const {
-    const auto number = static_cast<std::uint64_t>(scalar_input(run->context(), 1));
-    find_steps(steps)->mean(number, static_cast<std::size_t>(index), [run](std::exception_ptr error) {
-      if (error) return run->end(error);
-      guarded(run, [&] {
-        const Status status;
-        TF_SetOutput(run->context(), 0, input(run->context(), 0).get(), status);
+    const auto number = static_cast<std::uint64_t>(scalar_input(run->context(), static_cast<int>(indices.size())));
+    const auto waiting = std::make_shared<Waiting>();
+    waiting->left = indices.size();
+    const auto done = [run, waiting, count = indices.size()](std::exception_ptr error) {
+      {
+        const std::lock_guard lock(waiting->mutex);
+        if (error) waiting->failure = error;
+        if (--waiting->left != 0) return;
+      }
+      give(run, count, waiting->failure);
+    };
+    const std::unique_ptr<GradientSteps> found = find_steps(steps);
+    for (const std::int64_t index : indices) found->mean(number, static_cast<std::size_t>(index), done);
+  }
+  struct Waiting {
+    std::mutex mutex;  // guards all below
+    std::size_t left = 0;
+    std::exception_ptr failure;
+  };
+  static void give(const RunPtr& run, std::size_t count, const std::exception_ptr& failure) {
+    if (failure) return run->end(failure);
+    guarded(run, [&] {
+      const Status status;
+      for (int i = 0; i < static_cast<int>(count); ++i) {
+        TF_SetOutput(run->context(), i, input(run->context(), i).get(), status);
         status.check();
-        run->end();
-      });
+      }
+      run->end();
     });
   }
   std::int64_t steps;
-  std::int64_t index;
+  std::vector<std::int64_t> indices;
 };
 
 struct Finish {
@@ -69,6 +92,17 @@ struct Finish {
   }
   std::int64_t steps;
 };
+
+// Output i is like input i.
+void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* shape = TF_NewShapeHandle();
+  const auto outputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - 1;
+  for (int i = 0; i < outputs && TF_GetCode(status) == TF_OK; ++i) {
+    TF_ShapeInferenceContextGetInput(context, i, shape, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, i, shape, status);
+  }
+  TF_DeleteShapeHandle(shape);
+}
 
 constexpr const char* kGradient = "T: {half, bfloat16, float, double, complex64, complex128}";
 
@@ -82,12 +116,13 @@ void define_gradient_ops() {
                       {kGradient, "steps: int", "index: int"},
                       false,
                       same_shape});
-  define_async<Mean>({"SmdpGradientMean",
-                      {"held: T", "step: int64"},
-                      {"mean: T"},
-                      {kGradient, "steps: int", "index: int"},
-                      false,
-                      same_shape});
+  define_async<Means>(
+      {"SmdpGradientMeans",
+       {"held: T", "step: int64"},
+       {"means: T"},
+       {"T: list({half, bfloat16, float, double, complex64, complex128})", "steps: int", "indices: list(int)"},
+       false,
+       same_shapes});
   define_sync<Finish>({"SmdpGradientFinish", {"step: int64"}, {}, {"steps: int"}, true, no_shape});
 }
 

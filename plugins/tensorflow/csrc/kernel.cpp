@@ -1,5 +1,6 @@
 #include "kernel.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "smdp/error.h"
@@ -130,6 +131,19 @@ std::int64_t attribute(TF_OpKernelConstruction* construction, const char* name) 
   TF_OpKernelConstruction_GetAttrInt64(construction, name, &value, status);
   if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
   return value;
+}
+
+std::vector<std::int64_t> list_attribute(TF_OpKernelConstruction* construction, const char* name) {
+  const Status status;
+  std::int32_t size = 0;
+  std::int32_t total = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &size, &total, status);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(std::max(size, 0)));
+  if (TF_GetCode(status) == TF_OK) {
+    TF_OpKernelConstruction_GetAttrInt64List(construction, name, values.data(), size, status);
+  }
+  if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
+  return values;
 }
 
 std::shared_ptr<Group> find_group(std::int64_t id) {

@@ -47,6 +47,7 @@ Tensor copied_output(TF_OpKernelContext* context, int input_index, int index);
 Tensor new_output(TF_OpKernelContext* context, int index, TF_DataType dtype, const Shape& shape);
 
 std::int64_t attribute(TF_OpKernelConstruction* construction, const char* name);
+std::vector<std::int64_t> list_attribute(TF_OpKernelConstruction* construction, const char* name);
 // Throws ClosedError if it is gone.
 std::shared_ptr<Group> find_group(std::int64_t id);
 

@@ -69,6 +69,11 @@ void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
 
+void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* name, int32_t* list_size,
+                                         int32_t* total_size, TF_Status*);
+void TF_OpKernelConstruction_GetAttrInt64List(TF_OpKernelConstruction*, const char* name, int64_t* values, int max,
+                                              TF_Status*);
+
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor** tensor, TF_Status*);
 void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const int64_t* dims, int num_dims,
@@ -85,6 +90,7 @@ void TF_OpDefinitionBuilderSetIsStateful(TF_OpDefinitionBuilder*, bool);
 void TF_OpDefinitionBuilderSetShapeInferenceFunction(TF_OpDefinitionBuilder*,
                                                      void (*)(TF_ShapeInferenceContext*, TF_Status*));
 void TF_RegisterOpDefinition(TF_OpDefinitionBuilder*, TF_Status*);
+int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext*);
 TF_ShapeHandle* TF_NewShapeHandle();
 void TF_DeleteShapeHandle(TF_ShapeHandle*);
 TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext*);

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from smdp.tensorflow.collectives import reduce_tensor
 from smdp.tensorflow.compression import Compression, compressor
-from smdp.tensorflow.gradient_steps import can_reduce, reduce_gradients
+from smdp.tensorflow.gradient_steps import can_reduce, factor_of, reduce_gradients
 from smdp.tensorflow.groups import REDUCIBLE, group_of, tensor_of
 from smdp.tensorflow.reduce_op import ReduceOp
 from smdp.tensorflow.sparse import reduce_slices
@@ -94,7 +94,7 @@ def grouped_allreduce(
     together = [
         i for i, value in enumerate(values) if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and can_reduce(value)
     ]
-    factor = prescale_factor * postscale_factor / (members.size if kind is ReduceOp.AVERAGE else 1)
+    factor = factor_of(kind, prescale_factor * postscale_factor, members.size)
     reduced = dict(
         zip(
             together,

@@ -13,8 +13,11 @@ from smdp import _core
 from smdp._buffers import DType
 from smdp.tensorflow.compression import Compressor
 from smdp.tensorflow.library import ops
+from smdp.tensorflow.reduce_op import ReduceOp
 
 BUCKET_CAP_MB = 25.0
+# Below this a callback for each mean would cost more than it gains.
+_SMALL_BYTES = 256 << 10
 
 # What a reducer is for: group, options, names, shapes and dtypes, and which of a trace's calls with these.
 _Key = tuple[Any, ...]
@@ -41,7 +44,7 @@ def reduce_gradients(
     factor: float,
     bucket_cap_mb: float = BUCKET_CAP_MB,
 ) -> list[Any]:
-    """The sum of each gradient over all ranks, times ``factor``.
+    """The sum of each gradient over all ranks, times ``factor``; 0 stands for the mean, which is cheapest.
 
     All ranks must call it with the same shapes and dtypes in the same order; the names are for messages.
     """
@@ -57,10 +60,20 @@ def reduce_gradients(
         # Also where nobody uses the result of one: without it the step would never end.
         with tf.control_dependencies(held):
             ops.smdp_gradient_finish(step=step, steps=steps)
-        return [
-            ops.smdp_gradient_mean(held=tensor, step=step, steps=steps, index=index)
-            for index, tensor in enumerate(held)
-        ]
+        means = list(held)
+        for indices in _together(gradients):
+            some = ops.smdp_gradient_means(
+                held=[held[i] for i in indices], step=step, steps=steps, indices=indices
+            )
+            for index, mean in zip(indices, some, strict=True):
+                means[index] = mean
+        return means
+
+
+def _together(gradients: Sequence[Any]) -> list[list[int]]:
+    """Which means come from one op: each large one alone, all small ones together."""
+    small = [i for i, g in enumerate(gradients) if g.shape.num_elements() * g.dtype.size < _SMALL_BYTES]
+    return [[i] for i in range(len(gradients)) if i not in set(small)] + ([small] if small else [])
 
 
 def _find_or_make(
@@ -109,18 +122,19 @@ def _turn(key: _Key) -> int:
     return calls[key] - 1
 
 
-def rescale_residuals(factor: float) -> None:
-    """Tells every reducer that the loss scale was multiplied by this."""
-    for _, steps in _steps.values():
-        steps.rescale(factor)
+def factor_of(op: ReduceOp, scale: float, size: int) -> float:
+    """The factor for reduce_gradients of an operation, SUM or AVERAGE, and a scale on top."""
+    if op is ReduceOp.AVERAGE:
+        return 0.0 if scale == 1.0 else scale / size
+    return scale
 
 
-@tf.RegisterGradient("SmdpGradientMean")
-def _mean_gradient(op: Any, gradient: Any) -> Any:
+@tf.RegisterGradient("SmdpGradientMeans")
+def _means_gradient(op: Any, *gradients: Any) -> Any:
     for (_, _, factor, *_), (group, steps) in _steps.items():
         if steps.id == op.get_attr("steps"):
-            total = ops.smdp_allreduce(tensor=gradient, group=group.core.id, op=0)
-            return total * tf.cast(factor or 1 / group.size, total.dtype), None
+            totals = [ops.smdp_allreduce(tensor=g, group=group.core.id, op=0) for g in gradients]
+            return [*(total * tf.cast(factor or 1 / group.size, total.dtype) for total in totals), None]
     raise LookupError("[smdp] the gradients that this op was made for are gone.")
 
 

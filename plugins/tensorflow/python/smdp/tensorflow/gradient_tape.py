@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from smdp.tensorflow.allreduce import allreduce
 from smdp.tensorflow.compression import Compression, compressor
-from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, reduce_gradients
+from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.reduce_op import ReduceOp
 from smdp.tensorflow.tracing import refuse_xla
@@ -45,13 +45,12 @@ class Reduction:
         results = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
         is_linear = self._op in (ReduceOp.SUM, ReduceOp.AVERAGE)
         together = [i for i, g in enumerate(results) if g is not None and is_linear and can_reduce(g)]
-        size = self._group.size if self._op is ReduceOp.AVERAGE else 1
         reduced = reduce_gradients(
             [results[i] for i in together],
             [_name_of(sources[i], i) for i in together],
             group=self._group,
             compression=self._compression,
-            factor=self._prescale * self._postscale / size,
+            factor=factor_of(self._op, self._prescale * self._postscale, self._group.size),
             bucket_cap_mb=self._bucket_cap_mb,
         )
         for i, gradient in enumerate(results):

@@ -25,7 +25,7 @@ _OPS = (
     "smdp_broadcast",
     "smdp_gradient_begin",
     "smdp_gradient_finish",
-    "smdp_gradient_mean",
+    "smdp_gradient_means",
     "smdp_gradient_ready",
     "smdp_reducescatter",
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smdp.tensorflow.compression import Compression
+from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.gradient_tape import Reduction
 from smdp.tensorflow.library import is_keras_3, keras_version
@@ -40,7 +40,8 @@ def DistributedOptimizer(
 
     Raises:
         TypeError: It is no Keras 3 optimizer. With Keras 2 use DistributedGradientTape.
-        ValueError: It is distributed already, or mixed_float16 is on and it scales no loss.
+        ValueError: It is distributed already, or mixed_float16 is on and it scales no loss, or it scales
+            the loss and compression is int8 or topk.
     """
     if not is_keras_3 or not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
@@ -57,6 +58,12 @@ def DistributedOptimizer(
             "[smdp] with mixed_float16 Keras wraps the optimizer in a LossScaleOptimizer, which then decides"
             " on each rank alone whether to skip a step. Wrap it yourself, inside:"
             " DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))."
+        )
+    wire = compressor(compression)
+    if scales_loss and wire.name in ("int8", "topk"):
+        raise ValueError(
+            f"[smdp] {wire!r} keeps what it loses for later steps, in which the loss scale may be another."
+            " Under a LossScaleOptimizer use Compression.fp16 or bf16."
         )
     reduction = Reduction(
         compression, op, sparse_as_dense, prescale_factor, postscale_factor, bucket_cap_mb, group, process_set
