@@ -2,7 +2,8 @@
 
     smdp run -n 2 docs/examples/tensorflow_digits.py
 
-It checks what it shows: accuracy, equal variables on all ranks, and the losses of one process.
+With --checkpoints DIRECTORY rank 0 saves after every epoch, and a job that was killed goes on from there.
+Without, it checks what it shows: accuracy, equal variables on all ranks, and the losses of one process.
 """
 
 from __future__ import annotations
@@ -54,11 +55,31 @@ def batches(count: int, epochs: int) -> list[np.ndarray]:
     return [batch for order in orders for batch in order.reshape(-1, GLOBAL_BATCH)]
 
 
+def resume(directory: str, model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> tuple:
+    """Rank 0's newest checkpoint on all ranks: who saves, and the number of batches it has seen."""
+    optimizer.build(model.trainable_variables)
+    seen = tf.Variable(0, dtype=tf.int64)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, seen=seen)
+    saver = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=2)
+    if sdp.rank() == 0 and saver.latest_checkpoint:
+        checkpoint.restore(saver.latest_checkpoint).expect_partial()
+    variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    sdp.broadcast_variables([*model.variables, *variables, seen], root_rank=0)
+    return saver, seen
+
+
 def train(
-    model: tf.keras.Model, images: np.ndarray, labels: np.ndarray, epochs: int, *, alone: bool
+    model: tf.keras.Model,
+    images: np.ndarray,
+    labels: np.ndarray,
+    epochs: int,
+    *,
+    alone: bool,
+    checkpoints: str = "",
 ) -> list[float]:
     """A loop of one's own; `alone` trains on whole batches, without other ranks."""
     optimizer = tf.keras.optimizers.Adam(2e-3)
+    saver, seen = resume(checkpoints, model, optimizer) if checkpoints else (None, 0)
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -78,12 +99,18 @@ def train(
     for number, batch in enumerate(batches(len(labels), epochs)):
         if alone and number == 20:
             break
+        if number < int(seen):
+            continue
         part = batch[rank::size]
         losses.append(step(tf.constant(images[part]), tf.constant(labels[part])))
         if number == 0 and not alone:
             sdp.broadcast_variables(model.variables, root_rank=0)
             variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
             sdp.broadcast_variables(variables, root_rank=0)
+        if saver and sdp.rank() == 0 and (number + 1) % (len(labels) // GLOBAL_BATCH) == 0:
+            seen.assign(number + 1)
+            saver.save()
+            print(f"saved after {number + 1} batches", flush=True)
     return [float(loss) for loss in losses]
 
 
@@ -99,14 +126,19 @@ def check_same_everywhere(model: tf.keras.Model) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--checkpoints", default="", help="where rank 0 saves, and a job goes on from")
     options = parser.parse_args()
     sdp.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     x, x_test, y, y_test = data()
 
     model = build()
-    losses = train(model, x, y, options.epochs, alone=False)
+    losses = train(model, x, y, options.epochs, alone=False, checkpoints=options.checkpoints)
     check_same_everywhere(model)
+    if options.checkpoints:
+        if sdp.rank() == 0:
+            print(f"last losses: {losses[-3:]}", flush=True)
+        return
     reference = train(build(), x, y, options.epochs, alone=True)
     apart = max(abs(a - b) for a, b in zip(losses, reference))
     assert apart < 1e-5, f"losses differ from those of one process by {apart}"

@@ -58,7 +58,11 @@ def _main(path: str, name: str, init: str) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     function = load(path, name)
     if init:
-        sdp.init(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout=60)
+        sdp.init(
+            int(os.environ["RANK"]),
+            int(os.environ["WORLD_SIZE"]),
+            timeout=float(os.environ.get("SMDP_TEST_TIMEOUT", "60")),
+        )
     function()
     if init:
         sdp.shutdown()

@@ -21,7 +21,6 @@ from smdp import is_initialized as is_initialized
 from smdp import local_rank as local_rank
 from smdp import local_size as local_size
 from smdp import rank as rank
-from smdp import shutdown as shutdown
 from smdp import size as size
 from smdp.tensorflow.allreduce import allreduce as allreduce
 from smdp.tensorflow.allreduce import grouped_allreduce as grouped_allreduce
@@ -39,6 +38,7 @@ from smdp.tensorflow.optimizer import DistributedOptimizer as DistributedOptimiz
 from smdp.tensorflow.reduce_op import ReduceOp as ReduceOp
 from smdp.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
 from smdp.tensorflow.variables import broadcast_variables as broadcast_variables
+from smdp.tensorflow.world import shutdown as shutdown
 
 __all__ = [
     "Compression",

@@ -129,6 +129,11 @@ def factor_of(op: ReduceOp, scale: float, size: int) -> float:
     return scale
 
 
+def forget_all() -> None:
+    """Closes all reducers: functions traced with them raise from now on."""
+    _steps.clear()
+
+
 @tf.RegisterGradient("SmdpGradientMeans")
 def _means_gradient(op: Any, *gradients: Any) -> Any:
     for (_, _, factor, *_), (group, steps) in _steps.items():

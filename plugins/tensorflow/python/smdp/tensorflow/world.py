@@ -1,0 +1,12 @@
+"""Leaving the world."""
+
+from __future__ import annotations
+
+import smdp
+from smdp.tensorflow.gradient_steps import forget_all
+
+
+def shutdown() -> None:
+    """Leaves the world and closes what tapes and optimizers made. Safe to call twice, or without init()."""
+    forget_all()
+    smdp.shutdown()

@@ -1,0 +1,66 @@
+"""The example, killed in the middle and started again; the library that every TensorFlow shares."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import smdp
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "docs" / "examples" / "tensorflow_digits.py"
+VARIABLES = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+
+
+def command(folder: Path) -> list[str]:
+    run = [sys.executable, "-m", "smdp", "run", "-n", "2", str(EXAMPLE)]
+    return [*run, "--epochs", "6", "--checkpoints", str(folder)]
+
+
+def last_losses(output: str) -> list[str]:
+    return re.findall(r"last losses: \[(.*)\]", output)
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    whole = subprocess.run(
+        command(tmp_path / "whole"), capture_output=True, text=True, check=True, timeout=100, env=VARIABLES
+    )
+    with subprocess.Popen(
+        command(tmp_path / "killed"), stdout=subprocess.PIPE, text=True, env=VARIABLES, start_new_session=True
+    ) as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            if "saved after 44 batches" in line:
+                break
+        os.killpg(killed.pid, signal.SIGKILL)
+    again = subprocess.run(
+        command(tmp_path / "killed"), capture_output=True, text=True, check=True, timeout=100, env=VARIABLES
+    )
+    assert "saved after 22 batches" not in again.stdout, "it began anew"
+    assert last_losses(again.stdout) == last_losses(whole.stdout) != []
+
+
+def test_library_needs_no_tensorflow() -> None:
+    """Of TensorFlow it takes C functions by name only, so one file serves every release."""
+    library = Path(smdp.__file__).parent / "tensorflow" / "libsmdp_tensorflow.so"
+    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+    allowed = {
+        "libsmdp.so",
+        "libstdc++.so.6",
+        "libm.so.6",
+        "libgcc_s.so.1",
+        "libc.so.6",
+        "ld-linux-x86-64.so.2",
+    }
+    assert needed <= allowed
+    symbols = subprocess.run(
+        ["nm", "-D", "-C", "--undefined-only", library], capture_output=True, text=True, check=True
+    )
+    foreign = [line.split()[-1] for line in symbols.stdout.splitlines() if "tensorflow" in line.lower()]
+    assert foreign == []
+    assert "TF_NewAsyncKernelBuilder" in symbols.stdout
