@@ -28,8 +28,9 @@ class SMDP_API GradientSteps {
   // The same object; null if it is gone.
   static std::unique_ptr<GradientSteps> find(std::uint64_t id);
 
-  // Opens a step and returns its number. Throws if the one before was never finished (an op failed in the middle of
-  // it, or two threads run steps at once), after closing the group on all ranks; and the group's error, if it failed.
+  // Opens a step and returns its number; if nothing came of the one before, it is that one. Throws if the one before
+  // was never finished (an op failed in the middle of it, or two threads run steps at once), after closing the group on
+  // all ranks; and the group's error, if it failed.
   std::uint64_t begin();
   // Gradient `index` of `step` lies at `data`, where its mean will be. The memory belongs to the reducer until
   // `release` runs, on the completion thread. Throws without having taken it.

@@ -235,11 +235,11 @@ bool Engine::poll_collective() {
   const std::exception_ptr failure = collective.scheduler.error();
   if (failure) fail(failure, Tell::kEveryone);
   const std::unique_ptr<Collective> ended = std::move(active_);
+  record(*ended);  // before a caller may drive the next, which shares the context
   {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
   }
-  record(*ended);
   ended->handle->complete(failure);
   return true;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <shared_mutex>
 #include <utility>
 
 #include "collectives/batch.h"
@@ -113,7 +114,9 @@ class GradientReducer::Impl {
   void ready(std::size_t index, void* data) {
     check_index(index);
     if (data == nullptr && gradients_[index].count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+    const std::shared_lock filling(fills_);
     std::unique_lock lock(mutex_);
+    if (is_aborted_) throw ClosedError("[smdp] these gradients were aborted.");
     begin_step();
     if (used_[index] != 0) {
       throw Error("[smdp] gradient '" + gradients_[index].name +
@@ -179,6 +182,7 @@ class GradientReducer::Impl {
     check_finished();
     for (FusionBuffer& buffer : buffers_) {
       buffer.done->then([this, &buffer, part] {
+        if (buffer.done->error()) return;
         for (const std::size_t index : buffer.plan.members) write_back(index);
         part(buffer.plan.members);
       });
@@ -191,6 +195,8 @@ class GradientReducer::Impl {
             std::chrono::duration<double>(std::max(handle_->ended(), finished) - finished).count();
         end_step(finished);
       }
+      // So that nothing waits for them any more, and holds what it captured.
+      for (const FusionBuffer& buffer : buffers_) buffer.done->complete(error);
       end(error);
     });
   }
@@ -212,8 +218,10 @@ class GradientReducer::Impl {
     Group::Handle handle;
     {
       const std::lock_guard lock(mutex_);
+      is_aborted_ = true;
       handle = handle_;
     }
+    const std::unique_lock filled(fills_);
     while (handle && !handle->wait_for(kInterruptionCheck)) {
     }
   }
@@ -517,7 +525,9 @@ class GradientReducer::Impl {
   Stats stats_;
   double exposed_before_ = 0;  // this step
 
-  std::mutex mutex_;  // guards the step's state below, and the order of what is sent
+  std::shared_mutex fills_;  // shared by who copies a gradient; taken before mutex_
+  std::mutex mutex_;         // guards the step's state below, and the order of what is sent
+  bool is_aborted_ = false;
   bool is_in_step_ = false;
   bool is_finished_ = false;
   std::size_t next_ = 0;            // first buffer not sent

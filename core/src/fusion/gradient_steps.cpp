@@ -1,5 +1,6 @@
 #include "smdp/gradient_steps.h"
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <string>
@@ -27,6 +28,11 @@ struct Step {
   std::vector<std::size_t> queued;  // came before the step's turn, or while others of these are handed on
   bool is_finished = false;
   bool is_ending = false;  // somebody has told the reducer, or is about to
+
+  bool is_untouched() const {
+    return !is_finished &&
+           std::none_of(places.begin(), places.end(), [](const Place& place) { return place.has_come; });
+  }
 };
 
 }  // namespace
@@ -37,10 +43,19 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       : prefix_("[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) + ": "),
         names_(names_of(gradients)),
         reducer_(group, std::move(gradients), options) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  // Nobody who waits is forgotten.
+  ~Impl() {
+    if (steps_.empty()) return;
+    fail(std::make_exception_ptr(ClosedError(prefix_ + "these gradients were closed in the middle of a step.")));
+  }
 
   std::uint64_t begin() {
     std::unique_lock lock(mutex_);
     check_usable();
+    // One that broke off before its first gradient, e.g. at the end of the data, is begun anew.
+    if (!steps_.empty() && steps_.back().is_untouched()) return last();
     if (!steps_.empty() && !steps_.back().is_finished) {
       const std::string text = prefix_ + "step " + std::to_string(last()) +
                                " of these gradients was begun, but not all of them came before the next one began. An "

@@ -1,5 +1,6 @@
-// Collectives whose output has the shape of the input. All ops are stateful: TensorFlow runs them in the order of the
-// program, which is the same on all ranks.
+// Collectives whose output has the shape of the input. All ops are stateful and take their group's token, a resource:
+// TensorFlow runs those that share one in the order of the program, also through nested functions, conditions and
+// loops.
 #include <cstring>
 
 #include "kernel.h"
@@ -47,11 +48,19 @@ struct Barrier {
 }  // namespace
 
 void define_collective_ops() {
-  define_async<Allreduce>(
-      {"SmdpAllreduce", {"tensor: T"}, {"reduced: T"}, {kReducible, "group: int", "op: int"}, true, same_shape});
-  define_async<Broadcast>(
-      {"SmdpBroadcast", {"tensor: T"}, {"received: T"}, {kMovable, "group: int", "root: int"}, true, same_shape});
-  define_async<Barrier>({"SmdpBarrier", {}, {}, {"group: int"}, true, no_shape});
+  define_async<Allreduce>({"SmdpAllreduce",
+                           {"tensor: T", "token: resource"},
+                           {"reduced: T"},
+                           {kReducible, "group: int", "op: int"},
+                           true,
+                           same_shape});
+  define_async<Broadcast>({"SmdpBroadcast",
+                           {"tensor: T", "token: resource"},
+                           {"received: T"},
+                           {kMovable, "group: int", "root: int"},
+                           true,
+                           same_shape});
+  define_async<Barrier>({"SmdpBarrier", {"token: resource"}, {}, {"group: int"}, true, no_shape});
 }
 
 }  // namespace smdp::tensorflow

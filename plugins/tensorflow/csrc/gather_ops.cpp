@@ -152,16 +152,24 @@ struct Reducescatter {
 }  // namespace
 
 void define_gather_ops() {
-  define_async<Allgather>(
-      {"SmdpAllgather", {"tensor: T"}, {"gathered: T"}, {kMovable, "group: int"}, true, unknown_shape});
+  define_async<Allgather>({"SmdpAllgather",
+                           {"tensor: T", "token: resource"},
+                           {"gathered: T"},
+                           {kMovable, "group: int"},
+                           true,
+                           unknown_shape});
   define_async<Alltoall>({"SmdpAlltoall",
-                          {"tensor: T", "splits: int64"},
+                          {"tensor: T", "splits: int64", "token: resource"},
                           {"received: T", "received_splits: int64"},
                           {kMovable, "group: int"},
                           true,
                           unknown_shape});
-  define_async<Reducescatter>(
-      {"SmdpReducescatter", {"tensor: T"}, {"reduced: T"}, {kReducible, "group: int", "op: int"}, true, unknown_shape});
+  define_async<Reducescatter>({"SmdpReducescatter",
+                               {"tensor: T", "token: resource"},
+                               {"reduced: T"},
+                               {kReducible, "group: int", "op: int"},
+                               true,
+                               unknown_shape});
 }
 
 }  // namespace smdp::tensorflow

@@ -2,8 +2,9 @@
 //   SmdpGradientBegin    opens a step; stateful, so the steps of a program follow each other
 //   SmdpGradientReady    hands one gradient to the reducer and returns at once
 //   SmdpGradientMeans    gives the means of some once they are there; asynchronous
-//   SmdpGradientFinish   comes after every SmdpGradientReady, also of gradients that nobody uses
-// Ready and Means are stateless: stateful ops would run one after the other. `index` keeps equal ones apart.
+//   SmdpGradientFinish   takes what every SmdpGradientReady gives, also of gradients that nobody uses
+// Means come after Finish: one that waited in a step that an error ends early would never be called back. Ready and
+// Means are stateless: stateful ops would run one after the other. `index` keeps equal ones apart.
 #include <mutex>
 
 #include "kernel.h"
@@ -88,7 +89,10 @@ struct Means {
 struct Finish {
   explicit Finish(TF_OpKernelConstruction* construction) : steps(attribute(construction, "steps")) {}
   void run(TF_OpKernelContext* context) const {
-    find_steps(steps)->finish(static_cast<std::uint64_t>(scalar_input(context, 0)));
+    const std::int64_t number = scalar_input(context, 1);
+    find_steps(steps)->finish(static_cast<std::uint64_t>(number));
+    const Tensor ended = new_output(context, 0, TF_INT64, {});
+    *static_cast<std::int64_t*>(TF_TensorData(ended.get())) = number;
   }
   std::int64_t steps;
 };
@@ -104,26 +108,31 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_DeleteShapeHandle(shape);
 }
 
+constexpr const char* kGradients = "T: list({half, bfloat16, float, double, complex64, complex128}) >= 1";
 constexpr const char* kGradient = "T: {half, bfloat16, float, double, complex64, complex128}";
 
 }  // namespace
 
 void define_gradient_ops() {
-  define_sync<Begin>({"SmdpGradientBegin", {}, {"step: int64"}, {"steps: int"}, true, scalar_shape});
+  define_sync<Begin>({"SmdpGradientBegin", {"token: resource"}, {"step: int64"}, {"steps: int"}, true, scalar_shape});
   define_sync<Ready>({"SmdpGradientReady",
                       {"gradient: T", "step: int64"},
                       {"held: T"},
                       {kGradient, "steps: int", "index: int"},
                       false,
                       same_shape});
-  define_async<Means>(
-      {"SmdpGradientMeans",
-       {"held: T", "step: int64"},
-       {"means: T"},
-       {"T: list({half, bfloat16, float, double, complex64, complex128})", "steps: int", "indices: list(int)"},
-       false,
-       same_shapes});
-  define_sync<Finish>({"SmdpGradientFinish", {"step: int64"}, {}, {"steps: int"}, true, no_shape});
+  define_async<Means>({"SmdpGradientMeans",
+                       {"held: T", "step: int64"},
+                       {"means: T"},
+                       {kGradients, "steps: int", "indices: list(int)"},
+                       false,
+                       same_shapes});
+  define_sync<Finish>({"SmdpGradientFinish",
+                       {"token: resource", "step: int64", "held: T"},
+                       {"ended: int64"},
+                       {kGradients, "steps: int"},
+                       true,
+                       scalar_shape});
 }
 
 }  // namespace smdp::tensorflow

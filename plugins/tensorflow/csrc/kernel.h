@@ -103,7 +103,7 @@ struct Op {
   std::vector<const char*> inputs;
   std::vector<const char*> outputs;
   std::vector<const char*> attributes;
-  // Never merged with an equal one, never left out, and run in the order of the program.
+  // Never merged with an equal one, never left out.
   bool is_stateful;
   void (*infer_shapes)(TF_ShapeInferenceContext*, TF_Status*);
 };

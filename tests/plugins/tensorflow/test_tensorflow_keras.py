@@ -166,6 +166,36 @@ np.testing.assert_allclose(served.serve(x), expected, rtol=1e-5)
     sdp.barrier()
 
 
+def check_data_of_unknown_length() -> None:
+    """The end of the data stops a step in the middle, before its gradients."""
+    x, y = data()
+
+    def batches():
+        for i in range(0, len(x), 16):
+            yield mine(x[i : i + 16], 16), mine(y[i : i + 16], 16)
+
+    specs = (tf.TensorSpec((None, 8)), tf.TensorSpec((None, 3)))
+    net = model()
+    net.compile(sdp.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    net.fit(tf.data.Dataset.from_generator(batches, output_signature=specs), epochs=3, verbose=0)
+    alone = model()
+    alone.compile(keras.optimizers.SGD(0.1), "mse")
+    alone.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    for a, b in zip(weights(net), weights(alone), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def check_loss_scale_outside() -> None:
+    net = model()
+    inner = sdp.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    net.compile(keras.mixed_precision.LossScaleOptimizer(inner), "mse")
+    x, y = data()
+    with pytest.raises(ValueError, match="Distribute the outer one"):
+        net.train_on_batch(mine(x), mine(y))
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+        sdp.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+
+
 def check_batch_norm() -> None:
     x, y = data(32)
     x = x * 3 + 1
@@ -226,6 +256,16 @@ def test_mixed_precision() -> None:
 @needs_keras_3
 def test_callbacks() -> None:
     run(check_callbacks, 2)
+
+
+@needs_keras_3
+def test_data_of_unknown_length() -> None:
+    run(check_data_of_unknown_length, 2)
+
+
+@needs_keras_3
+def test_loss_scale_outside() -> None:
+    run(check_loss_scale_outside, 2)
 
 
 @needs_keras_3

@@ -222,6 +222,12 @@ def check_refusals() -> None:
     with pytest.raises(ValueError, match="has jit_compile=True, and XLA cannot compile"):
         compiled()
 
+    with tf.GradientTape() as tape:
+        loss = net.loss(x)
+    zero = sdp.DistributedGradientTape(tape, prescale_factor=0)
+    with pytest.raises(ValueError, match="is 0; then there is nothing to reduce"):
+        zero.gradient(loss, [net.w1])
+
     # Different lists: an error everywhere that names the rank, the variables and both shapes.
     with tf.GradientTape() as tape:
         loss = net.loss(x)
@@ -234,9 +240,65 @@ def check_refusals() -> None:
     assert time.monotonic() - start < 5
 
 
+def check_other_lists() -> None:
+    """Lists that differ in what is no dense gradient, too, in an eager call each."""
+    table, net = tf.Variable(tf.zeros((50, 4)), name="table"), Net(width=20)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2])) + tf.cast(
+            net.loss(rows(0, 0)), tf.float32
+        )
+    sources = [[table, net.w1], [net.w1]][sdp.rank()]
+    with pytest.raises(smdp.MismatchError, match=r"IndexedSlices of float32\[4\].* on rank 0"):
+        sdp.DistributedGradientTape(tape).gradient(loss, sources)
+    sources = [[net.unused], [net.scale]][sdp.rank()]
+    with pytest.raises(smdp.MismatchError, match=r"no gradient.* on rank 0"):
+        sdp.DistributedGradientTape(tape).gradient(loss, sources)
+
+
+def check_order_through_calls() -> None:
+    """Sparse steps in functions of their own, which TensorFlow could run at once."""
+    tables = [tf.Variable(tf.zeros((9, 2)), name=f"table{i}") for i in range(4)]
+
+    def make(table, weight):
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = weight * tf.reduce_sum(tf.nn.embedding_lookup(table, [sdp.rank(), 5]))
+            gradient = sdp.DistributedGradientTape(tape).gradient(loss, table)
+            table.scatter_sub(gradient)
+
+        return step
+
+    steps = [make(table, float(i + 1)) for i, table in enumerate(tables)]
+
+    @tf.function
+    def outer(flag):
+        for step in steps:
+            step()
+        if flag:
+            steps[0]()
+        for _ in tf.range(2):
+            steps[1]()
+
+    for _ in range(10):
+        outer(tf.constant(True))
+    for i, (table, times) in enumerate(zip(tables, (20, 30, 10, 10), strict=True)):
+        expected = np.zeros((9, 2))
+        expected[5] = -(i + 1) * times
+        expected[: sdp.size()] = -(i + 1) * times / sdp.size()
+        np.testing.assert_allclose(table.numpy(), expected, rtol=1e-5)
+
+
 def check_failing_op() -> None:
     """An op of the step fails on one rank; the others hear of it as soon as that one goes."""
-    net = Net(width=50)
+    net = Net()
+
+    @tf.function
+    def early(x, bad):
+        with tf.GradientTape() as tape:
+            x = tf.debugging.check_numerics(tf.where(bad, np.inf, 1.0) * x, "infinite on purpose")
+            loss = net.loss(x)
+        return sdp.DistributedGradientTape(tape).gradient(loss, [net.w1, net.w2])
 
     @tf.function
     def step(x, bad):
@@ -248,12 +310,25 @@ def check_failing_op() -> None:
 
     x = rows(0, sdp.rank())
     step(x, tf.constant(False))
+    if sdp.rank() == 1:  # caught, before backward had anything: the step is begun anew
+        with pytest.raises(tf.errors.InvalidArgumentError, match="infinite on purpose"):
+            early(x, tf.constant(True))
+    step(x, tf.constant(False))
+
+    @tf.custom_gradient
+    def poisoned(y, bad):
+        def gradient(upstream):
+            late = tf.where(bad, np.nan, 1.0) * tf.linalg.matmul(upstream, upstream, transpose_b=True)[0, 0]
+            return tf.debugging.check_numerics(late, "broken on purpose") * upstream, None
+
+        return y, gradient
 
     @tf.function
     def broken(x, bad):
         with tf.GradientTape() as tape:
-            w = tf.debugging.check_numerics(tf.where(bad, np.nan, 1.0) * net.w2, "broken on purpose")
-            loss = tf.reduce_sum(x @ net.w1 @ w)
+            # In backward, when the gradient of w2, which is large, has been sent.
+            hidden = poisoned(x @ net.w1, bad)
+            loss = tf.reduce_sum(hidden @ net.w2)
         return sdp.DistributedGradientTape(tape).gradient(loss, [net.w1, net.w2])
 
     start = time.monotonic()
@@ -281,6 +356,14 @@ def test_compression() -> None:
 
 def test_refusals() -> None:
     run(check_refusals, 2)
+
+
+def test_other_lists() -> None:
+    run(check_other_lists, 2)
+
+
+def test_order_through_calls() -> None:
+    run(check_order_through_calls, 2)
 
 
 def test_failing_op() -> None:

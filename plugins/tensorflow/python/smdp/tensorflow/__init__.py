@@ -40,11 +40,23 @@ from smdp.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchN
 from smdp.tensorflow.variables import broadcast_variables as broadcast_variables
 from smdp.tensorflow.world import shutdown as shutdown
 
+# Horovod's names.
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
 __all__ = [
+    "Average",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "Max",
+    "Min",
+    "Product",
     "ReduceOp",
+    "Sum",
     "SyncBatchNormalization",
     "allgather",
     "allgather_object",

@@ -91,26 +91,20 @@ def grouped_allreduce(
         for t in tensors
     ]
     wire = compressor(compression)
-    together = [
-        i for i, value in enumerate(values) if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and can_reduce(value)
-    ]
-    factor = factor_of(kind, prescale_factor * postscale_factor, members.size)
-    reduced = dict(
-        zip(
-            together,
-            reduce_gradients(
-                [values[i] for i in together],
-                [f"tensor {i}" for i in together],
-                group=members,
-                compression=wire,
-                factor=factor,
-            ),
-            strict=True,
+    is_linear = kind in (ReduceOp.SUM, ReduceOp.AVERAGE)
+    reduced = values
+    if is_linear:
+        reduced = reduce_gradients(
+            values,
+            [None] * len(values),
+            [f"tensor {i}" for i in range(len(values))],
+            group=members,
+            compression=wire,
+            factor=factor_of(kind, prescale_factor * postscale_factor, members.size),
         )
-    )
     return [
-        reduced[i]
-        if i in reduced
+        result
+        if is_linear and can_reduce(value)
         else allreduce(
             value,
             compression=wire if wire.name in ("none", "fp16", "bf16") else None,
@@ -119,7 +113,7 @@ def grouped_allreduce(
             postscale_factor=postscale_factor,
             group=members,
         )
-        for i, value in enumerate(values)
+        for value, result in zip(values, reduced, strict=True)
     ]
 
 
@@ -149,7 +143,13 @@ def _kind(op: Any, average: bool | None) -> ReduceOp:
 
 
 def _scaled(tensor: Any, factor: float) -> Any:
-    return tensor if factor == 1.0 else tensor * tf.cast(factor, tensor.dtype)
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_integer and factor != int(factor):
+        raise ValueError(
+            f"[smdp] a {tensor.dtype.name} tensor cannot be multiplied by {factor}. Cast it to a float first."
+        )
+    return tensor * tf.cast(factor, tensor.dtype)
 
 
 def _scaled_slices(slices: Any, factor: float) -> Any:

@@ -9,15 +9,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from smdp.tensorflow.groups import MOVABLE, REDUCIBLE, by_id, group_of, tensor_of
+from smdp.tensorflow.groups import MOVABLE, REDUCIBLE, by_id, group_of, tensor_of, token_of
 from smdp.tensorflow.library import ops
 from smdp.tensorflow.reduce_op import ReduceOp
+
+
+def all_reduce(tensor: Any, number: int, op: ReduceOp) -> Any:
+    """The op, in the group of this number."""
+    return ops.smdp_allreduce(tensor=tensor, token=token_of(number), group=number, op=int(op))
+
+
+def all_gather(tensor: Any, number: int, name: str | None = None) -> Any:
+    """The op, in the group of this number."""
+    return ops.smdp_allgather(tensor=tensor, token=token_of(number), group=number, name=name)
 
 
 def reduce_tensor(tensor: Any, op: ReduceOp, group: Any) -> Any:
     """One dense tensor over all ranks of a group."""
     with tf.device("CPU:0"):
-        return ops.smdp_allreduce(tensor=tensor, group=group.core.id, op=int(op))
+        return all_reduce(tensor, group.core.id, op)
 
 
 def broadcast(
@@ -29,7 +39,9 @@ def broadcast(
         raise ValueError(f"[smdp] broadcast: root_rank is {root_rank}; allowed: 0 to {group.size - 1}.")
     tensor = tensor_of(tensor, "broadcast", MOVABLE)
     with tf.device("CPU:0"):
-        return ops.smdp_broadcast(tensor=tensor, group=group.core.id, root=root_rank, name=name)
+        return ops.smdp_broadcast(
+            tensor=tensor, token=token_of(group.core.id), group=group.core.id, root=root_rank, name=name
+        )
 
 
 def allgather(tensor: Any, name: str | None = None, *, group: Any = None, process_set: Any = None) -> Any:
@@ -37,7 +49,7 @@ def allgather(tensor: Any, name: str | None = None, *, group: Any = None, proces
     group = group_of(group, process_set)
     tensor = tensor_of(tensor, "allgather", MOVABLE)
     with tf.device("CPU:0"):
-        gathered = ops.smdp_allgather(tensor=tensor, group=group.core.id, name=name)
+        gathered = all_gather(tensor, group.core.id, name)
     if not tf.executing_eagerly() and tensor.shape.rank:
         gathered.set_shape([None, *tensor.shape[1:]])
     return gathered
@@ -62,7 +74,9 @@ def alltoall(
     tensor = tensor_of(tensor, "alltoall", MOVABLE)
     parts = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
     with tf.device("CPU:0"):
-        received, counts = ops.smdp_alltoall(tensor=tensor, splits=parts, group=group.core.id, name=name)
+        received, counts = ops.smdp_alltoall(
+            tensor=tensor, splits=parts, token=token_of(group.core.id), group=group.core.id, name=name
+        )
     if not tf.executing_eagerly() and tensor.shape.rank:
         received.set_shape([None, *tensor.shape[1:]])
         counts.set_shape([group.size])
@@ -77,7 +91,9 @@ def reducescatter(
     op = ReduceOp.AVERAGE if op is None else ReduceOp(op)
     tensor = tensor_of(tensor, "reducescatter", REDUCIBLE)
     with tf.device("CPU:0"):
-        part = ops.smdp_reducescatter(tensor=tensor, group=group.core.id, op=int(op), name=name)
+        part = ops.smdp_reducescatter(
+            tensor=tensor, token=token_of(group.core.id), group=group.core.id, op=int(op), name=name
+        )
     if not tf.executing_eagerly() and tensor.shape.rank:
         part.set_shape([None, *tensor.shape[1:]])
     return part
@@ -86,7 +102,8 @@ def reducescatter(
 def barrier(*, group: Any = None, process_set: Any = None) -> Any:
     """Waits until all ranks have called it."""
     with tf.device("CPU:0"):
-        return ops.smdp_barrier(group=group_of(group, process_set).core.id)
+        number = group_of(group, process_set).core.id
+        return ops.smdp_barrier(token=token_of(number), group=number)
 
 
 def _rank_in(op: Any) -> tuple[int, int]:
@@ -97,7 +114,7 @@ def _rank_in(op: Any) -> tuple[int, int]:
 
 def _sum(gradient: Any, op: Any) -> Any:
     with tf.device("CPU:0"):
-        return ops.smdp_allreduce(tensor=gradient, group=op.get_attr("group"), op=int(ReduceOp.SUM))
+        return all_reduce(gradient, op.get_attr("group"), ReduceOp.SUM)
 
 
 @tf.RegisterGradient("SmdpAllreduce")
@@ -106,13 +123,13 @@ def _allreduce_gradient(op: Any, gradient: Any) -> Any:
     if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise LookupError(f"[smdp] allreduce with {kind.name} has no gradient; SUM and AVERAGE have.")
     with tf.device("CPU:0"):
-        return ops.smdp_allreduce(tensor=gradient, group=op.get_attr("group"), op=int(kind))
+        return all_reduce(gradient, op.get_attr("group"), kind), None
 
 
 @tf.RegisterGradient("SmdpBroadcast")
 def _broadcast_gradient(op: Any, gradient: Any) -> Any:
     total = _sum(gradient, op)
-    return total if _rank_in(op)[0] == op.get_attr("root") else tf.zeros_like(total)
+    return (total if _rank_in(op)[0] == op.get_attr("root") else tf.zeros_like(total)), None
 
 
 @tf.RegisterGradient("SmdpAllgather")
@@ -120,16 +137,19 @@ def _allgather_gradient(op: Any, gradient: Any) -> Any:
     rank, _ = _rank_in(op)
     rows = tf.shape(op.inputs[0], out_type=tf.int64)[:1]
     with tf.device("CPU:0"):
-        all_rows = ops.smdp_allgather(tensor=rows, group=op.get_attr("group"))
+        all_rows = all_gather(rows, op.get_attr("group"))
     begin = tf.reduce_sum(all_rows[:rank])
-    return _sum(gradient, op)[begin : begin + rows[0]]
+    return _sum(gradient, op)[begin : begin + rows[0]], None
 
 
 @tf.RegisterGradient("SmdpAlltoall")
 def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
     with tf.device("CPU:0"):
-        back, _ = ops.smdp_alltoall(tensor=gradient, splits=op.outputs[1], group=op.get_attr("group"))
-    return back, None
+        number = op.get_attr("group")
+        back, _ = ops.smdp_alltoall(
+            tensor=gradient, splits=op.outputs[1], token=token_of(number), group=number
+        )
+    return back, None, None
 
 
 @tf.RegisterGradient("SmdpReducescatter")
@@ -138,5 +158,5 @@ def _reducescatter_gradient(op: Any, gradient: Any) -> Any:
     if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise LookupError(f"[smdp] reducescatter with {kind.name} has no gradient; SUM and AVERAGE have.")
     with tf.device("CPU:0"):
-        gathered = ops.smdp_allgather(tensor=gradient, group=op.get_attr("group"))
-    return gathered if kind is ReduceOp.SUM else gathered / tf.cast(_rank_in(op)[1], gathered.dtype)
+        gathered = all_gather(gradient, op.get_attr("group"))
+    return (gathered if kind is ReduceOp.SUM else gathered / tf.cast(_rank_in(op)[1], gathered.dtype)), None

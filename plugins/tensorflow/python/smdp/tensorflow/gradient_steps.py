@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from smdp import _core
 from smdp._buffers import DType
+from smdp.tensorflow.collectives import all_reduce
 from smdp.tensorflow.compression import Compressor
+from smdp.tensorflow.groups import by_id, make_token
 from smdp.tensorflow.library import ops
 from smdp.tensorflow.reduce_op import ReduceOp
 
@@ -19,16 +21,27 @@ BUCKET_CAP_MB = 25.0
 # Below this a callback for each mean would cost more than it gains.
 _SMALL_BYTES = 256 << 10
 
-# What a reducer is for: group, options, names, shapes and dtypes, and which of a trace's calls with these.
+
+@dataclass
+class _Steps:
+    """A reducer, the token that orders its steps, and what its sums are multiplied by."""
+
+    core: _core.GradientSteps
+    token: Any
+    group: Any
+    factor: float
+
+
+# By group, options, and the sources' identities, shapes and dtypes.
 _Key = tuple[Any, ...]
-_steps: dict[_Key, tuple[Any, _core.GradientSteps]] = {}
-_calls: WeakKeyDictionary[Any, Counter[_Key]] = WeakKeyDictionary()
+_steps: dict[_Key, _Steps] = {}
 
 
 def can_reduce(tensor: Any) -> bool:
     """Whether the reducer takes this gradient: dense, of a float dtype, its shape known while tracing."""
     return (
-        not isinstance(tensor, tf.IndexedSlices)
+        tensor is not None
+        and not isinstance(tensor, tf.IndexedSlices)
         and tensor.shape.is_fully_defined()
         and (tensor.dtype.is_floating or tensor.dtype.is_complex)
         and tensor.dtype.size > 1
@@ -37,6 +50,7 @@ def can_reduce(tensor: Any) -> bool:
 
 def reduce_gradients(
     gradients: Sequence[Any],
+    sources: Sequence[Any],
     names: Sequence[str],
     *,
     group: Any,
@@ -46,28 +60,31 @@ def reduce_gradients(
 ) -> list[Any]:
     """The sum of each gradient over all ranks, times ``factor``; 0 stands for the mean, which is cheapest.
 
-    All ranks must call it with the same shapes and dtypes in the same order; the names are for messages.
+    What cannot be reduced this way, see can_reduce, comes back as it is; but the whole list is compared
+    between the ranks when it is new: kinds, shapes and dtypes, in this order. Names are for messages.
     """
     if not gradients:
         return []
-    steps = _find_or_make(gradients, names, group, compression, factor, bucket_cap_mb).id
+    found = _find_or_make(gradients, sources, names, group, compression, factor, bucket_cap_mb)
+    own = [i for i, gradient in enumerate(gradients) if can_reduce(gradient)]
+    results = list(gradients)
+    if not own:
+        return results
+    steps = found.core.id
     with tf.device("CPU:0"):
-        step = ops.smdp_gradient_begin(steps=steps)
-        held = [
-            ops.smdp_gradient_ready(gradient=gradient, step=step, steps=steps, index=index)
-            for index, gradient in enumerate(gradients)
-        ]
-        # Also where nobody uses the result of one: without it the step would never end.
-        with tf.control_dependencies(held):
-            ops.smdp_gradient_finish(step=step, steps=steps)
-        means = list(held)
-        for indices in _together(gradients):
-            some = ops.smdp_gradient_means(
-                held=[held[i] for i in indices], step=step, steps=steps, indices=indices
+        # Behind the gradient that backward makes first: whatever fails before it leaves no step open.
+        with tf.control_dependencies([gradients[own[-1]]]):
+            step = ops.smdp_gradient_begin(token=found.token.handle, steps=steps)
+        held = [ops.smdp_gradient_ready(gradient=gradients[i], step=step, steps=steps, index=i) for i in own]
+        ended = ops.smdp_gradient_finish(token=found.token.handle, step=step, held=held, steps=steps)
+        for places in _together([gradients[i] for i in own]):
+            indices = [own[place] for place in places]
+            means = ops.smdp_gradient_means(
+                held=[held[place] for place in places], step=ended, steps=steps, indices=indices
             )
-            for index, mean in zip(indices, some, strict=True):
-                means[index] = mean
-        return means
+            for index, mean in zip(indices, means, strict=True):
+                results[index] = mean
+    return results
 
 
 def _together(gradients: Sequence[Any]) -> list[list[int]]:
@@ -76,54 +93,60 @@ def _together(gradients: Sequence[Any]) -> list[list[int]]:
     return [[i] for i in range(len(gradients)) if i not in set(small)] + ([small] if small else [])
 
 
+def _describe(gradient: Any) -> tuple[int, int, str]:
+    """Elements, dtype and shape as text, for the core."""
+    if gradient is None:
+        return 0, int(DType.FLOAT32), " (no gradient)"
+    if isinstance(gradient, tf.IndexedSlices):
+        return 0, int(DType.FLOAT32), f" (IndexedSlices of {gradient.dtype.name}{list(gradient.shape[1:])})"
+    if not can_reduce(gradient):
+        return 0, int(DType.FLOAT32), f" ({gradient.dtype.name}{gradient.shape})"
+    dtype = DType[gradient.dtype.name.upper()]
+    return gradient.shape.num_elements(), int(dtype), str(list(gradient.shape))
+
+
+def _identity(source: Any) -> int:
+    """Of a variable; a tensor is another one in every step."""
+    return id(source) if hasattr(source, "assign") else 0
+
+
 def _find_or_make(
     gradients: Sequence[Any],
+    sources: Sequence[Any],
     names: Sequence[str],
     group: Any,
     compression: Compressor,
     factor: float,
     bucket_cap_mb: float,
-) -> _core.GradientSteps:
-    tensors = tuple((name, tuple(g.shape), g.dtype.name) for name, g in zip(names, gradients, strict=True))
-    key: _Key = (group.core.id, compression.name, factor, bucket_cap_mb, tensors)
-    key = (*key, _turn(key))
+) -> _Steps:
+    described = [_describe(gradient) for gradient in gradients]
+    identities = tuple(_identity(source) for source in sources)
+    key: _Key = (group.core.id, compression.name, factor, bucket_cap_mb, identities, tuple(described))
     if key not in _steps:
-        described = [
-            (
-                name,
-                gradient.shape.num_elements(),
-                int(DType[gradient.dtype.name.upper()]),
-                str(list(gradient.shape)),
-            )
-            for name, gradient in zip(names, gradients, strict=True)
-        ]
-        # The group is kept with it: a number of a group that is gone would lead nowhere.
-        _steps[key] = (
-            group,
-            _core.GradientSteps(
-                group.core, described, compression.name, int(bucket_cap_mb * 1024 * 1024), factor
-            ),
+        core = _core.GradientSteps(
+            group.core,
+            [(name, *one) for name, one in zip(names, described, strict=True)],
+            compression.name,
+            int(bucket_cap_mb * 1024 * 1024),
+            factor,
         )
-    return _steps[key][1]
-
-
-def _turn(key: _Key) -> int:
-    """How many calls with this key the trace has had: two in one graph may run at once and need two reducers.
-
-    A retrace counts anew, so it finds those of the first trace. Eager calls run one after the other.
-    """
-    if tf.executing_eagerly():
-        return 0
-    graph = tf.compat.v1.get_default_graph()
-    while isinstance(getattr(graph, "outer_graph", None), type(graph)):
-        graph = graph.outer_graph
-    calls = _calls.setdefault(graph, Counter())
-    calls[key] += 1
-    return calls[key] - 1
+        _steps[key] = _Steps(core, make_token(), group, factor)
+        # With the first variable that goes, nobody can ask for this list again.
+        variable = next((source for source in sources if _identity(source)), None)
+        if variable is not None:
+            # At exit smdp tells the others why this rank leaves; closing reducers before would hide it.
+            weakref.finalize(variable, _steps.pop, key, None).atexit = False
+    return _steps[key]
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:
-    """The factor for reduce_gradients of an operation, SUM or AVERAGE, and a scale on top."""
+    """The factor for reduce_gradients of an operation, SUM or AVERAGE, and a scale on top.
+
+    Raises:
+        ValueError: The scale is 0.
+    """
+    if scale == 0:
+        raise ValueError("[smdp] prescale_factor * postscale_factor is 0; then there is nothing to reduce.")
     if op is ReduceOp.AVERAGE:
         return 0.0 if scale == 1.0 else scale / size
     return scale
@@ -136,13 +159,19 @@ def forget_all() -> None:
 
 @tf.RegisterGradient("SmdpGradientMeans")
 def _means_gradient(op: Any, *gradients: Any) -> Any:
-    for (_, _, factor, *_), (group, steps) in _steps.items():
-        if steps.id == op.get_attr("steps"):
-            totals = [ops.smdp_allreduce(tensor=g, group=group.core.id, op=0) for g in gradients]
-            return [*(total * tf.cast(factor or 1 / group.size, total.dtype) for total in totals), None]
+    for steps in _steps.values():
+        if steps.core.id == op.get_attr("steps"):
+            number = by_id(steps.group.core.id).core.id
+            totals = [all_reduce(gradient, number, ReduceOp.SUM) for gradient in gradients]
+            factor = steps.factor or 1 / steps.group.size
+            return [*(total * tf.cast(factor, total.dtype) for total in totals), None]
     raise LookupError("[smdp] the gradients that this op was made for are gone.")
 
 
 @tf.RegisterGradient("SmdpGradientReady")
 def _ready_gradient(op: Any, gradient: Any) -> Any:
     return gradient, None
+
+
+tf.no_gradient("SmdpGradientFinish")
+tf.no_gradient("SmdpGradientBegin")

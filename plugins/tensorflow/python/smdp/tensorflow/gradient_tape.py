@@ -42,30 +42,33 @@ class Reduction:
     def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
         refuse_xla()
-        results = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
+        whole = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
         is_linear = self._op in (ReduceOp.SUM, ReduceOp.AVERAGE)
-        together = [i for i, g in enumerate(results) if g is not None and is_linear and can_reduce(g)]
-        reduced = reduce_gradients(
-            [results[i] for i in together],
-            [_name_of(sources[i], i) for i in together],
-            group=self._group,
-            compression=self._compression,
-            factor=factor_of(self._op, self._prescale * self._postscale, self._group.size),
-            bucket_cap_mb=self._bucket_cap_mb,
-        )
-        for i, gradient in enumerate(results):
-            if gradient is not None and i not in together:
-                results[i] = allreduce(
-                    gradient,
-                    compression=None if self._compression.name in ("int8", "topk") else self._compression,
-                    op=self._op,
-                    prescale_factor=self._prescale,
-                    postscale_factor=self._postscale,
-                    group=self._group,
-                )
-        for i, gradient in zip(together, reduced, strict=True):
-            results[i] = gradient
-        return results
+        results = whole
+        if is_linear:
+            results = reduce_gradients(
+                whole,
+                sources,
+                [_name_of(source, i) for i, source in enumerate(sources)],
+                group=self._group,
+                compression=self._compression,
+                factor=factor_of(self._op, self._prescale * self._postscale, self._group.size),
+                bucket_cap_mb=self._bucket_cap_mb,
+            )
+        wire = None if self._compression.name in ("int8", "topk") else self._compression
+        return [
+            result
+            if gradient is None or (is_linear and can_reduce(gradient))
+            else allreduce(
+                gradient,
+                compression=wire,
+                op=self._op,
+                prescale_factor=self._prescale,
+                postscale_factor=self._postscale,
+                group=self._group,
+            )
+            for gradient, result in zip(whole, results, strict=True)
+        ]
 
     def _densified(self, gradient: Any, source: Any) -> Any:
         if gradient is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
@@ -33,13 +32,42 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     return chosen
 
 
-# By number, as the attributes of ops have them.
-_groups: WeakValueDictionary[int, smdp.Group] = WeakValueDictionary()
+# By number, as the attributes of ops have them; kept because a traced function keeps the number only.
+_groups: dict[int, smdp.Group] = {}
+_tokens: dict[int, Any] = {}
 
 
 def by_id(number: int) -> smdp.Group:
-    """The group that an op was made with."""
+    """The group that an op was made with.
+
+    Raises:
+        LookupError: smdp was shut down since.
+    """
+    if number not in _groups:
+        raise LookupError("[smdp] the group that this op was made with is gone: smdp was shut down.")
     return _groups[number]
+
+
+def make_token() -> Any:
+    """A resource for ops to take, so that TensorFlow runs them in the order of the program.
+
+    It orders stateful ops without a resource only within one function, not through the functions it calls.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, trainable=False, name="smdp_token")
+
+
+def token_of(number: int) -> Any:
+    """The token of a group's collectives."""
+    if number not in _tokens:
+        _tokens[number] = make_token()
+    return _tokens[number].handle
+
+
+def forget_groups() -> None:
+    """After shutdown."""
+    _groups.clear()
+    _tokens.clear()
 
 
 def tensor_of(value: Any, what: str, allowed: list[str]) -> Any:

@@ -12,6 +12,7 @@ from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.gradient_tape import Reduction
 from smdp.tensorflow.library import is_keras_3, keras_version
 from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.tracing import refuse_inner_optimizer
 
 
 def DistributedOptimizer(
@@ -24,6 +25,10 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     op: Any = ReduceOp.AVERAGE,
     bucket_cap_mb: float = BUCKET_CAP_MB,
+    backward_passes_per_step: int = 1,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
     *,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -35,18 +40,23 @@ def DistributedOptimizer(
     Only ``apply`` of this one object changes: its class, config and variables do not, so a saved model loads
     where smdp is not installed. Clipping, weight decay and loss scaling come after the reduction. With
     ``mixed_float16`` wrap the outermost one, ``DistributedOptimizer(LossScaleOptimizer(optimizer))``, so that
-    all ranks agree which steps to skip. Arguments are DistributedGradientTape's; name and use_locking are not
-    used.
+    all ranks agree which steps to skip. Arguments are DistributedGradientTape's; name, use_locking and groups
+    are not used.
 
     Raises:
         TypeError: It is no Keras 3 optimizer. With Keras 2 use DistributedGradientTape.
-        ValueError: It is distributed already, or mixed_float16 is on and it scales no loss, or it scales
-            the loss and compression is int8 or topk.
+        ValueError: It is distributed already; or mixed_float16 is on and it scales no loss; or it scales the
+            loss and compression is int8 or topk.
     """
     if not is_keras_3 or not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
             f"[smdp] DistributedOptimizer takes an optimizer of Keras 3; this is {type(optimizer).__name__}"
             f" and tf.keras is {keras_version}. With Keras 2 use DistributedGradientTape."
+        )
+    if backward_passes_per_step != 1:
+        raise ValueError(
+            f"[smdp] backward_passes_per_step is {backward_passes_per_step}; Keras 3 accumulates itself: give"
+            " the optimizer gradient_accumulation_steps=... instead."
         )
     if hasattr(optimizer, "_smdp_reduction"):
         raise ValueError(
@@ -71,6 +81,7 @@ def DistributedOptimizer(
     apply = optimizer.apply
 
     def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        refuse_inner_optimizer(optimizer)
         grads = list(grads)
         variables = (
             optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)

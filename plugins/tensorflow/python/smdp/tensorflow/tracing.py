@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,5 +25,23 @@ def refuse_xla() -> None:
                 f"[smdp] the function {getattr(owner, '__name__', '')!r} has jit_compile=True, and XLA cannot"
                 " compile communication. Put tf.function(jit_compile=True) on forward and backward only,"
                 " or use model.compile(jit_compile=False)."
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def refuse_inner_optimizer(optimizer: Any) -> None:
+    """Stops a LossScaleOptimizer around a distributed optimizer: each rank would decide alone.
+
+    Raises:
+        ValueError: One is calling.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, tf.keras.mixed_precision.LossScaleOptimizer) and owner is not optimizer:
+            raise ValueError(
+                "[smdp] a LossScaleOptimizer calls the distributed optimizer, so each rank decides alone"
+                " whether to skip a step. Distribute the outer one:"
+                " DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))."
             )
         frame = frame.f_back  # type: ignore[assignment]

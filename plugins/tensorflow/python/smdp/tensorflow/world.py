@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import smdp
 from smdp.tensorflow.gradient_steps import forget_all
+from smdp.tensorflow.groups import forget_groups
 
 
 def shutdown() -> None:
     """Leaves the world and closes what tapes and optimizers made. Safe to call twice, or without init()."""
     forget_all()
+    forget_groups()
     smdp.shutdown()

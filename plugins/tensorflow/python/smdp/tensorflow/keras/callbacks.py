@@ -61,7 +61,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         start_epoch: First epoch it works in.
         end_epoch: First epoch it does not work in any more.
         staircase: Change at the start of epochs only; otherwise every batch, with fractions of epochs.
-        momentum_correction: Not used: Keras optimizers keep no sum of learning rates in their momentum.
+        momentum_correction: Not used: Keras 3 makes the momentum a constant of the traced step.
         steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
     """
 
@@ -208,6 +208,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def restore(self, model: Any) -> int:
         """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with."""
+        if not model.built:
+            raise ValueError("[smdp] restore() needs a model with variables: call model.build(...) first.")
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if self._members.rank == 0:
