@@ -37,7 +37,7 @@ class Reduction:
         if bucket_cap_mb <= 0:
             raise ValueError(f"[smdp] bucket_cap_mb is {bucket_cap_mb}; it must be larger than 0.")
         self._bucket_cap_mb = bucket_cap_mb
-        self._group = group_of(group, process_set)
+        self.group = group_of(group, process_set)
 
     def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
@@ -50,9 +50,9 @@ class Reduction:
                 whole,
                 sources,
                 [_name_of(source, i) for i, source in enumerate(sources)],
-                group=self._group,
+                group=self.group,
                 compression=self._compression,
-                factor=factor_of(self._op, self._prescale * self._postscale, self._group.size),
+                factor=factor_of(self._op, self._prescale * self._postscale, self.group.size),
                 bucket_cap_mb=self._bucket_cap_mb,
             )
         wire = None if self._compression.name in ("int8", "topk") else self._compression
@@ -65,7 +65,7 @@ class Reduction:
                 op=self._op,
                 prescale_factor=self._prescale,
                 postscale_factor=self._postscale,
-                group=self._group,
+                group=self.group,
             )
             for gradient, result in zip(whole, results, strict=True)
         ]
@@ -173,7 +173,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         if self._is_used:
             names = ", ".join(_name_of(s, i) for i, s in enumerate(tf.nest.flatten(sources)[:3]))
             raise RuntimeError(
-                f"[smdp] rank {self._reduction._group.rank}: DistributedGradientTape.gradient() was called"
+                f"[smdp] rank {self._reduction.group.rank}: DistributedGradientTape.gradient() was called"
                 f" a second time, now for {names}. Wrap the persistent tape again for each call, or ask"
                 " for all gradients in one."
             )
