@@ -18,6 +18,7 @@ from smdp._errors import ConfigError
 ALGORITHMS = ("auto", "one_shot", "two_shot", "direct", "ring", "recursive_doubling", "tree")
 KERNELS = ("generic", "avx2", "avx512", "neon")
 LOG_LEVELS = ("error", "warning", "info", "debug")
+TENSORFLOW_OPS = ("native", "python")
 
 DEFAULT_TIMEOUT_S = 1800.0
 DEFAULT_INIT_TIMEOUT_S = 300.0
@@ -65,6 +66,11 @@ VARIABLES: tuple[Variable, ...] = (
         "1",
         "1: every run of a job gives the same bits; strict: also, only algorithms that add rank by rank; "
         "0: whatever is fastest.",
+    ),
+    Variable(
+        "SMDP_TENSORFLOW_OPS",
+        "native where it loads",
+        f"How smdp.tensorflow's ops run: {', '.join(TENSORFLOW_OPS)}.",
     ),
     Variable("SMDP_DISABLE_AUTOLOAD", "0", "1 keeps `import torch` from registering the backend smdp."),
 )

@@ -141,6 +141,14 @@ def check_groups_and_forms() -> None:
     same(reduced[2], [sum(range(size))])
     same(reduced[3], total + size)
 
+    # More rows together than the variable has: they come as the whole of it.
+    many = tf.IndexedSlices(tf.ones([4, 1]) * (rank + 1), tf.range(4), tf.constant([5, 1]))
+    total_of_many = tf.function(lambda: sdp.allreduce(many, op=sdp.ReduceOp.SUM))()
+    same(total_of_many.indices, list(range(5)))
+    same(total_of_many.values[:, 0], np.array([1, 1, 1, 1, 0]) * sum(range(1, size + 1)))
+    few = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([rank]), tf.constant([50, 1]))
+    same(sdp.allreduce(few, op=sdp.ReduceOp.SUM).indices, list(range(size)))
+
     half = smdp.world().split(rank % 2)
     same(
         sdp.allreduce(tf.constant(float(rank)), op=sdp.ReduceOp.SUM, group=half),

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.tensorflow.differentiation import gradient_of
 from smdp.tensorflow.groups import MOVABLE, REDUCIBLE, by_id, group_of, tensor_of, token_of
 from smdp.tensorflow.library import ops
 from smdp.tensorflow.reduce_op import ReduceOp
@@ -117,7 +118,7 @@ def _sum(gradient: Any, op: Any) -> Any:
         return all_reduce(gradient, op.get_attr("group"), ReduceOp.SUM)
 
 
-@tf.RegisterGradient("SmdpAllreduce")
+@gradient_of("SmdpAllreduce")
 def _allreduce_gradient(op: Any, gradient: Any) -> Any:
     kind = ReduceOp(op.get_attr("op"))
     if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
@@ -126,13 +127,13 @@ def _allreduce_gradient(op: Any, gradient: Any) -> Any:
         return all_reduce(gradient, op.get_attr("group"), kind), None
 
 
-@tf.RegisterGradient("SmdpBroadcast")
+@gradient_of("SmdpBroadcast")
 def _broadcast_gradient(op: Any, gradient: Any) -> Any:
     total = _sum(gradient, op)
     return (total if _rank_in(op)[0] == op.get_attr("root") else tf.zeros_like(total)), None
 
 
-@tf.RegisterGradient("SmdpAllgather")
+@gradient_of("SmdpAllgather")
 def _allgather_gradient(op: Any, gradient: Any) -> Any:
     rank, _ = _rank_in(op)
     rows = tf.shape(op.inputs[0], out_type=tf.int64)[:1]
@@ -142,7 +143,7 @@ def _allgather_gradient(op: Any, gradient: Any) -> Any:
     return _sum(gradient, op)[begin : begin + rows[0]], None
 
 
-@tf.RegisterGradient("SmdpAlltoall")
+@gradient_of("SmdpAlltoall")
 def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
     with tf.device("CPU:0"):
         number = op.get_attr("group")
@@ -152,7 +153,7 @@ def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
     return back, None, None
 
 
-@tf.RegisterGradient("SmdpReducescatter")
+@gradient_of("SmdpReducescatter")
 def _reducescatter_gradient(op: Any, gradient: Any) -> Any:
     kind = ReduceOp(op.get_attr("op"))
     if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):

@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from smdp import _core
 from smdp._buffers import DType
+from smdp.tensorflow import python_ops
 from smdp.tensorflow.collectives import all_reduce
 from smdp.tensorflow.compression import Compressor
 from smdp.tensorflow.groups import by_id, make_token
-from smdp.tensorflow.library import ops
+from smdp.tensorflow.library import is_native, ops
 from smdp.tensorflow.reduce_op import ReduceOp
 
 BUCKET_CAP_MB = 25.0
@@ -26,7 +27,7 @@ _SMALL_BYTES = 256 << 10
 class _Steps:
     """A reducer, the token that orders its steps, and what its sums are multiplied by."""
 
-    core: _core.GradientSteps
+    core: Any  # _core.GradientSteps; without the op library, a _core.GradientReducer
     token: Any
     group: Any
     factor: float
@@ -70,6 +71,10 @@ def reduce_gradients(
     results = list(gradients)
     if not own:
         return results
+    if not is_native:
+        for index, mean in zip(own, _through_python(found, own, [gradients[i] for i in own]), strict=True):
+            results[index] = mean
+        return results
     steps = found.core.id
     with tf.device("CPU:0"):
         # Behind the gradient that backward makes first: whatever fails before it leaves no step open.
@@ -85,6 +90,16 @@ def reduce_gradients(
             for index, mean in zip(indices, means, strict=True):
                 results[index] = mean
     return results
+
+
+def _through_python(found: _Steps, indices: Sequence[int], gradients: Sequence[Any]) -> Any:
+    @tf.custom_gradient
+    def call(*values: Any) -> Any:
+        means = python_ops.reduce_gradients(found.core, found.token.handle, indices, values)
+        return means, lambda *upper: _sums(found, upper)
+
+    with tf.device("CPU:0"):
+        return call(*gradients)
 
 
 def _together(gradients: Sequence[Any]) -> list[list[int]]:
@@ -123,20 +138,25 @@ def _find_or_make(
     identities = tuple(_identity(source) for source in sources)
     key: _Key = (group.core.id, compression.name, factor, bucket_cap_mb, identities, tuple(described))
     if key not in _steps:
-        core = _core.GradientSteps(
-            group.core,
-            [(name, *one) for name, one in zip(names, described, strict=True)],
-            compression.name,
-            int(bucket_cap_mb * 1024 * 1024),
-            factor,
-        )
-        _steps[key] = _Steps(core, make_token(), group, factor)
+        options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
+        _steps[key] = _Steps(_make_core(group, names, described, options), make_token(), group, factor)
         # With the first variable that goes, nobody can ask for this list again.
         variable = next((source for source in sources if _identity(source)), None)
         if variable is not None:
             # At exit smdp tells the others why this rank leaves; closing reducers before would hide it.
             weakref.finalize(variable, _steps.pop, key, None).atexit = False
     return _steps[key]
+
+
+def _make_core(
+    group: Any, names: Sequence[str], described: Sequence[tuple[int, int, str]], options: tuple[Any, ...]
+) -> Any:
+    if is_native:
+        listed = [(name, *one) for name, one in zip(names, described, strict=True)]
+        return _core.GradientSteps(group.core, listed, *options)
+    # This one compares names, and TensorFlow's depend on what else a process has built.
+    plain = [(f"variable {i}, {one[2]}", *one[:2]) for i, one in enumerate(described)]
+    return _core.GradientReducer(group.core, plain, *options)
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:
@@ -157,14 +177,18 @@ def forget_all() -> None:
     _steps.clear()
 
 
+def _sums(found: _Steps, gradients: Sequence[Any]) -> list[Any]:
+    number = by_id(found.group.core.id).core.id
+    totals = [all_reduce(gradient, number, ReduceOp.SUM) for gradient in gradients]
+    factor = found.factor or 1 / found.group.size
+    return [total * tf.cast(factor, total.dtype) for total in totals]
+
+
 @tf.RegisterGradient("SmdpGradientMeans")
 def _means_gradient(op: Any, *gradients: Any) -> Any:
     for steps in _steps.values():
         if steps.core.id == op.get_attr("steps"):
-            number = by_id(steps.group.core.id).core.id
-            totals = [all_reduce(gradient, number, ReduceOp.SUM) for gradient in gradients]
-            factor = steps.factor or 1 / steps.group.size
-            return [*(total * tf.cast(factor, total.dtype) for total in totals), None]
+            return [*_sums(steps, gradients), None]
     raise LookupError("[smdp] the gradients that this op was made for are gone.")
 
 

@@ -1,12 +1,17 @@
-"""The op library, loaded into the TensorFlow that is there."""
+"""The op library, loaded into the TensorFlow that is there; ops in Python where that does not take it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+
+from smdp.config import TENSORFLOW_OPS, read_choice
+from smdp.tensorflow import python_ops
 
 # What the library takes from TensorFlow's C API and not every release need have.
 _NEEDED = (
@@ -31,11 +36,8 @@ _OPS = (
 )
 
 
-def _refuse(reason: str) -> ImportError:
-    return ImportError(
-        f"[smdp] smdp.tensorflow does not work with this TensorFlow ({tf.__version__}): {reason}."
-        " Tried are the releases from 2.13 to 2.21."
-    )
+class _Refused(Exception):
+    """Why this TensorFlow does not take the library."""
 
 
 def _load() -> Any:
@@ -44,18 +46,39 @@ def _load() -> Any:
         # The op library leaves the C API's symbols open: they must be global when it is loaded.
         symbols = ctypes.CDLL(str(framework), ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise _refuse(f"{framework} cannot be loaded ({error})") from error
+        raise _Refused(f"{framework} cannot be loaded ({error})") from error
     missing = [name for name in _NEEDED if not hasattr(symbols, name)]
     if missing:
-        raise _refuse(f"its C API lacks {', '.join(missing)}")
-    library = tf.load_op_library(str(Path(__file__).with_name("libsmdp_tensorflow.so")))
+        raise _Refused(f"its C API lacks {', '.join(missing)}")
+    try:
+        library = tf.load_op_library(str(Path(__file__).with_name("libsmdp_tensorflow.so")))
+    except (tf.errors.OpError, OSError) as error:
+        raise _Refused(f"the op library cannot be loaded ({error})") from error
     missing = [name for name in _OPS if not hasattr(library, name)]
     if missing:
-        raise _refuse(f"it did not take the ops {', '.join(missing)}")
+        raise _Refused(f"it did not take the ops {', '.join(missing)}")
     return library
 
 
-ops = _load()
+def _load_or_replace() -> Any:
+    if read_choice(os.environ, "SMDP_TENSORFLOW_OPS", TENSORFLOW_OPS) == "python":
+        return python_ops
+    try:
+        return _load()
+    except _Refused as reason:
+        warnings.warn(
+            f"[smdp] the op library of smdp.tensorflow does not work with this TensorFlow ({tf.__version__}):"
+            f" {reason}. Tried are the releases from 2.13 to 2.21. Calls into Python take its place:"
+            " gradients are then sent together after backward instead of during it, and copied twice more; functions"
+            " with smdp's ops cannot be saved.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return python_ops
+
+
+ops = _load_or_replace()
+is_native = ops is not python_ops
 # Keras 2 does not tell everywhere.
 keras_version = str(getattr(tf.keras, "__version__", "2"))
 is_keras_3 = not keras_version.startswith("2")

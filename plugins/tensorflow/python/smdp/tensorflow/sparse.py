@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smdp.tensorflow.collectives import allgather
+from smdp.tensorflow.collectives import allgather, reduce_tensor
 from smdp.tensorflow.reduce_op import ReduceOp
 
 
@@ -18,7 +18,10 @@ def merge_duplicates(slices: Any) -> Any:
 
 
 def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
-    """All ranks' rows and indices, one after the other; whoever applies them adds equal ones.
+    """The sum or mean over all ranks, as IndexedSlices; whoever applies them adds rows of the same index.
+
+    All ranks' rows, one after the other; but where these are more rows than the whole variable has, the whole
+    of it, which is less to send.
 
     Raises:
         ValueError: The operation is neither SUM nor AVERAGE.
@@ -29,8 +32,25 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
             " Use sparse_as_dense=True."
         )
     merged = merge_duplicates(slices)
-    values = allgather(merged.values, group=group)
-    indices = allgather(merged.indices, group=group)
+    if slices.dense_shape is None:
+        values, indices = _gathered(merged, group)
+    else:
+        rows = tf.cast(merged.dense_shape[0], tf.int64)
+        own = tf.size(merged.indices, out_type=tf.int64)
+        values, indices = tf.cond(
+            reduce_tensor(own, ReduceOp.SUM, group) > rows,
+            lambda: _dense(merged, rows, group),
+            lambda: _gathered(merged, group),
+        )
     if op is ReduceOp.AVERAGE:
         values = values / tf.cast(group.size, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _gathered(slices: Any, group: Any) -> tuple[Any, Any]:
+    return allgather(slices.values, group=group), allgather(slices.indices, group=group)
+
+
+def _dense(slices: Any, rows: Any, group: Any) -> tuple[Any, Any]:
+    whole = tf.math.unsorted_segment_sum(slices.values, slices.indices, rows)
+    return reduce_tensor(whole, ReduceOp.SUM, group), tf.range(rows, dtype=slices.indices.dtype)

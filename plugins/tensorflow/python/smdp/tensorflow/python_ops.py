@@ -1,0 +1,193 @@
+"""The ops without the op library, as calls back into Python: for a TensorFlow that does not take it.
+
+They have the library's names and arguments. All gradients of a step go through one call after backward, so
+nothing overlaps it, and a function with them cannot be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+import smdp
+from smdp import _core
+from smdp._buffers import view
+from smdp.tensorflow.differentiation import differentiate
+from smdp.tensorflow.groups import by_id
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class _Op:
+    """What the gradient functions ask of a tf.Operation."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    attributes: dict[str, int]
+
+    def get_attr(self, name: str) -> int:
+        return self.attributes[name]
+
+
+def smdp_allreduce(tensor: Any, token: Any, group: int, op: int) -> Any:
+    """As the op SmdpAllreduce."""
+
+    def run(value: Array) -> Array:
+        return _reduced(by_id(group), value, op)
+
+    return _call("SmdpAllreduce", run, token, [tensor], {"group": group, "op": op}, [tensor.shape])
+
+
+def smdp_broadcast(tensor: Any, token: Any, group: int, root: int, name: str | None = None) -> Any:
+    """As the op SmdpBroadcast."""
+
+    def run(value: Array) -> Array:
+        return by_id(group).broadcast(_copy(value), root)  # type: ignore[no-any-return]
+
+    return _call("SmdpBroadcast", run, token, [tensor], {"group": group, "root": root}, [tensor.shape])
+
+
+def smdp_allgather(tensor: Any, token: Any, group: int, name: str | None = None) -> Any:
+    """As the op SmdpAllgather."""
+
+    def run(value: Array) -> Array:
+        members = by_id(group)
+        rows = members.all_gather(np.array([_rows(value, "allgather")])).ravel()
+        out = np.empty((int(rows.sum()), *value.shape[1:]), value.dtype)
+        members.all_gather(np.ascontiguousarray(value), out=_parts(out, rows))
+        return out
+
+    return _call("SmdpAllgather", run, token, [tensor], {"group": group}, [None])
+
+
+def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, name: str | None = None) -> Any:
+    """As the op SmdpAlltoall."""
+
+    def run(value: Array, given: Array) -> tuple[Array, Array]:
+        members = by_id(group)
+        rows = _rows(value, "alltoall")
+        sent = given
+        if given.size == 0 and rows % members.size == 0:
+            sent = np.full(members.size, rows // members.size)
+        if sent.size != members.size or (sent < 0).any() or sent.sum() != rows:
+            raise ValueError(
+                f"[smdp] alltoall of {rows} rows between {members.size} ranks got the splits"
+                f" {given.tolist()}; needed: one per rank, none negative, that add up to the rows; or none, and"
+                " rows that divide."
+            )
+        received = members.all_to_all(np.ascontiguousarray(sent, dtype=np.int64))
+        out = np.empty((int(received.sum()), *value.shape[1:]), value.dtype)
+        members.all_to_all(_parts(np.ascontiguousarray(value), sent), out=_parts(out, received))
+        return out, received
+
+    return _call("SmdpAlltoall", run, token, [tensor, splits], {"group": group}, [None, None], [tf.int64])
+
+
+def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, name: str | None = None) -> Any:
+    """As the op SmdpReducescatter."""
+
+    def run(value: Array) -> Array:
+        members = by_id(group)
+        each, more = divmod(_rows(value, "reducescatter"), members.size)
+        sizes = np.array([each + (rank < more) for rank in range(members.size)])
+        parts = _parts(np.ascontiguousarray(value), sizes)
+        return members.reduce_scatter(parts, smdp.ReduceOp(op))  # type: ignore[no-any-return]
+
+    return _call("SmdpReducescatter", run, token, [tensor], {"group": group, "op": op}, [None])
+
+
+def smdp_barrier(token: Any, group: int) -> Any:
+    """As the op SmdpBarrier."""
+
+    def run() -> Array:
+        by_id(group).barrier()
+        return np.zeros(0, np.float32)
+
+    done = _in_order(run, token, [], [tf.float32])[0]
+    return None if tf.executing_eagerly() else done.op
+
+
+def reduce_gradients(
+    reducer: _core.GradientReducer, token: Any, indices: Sequence[int], gradients: Sequence[Any]
+) -> list[Any]:
+    """The means of all gradients of a step, given with their places in the reducer's list."""
+
+    def run(*values: Array) -> list[Array]:
+        means = [_copy(value) for value in values]
+        for index, mean in zip(indices, means, strict=True):
+            reducer.ready(index, view(mean, writes=True, what="a gradient").pointer)
+        reducer.finish()
+        reducer.wait()
+        return means
+
+    means = _in_order(run, token, gradients, [gradient.dtype for gradient in gradients])
+    for mean, gradient in zip(means, gradients, strict=True):
+        mean.set_shape(gradient.shape)
+    return means
+
+
+def _call(
+    op_type: str,
+    run: Callable[..., Any],
+    token: Any,
+    inputs: Sequence[Any],
+    attributes: dict[str, int],
+    shapes: Sequence[Any],
+    more: Sequence[Any] = (),
+) -> Any:
+    """`run` on NumPy arrays, with the gradients of the op. The first output has the first input's dtype."""
+    dtypes = [inputs[0].dtype, *more]
+
+    @tf.custom_gradient
+    def call(*tensors: Any) -> Any:
+        outputs = _in_order(run, token, tensors, dtypes)
+        for output, shape in zip(outputs, shapes, strict=True):
+            output.set_shape(shape)
+
+        def backward(*gradients: Any) -> Any:
+            op = _Op(tensors, outputs, attributes)
+            return differentiate(op_type, op, *gradients)[: len(tensors)]
+
+        return outputs if more else outputs[0], backward
+
+    return call(*inputs)
+
+
+def _in_order(run: Callable[..., Any], token: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+    """`run` as an op, in the order of the program: TensorFlow orders writes to the token in all calls."""
+    if tf.executing_eagerly():
+        arrays = tf.nest.flatten(run(*(np.asarray(tensor.numpy()) for tensor in inputs)))
+        return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    quiet = tf.autograph.experimental.do_not_convert(run)
+    with tf.control_dependencies([tf.raw_ops.AssignVariableOp(resource=token, value=0)]):
+        outputs = tf.nest.flatten(tf.numpy_function(quiet, inputs, dtypes))
+    with tf.control_dependencies(outputs):
+        tf.raw_ops.AssignVariableOp(resource=token, value=0)
+    return outputs  # type: ignore[no-any-return]
+
+
+def _copy(value: Any) -> Array:
+    return np.array(value, order="C")
+
+
+def _reduced(group: smdp.Group, value: Array, op: int) -> Array:
+    return group.all_reduce(_copy(value), smdp.ReduceOp(op))  # type: ignore[no-any-return]
+
+
+def _rows(value: Array, what: str) -> int:
+    if value.ndim == 0:
+        raise ValueError(
+            f"[smdp] {what} works along the first dimension, but the tensor is a scalar. Reshape it to [1]."
+        )
+    return int(value.shape[0])
+
+
+def _parts(array: Array, rows: Array) -> list[Array]:
+    """Views of consecutive rows."""
+    return np.split(array, np.cumsum(rows)[:-1])
