@@ -69,8 +69,8 @@ def _load_or_replace() -> Any:
         warnings.warn(
             f"[smdp] the op library of smdp.tensorflow does not work with this TensorFlow ({tf.__version__}):"
             f" {reason}. Tried are the releases from 2.13 to 2.21. Calls into Python take its place:"
-            " gradients are then sent together after backward instead of during it, and copied twice more; functions"
-            " with smdp's ops cannot be saved.",
+            " gradients are then sent together after backward instead of during it, and copied twice more;"
+            " functions with smdp's ops cannot be saved.",
             RuntimeWarning,
             stacklevel=2,
         )

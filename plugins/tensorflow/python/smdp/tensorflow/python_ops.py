@@ -78,8 +78,8 @@ def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, name: str | 
         if sent.size != members.size or (sent < 0).any() or sent.sum() != rows:
             raise ValueError(
                 f"[smdp] alltoall of {rows} rows between {members.size} ranks got the splits"
-                f" {given.tolist()}; needed: one per rank, none negative, that add up to the rows; or none, and"
-                " rows that divide."
+                f" {given.tolist()}; needed: one per rank, none negative, that add up to the rows; or none,"
+                " and rows that divide."
             )
         received = members.all_to_all(np.ascontiguousarray(sent, dtype=np.int64))
         out = np.empty((int(received.sum()), *value.shape[1:]), value.dtype)

@@ -1,0 +1,49 @@
+"""Accelerate's PartialState with the backend "smdp", which it refuses on CPUs.
+
+Nothing changes for other backends.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.state import PartialState
+
+from smdp.torch.launcher import set_torch_variables
+
+_NAME = "smdp"
+
+
+def install() -> None:
+    """Teach PartialState the name. Calling it again does nothing."""
+    plain = PartialState.__init__
+    if hasattr(plain, "smdp_plain"):
+        return
+
+    @functools.wraps(plain)
+    def init(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        is_ours = kwargs.get("backend") == _NAME and not self._shared_state
+        if is_ours:
+            cpu = cpu or not torch.cuda.is_available()
+            if not set_torch_variables():
+                # One process: Accelerate would look for a group that nobody makes.
+                del kwargs["backend"]
+            elif cpu:
+                # Accelerate keeps a group that is there, and asks for gloo by name.
+                del kwargs["backend"]
+                if not dist.is_initialized():
+                    dist.init_process_group(_NAME, **kwargs)
+        plain(self, cpu, **kwargs)
+        if is_ours and self.backend is not None:
+            self.backend = _NAME
+
+    init.smdp_plain = plain  # type: ignore[attr-defined]
+    PartialState.__init__ = init
+
+
+def uninstall() -> None:
+    """Give PartialState back as it was."""
+    PartialState.__init__ = getattr(PartialState.__init__, "smdp_plain", PartialState.__init__)

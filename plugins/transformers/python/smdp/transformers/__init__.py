@@ -1,0 +1,30 @@
+"""Hugging Face plugin: transformers.Trainer on smdp.
+
+Example:
+    >>> from smdp.transformers import DataParallel, Trainer, TrainingArguments
+    >>> trainer = Trainer(model, args, plugins=[DataParallel(compression="bf16")])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+try:
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name not in ("transformers", "accelerate"):
+        raise
+    raise ImportError(
+        'smdp.transformers needs transformers and Accelerate: pip install "smdp[transformers]"'
+    ) from error
+
+from smdp.transformers.data_parallel import DataParallel as DataParallel
+from smdp.transformers.plugin import Plugin as Plugin
+from smdp.transformers.trainer import Seq2SeqTrainer as Seq2SeqTrainer
+from smdp.transformers.trainer import Trainer as Trainer
+from smdp.transformers.trainer import hint_at_plugins
+from smdp.transformers.trainer import with_plugins as with_plugins
+from smdp.transformers.training_arguments import TrainingArguments as TrainingArguments
+
+hint_at_plugins()
+
+__all__ = ["DataParallel", "Plugin", "Seq2SeqTrainer", "Trainer", "TrainingArguments", "with_plugins"]

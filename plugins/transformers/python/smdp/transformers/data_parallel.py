@@ -1,0 +1,181 @@
+"""Data parallel training on smdp's gradient reducer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+import smdp
+from smdp.torch import DistributedDataParallel
+from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.transformers.plugin import Plugin
+
+
+class DataParallel(Plugin):
+    """Averages gradients over all ranks, as `smdp.torch.DistributedDataParallel` does.
+
+    With one process it does nothing.
+
+    Args:
+        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8", "topk".
+        bucket_cap_mb: Most MiB of a fusion buffer; default: `ddp_bucket_cap_mb` of the arguments, then 25.
+        algorithm: As SMDP_ALGORITHM, for this plugin's own group.
+        trace: As SMDP_TRACE, a directory for traces.
+        topk_ratio: Part of the gradient that "topk" sends.
+        topk_momentum: Momentum correction of "topk".
+
+    Raises:
+        ValueError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        compression: str = "none",
+        bucket_cap_mb: float | None = None,
+        algorithm: str | None = None,
+        trace: str | None = None,
+        *,
+        topk_ratio: float = 0.01,
+        topk_momentum: float = 0.0,
+    ) -> None:
+        allowed = ("none", "fp16", "bf16", "int8", "topk")
+        if compression not in allowed:
+            raise ValueError(
+                f"[smdp] DataParallel: compression is {compression!r}; allowed: {', '.join(allowed)}."
+            )
+        if bucket_cap_mb is not None and bucket_cap_mb <= 0:
+            raise ValueError(f"[smdp] DataParallel: bucket_cap_mb is {bucket_cap_mb}; it must be above 0.")
+        self._options = {
+            "compression": compression,
+            "topk_ratio": topk_ratio,
+            "topk_momentum": topk_momentum,
+            **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
+        }
+        self._variables = {
+            name: value
+            for name, value in {"SMDP_ALGORITHM": algorithm, "SMDP_TRACE": trace}.items()
+            if value is not None
+        }
+        smdp.config.Config.from_environ({**os.environ, **self._variables})  # raises on wrong values
+        self._group: Any = None
+        self._last = _Counters()
+
+    def conflict(self, other: Plugin) -> str | None:
+        """Refuse a second of its kind."""
+        if isinstance(other, DataParallel):
+            return "there are two DataParallel; gradients can be averaged only once"
+        return None
+
+    def set_up(self, args: TrainingArguments) -> None:
+        """Make a group over smdp, beside the default one where that is of another backend."""
+        if args.world_size == 1 or not dist.is_initialized():
+            return
+        default = dist.distributed_c10d._get_default_group()
+        if isinstance(default, ProcessGroupSmdp) and not self._variables:
+            self._group = default
+        else:
+            with _environment(self._variables):
+                self._group = dist.new_group(backend="smdp")
+
+    def wrap_model(
+        self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
+    ) -> nn.Module:
+        """Let Accelerate wrap it, by smdp's class instead of torch's."""
+        if self._group is None:
+            return prepare(model, **options)
+        if not torch.distributed.is_initialized() or trainer.accelerator.device.type != "cpu":
+            return self._on_device(prepare, model, options)
+        return self._wrapped(prepare, model, options, self._options)
+
+    def report(self) -> dict[str, float]:
+        """Give milliseconds and megabytes per step since the last call."""
+        if self._group is None:
+            return {}
+        now = _Counters.read()
+        last, self._last = self._last, now
+        steps = now.steps - last.steps
+        if steps == 0:
+            return {}
+        return {
+            "smdp_communication_ms": 1e3 * (now.communication - last.communication) / steps,
+            "smdp_exposed_ms": 1e3 * (now.exposed - last.exposed) / steps,
+            "smdp_gradient_mb": 1e-6 * (now.bytes - last.bytes) / steps,
+            "smdp_input_ms": 1e3 * (now.input - last.input) / steps,
+        }
+
+    def _on_device(
+        self, prepare: Callable[..., nn.Module], model: nn.Module, options: dict[str, Any]
+    ) -> nn.Module:
+        """On a GPU gradients are reduced by torch's reducer, in smdp's group; compression is refused there."""
+        return self._wrapped(prepare, model, options, self._options)
+
+    def _wrapped(
+        self,
+        prepare: Callable[..., nn.Module],
+        model: nn.Module,
+        options: dict[str, Any],
+        own: dict[str, Any],
+    ) -> nn.Module:
+        group = self._group
+
+        class Configured(DistributedDataParallel):
+            """With the plugin's options, which Accelerate does not know."""
+
+            def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+                super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
+
+        with _replaced(Configured):
+            return prepare(model, **options)
+
+
+class _Counters:
+    def __init__(self) -> None:
+        self.steps = 0
+        self.bytes = 0
+        self.exposed = 0.0
+        self.input = 0.0
+        self.communication = 0.0
+
+    @classmethod
+    def read(cls) -> _Counters:
+        stats = smdp.stats()
+        now = cls()
+        now.steps = stats["steps"]
+        now.bytes = stats["gradient_bytes"]
+        now.exposed = stats["exposed_seconds"]
+        now.input = stats["input_seconds"]
+        now.communication = sum(row["seconds"] for row in stats["operations"])
+        return now
+
+
+@contextmanager
+def _replaced(wrapper: type) -> Iterator[None]:
+    """Accelerate looks torch's class up by name each time it wraps a model."""
+    plain = nn.parallel.DistributedDataParallel
+    nn.parallel.DistributedDataParallel = wrapper
+    try:
+        yield
+    finally:
+        nn.parallel.DistributedDataParallel = plain
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """A group reads its options from the environment."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,40 @@
+"""transformers.TrainingArguments that take the backend "smdp"."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+import smdp.accelerate
+
+
+def _metadata() -> dict[str, Any]:
+    fields = {one.name: one for one in dataclasses.fields(transformers.TrainingArguments)}
+    metadata = dict(fields["ddp_backend"].metadata)
+    metadata["choices"] = ["smdp", *metadata.get("choices", ())]
+    metadata["help"] = "The backend of torch.distributed; smdp by default where there is no GPU."
+    return metadata
+
+
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    """transformers.TrainingArguments with one more `ddp_backend`: "smdp".
+
+    It is the default on machines without a GPU, where transformers would take gloo.
+    """
+
+    ddp_backend: str | None = field(default=None, metadata=_metadata())
+
+    def __post_init__(self) -> None:
+        has_device = torch.accelerator.is_available()
+        if self.ddp_backend is None and (self.use_cpu or not has_device):
+            self.ddp_backend = "smdp"
+        if self.ddp_backend == "smdp":
+            smdp.accelerate.install()
+            # transformers and Accelerate count processes without a GPU only where they are told to use none.
+            self.use_cpu = self.use_cpu or not has_device
+        super().__post_init__()

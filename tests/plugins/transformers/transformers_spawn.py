@@ -1,0 +1,56 @@
+"""Run a test function on several real processes as torchrun would start them.
+
+As a script this file is one of those processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from spawn import load, run_script
+
+
+def run(
+    function: Callable[[], Any],
+    size: int = 2,
+    *,
+    timeout: float = 110.0,
+    env: Mapping[str, str] | None = None,
+    hosts: Sequence[int] | None = None,
+) -> list[Any]:
+    """See run_script(); gives what the function returned on each rank, through JSON."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(env or {})}
+    outputs = run_script(
+        __file__, function, [], size, timeout=timeout, env=variables, exits=None, hosts=hosts
+    )
+    return [json.loads(output.rsplit("RESULT ", 1)[1].splitlines()[0]) for output in outputs]
+
+
+def _main(path: str, name: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if os.environ["WORLD_SIZE"] == "1":  # nobody has launched it
+        for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            del os.environ[variable]
+    else:
+        os.environ["LOCAL_RANK"] = os.environ["RANK"]
+        os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
+    result = load(path, name)()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    print(f"\nRESULT {json.dumps(result)}", flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
