@@ -1,4 +1,4 @@
-"""Train a byte-level language model on the text of Python's documentation.
+"""Train a language model with transformers' Trainer.
 
     smdp run -n 2 docs/examples/transformers_text.py --output text-model
     python docs/examples/transformers_text.py --output text-model      # one process, no plugin
@@ -11,22 +11,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from pydoc_data.topics import topics
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from text_model import make_model, make_rows
 from transformers.trainer_utils import get_last_checkpoint
 
 from smdp.transformers import DataParallel, Trainer, TrainingArguments
-
-LENGTH = 128
-
-
-def rows_of_text() -> torch.Tensor:
-    """Bytes of 650 pages of real English, in rows."""
-    text = "\n".join(topics[name] for name in sorted(topics)).encode()
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return data[: len(data) // LENGTH * LENGTH].view(-1, LENGTH)
 
 
 def main() -> None:
@@ -36,11 +25,11 @@ def main() -> None:
     parser.add_argument("--save-steps", type=int, default=50)
     options = parser.parse_args()
 
-    is_parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = TrainingArguments(
         options.output,
         max_steps=options.steps,
-        per_device_train_batch_size=16 // int(os.environ.get("WORLD_SIZE", "1")),
+        per_device_train_batch_size=16 // size,
         learning_rate=1e-3,
         warmup_steps=20,
         logging_steps=10,
@@ -48,17 +37,13 @@ def main() -> None:
         report_to=[],
         seed=1,
     )
-    torch.manual_seed(1)
-    shape = {"n_embd": 256, "n_layer": 6, "n_head": 8, "n_positions": LENGTH, "vocab_size": 256}
-    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
-    rows = [{"input_ids": row, "labels": row} for row in rows_of_text()]
-    held_out = rows[::20]
+    train, held_out = make_rows()
     trainer = Trainer(
-        model,
+        make_model(),
         arguments,
-        train_dataset=[row for i, row in enumerate(rows) if i % 20],
+        train_dataset=train,
         eval_dataset=held_out,
-        plugins=[DataParallel(compression="bf16")] if is_parallel else [],
+        plugins=[DataParallel(compression="bf16")] if size > 1 else [],
     )
     newest = get_last_checkpoint(options.output) if os.path.isdir(options.output) else None
     trainer.train(resume_from_checkpoint=newest)

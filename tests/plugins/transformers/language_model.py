@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from smdp.transformers import DataParallel, Trainer, TrainingArguments
 from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.transformers import DataParallel, Trainer, TrainingArguments
 
 LENGTH = 24
 

@@ -51,6 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "smdp.torch": {"smdp", "torch", "smdp_torch_autoload"},
     "smdp_torch_autoload": {"smdp", "torch"},
     "smdp.tensorflow": {"smdp", "numpy", "tensorflow"},
+    "smdp.accelerate": {"smdp", "smdp.torch", "torch", "accelerate"},
+    "smdp.transformers": {"smdp", "smdp.torch", "smdp.accelerate", "torch", "accelerate", "transformers"},
+    "smdp.lightning": {"smdp", "smdp.torch", "torch", "lightning"},
 }
 # Packages that one folder of MAY_IMPORT must not reach, although a longer name begins with the allowed one.
 FRAMEWORKS = {"torch", "tensorflow", "transformers", "accelerate", "lightning", "jax"}

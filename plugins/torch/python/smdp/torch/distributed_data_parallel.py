@@ -148,6 +148,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
+    def prepare_for_backward(self) -> None:
+        """Say that the next backward is to average gradients, where the forward could not know it."""
+        self._is_armed = self.require_forward_param_sync = self.require_backward_grad_sync
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if self._hooks is None:
             return super()._get_ddp_logging_data()  # type: ignore[no-any-return]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -90,9 +89,16 @@ class DataParallel(Plugin):
         """Let Accelerate wrap it, by smdp's class instead of torch's."""
         if self._group is None:
             return prepare(model, **options)
-        if not torch.distributed.is_initialized() or trainer.accelerator.device.type != "cpu":
-            return self._on_device(prepare, model, options)
-        return self._wrapped(prepare, model, options, self._options)
+        group, own = self._group, self._options
+
+        class Configured(DistributedDataParallel):
+            """With the plugin's options, which Accelerate does not know."""
+
+            def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+                super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
+
+        with _replaced(Configured):
+            return prepare(model, **options)
 
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
@@ -109,30 +115,6 @@ class DataParallel(Plugin):
             "smdp_gradient_mb": 1e-6 * (now.bytes - last.bytes) / steps,
             "smdp_input_ms": 1e3 * (now.input - last.input) / steps,
         }
-
-    def _on_device(
-        self, prepare: Callable[..., nn.Module], model: nn.Module, options: dict[str, Any]
-    ) -> nn.Module:
-        """On a GPU gradients are reduced by torch's reducer, in smdp's group; compression is refused there."""
-        return self._wrapped(prepare, model, options, self._options)
-
-    def _wrapped(
-        self,
-        prepare: Callable[..., nn.Module],
-        model: nn.Module,
-        options: dict[str, Any],
-        own: dict[str, Any],
-    ) -> nn.Module:
-        group = self._group
-
-        class Configured(DistributedDataParallel):
-            """With the plugin's options, which Accelerate does not know."""
-
-            def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-                super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
-
-        with _replaced(Configured):
-            return prepare(model, **options)
 
 
 class _Counters:

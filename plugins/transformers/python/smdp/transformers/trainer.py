@@ -25,7 +25,9 @@ def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers
         TypeError: It is not one.
     """
     if not (isinstance(trainer_class, type) and issubclass(trainer_class, transformers.Trainer)):
-        raise TypeError(f"[smdp] with_plugins() takes a subclass of transformers.Trainer, got {trainer_class!r}.")
+        raise TypeError(
+            f"[smdp] with_plugins() takes a subclass of transformers.Trainer, got {trainer_class!r}."
+        )
     if issubclass(trainer_class, _WithPlugins):
         return trainer_class
     return type(trainer_class.__name__, (_WithPlugins, trainer_class), {"__doc__": trainer_class.__doc__})
@@ -76,7 +78,7 @@ class _WithPlugins:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is not None:
             for plugin in self.plugins:
-                plugin.load(self, checkpoint)  # type: ignore[arg-type]
+                plugin.load(self, checkpoint)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As the Trainer's, with what plugins report beside the loss of training."""
@@ -94,7 +96,7 @@ def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args
     return plugin.wrap_model(trainer, prepare, model, **options)
 
 
-def _checked(plugins: Iterable[Plugin]) -> list[Plugin]:
+def _checked(plugins: Iterable[Any]) -> list[Plugin]:
     known = list(plugins)
     for plugin in known:
         if not isinstance(plugin, Plugin):
@@ -112,11 +114,11 @@ def _checked(plugins: Iterable[Plugin]) -> list[Plugin]:
     return known
 
 
-class Trainer(_WithPlugins, transformers.Trainer):  # type: ignore[misc]
+class Trainer(_WithPlugins, transformers.Trainer):
     """transformers.Trainer, with `plugins=[...]`."""
 
 
-class Seq2SeqTrainer(_WithPlugins, transformers.Seq2SeqTrainer):  # type: ignore[misc]
+class Seq2SeqTrainer(_WithPlugins, transformers.Seq2SeqTrainer):
     """transformers.Seq2SeqTrainer, with `plugins=[...]`."""
 
 

@@ -31,10 +31,11 @@ class TrainingArguments(transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         has_device = torch.accelerator.is_available()
-        if self.ddp_backend is None and (self.use_cpu or not has_device):
+        uses_cpu: bool = self.use_cpu or not has_device  # type: ignore[has-type]
+        if self.ddp_backend is None and uses_cpu:
             self.ddp_backend = "smdp"
         if self.ddp_backend == "smdp":
             smdp.accelerate.install()
             # transformers and Accelerate count processes without a GPU only where they are told to use none.
-            self.use_cpu = self.use_cpu or not has_device
+            self.use_cpu = uses_cpu
         super().__post_init__()

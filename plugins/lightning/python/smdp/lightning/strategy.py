@@ -1,0 +1,63 @@
+"""Lightning's DDPStrategy with smdp.torch.DistributedDataParallel. Also known as strategy="smdp"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import Tensor, nn
+
+from smdp.torch import DistributedDataParallel
+
+
+class SmdpStrategy(DDPStrategy):
+    """DDP whose gradients go through smdp's gradient reducer.
+
+    Args:
+        *args: As DDPStrategy's.
+        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8", "topk".
+        **kwargs: As DDPStrategy's: its own, and those of smdp.torch.DistributedDataParallel.
+
+    Raises:
+        ValueError: `process_group_backend` is not "smdp", or there are communication hooks.
+    """
+
+    def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
+        backend = kwargs.setdefault("process_group_backend", "smdp")
+        if backend != "smdp":
+            raise ValueError(
+                f"[smdp] SmdpStrategy: process_group_backend is {backend!r}; it must be 'smdp'. Other"
+                " backends go with DDPStrategy."
+            )
+        hooks = [name for name in ("ddp_comm_hook", "ddp_comm_wrapper", "ddp_comm_state") if kwargs.get(name)]
+        if hooks:
+            raise ValueError(
+                f"[smdp] SmdpStrategy takes no {hooks[0]}: use compression=, or hooks with"
+                " DDPStrategy(process_group_backend='smdp')."
+            )
+        super().__init__(*args, **kwargs)
+        self._compression = compression
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            model,
+            device_ids=self.determine_ddp_device_ids(),
+            compression=self._compression,
+            **self._ddp_kwargs,
+        )
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """As DDPStrategy's; on the CPU there is no reducer of torch's to prepare."""
+        model = self.model
+        if not isinstance(model, DistributedDataParallel) or model.reducer is not None:
+            super().pre_backward(closure_loss)
+        elif not self.lightning_module.automatic_optimization:
+            model.prepare_for_backward()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Register "smdp", not DDPStrategy's names again."""
+        strategy_registry.register("smdp", cls, description="DDP on smdp's gradient reducer")
+
+
+SmdpStrategy.register_strategies(StrategyRegistry)

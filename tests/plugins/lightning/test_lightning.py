@@ -1,0 +1,143 @@
+"""Lightning on smdp: by the backend's name, and with the gradient reducer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from transformers_spawn import run
+
+from smdp.lightning import SmdpStrategy
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "lightning_text.py"
+
+
+def data() -> torch.utils.data.TensorDataset:
+    random = np.random.default_rng(0)
+    x = torch.tensor(random.normal(size=(160, 8)), dtype=torch.float32)
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+
+
+class Regression(lightning.LightningModule):
+    """With a parameter that is never used."""
+
+    def __init__(self, is_automatic: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.automatic_optimization = is_automatic
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        self.unused = torch.nn.Parameter(torch.ones(3))
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        total = loss.detach().clone()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+            total /= dist.get_world_size()
+        self.losses.append(total.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+def fitted(strategy: Any, module: Regression, **options: Any) -> tuple[Any, list[Any]]:
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=size,
+        strategy=strategy if size > 1 else "auto",
+        max_steps=20,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=os.environ["SMDP_TEST_FOLDER"],
+        **options,
+    )
+    order = torch.utils.data.DistributedSampler(data(), size, int(os.environ.get("RANK", "0")), shuffle=False)
+    trainer.fit(module, torch.utils.data.DataLoader(data(), 8 // size, sampler=order))
+    if size > 1:
+        assert dist.get_backend() == "smdp"
+    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
+    return trainer, [module.losses, hashlib.sha256(bits).hexdigest()]
+
+
+def by_name() -> Any:
+    strategy = DDPStrategy(process_group_backend="smdp", find_unused_parameters=True)
+    return fitted(strategy, Regression())[1]
+
+
+def automatic() -> Any:
+    trainer, result = fitted("smdp", Regression())
+    if dist.is_initialized():
+        assert isinstance(trainer.strategy, SmdpStrategy)
+    return result
+
+
+def by_hand() -> Any:
+    return fitted(SmdpStrategy(bucket_cap_mb=1), Regression(is_automatic=False))[1]
+
+
+def accumulated() -> Any:
+    return fitted(SmdpStrategy(), Regression(), accumulate_grad_batches=2, gradient_clip_val=0.5)[1]
+
+
+@pytest.mark.parametrize("way", [by_name, automatic, by_hand, accumulated], ids=lambda way: way.__name__)
+def test_equals_one_process(way: Any) -> None:
+    ((alone, _),) = run(way, 1)
+    (first, bits), (_, other_bits) = run(way, 2)
+    assert bits == other_bits
+    assert first[-1] < first[0] / 2
+    assert first == pytest.approx(alone, abs=1e-5)
+
+
+def wrapped() -> Any:
+    """The gradient reducer is at work, and a checkpoint goes on where it was."""
+    trainer, _ = fitted(SmdpStrategy(compression="int8"), Regression())
+    folder = os.path.join(os.environ["SMDP_TEST_FOLDER"], "half.ckpt")
+    trainer.save_checkpoint(folder)
+    again = Regression.load_from_checkpoint(folder)
+    return torch.equal(again.layers[0].weight, trainer.lightning_module.layers[0].weight)
+
+
+def test_checkpoint() -> None:
+    assert run(wrapped, 2, hosts=[0, 1]) == [True, True]
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="process_group_backend is 'gloo'; it must be 'smdp'"):
+        SmdpStrategy(process_group_backend="gloo")
+    with pytest.raises(ValueError, match="takes no ddp_comm_hook: use compression="):
+        SmdpStrategy(ddp_comm_hook=print)
+
+
+@pytest.mark.parametrize("launcher", [["-m", "smdp", "run", "-n", "2"], []], ids=["smdp run", "Lightning"])
+def test_example(launcher: list[str]) -> None:
+    pytest.importorskip("transformers")
+    done = subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLE), "--steps", "20"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(re.findall(r"perplexity ([\d.]+)", done.stdout)[0]) < 40

@@ -1,0 +1,99 @@
+"""Accelerate with the backend "smdp", by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import language_model as lm
+import pytest
+import torch
+from transformers_spawn import run
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "accelerate_text.py"
+
+
+def loop() -> Any:
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    import smdp.accelerate  # noqa: F401 - makes Accelerate take the name
+
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
+    if accelerator.num_processes > 1:
+        assert lm.is_over_smdp() and accelerator.state.backend == "smdp"
+    model = lm.model()
+    model, optimizer, loader = accelerator.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.utils.data.DataLoader(lm.rows(80), 8 // accelerator.num_processes),
+    )
+    losses = []
+    for rows in loader:
+        loss = model(**rows).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    return [losses, lm.weights_hash(accelerator.unwrap_model(model)), accelerator.num_processes]
+
+
+def test_loop_equals_one_process() -> None:
+    ((alone, _, one),) = run(loop, 1)
+    (first, weights, two), (_, other_weights, _) = run(loop, 2)
+    assert (one, two) == (1, 2)
+    assert weights == other_weights
+    assert first == pytest.approx(alone, abs=1e-5)
+
+
+def taken_back() -> Any:
+    """After uninstall() Accelerate is as it was, and says what it says."""
+    from accelerate import PartialState
+
+    import smdp.accelerate
+
+    smdp.accelerate.install()
+    smdp.accelerate.uninstall()
+    assert not hasattr(PartialState.__init__, "smdp_plain")
+    with pytest.raises(ValueError, match="Your assigned backend smdp is not available"):
+        PartialState(cpu=True, backend="smdp")
+    PartialState._reset_state()
+    smdp.accelerate.install()
+    return PartialState(cpu=True, backend="smdp").num_processes
+
+
+def test_uninstall() -> None:
+    assert run(taken_back, 2) == [2, 2]
+
+
+def started(command: list[str], **variables: str) -> str:
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="accelerate launches CPUs by mpirun, which is not here"
+)
+def test_accelerate_launch(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=2\n")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1"]
+    launcher += ["--num_processes", "2", "--mpirun_hostfile", str(hosts)]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    by_mpirun = started([*launcher, str(EXAMPLE), "--steps", "10"], **root)
+    by_smdp = started([sys.executable, "-m", "smdp", "run", "-n", "2", str(EXAMPLE), "--steps", "10"])
+    alone = started([sys.executable, str(EXAMPLE), "--steps", "10"])
+    (line,) = [line for line in by_mpirun.splitlines() if "perplexity" in line]
+    assert line in by_smdp
+    assert "perplexity" in alone

@@ -1,0 +1,65 @@
+"""The example: its loss falls, and killed in the middle it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "transformers_text.py"
+VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def command(folder: Path, steps: int) -> list[str]:
+    run = [sys.executable, "-m", "smdp", "run", "-n", "2", str(EXAMPLE)]
+    return [*run, "--output", str(folder), "--steps", str(steps), "--save-steps", "10"]
+
+
+def logged(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", output)]
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    whole = subprocess.run(
+        command(tmp_path / "whole", 40),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env=VARIABLES,
+    )
+    losses = logged(whole.stdout)
+    assert len(losses) == 4 and losses[0] > 4 and losses[-1] < 2.9
+    perplexity = re.findall(r"perplexity ([\d.]+)", whole.stdout)
+    assert float(perplexity[0]) < 20
+
+    saved = tmp_path / "killed" / "checkpoint-10" / "trainer_state.json"
+    with subprocess.Popen(
+        command(tmp_path / "killed", 40), stdout=subprocess.DEVNULL, env=VARIABLES, start_new_session=True
+    ) as killed:
+        deadline = time.monotonic() + 60
+        while not saved.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # no event tells that another program has written a file
+        os.killpg(killed.pid, signal.SIGKILL)
+    assert saved.exists()
+    again = subprocess.run(
+        command(tmp_path / "killed", 40),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env=VARIABLES,
+    )
+    assert len(logged(again.stdout)) < 4, "it began anew"
+    assert logged(again.stdout)[-1] == losses[-1]
+    assert re.findall(r"perplexity ([\d.]+)", again.stdout) == perplexity
+
+
+def test_one_process(tmp_path: Path) -> None:
+    alone = [sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--steps", "10"]
+    done = subprocess.run(alone, capture_output=True, text=True, check=True, timeout=100, env=VARIABLES)
+    assert logged(done.stdout) and "perplexity" in done.stdout
