@@ -72,6 +72,7 @@ VARIABLES: tuple[Variable, ...] = (
         "native where it loads",
         f"How smdp.tensorflow's ops run: {', '.join(TENSORFLOW_OPS)}.",
     ),
+    Variable("SMDP_COMPAT", "0", "1 lets scripts written for SMDDP and Horovod run on smdp."),
     Variable("SMDP_DISABLE_AUTOLOAD", "0", "1 keeps `import torch` from registering the backend smdp."),
 )
 

@@ -54,6 +54,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "smdp.accelerate": {"smdp", "smdp.torch", "torch", "accelerate"},
     "smdp.transformers": {"smdp", "smdp.torch", "smdp.accelerate", "torch", "accelerate", "transformers"},
     "smdp.lightning": {"smdp", "smdp.torch", "torch", "lightning"},
+    "smdp.compat": {"smdp", "smdp_compat"},
+    "smdp.compat.sagemaker": {"smdp", "numpy", "torch", "tensorflow", "mpi4py", "smdp_torch_autoload"},
+    "smdp.compat.horovod": {"smdp", "torch", "tensorflow"},
+    "smdp_compat": {"smdp", "smdp_torch_autoload", "torch"},
 }
 # Packages that one folder of MAY_IMPORT must not reach, although a longer name begins with the allowed one.
 FRAMEWORKS = {"torch", "tensorflow", "transformers", "accelerate", "lightning", "jax"}

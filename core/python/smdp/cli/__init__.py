@@ -70,12 +70,22 @@ def _run(
         float,
         typer.Option("--stop-timeout", min=0.0, help="Seconds between SIGTERM and SIGKILL."),
     ] = 5.0,
+    compat: Annotated[
+        bool, typer.Option("--compat", help="Let smdp answer for Amazon's SMDDP and for Horovod.")
+    ] = False,
 ) -> None:
     """Start ranks on this machine, stop all when one fails, exit with the first failure's code."""
     from smdp.cli import run
 
     raise typer.Exit(
-        run.run(command, nproc, module=module, master_port=master_port, stop_timeout_s=stop_timeout)
+        run.run(
+            command,
+            nproc,
+            module=module,
+            master_port=master_port,
+            stop_timeout_s=stop_timeout,
+            compat=compat,
+        )
     )
 
 

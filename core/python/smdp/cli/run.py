@@ -43,6 +43,7 @@ def run(
     module: bool = False,
     master_port: int | None = None,
     stop_timeout_s: float = 5.0,
+    compat: bool = False,
 ) -> int:
     """Start nproc ranks of a command and wait for them.
 
@@ -52,6 +53,7 @@ def run(
         module: The first word of command is a module.
         master_port: MASTER_PORT of the ranks; smdp's is the next one.
         stop_timeout_s: Seconds between SIGTERM and SIGKILL.
+        compat: Ranks run with SMDP_COMPAT=1.
 
     Returns:
         0, or the code of the rank that failed first; 128 + signal if one killed it.
@@ -60,7 +62,8 @@ def run(
         argv = command_line(command, module=module)
         if nproc < 1:
             raise config.invalid("-n", nproc, "an integer >= 1")
-        environments = rank_environments(os.environ, nproc, master_port=master_port)
+        environ = {**os.environ, "SMDP_COMPAT": "1"} if compat else os.environ
+        environments = rank_environments(environ, nproc, master_port=master_port)
     except (ConfigError, OSError) as error:
         _say(str(error))
         return 2

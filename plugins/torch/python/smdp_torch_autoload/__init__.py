@@ -12,6 +12,8 @@ import warnings
 from typing import Any
 
 _NAME = "smdp"
+# SMDDP's; registered by smdp.compat.
+_NAMES = ("SMDP", "SMDDP")
 
 
 def register() -> None:
@@ -20,6 +22,8 @@ def register() -> None:
         if os.environ.get("SMDP_DISABLE_AUTOLOAD", "").strip().lower() in ("1", "true", "yes"):
             return
         register_backend()
+        if os.environ.get("SMDP_COMPAT", "").strip() == "1":
+            register_backend("smddp")
     except Exception as error:  # noqa: BLE001 - see above
         warnings.warn(
             f"smdp could not register itself with torch.distributed ({type(error).__name__}: {error}); "
@@ -28,15 +32,15 @@ def register() -> None:
         )
 
 
-def register_backend() -> bool:
-    """Register the backend once; give False where torch has no distributed package."""
+def register_backend(name: str = _NAME) -> bool:
+    """Register the backend under a name once; give False where torch has no distributed package."""
     import torch.distributed as dist
 
     if not dist.is_available():
         return False
     backend: Any = dist.Backend
-    if _NAME.upper() not in backend._plugins:
-        backend.register_backend(_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"])
+    if name.upper() not in backend._plugins:
+        backend.register_backend(name, create_process_group, extended_api=True, devices=["cpu", "cuda"])
     if _is_hiding_needed():
         _hide(backend)
     return True
@@ -73,4 +77,4 @@ class _Plugins(dict[str, Any]):
         return dict.fromkeys(self).keys()
 
     def __iter__(self) -> Any:
-        return (name for name in super().__iter__() if name != _NAME.upper())
+        return (name for name in super().__iter__() if name not in _NAMES)

@@ -25,6 +25,7 @@ class GradientHooks:
         bucket_cap_mb: Most MiB of a fusion buffer.
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk".
+        factor: Multiplies gradients before the sum; 0 gives the mean.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class GradientHooks:
         parameters: Sequence[tuple[str, Parameter]],
         is_wanted: Callable[[], bool],
         *,
-        compression: str,
-        bucket_cap_mb: float,
-        topk_ratio: float,
-        topk_momentum: float,
+        compression: str = "none",
+        bucket_cap_mb: float = 25,
+        topk_ratio: float = 0.01,
+        topk_momentum: float = 0.0,
+        factor: float = 0.0,
     ) -> None:
         self._parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
@@ -49,6 +51,7 @@ class GradientHooks:
             [(name, parameter.numel(), DTYPES[parameter.dtype]) for name, parameter in parameters],
             compression,
             int(bucket_cap_mb * (1 << 20)),
+            factor,
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
         )

@@ -80,7 +80,7 @@ def _device_backends() -> dict[str, str]:
 
 
 def _check_devices(backends: dict[str, str]) -> list[str]:
-    others = {device: name for device, name in backends.items() if name != "smdp"}
+    others = {device: name for device, name in backends.items() if name not in ("smdp", "smddp")}
     if others:
         text = ",".join(f"{device}:{name}" for device, name in backends.items())
         other = ",".join(f"{device}:{name}" for device, name in others.items())

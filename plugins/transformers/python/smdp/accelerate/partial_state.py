@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate.state import PartialState
 
-from smdp.torch.launcher import set_torch_variables
+from smdp.environments.torch_variables import set_torch_variables
 
 _NAME = "smdp"
 

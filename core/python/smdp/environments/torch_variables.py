@@ -1,4 +1,4 @@
-"""torch's own variables, under launchers that do not set them."""
+"""torch's own variables, for launchers that do not set them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,9 @@
+"""`horovod.keras`: the same as `horovod.tensorflow.keras`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.tensorflow.keras import *  # noqa: F403
+from smdp.compat.horovod.tensorflow.keras import DistributedOptimizer as DistributedOptimizer
+from smdp.compat.horovod.tensorflow.keras import broadcast_global_variables as broadcast_global_variables
+from smdp.compat.horovod.tensorflow.keras import load_model as load_model
+from smdp.tensorflow.keras import callbacks as callbacks

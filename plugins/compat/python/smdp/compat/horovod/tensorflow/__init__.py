@@ -1,0 +1,59 @@
+"""`horovod.tensorflow`."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import smdp
+from smdp.compat.horovod.build import ccl_built as ccl_built
+from smdp.compat.horovod.build import cuda_built as cuda_built
+from smdp.compat.horovod.build import ddl_built as ddl_built
+from smdp.compat.horovod.build import gloo_built as gloo_built
+from smdp.compat.horovod.build import gloo_enabled as gloo_enabled
+from smdp.compat.horovod.build import mpi_built as mpi_built
+from smdp.compat.horovod.build import mpi_enabled as mpi_enabled
+from smdp.compat.horovod.build import mpi_threads_supported as mpi_threads_supported
+from smdp.compat.horovod.build import nccl_built as nccl_built
+from smdp.compat.horovod.build import rocm_built as rocm_built
+from smdp.compat.sagemaker.dataparallel.tensorflow import graph
+from smdp.tensorflow import *  # noqa: F403
+
+BroadcastGlobalVariablesHook = graph.BroadcastGlobalVariablesHook
+# Takes optimizers of tf.compat.v1, too.
+DistributedOptimizer = graph.DistributedOptimizer  # type: ignore[assignment]
+broadcast_global_variables = graph.broadcast_global_variables
+
+
+def cross_size() -> int:
+    """Number of hosts."""
+    return len(smdp.world().hosts)
+
+
+def cross_rank() -> int:
+    """Number of this host."""
+    own = smdp.rank()
+    return next(index for index, ranks in enumerate(smdp.world().hosts) if own in ranks)
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many ranks."""
+    return len({len(ranks) for ranks in smdp.world().hosts}) == 1
+
+
+def join(device: int = -1) -> NoReturn:
+    """Refuse: ranks must run the same number of batches.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError(
+        "[smdp] hvd.join() is not there. Give all ranks the same number of batches, e.g. dataset.take(n)."
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        from smdp.compat.horovod.elastic import refuse
+
+        refuse("horovod.tensorflow.elastic")
+    raise AttributeError(f"[smdp] horovod.tensorflow has no {name!r}; see the page on moving from Horovod.")

@@ -1,0 +1,7 @@
+"""`horovod.tensorflow.elastic`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.elastic import refuse
+
+refuse("horovod.tensorflow.elastic")

@@ -1,0 +1,84 @@
+"""`horovod.torch`."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from smdp.compat.horovod.build import ccl_built as ccl_built
+from smdp.compat.horovod.build import cuda_built as cuda_built
+from smdp.compat.horovod.build import ddl_built as ddl_built
+from smdp.compat.horovod.build import gloo_built as gloo_built
+from smdp.compat.horovod.build import gloo_enabled as gloo_enabled
+from smdp.compat.horovod.build import mpi_built as mpi_built
+from smdp.compat.horovod.build import mpi_enabled as mpi_enabled
+from smdp.compat.horovod.build import mpi_threads_supported as mpi_threads_supported
+from smdp.compat.horovod.build import nccl_built as nccl_built
+from smdp.compat.horovod.build import rocm_built as rocm_built
+from smdp.compat.horovod.torch.collectives import Adasum as Adasum
+from smdp.compat.horovod.torch.collectives import Average as Average
+from smdp.compat.horovod.torch.collectives import Max as Max
+from smdp.compat.horovod.torch.collectives import Min as Min
+from smdp.compat.horovod.torch.collectives import Product as Product
+from smdp.compat.horovod.torch.collectives import Sum as Sum
+from smdp.compat.horovod.torch.collectives import allgather as allgather
+from smdp.compat.horovod.torch.collectives import allgather_async as allgather_async
+from smdp.compat.horovod.torch.collectives import allreduce as allreduce
+from smdp.compat.horovod.torch.collectives import allreduce_ as allreduce_
+from smdp.compat.horovod.torch.collectives import allreduce_async as allreduce_async
+from smdp.compat.horovod.torch.collectives import allreduce_async_ as allreduce_async_
+from smdp.compat.horovod.torch.collectives import alltoall as alltoall
+from smdp.compat.horovod.torch.collectives import alltoall_async as alltoall_async
+from smdp.compat.horovod.torch.collectives import barrier as barrier
+from smdp.compat.horovod.torch.collectives import broadcast as broadcast
+from smdp.compat.horovod.torch.collectives import broadcast_ as broadcast_
+from smdp.compat.horovod.torch.collectives import broadcast_async as broadcast_async
+from smdp.compat.horovod.torch.collectives import broadcast_async_ as broadcast_async_
+from smdp.compat.horovod.torch.collectives import grouped_allreduce as grouped_allreduce
+from smdp.compat.horovod.torch.collectives import grouped_allreduce_ as grouped_allreduce_
+from smdp.compat.horovod.torch.collectives import grouped_allreduce_async as grouped_allreduce_async
+from smdp.compat.horovod.torch.collectives import grouped_allreduce_async_ as grouped_allreduce_async_
+from smdp.compat.horovod.torch.collectives import poll as poll
+from smdp.compat.horovod.torch.collectives import reducescatter as reducescatter
+from smdp.compat.horovod.torch.collectives import reducescatter_async as reducescatter_async
+from smdp.compat.horovod.torch.collectives import synchronize as synchronize
+from smdp.compat.horovod.torch.compression import Compression as Compression
+from smdp.compat.horovod.torch.functions import allgather_object as allgather_object
+from smdp.compat.horovod.torch.functions import broadcast_object as broadcast_object
+from smdp.compat.horovod.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
+from smdp.compat.horovod.torch.functions import broadcast_parameters as broadcast_parameters
+from smdp.compat.horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from smdp.compat.horovod.torch.world import ProcessSet as ProcessSet
+from smdp.compat.horovod.torch.world import add_process_set as add_process_set
+from smdp.compat.horovod.torch.world import cross_rank as cross_rank
+from smdp.compat.horovod.torch.world import cross_size as cross_size
+from smdp.compat.horovod.torch.world import global_process_set as global_process_set
+from smdp.compat.horovod.torch.world import init as init
+from smdp.compat.horovod.torch.world import is_homogeneous as is_homogeneous
+from smdp.compat.horovod.torch.world import is_initialized as is_initialized
+from smdp.compat.horovod.torch.world import local_rank as local_rank
+from smdp.compat.horovod.torch.world import local_size as local_size
+from smdp.compat.horovod.torch.world import rank as rank
+from smdp.compat.horovod.torch.world import remove_process_set as remove_process_set
+from smdp.compat.horovod.torch.world import shutdown as shutdown
+from smdp.compat.horovod.torch.world import size as size
+from smdp.torch import SyncBatchNorm as SyncBatchNorm
+
+
+def join(device: int = -1) -> NoReturn:
+    """Refuse: ranks must run the same number of batches.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError(
+        "[smdp] hvd.join() is not there. Give all ranks the same number of batches (DistributedSampler with"
+        " drop_last=True), or use smdp.torch.DistributedDataParallel with its join()."
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        from smdp.compat.horovod.elastic import refuse
+
+        refuse("horovod.torch.elastic")
+    raise AttributeError(f"[smdp] horovod.torch has no {name!r}; see the page on moving from Horovod.")

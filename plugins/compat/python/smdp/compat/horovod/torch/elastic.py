@@ -1,0 +1,7 @@
+"""`horovod.torch.elastic`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.elastic import refuse
+
+refuse("horovod.torch.elastic")

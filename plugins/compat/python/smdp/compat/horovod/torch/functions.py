@@ -1,0 +1,73 @@
+"""The same start on all ranks, and objects between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smdp.compat.horovod.torch.collectives import broadcast_async_, synchronize
+from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give everybody the root's tensors.
+
+    Args:
+        params: `model.state_dict()` or `model.named_parameters()`; what is no tensor is left out.
+        root_rank: Whose.
+        process_set: The ranks.
+    """
+    pairs = params.items() if isinstance(params, Mapping) else params
+    handles = [
+        broadcast_async_(value.data, root_rank, process_set=process_set)
+        for _, value in pairs
+        if isinstance(value, torch.Tensor)
+    ]
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give everybody the root's optimizer state, learning rate and momentum included.
+
+    Raises:
+        ValueError: An LBFGS, whose state cannot be sent so.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("[smdp] cannot broadcast the state of LBFGS.")
+    state = broadcast_object(optimizer.state_dict(), root_rank, process_set=process_set)
+    if dist.get_rank() != root_rank:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Give the root's object, pickled on its way."""
+    held = [obj]
+    dist.broadcast_object_list(held, root_rank, group=process_set.group)
+    return held[0]
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Give every rank's object."""
+    held: list[Any] = [None] * process_set.size()
+    dist.all_gather_object(held, obj, group=process_set.group)
+    return held

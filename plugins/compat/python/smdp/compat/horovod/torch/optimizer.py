@@ -1,0 +1,156 @@
+"""An optimizer that steps with the gradients of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Parameter
+
+from smdp.compat.horovod.torch.collectives import Average, grouped_allreduce_async_, operation, synchronize
+from smdp.compat.horovod.torch.compression import Compression
+from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+from smdp.torch.gradient_hooks import GradientHooks
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Give an optimizer of the same class, parameters and state that averages gradients while backward runs.
+
+    Args:
+        optimizer: Any of torch's.
+        named_parameters: Names for messages.
+        compression: What float32 gradients travel as between hosts, one of Compression.
+        backward_passes_per_step: Gradients of so many backwards add up before they are averaged.
+        op: Average or Sum.
+        gradient_predivide_factor: Not used; smdp divides before the sum.
+        num_groups: Not used; fusion buffers follow from sizes.
+        groups: Not used.
+        sparse_as_dense: Not used; sparse gradients become dense.
+        process_set: The ranks.
+
+    Raises:
+        ValueError: An argument is wrong, or the names do not fit the optimizer.
+    """
+    kind = operation(op, None)
+    if kind not in ("average", "sum"):
+        raise ValueError(f"[smdp] DistributedOptimizer: op is {op!r}; allowed: Average, Sum.")
+    if backward_passes_per_step < 1:
+        raise ValueError(
+            f"[smdp] DistributedOptimizer: backward_passes_per_step is {backward_passes_per_step}; it must"
+            " be at least 1."
+        )
+    base = type(optimizer)
+    cls: Any = type(base.__name__, (_DistributedOptimizer, base), {})
+    made = cls.__new__(cls)
+    made.__dict__.update(optimizer.__dict__)
+    made._attach(
+        _named(optimizer, named_parameters), str(compression), backward_passes_per_step, kind, process_set
+    )
+    return made
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Parameter]] | None
+) -> list[tuple[str, Parameter]]:
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    pairs = list(given) if given is not None else [(f"parameter {i}", p) for i, p in enumerate(own)]
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"[smdp] named_parameters has {twice[0]!r} twice; every name must be there once.")
+    known = {id(parameter): name for name, parameter in pairs}
+    missing = [parameter for parameter in own if id(parameter) not in known]
+    if missing:
+        raise ValueError(
+            f"[smdp] named_parameters lacks {len(missing)} of the optimizer's {len(own)} parameters, the"
+            f" first of shape {list(missing[0].shape)}. Give model.named_parameters()."
+        )
+    return [(known[id(parameter)], parameter) for parameter in own if parameter.requires_grad]
+
+
+class _DistributedOptimizer:
+    """Comes before the optimizer's own class."""
+
+    def _attach(
+        self,
+        parameters: list[tuple[str, Parameter]],
+        compression: str,
+        passes: int,
+        kind: str,
+        members: ProcessSet,
+    ) -> None:
+        self._parameters = [parameter for _, parameter in parameters]
+        self._kind, self._members, self._passes = kind, members, passes
+        self._pass = 0
+        self._is_in_backward = False
+        self._hooks: GradientHooks | None = None
+        if not members.included() or not parameters:
+            return
+        if any(parameter.device.type != "cpu" for parameter in self._parameters):
+            if compression != "none":
+                raise ValueError(f"[smdp] compression {compression!r} needs a model on the CPU.")
+            return
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(_densify)
+        group = members.group or dist.distributed_c10d._get_default_group()
+        self._hooks = GradientHooks(
+            group.core,
+            parameters,
+            self._is_wanted,
+            compression=compression,
+            factor=1.0 if kind == "sum" else 0.0,
+        )
+
+    def _is_wanted(self) -> bool:
+        if not self._is_in_backward:
+            self._is_in_backward = True
+            self._pass += 1
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        return self._pass % self._passes == 0
+
+    def _end_backward(self) -> None:
+        self._is_in_backward = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backwards make a step, from the next on."""
+        self._passes, self._pass = passes, 0
+
+    def synchronize(self) -> None:
+        """Return when gradients are averaged: on the CPU they are at the end of backward."""
+        if self._hooks is None and self._members.included():
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            synchronize(grouped_allreduce_async_(gradients, op=self._kind, process_set=self._members))
+        self._is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For a step() after synchronize()."""
+        self._is_synchronized = True
+        yield
+        self._is_synchronized = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As the optimizer's, with averaged gradients."""
+        if not getattr(self, "_is_synchronized", False):
+            self.synchronize()
+        self._is_synchronized = False
+        return super().step(closure)  # type: ignore[misc]
+
+
+def _densify(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+        parameter.grad = parameter.grad.to_dense()

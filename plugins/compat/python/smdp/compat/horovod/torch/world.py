@@ -1,0 +1,138 @@
+"""Ranks, and sets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+import smdp.torch  # noqa: F401 - registers the backend
+from smdp.environments.torch_variables import set_torch_variables
+
+
+class ProcessSet:
+    """Some of the ranks. Known to smdp by init() or add_process_set(), which all ranks call."""
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        self.ranks: list[int] | None = sorted(ranks)
+        self.process_set_id: int | None = None
+        self.group: Any = None
+
+    def included(self) -> bool:
+        """Whether this rank is in it."""
+        return self.ranks is None or dist.get_rank() in self.ranks
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return int(dist.get_world_size()) if self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int:
+        """This rank's place in it."""
+        return int(dist.get_rank()) if self.ranks is None else self.ranks.index(dist.get_rank())
+
+
+global_process_set = ProcessSet()
+global_process_set.ranks = None
+global_process_set.process_set_id = 0
+_known = [global_process_set]
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
+    """Start; a second call does nothing.
+
+    Args:
+        comm: Not used: the launcher's ranks are.
+        process_sets: Sets to make at once.
+    """
+    if not dist.is_initialized():
+        if set_torch_variables():
+            dist.init_process_group("smdp")
+        else:
+            dist.init_process_group("smdp", store=dist.HashStore(), rank=0, world_size=1)
+    for one in process_sets or ():
+        add_process_set(one)
+
+
+def shutdown() -> None:
+    """End; a second call does nothing."""
+    del _known[1:]
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called."""
+    return bool(dist.is_initialized())
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a set usable; all ranks call it with the same ranks.
+
+    Raises:
+        ValueError: It is known already.
+    """
+    one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if one.process_set_id is not None:
+        raise ValueError(f"[smdp] the process set of ranks {one.ranks} was added already.")
+    one.group = dist.new_group(one.ranks)
+    one.process_set_id = len(_known)
+    _known.append(one)
+    return one
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a set; give whether it was known."""
+    if process_set is global_process_set or process_set not in _known:
+        return False
+    _known.remove(process_set)
+    if process_set.included():
+        dist.destroy_process_group(process_set.group)
+    process_set.process_set_id = process_set.group = None
+    return True
+
+
+def size() -> int:
+    """Number of ranks."""
+    return int(dist.get_world_size(_started()))
+
+
+def rank() -> int:
+    """This process's rank."""
+    return int(dist.get_rank(_started()))
+
+
+def local_size() -> int:
+    """Number of ranks on this host."""
+    return int(_core().local_size)
+
+
+def local_rank() -> int:
+    """Rank on this host."""
+    return int(_core().local_rank)
+
+
+def cross_size() -> int:
+    """Number of hosts."""
+    return len(_core().hosts)
+
+
+def cross_rank() -> int:
+    """Number of this host."""
+    return int(_core().host_index)
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many ranks."""
+    return len({len(ranks) for ranks in _core().hosts}) == 1
+
+
+def _core() -> Any:
+    return _started().core
+
+
+def _started() -> Any:
+    """Give the group of all ranks."""
+    if not dist.is_initialized():
+        raise ValueError("[smdp] Horovod has not been initialized; use hvd.init().")
+    return dist.group.WORLD

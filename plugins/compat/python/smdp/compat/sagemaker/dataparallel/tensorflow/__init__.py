@@ -1,0 +1,56 @@
+"""`smdistributed.dataparallel.tensorflow`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.compat.sagemaker.dataparallel.tensorflow.graph import (
+    BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+)
+from smdp.compat.sagemaker.dataparallel.tensorflow.graph import DistributedOptimizer as DistributedOptimizer
+from smdp.compat.sagemaker.dataparallel.tensorflow.graph import (
+    broadcast_global_variables as broadcast_global_variables,
+)
+from smdp.tensorflow import Compression as Compression
+from smdp.tensorflow import DistributedGradientTape as DistributedGradientTape
+from smdp.tensorflow import ReduceOp as ReduceOp
+from smdp.tensorflow import allreduce as allreduce
+from smdp.tensorflow import broadcast as broadcast
+from smdp.tensorflow import broadcast_variables as broadcast_variables
+from smdp.tensorflow import init as init
+from smdp.tensorflow import is_initialized as is_initialized
+from smdp.tensorflow import local_rank as local_rank
+from smdp.tensorflow import local_size as local_size
+from smdp.tensorflow import oob_allreduce as oob_allreduce
+from smdp.tensorflow import rank as rank
+from smdp.tensorflow import shutdown as shutdown
+from smdp.tensorflow import size as size
+
+NoneCompression = Compression.none
+FP16Compression = Compression.fp16
+
+
+def overlap(tensor: Any) -> Any:
+    """Mark where reduction may overlap backward under XLA; smdp overlaps without it."""
+    return tf.identity(tensor)
+
+
+def get_worker_comm() -> Any:
+    """Give mpi4py's communicator of all ranks.
+
+    Raises:
+        ImportError: mpi4py is not installed.
+    """
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "[smdp] get_worker_comm() gives an mpi4py communicator, and mpi4py is not installed. Use"
+            " smdp.world(), or install mpi4py and start with mpirun."
+        ) from error
+    return MPI.COMM_WORLD
+
+
+from smdp.compat.sagemaker.dataparallel.tensorflow import keras as keras  # noqa: E402 - needs the names above

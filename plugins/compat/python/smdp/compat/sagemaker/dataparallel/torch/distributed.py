@@ -1,0 +1,114 @@
+"""`smdistributed.dataparallel.torch.distributed`: the old API, on torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+import smdp.compat.sagemaker.dataparallel.torch.torch_smddp  # noqa: F401 - registers "smddp"
+from smdp.environments.torch_variables import set_torch_variables
+
+
+class group:
+    """Stands for all ranks."""
+
+    WORLD = None
+
+
+class ReduceOp:
+    """Operations."""
+
+    SUM = dist.ReduceOp.SUM
+    AVERAGE = dist.ReduceOp.AVG
+    MIN = dist.ReduceOp.MIN
+    MAX = dist.ReduceOp.MAX
+    PRODUCT = dist.ReduceOp.PRODUCT
+
+
+def is_available() -> bool:
+    """Whether this process was started as one of a job."""
+    return dist.is_available() and set_torch_variables()
+
+
+def is_initialized() -> bool:
+    """Whether init_process_group() was called."""
+    return bool(dist.is_initialized())
+
+
+def init_process_group(*args: Any, **kwargs: Any) -> None:
+    """Start; all arguments are accepted and ignored. A second call does nothing."""
+    if dist.is_initialized():
+        return
+    warnings.warn(
+        "smdistributed.dataparallel.torch.dist is deprecated in the SageMaker distributed data parallel"
+        ' library v1.4.0+. torch.distributed.init_process_group("smdp") is its successor here.',
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    if set_torch_variables():
+        dist.init_process_group("smddp")
+    else:
+        dist.init_process_group("smddp", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def get_world_size(group: Any = group.WORLD) -> int:
+    """Number of processes."""
+    return int(dist.get_world_size(group))
+
+
+def get_rank(group: Any = group.WORLD) -> int:
+    """Rank among all processes."""
+    return int(dist.get_rank(group))
+
+
+def get_local_rank() -> int:
+    """Rank among the processes of this host."""
+    set_torch_variables()
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def all_reduce(
+    tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = group.WORLD, async_op: bool = False
+) -> Any:
+    """As torch's; `op=None` is SUM."""
+    return dist.all_reduce(tensor, ReduceOp.SUM if op is None else op, group, async_op)
+
+
+def broadcast(tensor: Tensor, src: int = 0, group: Any = group.WORLD, async_op: bool = False) -> Any:
+    """As torch's."""
+    return dist.broadcast(tensor, src, group, async_op)
+
+
+def all_gather(
+    tensor_list: list[Tensor], tensor: Tensor, group: Any = group.WORLD, async_op: bool = False
+) -> Any:
+    """As torch's."""
+    return dist.all_gather(tensor_list, tensor, group, async_op)
+
+
+def all_to_all_single(
+    output_t: Tensor,
+    input_t: Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = group.WORLD,
+    async_op: bool = False,
+) -> Any:
+    """As torch's."""
+    return dist.all_to_all_single(
+        output_t, input_t, output_split_sizes, input_split_sizes, group=group, async_op=async_op
+    )
+
+
+def reduce(tensor: Tensor, dst: int = 0) -> Any:
+    """As torch's."""
+    return dist.reduce(tensor, dst)
+
+
+def barrier(group: Any = group.WORLD, async_op: bool = False) -> Any:
+    """As torch's."""
+    return dist.barrier(group, async_op)

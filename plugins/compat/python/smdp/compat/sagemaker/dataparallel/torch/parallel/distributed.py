@@ -1,0 +1,46 @@
+"""`smdistributed.dataparallel.torch.parallel.distributed`: the old API's model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+import smdp.torch
+
+
+class DistributedDataParallel(smdp.torch.DistributedDataParallel):
+    """smdp.torch.DistributedDataParallel with SMDDP's arguments.
+
+    Args:
+        module: The model.
+        device_ids: Not used: the model stays where it is.
+        output_device: Not used.
+        broadcast_buffers: As torch's.
+        process_group: None or group.WORLD.
+        bucket_cap_mb: Most MiB of a fusion buffer; None is 25.
+        gradient_accumulation_steps: Not used; `no_sync()` saves communication.
+
+    Raises:
+        RuntimeError: init_process_group() was not called.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "[smdp] DistributedDataParallel before init_process_group(): call"
+                " smdistributed.dataparallel.torch.distributed.init_process_group() first."
+            )
+        # torch 2.13 warns of the argument, whatever it is.
+        buffers = {} if broadcast_buffers else {"broadcast_buffers": False}
+        super().__init__(module, process_group=process_group, bucket_cap_mb=bucket_cap_mb, **buffers)

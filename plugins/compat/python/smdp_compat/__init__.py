@@ -1,0 +1,69 @@
+"""Lets scripts written for SMDDP and Horovod run on smdp. `smdp.compat` is the same for users.
+
+A package of its own because every Python process of a job loads it at its start where SMDP_COMPAT=1 (see
+smdp_compat.pth): it imports neither a framework nor the core until a script asks for a module of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from smdp_compat.bridges import Bridges
+from smdp_compat.finder import AliasFinder, installed_original
+from smdp_compat.job_variables import set_job_variables, take_back_job_variables
+
+_VARIABLE = "SMDP_COMPAT"
+
+
+def install() -> None:
+    """Make `smdistributed.dataparallel` and `horovod` resolve to smdp, in this process and those it starts.
+
+    Calling it again does nothing.
+
+    Raises:
+        ImportError: Amazon's own smdistributed is installed; smdp does not stand in front of it.
+    """
+    original = installed_original("smdistributed")
+    if original is not None:
+        raise ImportError(
+            f"[smdp] Amazon's smdistributed is installed ({original}); smdp.compat does not hide it."
+            " Uninstall it, or run without --compat."
+        )
+    os.environ[_VARIABLE] = "1"
+    activate()
+
+
+def activate() -> None:
+    """What install() does, but a smdistributed of Amazon's is an error only when it is imported."""
+    if is_installed():
+        return
+    sys.meta_path[:0] = [AliasFinder(), Bridges()]
+    set_job_variables()
+    for bridge in _bridges():
+        bridge.apply_to_what_is_imported()
+    if "torch" in sys.modules:  # otherwise the entry point does it, at the end of `import torch`
+        from smdp_torch_autoload import register_backend
+
+        register_backend("smddp")
+
+
+def uninstall() -> None:
+    """Undo install(): finder, variables and bridges. Modules that scripts have imported stay with them."""
+    for bridge in _bridges():
+        bridge.take_back()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder | Bridges)]
+    for name in [name for name in sys.modules if AliasFinder.serves(name)]:
+        if getattr(sys.modules[name], "__name__", "").startswith("smdp."):
+            del sys.modules[name]
+    take_back_job_variables()
+    os.environ.pop(_VARIABLE, None)
+
+
+def is_installed() -> bool:
+    """Whether the finder is in place."""
+    return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
+
+
+def _bridges() -> list[Bridges]:
+    return [finder for finder in sys.meta_path if isinstance(finder, Bridges)]

@@ -1,0 +1,77 @@
+"""Finds the modules of other libraries among smdp's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+# By first word of the name. smdistributed is an error where it is installed; the others then are theirs.
+_TARGETS = {
+    "smdistributed": "smdp.compat.sagemaker",
+    "smddpcommon": "smdp.compat.sagemaker.dataparallel.smddpcommon",
+    "herringcommon": "smdp.compat.sagemaker.dataparallel.smddpcommon",
+    "horovod": "smdp.compat.horovod",
+}
+
+
+def installed_original(top: str) -> str | None:
+    """Where another library of this name is installed; None if it is not."""
+    spec = PathFinder.find_spec(top, None)
+    if spec is None:
+        return None
+    return spec.origin or ", ".join(spec.submodule_search_locations or ()) or "a namespace package"
+
+
+class AliasFinder(MetaPathFinder):
+    """Gives smdp's module for a name such as `smdistributed.dataparallel.torch.distributed`."""
+
+    @staticmethod
+    def serves(name: str) -> bool:
+        """Whether a module of this name may be one of ours."""
+        return name.partition(".")[0] in _TARGETS
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As importlib asks for it."""
+        top, _, rest = fullname.partition(".")
+        if top not in _TARGETS:
+            return None
+        original = installed_original(top)
+        if original is not None:
+            if top == "smdistributed":
+                raise ImportError(
+                    f"[smdp] SMDP_COMPAT is on, and Amazon's smdistributed is installed ({original}): smdp"
+                    " does not hide it. Uninstall it, or switch SMDP_COMPAT off."
+                )
+            return None
+        name = ".".join(filter(None, [_TARGETS[top], rest]))
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        spec = ModuleSpec(fullname, _AliasLoader(name), origin=found.origin, is_package=is_package)
+        return spec
+
+
+class _AliasLoader(Loader):
+    """Loads smdp's module, one object under both names: its classes pickle by the name that always works."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # importlib has put the alias's there

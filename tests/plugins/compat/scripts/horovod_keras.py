@@ -1,0 +1,34 @@
+"""A script as users of horovod.tensorflow.keras write it."""
+
+import horovod.tensorflow.keras as hvd
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+hvd.init()
+
+digits = load_digits()
+images, labels = digits.images[..., None].astype("float32") / 16, digits.target
+model = tf.keras.Sequential(
+    [tf.keras.layers.Flatten(), tf.keras.layers.Dense(128, activation="relu"), tf.keras.layers.Dense(10)]
+)
+opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size()))
+model.compile(
+    optimizer=opt,
+    loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=["accuracy"],
+)
+model.fit(
+    images[hvd.rank() : 1500 : hvd.size()],
+    labels[hvd.rank() : 1500 : hvd.size()],
+    batch_size=64 // hvd.size(),
+    epochs=20,
+    verbose=0,
+    callbacks=[
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(0.001 * hvd.size(), warmup_epochs=2, verbose=0),
+    ],
+)
+accuracy = model.evaluate(images[1500:], labels[1500:], verbose=0)[1]
+if hvd.rank() == 0:
+    print(f"accuracy {accuracy:.3f} on {hvd.size()} ranks", flush=True)
