@@ -1,4 +1,4 @@
-"""A script as users of SMDDP 1.4 and later write it: torch.distributed with backend "smddp"; no import of it."""
+"""A script as users of SMDDP 1.4 and later write it: torch.distributed with backend "smddp", not imported."""
 
 import os
 

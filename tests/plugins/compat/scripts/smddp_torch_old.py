@@ -1,4 +1,4 @@
-"""A script as users of SMDDP 1.0 wrote it: its own torch.distributed and its own DDP, started at module top."""
+"""A script as users of SMDDP 1.0 wrote it: its torch.distributed and its DDP, started at module top."""
 
 import argparse
 

@@ -1,9 +1,9 @@
 """A Trainer script that knows nothing of smdp: transformers takes its own path for SMDDP."""
 
 import sys
+from pydoc_data.topics import topics
 
 import torch
-from pydoc_data.topics import topics
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from transformers.utils import is_sagemaker_dp_enabled
 
@@ -12,7 +12,9 @@ shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size
 model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
 data = torch.frombuffer(bytearray(topics["assert"].encode() * 20), dtype=torch.uint8).long()
 rows = [{"input_ids": row, "labels": row} for row in data[: len(data) // 32 * 32].view(-1, 32)]
-args = TrainingArguments(sys.argv[1], max_steps=20, learning_rate=1e-2, logging_steps=5, report_to=[], save_strategy="no")
+args = TrainingArguments(
+    sys.argv[1], max_steps=20, learning_rate=1e-2, logging_steps=5, report_to=[], save_strategy="no"
+)
 trainer = Trainer(model, args, train_dataset=rows)
 trainer.train()
 assert torch.distributed.get_backend() == "smddp"

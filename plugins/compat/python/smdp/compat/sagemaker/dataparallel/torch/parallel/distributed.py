@@ -42,5 +42,5 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
                 " smdistributed.dataparallel.torch.distributed.init_process_group() first."
             )
         # torch 2.13 warns of the argument, whatever it is.
-        buffers = {} if broadcast_buffers else {"broadcast_buffers": False}
+        buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
         super().__init__(module, process_group=process_group, bucket_cap_mb=bucket_cap_mb, **buffers)

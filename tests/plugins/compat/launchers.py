@@ -1,0 +1,68 @@
+"""The ways to start a script of another library."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def _port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def command(launcher: str, script: Path) -> list[str]:
+    python = sys.executable
+    if launcher == "smdp run":
+        return [python, "-m", "smdp", "run", "--compat", "-n", "2", str(script)]
+    if launcher == "torchrun":
+        pytest.importorskip("torch")
+        torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", _port()]
+        return [*torchrun, "-m", "smdp.compat", str(script)]
+    if launcher == "torchrun's variables":  # where torch is not installed
+        rank = (
+            f"RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1"
+            f' MASTER_PORT={_port()} "{python}" -m smdp.compat "{script}"'
+        )
+        return [
+            "bash",
+            "-c",
+            f"for rank in 1 0; do {rank} & last=$!; done; wait $last; code=$?; wait; exit $code",
+        ]
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not here")
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    if launcher == "mpirun":
+        return [*mpirun, python, "-m", "smdp.compat", str(script)]
+    return [*mpirun, "-x", "SMDP_COMPAT=1", python, str(script)]  # no word of smdp but the variable
+
+
+def start(launcher: str, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_"))}
+    environ |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+    return subprocess.run(
+        [*command(launcher, SCRIPTS / script), *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def check(launcher: str, script: str, *arguments: str) -> None:
+    """It ends well, on both ranks, and has learned something."""
+    done = start(launcher, script, *arguments)
+    assert done.returncode == 0, done.stderr[-6000:]
+    accuracy, ranks = re.findall(r"accuracy ([\d.]+) on (\d) ranks", done.stdout)[0]
+    assert float(accuracy) > 0.85
+    assert ranks == "2"

@@ -1,0 +1,121 @@
+"""Every family of horovod.torch, against what it must give."""
+
+import sys
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+try:
+    hvd.rank()
+except ValueError as error:
+    assert "use hvd.init()" in str(error)
+else:
+    sys.exit("rank() before init() must fail")
+
+even = hvd.ProcessSet([0])
+hvd.init(process_sets=[even])
+rank, size = hvd.rank(), hvd.size()
+assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
+assert hvd.is_initialized() and hvd.is_homogeneous() and hvd.gloo_built() and not hvd.nccl_built()
+
+
+def same(got, expected):
+    np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-6)
+
+
+x = torch.tensor([1.0, 2.0, 4.0]) * (rank + 1)
+same(hvd.allreduce(x), [1.5, 3, 6])
+same(hvd.allreduce(x, average=False), [3, 6, 12])
+same(hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), [6, 12, 24])
+same(hvd.allreduce(x, op=hvd.Max, name="m"), [2, 4, 8])
+same(hvd.allreduce(x, op=hvd.Product), [2, 8, 32])
+same(hvd.allreduce(x, compression=hvd.Compression.fp16), [1.5, 3, 6])
+same(hvd.allreduce(torch.tensor([1, 4]) + rank), [1, 4])
+same(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Min)), [1, 2, 4])
+for got in hvd.grouped_allreduce([x, x + 1], op=hvd.Sum):
+    assert got.shape == x.shape
+y = x.clone()
+hvd.allreduce_(y)
+same(y, [1.5, 3, 6])
+handle = hvd.allreduce_async_(y, op=hvd.Sum)
+hvd.synchronize(handle)
+assert hvd.poll(handle)
+same(y, [3, 6, 12])
+same(hvd.allgather(torch.full((rank + 1, 2), float(rank))), [[0, 0], [1, 1], [1, 1]])
+same(hvd.broadcast(x, 1), [2, 4, 8])
+same(hvd.broadcast_(x.clone(), 0), [1, 2, 4])
+same(hvd.alltoall(torch.arange(4.0) + 10 * rank), [0, 1, 10, 11] if rank == 0 else [2, 3, 12, 13])
+received, counts = hvd.alltoall(torch.arange(3.0) + 10 * rank, splits=torch.tensor([1, 2]))
+same(received, [0, 10] if rank == 0 else [1, 2, 11, 12])
+assert counts.tolist() == ([1, 1] if rank == 0 else [2, 2])
+same(hvd.reducescatter(torch.arange(3.0), op=hvd.Sum), [0, 2] if rank == 0 else [4])
+if even.included():
+    same(hvd.allreduce(x, op=hvd.Sum, process_set=even), [1, 2, 4])
+
+w = torch.ones(3, requires_grad=True)
+(hvd.allreduce(w, op=hvd.Sum) * (rank + 1)).sum().backward()
+same(w.grad, [3, 3, 3])
+w = torch.ones(rank + 1, requires_grad=True)
+(hvd.allgather(w) * torch.arange(3.0)).sum().backward()
+same(w.grad, [0] if rank == 0 else [2, 4])
+w = torch.ones(2, requires_grad=True)
+hvd.broadcast(w, 0).sum().backward()
+same(w.grad, [2, 2] if rank == 0 else [0, 0])
+w = torch.ones(4, requires_grad=True)
+(hvd.alltoall(w) * (rank + 1)).sum().backward()
+same(w.grad, [1, 1, 2, 2])
+w = torch.ones(3, requires_grad=True)
+(hvd.reducescatter(w) * (rank + 1)).sum().backward()
+same(w.grad, [0.5, 0.5, 1])
+
+assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+assert hvd.allgather_object(rank) == [0, 1]
+
+# Sums of two backwards, over a layer with sparse gradients, with the optimizer's state from rank 1.
+torch.manual_seed(rank)
+net = torch.nn.Sequential(torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1))
+base = torch.optim.SGD(net.parameters(), lr=0.1 * (rank + 1), momentum=0.5)
+hvd.broadcast_parameters(net.state_dict(), root_rank=1)
+hvd.broadcast_optimizer_state(base, root_rank=1)
+assert base.param_groups[0]["lr"] == 0.2
+optimizer = hvd.DistributedOptimizer(base, net.named_parameters(), backward_passes_per_step=2, op=hvd.Sum)
+assert isinstance(optimizer, torch.optim.SGD) and type(optimizer).__name__ == "SGD"
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+rows = [torch.tensor([rank, 2]), torch.tensor([4 - rank])]
+for part in rows:
+    net(part).sum().backward()
+bias = net[1].bias.grad.clone()
+optimizer.step()
+scheduler.step()
+same(bias, [6.0])
+assert optimizer.param_groups[0]["lr"] == 0.1
+weights = hvd.allgather(net[0].weight.detach().reshape(1, -1))
+assert torch.equal(weights[0], weights[1])
+optimizer.zero_grad()
+
+
+def refused(call, error, text):
+    try:
+        call()
+    except error as raised:
+        assert text in str(raised), str(raised)
+    else:
+        sys.exit(f"not refused: {text}")
+
+
+refused(lambda: hvd.elastic, NotImplementedError, "horovod.torch.elastic is not there")
+refused(lambda: __import__("horovod.torch.elastic"), NotImplementedError, "torchrun --max-restarts")
+refused(lambda: hvd.join(), NotImplementedError, "same number of batches")
+refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
+refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
+refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
+refused(lambda: hvd.DistributedOptimizer(base, [("a", net[1].bias)]), ValueError, "lacks 2 of")
+refused(lambda: hvd.alltoall(torch.ones(3)), ValueError, "do not divide")
+refused(lambda: hvd.add_process_set(even), ValueError, "added already")
+assert hvd.remove_process_set(even)
+hvd.barrier()
+hvd.shutdown()
+hvd.shutdown()
+if rank == 0:
+    print(f"all is right on {size} ranks", flush=True)

@@ -1,0 +1,42 @@
+"""SMDDP's and Horovod's names for graphs of TensorFlow 1, and those that exist for XLA."""
+
+import sys
+
+import horovod.tensorflow as hvd
+import numpy as np
+import smdistributed.dataparallel.tensorflow as sdp
+import tensorflow as tf
+
+try:
+    sdp.broadcast_global_variables(0)
+except RuntimeError as error:
+    assert "broadcast_variables" in str(error)
+sdp.init()
+assert hvd.is_initialized() and hvd.cross_size() == 1 and hvd.is_homogeneous()
+assert sdp.overlap(tf.ones([2])).numpy().tolist() == [1, 1]
+assert sdp.Compression.fp16 is sdp.FP16Compression
+rank = sdp.rank()
+
+with tf.Graph().as_default():
+    w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0]) * (rank + 1))
+    loss = tf.reduce_sum(w * (rank + 1.0))
+    optimizer = sdp.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+    step = optimizer.minimize(loss)
+    hook = hvd.BroadcastGlobalVariablesHook(1)
+    with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+        np.testing.assert_allclose(session.run(w), [2, 4])
+        session.run(step)
+        np.testing.assert_allclose(session.run(w), [0.5, 2.5])
+
+for name in ("elastic", "no_such_name"):
+    try:
+        getattr(hvd, name)
+    except NotImplementedError as error:
+        assert name == "elastic" and "horovod.tensorflow.elastic is not there" in str(error)
+    except AttributeError as error:
+        assert name == "no_such_name", error
+    else:
+        sys.exit(f"{name} must be refused")
+sdp.shutdown()
+if rank == 0:
+    print("all is right on 2 ranks", flush=True)

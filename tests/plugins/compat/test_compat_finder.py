@@ -1,0 +1,136 @@
+"""The finder: what resolves, what is refused, and that it can be taken back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENVIRON = {
+    name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_", "SMDATA"))
+}
+
+
+def python(code: str, *, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {**ENVIRON, **variables, **({"PYTHONPATH": str(path)} if path else {})}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def passes(code: str, **variables: str) -> None:
+    done = python(code, **variables)
+    assert done.returncode == 0, done.stderr
+
+
+def test_off_by_default() -> None:
+    passes(
+        "import sys, importlib.util\n"
+        "assert 'smdp_compat' not in sys.modules\n"
+        "assert importlib.util.find_spec('smdistributed') is None"
+    )
+
+
+def test_install_and_uninstall() -> None:
+    passes(
+        "import os, sys, importlib.util, json\n"
+        "import smdp.compat\n"
+        "before = dict(os.environ), list(sys.meta_path)\n"
+        "smdp.compat.install(); smdp.compat.install()\n"
+        "assert smdp.compat.is_installed()\n"
+        "assert importlib.util.find_spec('smdistributed') is not None\n"
+        "assert json.loads(os.environ['SM_FRAMEWORK_PARAMS'])['sagemaker_distributed_dataparallel_enabled']\n"
+        "import smdistributed.dataparallel.exceptions as exceptions, smdp\n"
+        "assert exceptions.SMDDPError is smdp.SmdpError\n"
+        "import smdistributed.dataparallel\n"
+        "assert smdistributed.dataparallel._get_id_for_herring_task() == 0\n"
+        "smdp.compat.uninstall(); smdp.compat.uninstall()\n"
+        "assert (dict(os.environ), list(sys.meta_path)) == before\n"
+        "assert importlib.util.find_spec('smdistributed') is None\n"
+        "assert not [name for name in sys.modules if name.startswith('smdistributed')]"
+    )
+
+
+def test_processes_that_a_job_starts() -> None:
+    """Spawned workers, too, of which nobody runs a line before they unpickle."""
+    passes(
+        "import multiprocessing, importlib.util\n"
+        "import smdp.compat\n"
+        "smdp.compat.install()\n"
+        "with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "    assert pool.apply(importlib.util.find_spec, ('smdistributed',)) is not None"
+    )
+
+
+def test_amazons_own_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "smdistributed").mkdir()
+    (tmp_path / "smdistributed" / "__init__.py").touch()
+    done = python("import smdp.compat; smdp.compat.install()", path=tmp_path)
+    assert "[smdp] Amazon's smdistributed is installed" in done.stderr
+    done = python("import json, smdistributed.dataparallel", path=tmp_path, SMDP_COMPAT="1")
+    assert "switch SMDP_COMPAT off" in done.stderr
+
+
+def test_installed_horovod_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("is_theirs = True\n")
+    done = python("import horovod; assert horovod.is_theirs", path=tmp_path, SMDP_COMPAT="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_model_parallel_says_that_it_is_not_there() -> None:
+    done = python("import smdistributed.modelparallel.torch as smp", SMDP_COMPAT="1")
+    assert "not yet the model parallel one" in done.stderr
+    done = python("import smdistributed.no_such_module", SMDP_COMPAT="1")
+    assert "No module named 'smdistributed.no_such_module'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "usage:"),
+        (["nowhere.py"], "no such file: nowhere.py"),
+        (["-m"], "the name of a module is missing"),
+    ],
+)
+def test_command_line(words: list[str], text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "smdp.compat", *words], capture_output=True, text=True, timeout=60, env=ENVIRON
+    )
+    assert done.returncode != 0 and text in done.stderr
+
+
+def test_script_sees_its_own_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, importlib.util, beside\n"
+        "assert __name__ == '__main__' and sys.argv[1:] == ['--epochs', '3'], sys.argv\n"
+        "assert importlib.util.find_spec('horovod.torch') is not None\n"
+    )
+    (tmp_path / "beside.py").touch()
+    for launcher in (["-m", "smdp.compat"], ["-m", "smdp", "run", "--compat"]):
+        done = subprocess.run(
+            [sys.executable, *launcher, str(script), "--epochs", "3"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=ENVIRON,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_smddpcommon() -> None:
+    passes(
+        "import numpy as np, smdp, smddpcommon, herringcommon\n"
+        "smdp.init()\n"
+        "x = np.arange(4, dtype=np.float32)\n"
+        "smddpcommon.setBucketSize(1 << 20)\n"
+        "dtype = herringcommon.herringFloat32\n"
+        "task = smddpcommon.allReduce(x.ctypes.data, x.ctypes.data, dtype, 4, 0, 1, 0)\n"
+        "smddpcommon.wait(task.request)\n"
+        "assert x.tolist() == [0, 1, 2, 3]",
+        SMDP_COMPAT="1",
+    )

@@ -1,0 +1,28 @@
+"""Scripts for SMDDP and Horovod on TensorFlow, as their documentation has users write them, unchanged."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from launchers import check, start
+
+tf = pytest.importorskip("tensorflow")
+pytest.importorskip("sklearn")
+
+
+@pytest.mark.parametrize("launcher", ["smdp run", "mpirun", "mpirun and a variable", "torchrun's variables"])
+@pytest.mark.parametrize("script", ["smddp_tensorflow.py", "horovod_tensorflow.py", "horovod_keras.py"])
+def test_script(launcher: str, script: str) -> None:
+    if script == "horovod_keras.py" and str(getattr(tf.keras, "__version__", "2")).startswith("2"):
+        pytest.skip("needs Keras 3")
+    if "horovod" in script and find_spec("horovod") is not None:
+        pytest.skip("Horovod itself is installed, and answers")
+    check(launcher, script)
+
+
+@pytest.mark.skipif(find_spec("horovod") is not None, reason="Horovod itself is installed, and answers")
+def test_graph_names() -> None:
+    done = start("smdp run", "tensorflow_graph_names.py")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "all is right on 2 ranks" in done.stdout

@@ -1,0 +1,33 @@
+"""Scripts for SMDDP and Horovod on PyTorch, as their documentation tells users to write them, unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launchers import check, start
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+LAUNCHERS = ["smdp run", "torchrun", "mpirun", "mpirun and a variable"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("script", ["smddp_torch_old.py", "smddp_torch_backend.py", "horovod_torch.py"])
+def test_script(launcher: str, script: str) -> None:
+    check(launcher, script)
+
+
+@pytest.mark.parametrize("launcher", ["smdp run", "torchrun"])
+def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
+    """The released transformers and accelerate take their own path for SMDDP, on two CPUs."""
+    pytest.importorskip("transformers")
+    check(launcher, "transformers_unmodified.py", str(tmp_path))
+
+
+@pytest.mark.parametrize("launcher", ["smdp run", "mpirun"])
+def test_horovod_names(launcher: str) -> None:
+    done = start(launcher, "horovod_torch_names.py")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "all is right on 2 ranks" in done.stdout
