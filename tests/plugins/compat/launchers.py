@@ -26,7 +26,6 @@ def command(launcher: str, script: Path) -> list[str]:
     if launcher == "smdp run":
         return [python, "-m", "smdp", "run", "--compat", "-n", "2", str(script)]
     if launcher == "torchrun":
-        pytest.importorskip("torch")
         torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", _port()]
         return [*torchrun, "-m", "smdp.compat", str(script)]
     if launcher == "torchrun's variables":  # where torch is not installed

@@ -10,4 +10,4 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "transformers"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest.importorskip("lightning")
+pytest.importorskip("lightning", "2")

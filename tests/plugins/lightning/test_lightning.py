@@ -131,7 +131,7 @@ def test_refusals() -> None:
 
 @pytest.mark.parametrize("launcher", [["-m", "smdp", "run", "-n", "2"], []], ids=["smdp run", "Lightning"])
 def test_example(launcher: list[str]) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", "5")
     done = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLE), "--steps", "20"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

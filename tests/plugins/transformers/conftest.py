@@ -9,4 +9,4 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", "5")
