@@ -34,6 +34,8 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     )
     losses = logged(whole.stdout)
     assert len(losses) == 4 and losses[0] > 4 and losses[-1] < 2.9
+    bars = [line for line in re.split(r"[\r\n]", whole.stdout + whole.stderr) if "it/s]" in line]
+    assert bars and not [line for line in bars if "[rank 1]" in line], "every rank has a progress bar"
     perplexity = re.findall(r"perplexity ([\d.]+)", whole.stdout)
     assert float(perplexity[0]) < 20
 
