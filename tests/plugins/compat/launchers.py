@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,15 @@ def command(launcher: str, script: Path) -> list[str]:
 def start(launcher: str, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_"))}
     environ |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
-    return subprocess.run(
-        [*command(launcher, SCRIPTS / script), *arguments],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    with tempfile.TemporaryDirectory() as folder:  # smdp.compat makes folders for what scripts save
+        return subprocess.run(
+            [*command(launcher, SCRIPTS / script), *arguments],
+            env=environ,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
 
 
 def check(launcher: str, script: str, *arguments: str) -> None:

@@ -14,15 +14,23 @@ ENVIRON = {
 }
 
 
-def python(code: str, *, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *, path: Path | None = None, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environ = {**ENVIRON, **variables, **({"PYTHONPATH": str(path)} if path else {})}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        env=environ,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
-def passes(code: str, **variables: str) -> None:
-    done = python(code, **variables)
+def passes(code: str, cwd: Path | None = None, **variables: str) -> None:
+    done = python(code, cwd=cwd, **variables)
     assert done.returncode == 0, done.stderr
 
 
@@ -34,7 +42,7 @@ def test_off_by_default() -> None:
     )
 
 
-def test_install_and_uninstall() -> None:
+def test_install_and_uninstall(tmp_path: Path) -> None:
     passes(
         "import os, sys, importlib.util, json\n"
         "import smdp.compat\n"
@@ -43,6 +51,8 @@ def test_install_and_uninstall() -> None:
         "assert smdp.compat.is_installed()\n"
         "assert importlib.util.find_spec('smdistributed') is not None\n"
         "assert json.loads(os.environ['SM_FRAMEWORK_PARAMS'])['sagemaker_distributed_dataparallel_enabled']\n"
+        "assert os.environ['SMDATAPARALLEL_LOCAL_RANK'] == '1'\n"
+        "assert os.path.isdir(os.environ['SM_MODEL_DIR'])\n"
         "import smdistributed.dataparallel.exceptions as exceptions, smdp\n"
         "assert exceptions.SMDDPError is smdp.SmdpError\n"
         "import smdistributed.dataparallel\n"
@@ -50,8 +60,36 @@ def test_install_and_uninstall() -> None:
         "smdp.compat.uninstall(); smdp.compat.uninstall()\n"
         "assert (dict(os.environ), list(sys.meta_path)) == before\n"
         "assert importlib.util.find_spec('smdistributed') is None\n"
-        "assert not [name for name in sys.modules if name.startswith('smdistributed')]"
+        "assert not [name for name in sys.modules if name.startswith('smdistributed')]",
+        tmp_path,
+        RANK="1",
+        LOCAL_RANK="1",
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29501",
     )
+
+
+def test_process_that_no_launcher_started(tmp_path: Path) -> None:
+    """A launcher, for one, whose children must not inherit a local rank; and half a job's variables."""
+    passes(
+        "import os\n"
+        "assert 'SMDATAPARALLEL_LOCAL_RANK' not in os.environ and 'SM_FRAMEWORK_PARAMS' not in os.environ\n"
+        "assert 'SM_MODEL_DIR' in os.environ",
+        tmp_path,
+        SMDP_COMPAT="1",
+    )
+    mpirun_5 = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    done = python("import smdistributed.dataparallel", cwd=tmp_path, SMDP_COMPAT="1", **mpirun_5)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_folder_of_the_name(tmp_path: Path) -> None:
+    """A user's folder called horovod is not Horovod."""
+    (tmp_path / "horovod").mkdir()
+    done = python("import horovod; assert horovod.__version__", path=tmp_path, SMDP_COMPAT="1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_processes_that_a_job_starts() -> None:
@@ -114,6 +152,7 @@ def test_script_sees_its_own_arguments(tmp_path: Path) -> None:
     for launcher in (["-m", "smdp.compat"], ["-m", "smdp", "run", "--compat"]):
         done = subprocess.run(
             [sys.executable, *launcher, str(script), "--epochs", "3"],
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=60,

@@ -26,6 +26,11 @@ def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
     check(launcher, "transformers_unmodified.py", str(tmp_path))
 
 
+def test_lightning() -> None:
+    pytest.importorskip("lightning", "2")
+    check("smdp run", "lightning_smddp.py")
+
+
 @pytest.mark.parametrize("launcher", ["smdp run", "mpirun"])
 def test_horovod_names(launcher: str) -> None:
     done = start(launcher, "horovod_torch_names.py")

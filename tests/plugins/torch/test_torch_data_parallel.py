@@ -196,3 +196,22 @@ def check_checkpointing() -> None:
 
 def test_activation_checkpointing() -> None:
     run(check_checkpointing)
+
+
+def check_wrapped_again() -> None:
+    """Only the newer wrapper averages, into the mean; the older one says so."""
+    module = torch.nn.Linear(1500, 1500)
+    older = smdp.torch.DistributedDataParallel(module)
+    newer = smdp.torch.DistributedDataParallel(module)
+    rank = dist.get_rank()
+    for _ in range(2):
+        module.zero_grad()
+        newer(torch.full((1, 1500), rank + 1.0)).sum().backward()
+        torch.testing.assert_close(module.weight.grad, torch.full((1500, 1500), 1.5))
+        torch.testing.assert_close(module.bias.grad, torch.ones(1500))
+    with pytest.raises(RuntimeError, match="wrapped a second time"):
+        older(torch.ones(1, 1500))
+
+
+def test_wrapped_again() -> None:
+    run(check_wrapped_again, 2)

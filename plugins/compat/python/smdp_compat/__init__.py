@@ -42,10 +42,6 @@ def activate() -> None:
     set_job_variables()
     for bridge in _bridges():
         bridge.apply_to_what_is_imported()
-    if "torch" in sys.modules:  # otherwise the entry point does it, at the end of `import torch`
-        from smdp_torch_autoload import register_backend
-
-        register_backend("smddp")
 
 
 def uninstall() -> None:

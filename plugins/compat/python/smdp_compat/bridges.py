@@ -8,13 +8,53 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 _Undo = Callable[[], None]
+
+
+def _register_smddp(torch: Any) -> _Undo:
+    """Old scripts use the backend "smddp" without importing anything for it."""
+    from smdp_torch_autoload import register_backend
+
+    if not register_backend("smddp"):
+        return lambda: None
+
+    def undo() -> None:
+        torch.distributed.Backend._plugins.pop("SMDDP", None)
+
+    return undo
+
+
+def _keras_compile_takes_old_words(module: Any) -> _Undo:
+    """Scripts for Keras 2 pass experimental_run_tf_function=False to compile(), as Horovod told them to."""
+    plain = module.Trainer.compile
+
+    @functools.wraps(plain)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("experimental_run_tf_function", None)
+        return plain(self, *args, **kwargs)
+
+    module.Trainer.compile = compile
+    return lambda: setattr(module.Trainer, "compile", plain)
+
+
+def _keras_variables_can_be_called(module: Any) -> _Undo:
+    """Scripts for Keras 2 call opt.variables(); in Keras 3 it is a list."""
+    plain = module.BaseOptimizer.variables
+
+    class Callable(list[Any]):
+        def __call__(self) -> Any:
+            return self
+
+    module.BaseOptimizer.variables = property(lambda self: Callable(plain.fget(self)))
+    return lambda: setattr(module.BaseOptimizer, "variables", plain)
 
 
 def _ddp_ignores_device_ids_on_cpu(module: Any) -> _Undo:
@@ -23,11 +63,11 @@ def _ddp_ignores_device_ids_on_cpu(module: Any) -> _Undo:
     plain = ddp.__init__
 
     @functools.wraps(plain)
-    def init(self: Any, wrapped: Any, *args: Any, **kwargs: Any) -> None:
-        if all(parameter.device.type == "cpu" for parameter in wrapped.parameters()):
+    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
             args = (None, None, *args[2:]) if args else args
             kwargs.update(dict.fromkeys({"device_ids", "output_device"} & kwargs.keys()))
-        plain(self, wrapped, *args, **kwargs)
+        plain(self, module, *args, **kwargs)
 
     ddp.__init__ = init
     return lambda: setattr(ddp, "__init__", plain)
@@ -48,9 +88,13 @@ def _accelerate_computes_on_cpu(module: Any) -> _Undo:
     return undo
 
 
-_BRIDGES: dict[str, Callable[[Any], _Undo]] = {
-    "torch.nn.parallel.distributed": _ddp_ignores_device_ids_on_cpu,
-    "accelerate.state": _accelerate_computes_on_cpu,
+# By module: what is done, and for which package below which major version; newer ones are left as they are.
+_BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
+    "torch": (_register_smddp, "torch", 3),
+    "torch.nn.parallel.distributed": (_ddp_ignores_device_ids_on_cpu, "torch", 3),
+    "accelerate.state": (_accelerate_computes_on_cpu, "accelerate", 2),
+    "keras.src.trainers.trainer": (_keras_compile_takes_old_words, "keras", 4),
+    "keras.src.optimizers.base_optimizer": (_keras_variables_can_be_called, "keras", 4),
 }
 
 
@@ -88,8 +132,15 @@ class Bridges(MetaPathFinder):
         self._undo.clear()
 
     def _apply(self, name: str, module: ModuleType) -> None:
-        if name not in self._undo:
-            self._undo[name] = _BRIDGES[name](module)
+        if name in self._undo:
+            return
+        bridge, package, below = _BRIDGES[name]
+        major = int(version(package).partition(".")[0])
+        if major >= below:
+            text = f"[smdp] smdp.compat has not been tried with {package} {major}: {bridge.__doc__}"
+            warnings.warn(text, stacklevel=2)
+            return
+        self._undo[name] = bridge(module)
 
 
 class _Then(Loader):

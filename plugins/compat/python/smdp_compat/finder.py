@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 
 # By first word of the name. smdistributed is an error where it is installed; the others then are theirs.
@@ -23,7 +24,12 @@ def installed_original(top: str) -> str | None:
     spec = PathFinder.find_spec(top, None)
     if spec is None:
         return None
-    return spec.origin or ", ".join(spec.submodule_search_locations or ()) or "a namespace package"
+    if spec.origin is not None:
+        return spec.origin
+    # A folder without __init__.py: theirs only if it has their packages, and not just the name.
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    theirs = ("dataparallel", "modelparallel")
+    return next((str(p) for p in places if any((p / name).is_dir() for name in theirs)), None)
 
 
 class AliasFinder(MetaPathFinder):

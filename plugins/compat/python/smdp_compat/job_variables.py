@@ -10,27 +10,43 @@ _set: dict[str, str] = {}
 
 
 def set_job_variables() -> None:
-    """Set what is not set: ranks as torch reads them, SMDDP's local rank, and the SM_* of a training job."""
-    before = dict(os.environ)
-    if any(name.endswith(("RANK", "PROCID")) for name in before):
-        from smdp.environments.torch_variables import set_torch_variables
+    """Set what is not set: ranks as torch reads them, SMDDP's local rank, and the SM_* of a training job.
 
-        set_torch_variables()
-        os.environ.setdefault("SMDATAPARALLEL_LOCAL_RANK", os.environ.get("LOCAL_RANK", "0"))
-    params = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": "local"}
+    In a process that no launcher has started, a launcher itself for one, only what is the same for all ranks.
+    """
+    before = dict(os.environ)
     defaults = {
-        "SMDATAPARALLEL_LOCAL_RANK": "0",
-        "SM_FRAMEWORK_PARAMS": json.dumps(params),
-        "SM_HOSTS": '["algo-1"]',
-        "SM_CURRENT_HOST": "algo-1",
         "SM_NUM_GPUS": str(len(glob.glob("/dev/nvidia[0-9]*"))),
         "SM_MODEL_DIR": os.path.abspath("model"),
         "SM_OUTPUT_DATA_DIR": os.path.abspath("output"),
         "SM_LOG_LEVEL": "20",
     }
+    if any(name.endswith(("RANK", "PROCID")) for name in before):
+        defaults |= _of_a_rank()
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if "LOCAL_RANK" in os.environ:
+        os.environ["SMDATAPARALLEL_LOCAL_RANK"] = os.environ["LOCAL_RANK"]
     _set.update({name: value for name, value in os.environ.items() if name not in before})
+
+
+def _of_a_rank() -> dict[str, str]:
+    from smdp import ConfigError
+    from smdp.environments.torch_variables import set_torch_variables
+
+    try:
+        if not set_torch_variables():
+            return {}
+    except ConfigError:
+        return {}  # whoever starts the job's group says what is missing
+    for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"):
+        if name not in os.environ:  # scripts save there without making it
+            os.makedirs(os.path.abspath("model" if "MODEL" in name else "output"), exist_ok=True)
+    params = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": "local"}
+    found = {"SM_FRAMEWORK_PARAMS": json.dumps(params)}
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+        found |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+    return found
 
 
 def take_back_job_variables() -> None:

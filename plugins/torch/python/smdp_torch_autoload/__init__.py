@@ -22,8 +22,6 @@ def register() -> None:
         if os.environ.get("SMDP_DISABLE_AUTOLOAD", "").strip().lower() in ("1", "true", "yes"):
             return
         register_backend()
-        if os.environ.get("SMDP_COMPAT", "").strip() == "1":
-            register_backend("smddp")
     except Exception as error:  # noqa: BLE001 - see above
         warnings.warn(
             f"smdp could not register itself with torch.distributed ({type(error).__name__}: {error}); "

@@ -11,11 +11,16 @@ images, labels = digits.images[..., None].astype("float32") / 16, digits.target
 model = tf.keras.Sequential(
     [tf.keras.layers.Flatten(), tf.keras.layers.Dense(128, activation="relu"), tf.keras.layers.Dense(10)]
 )
-opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size()))
+opt = hvd.DistributedOptimizer(
+    tf.keras.optimizers.Adam(0.001 * hvd.size()),
+    backward_passes_per_step=1,
+    average_aggregated_gradients=True,
+)
 model.compile(
     optimizer=opt,
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
+    experimental_run_tf_function=False,
 )
 model.fit(
     images[hvd.rank() : 1500 : hvd.size()],

@@ -42,6 +42,11 @@ handle = hvd.allreduce_async_(y, op=hvd.Sum)
 hvd.synchronize(handle)
 assert hvd.poll(handle)
 same(y, [3, 6, 12])
+handle = hvd.allreduce_async(x)
+names = {handle: "x"}  # as the ints of Horovod are used
+same(hvd.synchronize(handle), [1.5, 3, 6])
+same(hvd.synchronize(handle), [1.5, 3, 6])
+assert len(hvd.grouped_allgather([x, x])) == len(hvd.grouped_reducescatter([x, x])) == 2
 same(hvd.allgather(torch.full((rank + 1, 2), float(rank))), [[0, 0], [1, 1], [1, 1]])
 same(hvd.broadcast(x, 1), [2, 4, 8])
 same(hvd.broadcast_(x.clone(), 0), [1, 2, 4])
@@ -49,7 +54,9 @@ same(hvd.alltoall(torch.arange(4.0) + 10 * rank), [0, 1, 10, 11] if rank == 0 el
 received, counts = hvd.alltoall(torch.arange(3.0) + 10 * rank, splits=torch.tensor([1, 2]))
 same(received, [0, 10] if rank == 0 else [1, 2, 11, 12])
 assert counts.tolist() == ([1, 1] if rank == 0 else [2, 2])
-same(hvd.reducescatter(torch.arange(3.0), op=hvd.Sum), [0, 2] if rank == 0 else [4])
+same(
+    hvd.reducescatter(torch.arange(3.0), "name", hvd.Compression.fp16, hvd.Sum), [0, 2] if rank == 0 else [4]
+)
 if even.included():
     same(hvd.allreduce(x, op=hvd.Sum, process_set=even), [1, 2, 4])
 
@@ -94,6 +101,29 @@ weights = hvd.allgather(net[0].weight.detach().reshape(1, -1))
 assert torch.equal(weights[0], weights[1])
 optimizer.zero_grad()
 
+# Three batches in an epoch, two to a step: the last step has one. A scheduler made before the wrapping.
+torch.manual_seed(0)
+net = torch.nn.Linear(700, 700)
+base = torch.optim.SGD(net.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)
+optimizer = hvd.DistributedOptimizer(base, net.named_parameters(), backward_passes_per_step=2)
+for _ in range(2):
+    for batch in range(3):
+        net(torch.full((1, 700), rank + batch + 1.0)).square().mean().backward()
+        if batch in (1, 2):
+            optimizer.step()
+            optimizer.zero_grad()
+assert "step" not in vars(optimizer)
+weights = hvd.allgather(net.weight.detach().reshape(1, -1))
+assert torch.equal(weights[0], weights[1])
+
+# Wrapped anew for a second stage: the gradient is the mean, and not summed twice.
+net.zero_grad()
+second = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+net(torch.full((1, 700), rank + 1.0)).sum().backward()
+same(net.bias.grad, np.ones(700))
+same(net.weight.grad[0], np.full(700, 1.5))
+
 
 def refused(call, error, text):
     try:
@@ -110,9 +140,10 @@ refused(lambda: hvd.join(), NotImplementedError, "same number of batches")
 refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
-refused(lambda: hvd.DistributedOptimizer(base, [("a", net[1].bias)]), ValueError, "lacks 2 of")
+refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
 refused(lambda: hvd.alltoall(torch.ones(3)), ValueError, "do not divide")
 refused(lambda: hvd.add_process_set(even), ValueError, "added already")
+assert not hasattr(hvd, "elastic")
 assert hvd.remove_process_set(even)
 hvd.barrier()
 hvd.shutdown()

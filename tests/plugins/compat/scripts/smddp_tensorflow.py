@@ -35,7 +35,7 @@ def training_step(images, labels, first_batch):
     opt.apply_gradients(zip(grads, model.trainable_variables))
     if first_batch:
         sdp.broadcast_variables(model.variables, root_rank=0)
-        sdp.broadcast_variables(opt.variables() if callable(opt.variables) else opt.variables, root_rank=0)
+        sdp.broadcast_variables(opt.variables(), root_rank=0)
     return sdp.oob_allreduce(loss_value)
 
 

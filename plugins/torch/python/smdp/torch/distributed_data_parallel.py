@@ -129,6 +129,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._hooks is None:
             return super()._pre_forward(*inputs, **kwargs)
+        self._hooks.check()
         work = Join.notify_join_context(self)
         if work:
             work.wait()

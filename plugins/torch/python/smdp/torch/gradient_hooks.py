@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,6 +13,9 @@ from torch.nn import Parameter
 from smdp import _core
 from smdp.torch.profiling import ranged
 from smdp.torch.tensors import DTYPES
+
+# Who averages a parameter's gradient, by its id: a second one would sum the same memory at the same time.
+_owners: dict[int, weakref.ref[GradientHooks]] = {}
 
 
 class GradientHooks:
@@ -44,6 +48,7 @@ class GradientHooks:
         self._is_wanted = is_wanted
         self._has_come: set[int] = set()
         self._is_in_backward = False
+        self._is_closed = False
         # What the core writes to: the gradients themselves, or copies of those that are not dense.
         self._dense: dict[int, Tensor] = {}
         self.reducer = _core.GradientReducer(
@@ -55,15 +60,33 @@ class GradientHooks:
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
         )
+        for parameter in self._parameters:
+            older = _owners.get(id(parameter), lambda: None)()
+            if older is not None:
+                older.close()
+            _owners[id(parameter)] = weakref.ref(self)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(self._parameters)
         ]
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away; done when another one takes over a parameter."""
+        self._is_closed = True
         for handle in self._handles:
             handle.remove()
+
+    def check(self) -> None:
+        """Ask before a forward whether gradients will be averaged.
+
+        Raises:
+            RuntimeError: The model has been wrapped again since.
+        """
+        if self._is_closed:
+            raise RuntimeError(
+                "[smdp] this model has been wrapped a second time, and its gradients are averaged there."
+                " Use the newer wrapper."
+            )
 
     def reduce_nothing(self) -> None:
         """Take part in one step without any gradient; what it gives is thrown away."""
@@ -80,7 +103,8 @@ class GradientHooks:
             if index in self._has_come:
                 raise RuntimeError(
                     "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
-                    "shared graph). Use torch.utils.checkpoint with use_reentrant=False."
+                    "shared graph: use torch.utils.checkpoint with use_reentrant=False), or the backward "
+                    "before this one has failed half-way (start again from a checkpoint)."
                 )
             self._hand_over(index, parameter)
 

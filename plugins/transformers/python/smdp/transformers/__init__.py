@@ -23,8 +23,17 @@ from smdp.transformers.trainer import Seq2SeqTrainer as Seq2SeqTrainer
 from smdp.transformers.trainer import Trainer as Trainer
 from smdp.transformers.trainer import hint_at_plugins
 from smdp.transformers.trainer import with_plugins as with_plugins
+from smdp.transformers.training_arguments import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
 from smdp.transformers.training_arguments import TrainingArguments as TrainingArguments
 
 hint_at_plugins()
 
-__all__ = ["DataParallel", "Plugin", "Seq2SeqTrainer", "Trainer", "TrainingArguments", "with_plugins"]
+__all__ = [
+    "DataParallel",
+    "Plugin",
+    "Seq2SeqTrainer",
+    "Seq2SeqTrainingArguments",
+    "Trainer",
+    "TrainingArguments",
+    "with_plugins",
+]

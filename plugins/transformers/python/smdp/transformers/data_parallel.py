@@ -73,7 +73,18 @@ class DataParallel(Plugin):
         return None
 
     def set_up(self, args: TrainingArguments) -> None:
-        """Make a group over smdp, beside the default one where that is of another backend."""
+        """Make a group over smdp, beside the default one where that is of another backend.
+
+        Raises:
+            ValueError: The arguments ask for DeepSpeed or FSDP, which reduce gradients themselves.
+        """
+        self._last = _Counters.read()
+        other = "deepspeed" if args.deepspeed else "fsdp" if args.fsdp else None
+        if other is not None:
+            raise ValueError(
+                f"[smdp] the plugin DataParallel and the argument {other} contradict: {other} averages"
+                " gradients itself. Leave one of them out."
+            )
         if args.world_size == 1 or not dist.is_initialized():
             return
         default = dist.distributed_c10d._get_default_group()
@@ -133,7 +144,10 @@ class _Counters:
         now.bytes = stats["gradient_bytes"]
         now.exposed = stats["exposed_seconds"]
         now.input = stats["input_seconds"]
-        now.communication = sum(row["seconds"] for row in stats["operations"])
+        # Sums only: what evaluation gathers and checkpoints wait for is not training's.
+        now.communication = sum(
+            row["seconds"] for row in stats["operations"] if row["operation"] == "all_reduce"
+        )
         return now
 
 

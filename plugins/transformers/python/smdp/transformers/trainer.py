@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.training_args import ParallelMode
 
 from smdp.transformers.plugin import Plugin
 
@@ -38,6 +39,7 @@ class _WithPlugins:
 
     def __init__(self, *args: Any, plugins: Iterable[Plugin] = (), **kwargs: Any) -> None:
         self.plugins = _checked(plugins)
+        self._made: torch.optim.Optimizer | None = None
         super().__init__(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -50,14 +52,23 @@ class _WithPlugins:
             prepare = trainer.accelerator.prepare_model
             trainer.accelerator.prepare_model = functools.partial(_prepare, trainer, plugin, prepare)
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As the Trainer's, and then the plugins'."""
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        wrap = super()._wrap_model  # type: ignore[misc]
         trainer: Any = self
-        is_new = trainer.optimizer is None
+        # On its path for SMDDP the Trainer wraps the model itself, and Accelerate does not.
+        if training and trainer.args.parallel_mode == ParallelMode.SAGEMAKER_DATA_PARALLEL:
+            for plugin in self.plugins:
+                wrap = functools.partial(plugin.wrap_model, trainer, wrap)
+        return wrap(model, training=training, dataloader=dataloader)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """As the Trainer's, and then the plugins', once, also for one that the user gave."""
+        trainer: Any = self
         super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
-        if is_new:
+        if trainer.optimizer is not self._made:
             for plugin in self.plugins:
                 trainer.optimizer = plugin.make_optimizer(trainer, trainer.optimizer)
+            self._made = trainer.optimizer
         return trainer.optimizer
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -67,12 +78,12 @@ class _WithPlugins:
             run = functools.partial(plugin.run_step, self, run)
         return run()
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
         trainer: Any = self
         name = f"{transformers.trainer_utils.PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         for plugin in self.plugins:
-            plugin.save(trainer, os.path.join(trainer._get_output_dir(trial=None), name))
+            plugin.save(trainer, os.path.join(trainer._get_output_dir(trial=trial), name))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]

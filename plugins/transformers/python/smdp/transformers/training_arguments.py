@@ -20,6 +20,17 @@ def _metadata() -> dict[str, Any]:
     return metadata
 
 
+def _prepare(args: Any) -> None:
+    has_device = torch.accelerator.is_available()
+    uses_cpu = args.use_cpu or not has_device
+    if args.ddp_backend is None and uses_cpu:
+        args.ddp_backend = "smdp"
+    if args.ddp_backend == "smdp":
+        smdp.accelerate.install()
+        # transformers and Accelerate count processes without a GPU only where they are told to use none.
+        args.use_cpu = uses_cpu
+
+
 @dataclass
 class TrainingArguments(transformers.TrainingArguments):
     """transformers.TrainingArguments with one more `ddp_backend`: "smdp".
@@ -30,12 +41,16 @@ class TrainingArguments(transformers.TrainingArguments):
     ddp_backend: str | None = field(default=None, metadata=_metadata())
 
     def __post_init__(self) -> None:
-        has_device = torch.accelerator.is_available()
-        uses_cpu: bool = self.use_cpu or not has_device  # type: ignore[has-type]
-        if self.ddp_backend is None and uses_cpu:
-            self.ddp_backend = "smdp"
-        if self.ddp_backend == "smdp":
-            smdp.accelerate.install()
-            # transformers and Accelerate count processes without a GPU only where they are told to use none.
-            self.use_cpu = uses_cpu
+        _prepare(self)
+        super().__post_init__()
+
+
+@dataclass
+class Seq2SeqTrainingArguments(transformers.Seq2SeqTrainingArguments):
+    """transformers.Seq2SeqTrainingArguments, likewise."""
+
+    ddp_backend: str | None = field(default=None, metadata=_metadata())
+
+    def __post_init__(self) -> None:
+        _prepare(self)
         super().__post_init__()

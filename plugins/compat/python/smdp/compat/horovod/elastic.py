@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import NoReturn
 
 
+class NotThereError(NotImplementedError, AttributeError):
+    """So that hasattr() answers no."""
+
+
 def refuse(what: str) -> NoReturn:
     """Raise the error that says what to do instead.
 
     Raises:
-        NotImplementedError: Always.
+        NotThereError: Always.
     """
-    raise NotImplementedError(
+    raise NotThereError(
         f"[smdp] {what} is not there: smdp's worlds have a fixed size. Start with torchrun --max-restarts,"
         " save checkpoints, and load the newest at the start."
     )

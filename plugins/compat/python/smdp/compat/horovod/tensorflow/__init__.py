@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import tensorflow as tf
+
 import smdp
 from smdp.compat.horovod.build import ccl_built as ccl_built
 from smdp.compat.horovod.build import cuda_built as cuda_built
@@ -22,6 +24,30 @@ BroadcastGlobalVariablesHook = graph.BroadcastGlobalVariablesHook
 # Takes optimizers of tf.compat.v1, too.
 DistributedOptimizer = graph.DistributedOptimizer  # type: ignore[assignment]
 broadcast_global_variables = graph.broadcast_global_variables
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:  # type: ignore[no-redef]
+    """Start; a second call does nothing.
+
+    Raises:
+        NotImplementedError: There are process sets.
+    """
+    if process_sets:
+        raise NotImplementedError(
+            "[smdp] hvd.init(process_sets=...) is not there for TensorFlow: after init() give"
+            " process_set=smdp.world().split(color) to the calls."
+        )
+    smdp.init()
+
+
+def rank_op(name: str | None = None) -> Any:
+    """The rank, as a tensor."""
+    return tf.constant(smdp.rank())
+
+
+def size_op(name: str | None = None) -> Any:
+    """The number of ranks, as a tensor."""
+    return tf.constant(smdp.size())
 
 
 def cross_size() -> int:
@@ -56,4 +82,6 @@ def __getattr__(name: str) -> Any:
         from smdp.compat.horovod.elastic import refuse
 
         refuse("horovod.tensorflow.elastic")
+    if name == "Adasum":
+        raise AttributeError("[smdp] Adasum is not there; use Average or Sum.")
     raise AttributeError(f"[smdp] horovod.tensorflow has no {name!r}; see the page on moving from Horovod.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import smdp
 from smdp.compat.horovod.build import ccl_built as ccl_built
 from smdp.compat.horovod.build import cuda_built as cuda_built
 from smdp.compat.horovod.build import ddl_built as ddl_built
@@ -33,10 +34,12 @@ from smdp.compat.horovod.torch.collectives import broadcast as broadcast
 from smdp.compat.horovod.torch.collectives import broadcast_ as broadcast_
 from smdp.compat.horovod.torch.collectives import broadcast_async as broadcast_async
 from smdp.compat.horovod.torch.collectives import broadcast_async_ as broadcast_async_
+from smdp.compat.horovod.torch.collectives import grouped_allgather as grouped_allgather
 from smdp.compat.horovod.torch.collectives import grouped_allreduce as grouped_allreduce
 from smdp.compat.horovod.torch.collectives import grouped_allreduce_ as grouped_allreduce_
 from smdp.compat.horovod.torch.collectives import grouped_allreduce_async as grouped_allreduce_async
 from smdp.compat.horovod.torch.collectives import grouped_allreduce_async_ as grouped_allreduce_async_
+from smdp.compat.horovod.torch.collectives import grouped_reducescatter as grouped_reducescatter
 from smdp.compat.horovod.torch.collectives import poll as poll
 from smdp.compat.horovod.torch.collectives import reducescatter as reducescatter
 from smdp.compat.horovod.torch.collectives import reducescatter_async as reducescatter_async
@@ -62,6 +65,8 @@ from smdp.compat.horovod.torch.world import remove_process_set as remove_process
 from smdp.compat.horovod.torch.world import shutdown as shutdown
 from smdp.compat.horovod.torch.world import size as size
 from smdp.torch import SyncBatchNorm as SyncBatchNorm
+
+HorovodInternalError = smdp.SmdpError
 
 
 def join(device: int = -1) -> NoReturn:

@@ -7,7 +7,7 @@ not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,19 +32,22 @@ _OPS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Handle:
-    """An operation in flight; synchronize() gives its result."""
+    """An operation in flight; synchronize() gives its result, as often as it is asked."""
 
     works: list[Any]
     finish: Callable[[], Any]
+    results: list[Any] = field(default_factory=list)
 
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an operation and give its result."""
     for work in handle.works:
         work.wait()
-    return handle.finish()
+    if not handle.results:
+        handle.results.append(handle.finish())
+    return handle.results[0]
 
 
 def poll(handle: Handle) -> bool:
@@ -161,10 +164,9 @@ def allreduce(
         process_set: The ranks.
     """
     kind = operation(op, average)
-    small = tensor
-    if tensor.dtype in (torch.float32, torch.float64):
-        small = tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}.get(compression, tensor.dtype))
-    reduced: Tensor = _Allreduce.apply(small, kind, prescale_factor, postscale_factor, process_set)
+    reduced: Tensor = _Allreduce.apply(
+        _compressed(tensor, compression), kind, prescale_factor, postscale_factor, process_set
+    )
     return reduced.to(tensor.dtype)
 
 
@@ -281,8 +283,8 @@ def alltoall(
 
 def reducescatter_async(
     tensor: Tensor,
-    op: Any = None,
     name: str | None = None,
+    op: Any = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -307,18 +309,37 @@ def reducescatter_async(
 
 def reducescatter(
     tensor: Tensor,
-    op: Any = None,
     name: str | None = None,
     compression: Any = Compression.none,
+    op: Any = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Give this rank's rows of the sum or mean."""
+    small = _compressed(tensor, compression)
     out: Tensor = _Reducescatter.apply(
-        tensor, operation(op, None), prescale_factor, postscale_factor, process_set
+        small, operation(op, None), prescale_factor, postscale_factor, process_set
     )
-    return out
+    return out.to(tensor.dtype)
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
+    """Allgather of several tensors."""
+    return [allgather(tensor, name, process_set) for tensor in tensors]
+
+
+def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+    """Reducescatter of several tensors; arguments as in reducescatter."""
+    return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
+
+
+def _compressed(tensor: Tensor, compression: Any) -> Tensor:
+    if tensor.dtype not in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}.get(compression, tensor.dtype))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -390,7 +411,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, op: str, pre: float, post: float, members: ProcessSet) -> Tensor:
         ctx.options = op, pre, post, members
-        out: Tensor = synchronize(reducescatter_async(tensor, op, None, members, pre, post))
+        out: Tensor = synchronize(reducescatter_async(tensor, None, op, members, pre, post))
         return out
 
     @staticmethod

@@ -56,7 +56,8 @@ def DistributedOptimizer(
     base = type(optimizer)
     cls: Any = type(base.__name__, (_DistributedOptimizer, base), {})
     made = cls.__new__(cls)
-    made.__dict__.update(optimizer.__dict__)
+    # A scheduler made before leaves its own step() in the instance, which would hide ours.
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
     made._attach(
         _named(optimizer, named_parameters), str(compression), backward_passes_per_step, kind, process_set
     )
@@ -95,13 +96,14 @@ class _DistributedOptimizer:
     ) -> None:
         self._parameters = [parameter for _, parameter in parameters]
         self._kind, self._members, self._passes = kind, members, passes
+        self._compression = compression
         self._pass = 0
         self._is_in_backward = False
         self._hooks: GradientHooks | None = None
         if not members.included() or not parameters:
             return
         if any(parameter.device.type != "cpu" for parameter in self._parameters):
-            if compression != "none":
+            if compression in ("int8", "topk"):
                 raise ValueError(f"[smdp] compression {compression!r} needs a model on the CPU.")
             return
         for parameter in self._parameters:
@@ -132,9 +134,24 @@ class _DistributedOptimizer:
     def synchronize(self) -> None:
         """Return when gradients are averaged: on the CPU they are at the end of backward."""
         if self._hooks is None and self._members.included():
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            synchronize(grouped_allreduce_async_(gradients, op=self._kind, process_set=self._members))
+            self._reduce_now()
+        elif self._hooks is not None and self._pass % self._passes:
+            self._reduce_now()  # fewer backwards than a step has: the last of an epoch
+            self._pass = 0
         self._is_synchronized = True
+
+    def _reduce_now(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is None:  # all ranks reduce the same list
+                parameter.grad = torch.zeros_like(parameter)
+            _densify(parameter)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        wire = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._compression)
+        small = [g.to(wire) if wire and g.dtype == torch.float32 else g for g in gradients]
+        synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
+        for gradient, reduced in zip(gradients, small, strict=True):
+            if gradient is not reduced:
+                gradient.copy_(reduced)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -50,12 +50,19 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | None = None) -> 
             dist.init_process_group("smdp")
         else:
             dist.init_process_group("smdp", store=dist.HashStore(), rank=0, world_size=1)
+    elif not hasattr(dist.distributed_c10d._get_default_group(), "core"):
+        raise ValueError(
+            f"[smdp] hvd.init(): torch.distributed was started before, over {dist.get_backend()!r}; Horovod's"
+            " calls need the backend 'smdp' there."
+        )
     for one in process_sets or ():
         add_process_set(one)
 
 
 def shutdown() -> None:
     """End; a second call does nothing."""
+    for one in _known[1:]:
+        one.process_set_id = one.group = None
     del _known[1:]
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -54,7 +54,14 @@ def DistributedOptimizer(
     bucket_cap_mb: float = 25,
     **options: Any,
 ) -> Any:
-    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients over all ranks, as SMDDP's does."""
+    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients over all ranks, as SMDDP's does.
+
+    Raises:
+        ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
+    """
+    # Horovod's, which say what smdp does anyway.
+    for known in ("average_aggregated_gradients", "scale_local_gradients"):
+        options.pop(known, None)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return sdp.DistributedOptimizer(
             optimizer,
@@ -64,6 +71,11 @@ def DistributedOptimizer(
             bucket_cap_mb=bucket_cap_mb,
             **options,
         )
+    more = {name: value for name, value in options.items() if value not in (None, 0, 1, 1.0)}
+    if more or hasattr(optimizer, "smdp_is_distributed"):
+        reason = f"takes no {', '.join(more)}" if more else "is distributed already"
+        raise ValueError(f"[smdp] DistributedOptimizer: an optimizer of tf.compat.v1 {reason}.")
+    optimizer.smdp_is_distributed = True
     compute = optimizer.compute_gradients
 
     def compute_gradients(*args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:

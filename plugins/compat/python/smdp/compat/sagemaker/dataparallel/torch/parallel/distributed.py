@@ -21,6 +21,7 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
         process_group: None or group.WORLD.
         bucket_cap_mb: Most MiB of a fusion buffer; None is 25.
         gradient_accumulation_steps: Not used; `no_sync()` saves communication.
+        **options: As torch's: find_unused_parameters, gradient_as_bucket_view.
 
     Raises:
         RuntimeError: init_process_group() was not called.
@@ -35,6 +36,7 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
         process_group: Any = None,
         bucket_cap_mb: float | None = None,
         gradient_accumulation_steps: int | None = None,
+        **options: Any,
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeError(
@@ -42,5 +44,6 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
                 " smdistributed.dataparallel.torch.distributed.init_process_group() first."
             )
         # torch 2.13 warns of the argument, whatever it is.
-        buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
-        super().__init__(module, process_group=process_group, bucket_cap_mb=bucket_cap_mb, **buffers)
+        if not broadcast_buffers:
+            options["broadcast_buffers"] = False
+        super().__init__(module, process_group=process_group, bucket_cap_mb=bucket_cap_mb, **options)

@@ -1,0 +1,7 @@
+"""`horovod.keras.elastic`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.elastic import refuse
+
+refuse("horovod.keras.elastic")
