@@ -26,6 +26,12 @@ def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
     check(launcher, "transformers_unmodified.py", str(tmp_path))
 
 
+def test_plugin_on_the_trainers_path(tmp_path: Path) -> None:
+    """There the Trainer wraps the model itself; the plugin is asked all the same."""
+    pytest.importorskip("transformers", "5")
+    check("smdp run", "transformers_plugin.py", str(tmp_path))
+
+
 def test_lightning() -> None:
     pytest.importorskip("lightning", "2")
     check("smdp run", "lightning_smddp.py")

@@ -7,6 +7,8 @@ import sys
 from importlib import metadata, resources
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKED = ("torch", "tensorflow", "transformers", "accelerate", "keras", "jax")
 
@@ -29,13 +31,26 @@ def test_smdp_without_any_framework() -> None:
     assert done.stdout.strip() == metadata.version("smdp")
 
 
-def test_torch_plugin_says_what_to_install_where_torch_is_missing() -> None:
-    program = "import sys; sys.modules['torch'] = None; import smdp.torch"
+@pytest.mark.parametrize(
+    ("framework", "plugin", "extra"),
+    [
+        ("torch", "torch", "torch"),
+        ("tensorflow", "tensorflow", "tensorflow"),
+        ("transformers", "transformers", "transformers"),
+        ("accelerate", "accelerate", "transformers"),
+        ("lightning", "lightning", "lightning"),
+    ],
+)
+def test_plugin_says_what_to_install_where_its_framework_is_missing(
+    framework: str, plugin: str, extra: str
+) -> None:
+    blocked = f"for name in ('{framework}', 'accelerate'): sys.modules[name] = None"
+    program = f"import sys\n{blocked}\nimport smdp.{plugin}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode != 0
-    assert 'pip install "smdp[torch]"' in done.stderr.splitlines()[-1]
+    assert f'pip install "smdp[{extra}]"' in done.stderr.splitlines()[-1]
 
 
 def test_stub_of_the_module_is_the_one_in_the_tree() -> None:
