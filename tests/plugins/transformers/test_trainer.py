@@ -290,6 +290,10 @@ def refused() -> Any:
         lm.trainer(plugins=[DataParallel(), DataParallel("bf16")])
     with pytest.raises(TypeError, match=r"plugins has 'ddp'; every entry must be a smdp\."):
         lm.trainer(plugins=["ddp"])
+    with pytest.raises(TypeError, match="plugins is a DataParallel; it must be a list"):
+        lm.trainer(plugins=DataParallel())
+    with pytest.raises(ValueError, match="ddp_backend is 'nonsense'; allowed: smdp, nccl"):
+        lm.arguments(ddp_backend="nonsense")
     with pytest.raises(TypeError, match="plugins has the class DataParallel"):
         lm.trainer(plugins=[DataParallel])
     with pytest.raises(TypeError, match=r"Trainer takes no plugins. Use smdp.transformers.Trainer, or"):

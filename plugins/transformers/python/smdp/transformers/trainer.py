@@ -107,7 +107,9 @@ def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args
     return plugin.wrap_model(trainer, prepare, model, **options)
 
 
-def _checked(plugins: Iterable[Any]) -> list[Plugin]:
+def _checked(plugins: Any) -> list[Plugin]:
+    if not isinstance(plugins, Iterable):
+        raise TypeError(f"[smdp] plugins is a {type(plugins).__name__}; it must be a list: plugins=[...].")
     known = list(plugins)
     for plugin in known:
         if not isinstance(plugin, Plugin):

@@ -21,6 +21,9 @@ def _metadata() -> dict[str, Any]:
 
 
 def _prepare(args: Any) -> None:
+    allowed = _metadata()["choices"]
+    if args.ddp_backend is not None and args.ddp_backend not in allowed:
+        raise ValueError(f"[smdp] ddp_backend is {args.ddp_backend!r}; allowed: {', '.join(allowed)}.")
     has_device = torch.accelerator.is_available()
     uses_cpu = args.use_cpu or not has_device
     if args.ddp_backend is None and uses_cpu:
