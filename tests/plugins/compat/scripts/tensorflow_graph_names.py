@@ -19,12 +19,26 @@ rank = sdp.rank()
 
 with tf.Graph().as_default():
     w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0]) * (rank + 1))
+    # Many, of different shapes: a graph runs them in any order unless told.
+    more = [tf.compat.v1.get_variable(f"x{i}", initializer=tf.ones([i + 1]) * rank) for i in range(30)]
     loss = tf.reduce_sum(w * (rank + 1.0))
     optimizer = sdp.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
     step = optimizer.minimize(loss)
+    mixed = hvd.grouped_allreduce(
+        [
+            part
+            for i in range(8)
+            for part in (tf.fill([i + 1], rank), tf.IndexedSlices(tf.ones([1, i + 1]), [rank]))
+        ],
+        op=hvd.Sum,
+    )
     hook = hvd.BroadcastGlobalVariablesHook(1)
     with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
         np.testing.assert_allclose(session.run(w), [2, 4])
+        for i, value in enumerate(session.run(more)):
+            np.testing.assert_allclose(value, np.ones(i + 1))
+        for i, value in enumerate(session.run(mixed)[::2]):
+            np.testing.assert_allclose(value, np.ones(i + 1))
         session.run(step)
         np.testing.assert_allclose(session.run(w), [0.5, 2.5])
 

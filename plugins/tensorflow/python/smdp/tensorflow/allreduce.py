@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from smdp.tensorflow.collectives import reduce_tensor
-from smdp.tensorflow.compression import Compression, compressor
-from smdp.tensorflow.gradient_steps import can_reduce, factor_of, reduce_gradients
+from smdp.tensorflow.compression import Compression, Compressor, compressor
+from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
 from smdp.tensorflow.groups import REDUCIBLE, group_of, tensor_of
 from smdp.tensorflow.reduce_op import ReduceOp
 from smdp.tensorflow.sparse import reduce_slices
@@ -90,31 +90,60 @@ def grouped_allreduce(
         t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce", REDUCIBLE)
         for t in tensors
     ]
-    wire = compressor(compression)
-    is_linear = kind in (ReduceOp.SUM, ReduceOp.AVERAGE)
-    reduced = values
+    return reduce_all(
+        values,
+        [None] * len(values),
+        [f"tensor {i}" for i in range(len(values))],
+        op=kind,
+        compression=compressor(compression),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        group=members,
+    )
+
+
+def reduce_all(
+    values: Sequence[Any],
+    sources: Sequence[Any],
+    names: Sequence[str],
+    *,
+    op: ReduceOp,
+    compression: Compressor,
+    prescale_factor: float,
+    postscale_factor: float,
+    group: Any,
+    bucket_cap_mb: float = BUCKET_CAP_MB,
+) -> list[Any]:
+    """All values over all ranks: what the reducer takes through it, the others one by one; None stays."""
+    is_linear = op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+    results = list(values)
     if is_linear:
-        reduced = reduce_gradients(
+        results = reduce_gradients(
             values,
-            [None] * len(values),
-            [f"tensor {i}" for i in range(len(values))],
-            group=members,
-            compression=wire,
-            factor=factor_of(kind, prescale_factor * postscale_factor, members.size),
+            sources,
+            names,
+            group=group,
+            compression=compression,
+            factor=factor_of(op, prescale_factor * postscale_factor, group.size),
+            bucket_cap_mb=bucket_cap_mb,
         )
-    return [
-        result
-        if is_linear and can_reduce(value)
-        else allreduce(
-            value,
-            compression=wire if wire.name in ("none", "fp16", "bf16") else None,
-            op=kind,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            group=members,
-        )
-        for value, result in zip(values, reduced, strict=True)
-    ]
+    wire = None if compression.name in ("int8", "topk") else compression
+    before: list[Any] = []
+    for index, value in enumerate(values):
+        if value is None or (is_linear and can_reduce(value)):
+            continue
+        # A graph of TensorFlow 1 has no order but this; ranks would send different tensors first.
+        with tf.control_dependencies(before):
+            results[index] = allreduce(
+                value,
+                compression=wire,
+                op=op,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+                group=group,
+            )
+        before = tf.nest.flatten(results[index], expand_composites=True)
+    return results
 
 
 def oob_allreduce(

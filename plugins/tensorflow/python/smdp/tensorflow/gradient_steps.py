@@ -113,7 +113,9 @@ def _describe(gradient: Any) -> tuple[int, int, str]:
     if gradient is None:
         return 0, int(DType.FLOAT32), " (no gradient)"
     if isinstance(gradient, tf.IndexedSlices):
-        return 0, int(DType.FLOAT32), f" (IndexedSlices of {gradient.dtype.name}{list(gradient.shape[1:])})"
+        row = gradient.values.shape[1:]  # the slices' own shape is unknown without dense_shape
+        shape = "" if row.rank is None else row.as_list()
+        return 0, int(DType.FLOAT32), f" (IndexedSlices of {gradient.dtype.name}{shape})"
     if not can_reduce(gradient):
         return 0, int(DType.FLOAT32), f" ({gradient.dtype.name}{gradient.shape})"
     dtype = DType[gradient.dtype.name.upper()]

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from smdp.tensorflow.allreduce import allreduce
+from smdp.tensorflow.allreduce import reduce_all
 from smdp.tensorflow.compression import Compression, compressor
-from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
+from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.reduce_op import ReduceOp
 from smdp.tensorflow.tracing import refuse_xla
@@ -43,32 +43,17 @@ class Reduction:
         """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
         refuse_xla()
         whole = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
-        is_linear = self._op in (ReduceOp.SUM, ReduceOp.AVERAGE)
-        results = whole
-        if is_linear:
-            results = reduce_gradients(
-                whole,
-                sources,
-                [_name_of(source, i) for i, source in enumerate(sources)],
-                group=self.group,
-                compression=self._compression,
-                factor=factor_of(self._op, self._prescale * self._postscale, self.group.size),
-                bucket_cap_mb=self._bucket_cap_mb,
-            )
-        wire = None if self._compression.name in ("int8", "topk") else self._compression
-        return [
-            result
-            if gradient is None or (is_linear and can_reduce(gradient))
-            else allreduce(
-                gradient,
-                compression=wire,
-                op=self._op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                group=self.group,
-            )
-            for gradient, result in zip(whole, results, strict=True)
-        ]
+        return reduce_all(
+            whole,
+            sources,
+            [_name_of(source, i) for i, source in enumerate(sources)],
+            op=self._op,
+            compression=self._compression,
+            prescale_factor=self._prescale,
+            postscale_factor=self._postscale,
+            group=self.group,
+            bucket_cap_mb=self._bucket_cap_mb,
+        )
 
     def _densified(self, gradient: Any, source: Any) -> Any:
         if gradient is None:

@@ -48,7 +48,9 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
 
 
 def _gathered(slices: Any, group: Any) -> tuple[Any, Any]:
-    return allgather(slices.values, group=group), allgather(slices.indices, group=group)
+    values = allgather(slices.values, group=group)
+    with tf.control_dependencies([values]):  # a graph of TensorFlow 1 has no order but this
+        return values, allgather(slices.indices, group=group)
 
 
 def _dense(slices: Any, rows: Any, group: Any) -> tuple[Any, Any]:

@@ -20,9 +20,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
             "[smdp] broadcast_global_variables() works on a graph; in eager code use"
             " broadcast_variables(model.variables, root_rank)."
         )
-    return tf.group(
-        *(variable.assign(sdp.broadcast(variable, root_rank)) for variable in tf.compat.v1.global_variables())
-    )
+    return sdp.broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
