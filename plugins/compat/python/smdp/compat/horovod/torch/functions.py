@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smdp.compat.horovod.torch.collectives import broadcast_async_, synchronize
+from smdp.compat.horovod.torch.asynchronous import broadcast_async_, synchronize
 from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
 
 

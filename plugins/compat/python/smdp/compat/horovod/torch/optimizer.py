@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
-from smdp.compat.horovod.torch.collectives import Average, grouped_allreduce_async_, operation, synchronize
+from smdp.compat.horovod.torch.asynchronous import Average, grouped_allreduce_async_, operation, synchronize
 from smdp.compat.horovod.torch.compression import Compression
 from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks

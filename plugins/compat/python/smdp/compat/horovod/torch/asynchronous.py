@@ -1,0 +1,213 @@
+"""Operations that return at once, in place and into a new tensor; names are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+
+Average = "average"
+Sum = "sum"
+Min = "min"
+Max = "max"
+Product = "product"
+Adasum = "adasum"
+_OPS = {
+    Average: dist.ReduceOp.SUM,
+    Sum: dist.ReduceOp.SUM,
+    Min: dist.ReduceOp.MIN,
+    Max: dist.ReduceOp.MAX,
+    Product: dist.ReduceOp.PRODUCT,
+}
+
+
+@dataclass(eq=False)
+class Handle:
+    """An operation in flight; synchronize() gives its result, as often as it is asked."""
+
+    works: list[Any]
+    finish: Callable[[], Any]
+    results: list[Any] = field(default_factory=list)
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an operation and give its result."""
+    for work in handle.works:
+        work.wait()
+    if not handle.results:
+        handle.results.append(handle.finish())
+    return handle.results[0]
+
+
+def poll(handle: Handle) -> bool:
+    """Whether synchronize() would not wait."""
+    return all(work.is_completed() for work in handle.works)
+
+
+def operation(op: Any, average: bool | None) -> str:
+    """Give the operation that two arguments name, by default Average.
+
+    Raises:
+        ValueError: Both are given, or it is not supported.
+    """
+    if op is not None and average is not None:
+        raise ValueError("[smdp] give op or average, not both.")
+    if op is None:
+        op = Sum if average is False else Average
+    if op not in _OPS:
+        raise ValueError(
+            f"[smdp] op is {op!r}; allowed: Average, Sum, Min, Max, Product. Adasum is not there."
+        )
+    return str(op)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    _is_one: bool = False,
+) -> Handle:
+    """Start one for several tensors, in place."""
+    kind = operation(op, average)
+    with torch.no_grad():
+        for tensor in tensors:
+            if prescale_factor != 1.0:
+                tensor.mul_(prescale_factor)
+        works = [
+            dist.all_reduce(tensor, _OPS[kind], group=process_set.group, async_op=True) for tensor in tensors
+        ]
+
+    def finish() -> Any:
+        with torch.no_grad():
+            for tensor in tensors:
+                if kind == Average:
+                    rounding = None if tensor.is_floating_point() or tensor.is_complex() else "floor"
+                    tensor.div_(process_set.size(), rounding_mode=rounding)
+                if postscale_factor != 1.0:
+                    tensor.mul_(postscale_factor)
+        return tensors[0] if _is_one else list(tensors)
+
+    return Handle(works, finish)
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an allreduce in place."""
+    return grouped_allreduce_async_(
+        [tensor], average, name, op, prescale_factor, postscale_factor, process_set, _is_one=True
+    )
+
+
+def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start an allreduce into a new tensor; arguments as in allreduce_async_."""
+    return allreduce_async_(tensor.detach().clone(), *args, **kwargs)
+
+
+def grouped_allreduce_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Handle:
+    """Start one for several tensors; arguments as in allreduce_async_."""
+    return grouped_allreduce_async_([tensor.detach().clone() for tensor in tensors], *args, **kwargs)
+
+
+def allgather_async(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start an allgather along the first dimension, which may differ between ranks."""
+    if tensor.dim() == 0:
+        raise ValueError("[smdp] allgather joins along the first dimension, and this tensor is a scalar.")
+    size = process_set.size()
+    rows = torch.empty(size, dtype=torch.int64)
+    dist.all_gather(list(rows.split(1)), torch.tensor([tensor.shape[0]]), group=process_set.group)
+    whole = tensor.new_empty((int(rows.sum()), *tensor.shape[1:]))
+    parts = list(whole.split(rows.tolist()))
+    work = dist.all_gather(parts, tensor.detach().contiguous(), group=process_set.group, async_op=True)
+    return Handle([work], lambda: whole)
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a broadcast in place; root_rank counts in the world."""
+    with torch.no_grad():
+        work = dist.broadcast(tensor, root_rank, group=process_set.group, async_op=True)
+    return Handle([work], lambda: tensor)
+
+
+def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start a broadcast into a new tensor; arguments as in broadcast_async_."""
+    return broadcast_async_(tensor.detach().clone(), *args, **kwargs)
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an alltoall: rows for rank 0, then for rank 1, and so on."""
+    size = process_set.size()
+    if splits is None and tensor.shape[0] % size != 0:
+        raise ValueError(
+            f"[smdp] alltoall of {tensor.shape[0]} rows between {size} ranks: they do not divide; give"
+            " splits."
+        )
+    sent = [tensor.shape[0] // size] * size if splits is None else [int(n) for n in torch.as_tensor(splits)]
+    if len(sent) != size or sum(sent) != tensor.shape[0]:
+        raise ValueError(
+            f"[smdp] alltoall: splits are {sent}; needed: {size} that add up to {tensor.shape[0]} rows."
+        )
+    received = torch.empty(size, dtype=torch.int64)
+    dist.all_to_all_single(received, torch.tensor(sent), group=process_set.group)
+    out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
+    work = dist.all_to_all_single(
+        out,
+        tensor.detach().contiguous(),
+        received.tolist(),
+        sent,
+        group=process_set.group,
+        async_op=True,
+    )
+    return Handle([work], lambda: out if splits is None else (out, received.to(torch.int32)))
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: Any = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a reducescatter along the first dimension; the first ranks take a row more."""
+    kind = operation(op, None)
+    size, rank = process_set.size(), process_set.rank()
+    each, more = divmod(tensor.shape[0], size)
+    rows = [each + (one < more) for one in range(size)]
+    source = tensor.detach() * prescale_factor if prescale_factor != 1.0 else tensor.detach()
+    out = tensor.new_empty((rows[rank], *tensor.shape[1:]))
+    work = dist.reduce_scatter(
+        out, list(source.contiguous().split(rows)), _OPS[kind], group=process_set.group, async_op=True
+    )
+
+    def finish() -> Tensor:
+        scale = postscale_factor / (size if kind == Average else 1)
+        return out.mul_(scale) if scale != 1.0 else out
+
+    return Handle([work], finish)
