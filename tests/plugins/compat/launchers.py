@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
+from spawn import free_port
+
 SCRIPTS = Path(__file__).parent / "scripts"
-
-
-def _port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def command(launcher: str, script: Path) -> list[str]:
@@ -27,12 +23,12 @@ def command(launcher: str, script: Path) -> list[str]:
     if launcher == "smdp run":
         return [python, "-m", "smdp", "run", "--compat", "-n", "2", str(script)]
     if launcher == "torchrun":
-        torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", _port()]
-        return [*torchrun, "-m", "smdp.compat", str(script)]
+        torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        return [*torchrun, "--master-port", free_port(), "-m", "smdp.compat", str(script)]
     if launcher == "torchrun's variables":  # where torch is not installed
         rank = (
             f"RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1"
-            f' MASTER_PORT={_port()} "{python}" -m smdp.compat "{script}"'
+            f' MASTER_PORT={free_port()} "{python}" -m smdp.compat "{script}"'
         )
         return [
             "bash",

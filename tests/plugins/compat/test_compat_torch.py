@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launchers import check, start
 
-pytest.importorskip("torch", "2.13")  # a version: the folder beside this one has the name, too
+pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 LAUNCHERS = ["smdp run", "torchrun", "mpirun", "mpirun and a variable"]
@@ -22,18 +22,18 @@ def test_script(launcher: str, script: str) -> None:
 @pytest.mark.parametrize("launcher", ["smdp run", "torchrun"])
 def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
     """The released transformers and accelerate take their own path for SMDDP, on two CPUs."""
-    pytest.importorskip("transformers", "5")
+    pytest.importorskip("transformers")
     check(launcher, "transformers_unmodified.py", str(tmp_path))
 
 
 def test_plugin_on_the_trainers_path(tmp_path: Path) -> None:
     """There the Trainer wraps the model itself; the plugin is asked all the same."""
-    pytest.importorskip("transformers", "5")
+    pytest.importorskip("transformers")
     check("smdp run", "transformers_plugin.py", str(tmp_path))
 
 
 def test_lightning() -> None:
-    pytest.importorskip("lightning", "2")
+    pytest.importorskip("lightning")
     check("smdp run", "lightning_smddp.py")
 
 

@@ -6,13 +6,12 @@ As a script this file is one of those processes.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from spawn import load, run_script
+sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
+from spawn import free_port, load, run_script
 
 
 def run(
@@ -26,15 +25,13 @@ def run(
     hosts: Sequence[int] | None = None,
 ) -> list[str]:
     """See run_script(). init: whether to call init() before the function."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     variables = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": port,
         "SMDP_MASTER_ADDR": "127.0.0.1",
-        "SMDP_MASTER_PORT": str(port),
+        "SMDP_MASTER_PORT": port,
         "SMDP_SECRET": "test",
         **(env or {}),
     }

@@ -254,15 +254,28 @@ def test_beside_gloo() -> None:
     assert first == second
 
 
+NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
+
+
 def reported() -> Any:
-    trainer = lm.trainer(lm.arguments(max_steps=6, logging_steps=3, per_device_train_batch_size=4))
+    os.environ["TENSORBOARD_LOGGING_DIR"] = folder = os.path.join(os.environ["SMDP_TEST_FOLDER"], "events")
+    args = lm.arguments(max_steps=6, logging_steps=3, report_to=["tensorboard"])
+    trainer = lm.trainer(args)
     trainer.train()
-    names = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return [[entry[f"smdp_{name}"] for name in names] for entry in entries]
+    if trainer.is_world_process_zero():
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(folder)
+        events.Reload()
+        for name in NUMBERS:
+            shown = [event.value for event in events.Scalars(f"train/smdp_{name}")]
+            assert shown == pytest.approx([entry[f"smdp_{name}"] for entry in entries])
+    return [[entry[f"smdp_{name}"] for name in NUMBERS] for entry in entries]
 
 
 def test_numbers_in_the_log() -> None:
+    pytest.importorskip("tensorboard")
     megabytes = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
     for entries in run(reported, 2):
         assert len(entries) == 2

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from spawn import load, run_script
+sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
+from spawn import free_port, load, run_script
 
 
 def run(
@@ -26,10 +25,8 @@ def run(
     hosts: Sequence[int] | None = None,
 ) -> list[Any]:
     """See run_script(); gives what the function returned on each rank, through JSON."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(env or {})}
+    port = free_port()
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(env or {})}
     outputs = run_script(
         __file__, function, [], size, timeout=timeout, env=variables, exits=None, hosts=hosts
     )

@@ -34,6 +34,11 @@ mean = torch.tensor([float(rank)])
 dist.all_reduce(mean, op=dist.ReduceOp.AVG)
 assert mean.item() == (size - 1) / 2
 dist.new_group([0])
+for backend in ("gloo", "smddp"):
+    members = dist.new_group(backend=backend)
+    total = torch.ones(3)
+    dist.all_reduce(total, group=members)
+    assert total.tolist() == [size] * 3 and dist.get_backend(members) == backend
 dist.barrier()
 accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
 if rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,13 @@ from typing import Any
 
 # How long the others may take to fail as well once one process has failed.
 _GRACE_S = 20.0
+
+
+def free_port() -> str:
+    """One that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def run_script(
