@@ -241,6 +241,269 @@ def simulate_ddp(layers: Sequence[tuple[float, float, Sequence[int]]], *, hosts:
     layers: (forward seconds, backward seconds, elements of each parameter).
     """
 
+class Layers:
+    """A run of equal transformer layers; smdp/memory.h tells its fields."""
+
+    def __init__(self, *, count: int, hidden: int, heads: int, key_value_heads: int, head_size: int, ffn: int, is_gated: bool = False, has_cross_attention: bool = False, has_query_key_value_bias: bool = False, has_output_bias: bool = False, has_mlp_bias: bool = False, has_dropout: bool = False, norms: int = 2, norm_width: int = 2, experts: int = 0, experts_per_token: int = 0, shared_ffn: int = 0, extra: int = 0) -> None: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def key_value_heads(self) -> int: ...
+
+    @property
+    def head_size(self) -> int: ...
+
+    @property
+    def ffn(self) -> int: ...
+
+    @property
+    def is_gated(self) -> bool: ...
+
+    @property
+    def has_cross_attention(self) -> bool: ...
+
+    @property
+    def has_query_key_value_bias(self) -> bool: ...
+
+    @property
+    def has_output_bias(self) -> bool: ...
+
+    @property
+    def has_mlp_bias(self) -> bool: ...
+
+    @property
+    def has_dropout(self) -> bool: ...
+
+    @property
+    def norms(self) -> int: ...
+
+    @property
+    def norm_width(self) -> int: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def experts_per_token(self) -> int: ...
+
+    @property
+    def shared_ffn(self) -> int: ...
+
+    @property
+    def extra(self) -> int: ...
+
+class Architecture:
+    """
+    A transformer: embedding, layers, head; smdp/memory.h tells its fields.
+    """
+
+    def __init__(self, *, name: str = '', hidden: int, vocabulary: int = 0, positions: int = 0, embedding_extra: int = 0, has_embedding_dropout: bool = False, layers: Sequence[Layers], head_extra: int = 0, outputs: int = 0, is_tied: bool = False, sequence: int = 0) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def embedding_extra(self) -> int: ...
+
+    @property
+    def has_embedding_dropout(self) -> bool: ...
+
+    @property
+    def layers(self) -> list[Layers]: ...
+
+    @property
+    def head_extra(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def is_tied(self) -> bool: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+def parameters(architecture: Architecture) -> float:
+    """Elements of all parameters."""
+
+def layer_activations(layer: Layers, setting: MemorySetting) -> float:
+    """Bytes that one layer of the run keeps of a microbatch."""
+
+class MemorySetting:
+    """How a model is trained; smdp/memory.h tells its fields."""
+
+    def __init__(self, *, microbatch_size: int = 1, microbatches: int = 1, sequence: int = 0, decoder_sequence: int = 0, pipeline: int = 1, virtual_stages: int = 1, tensor: int = 1, data: int = 1, sequence_parallel: bool = False, schedule: str = '1f1b', active_microbatches: int = 0, precision: str = 'bf16', sharding: str = 'none', sharding_degree: int = 0, checkpointing: str = 'none', flash_attention: bool = False, offload_activations: bool = False, activation_loading_horizon: int = 4, offload_optimizer: bool = False, bucket_bytes: int = 26214400, stage_sizes: Sequence[int] = [], in_flight: Sequence[float] = []) -> None: ...
+
+    @property
+    def microbatch_size(self) -> int: ...
+
+    @property
+    def microbatches(self) -> int: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def decoder_sequence(self) -> int: ...
+
+    @property
+    def pipeline(self) -> int: ...
+
+    @property
+    def virtual_stages(self) -> int: ...
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def data(self) -> int: ...
+
+    @property
+    def sequence_parallel(self) -> bool: ...
+
+    @property
+    def schedule(self) -> str: ...
+
+    @property
+    def active_microbatches(self) -> int: ...
+
+    @property
+    def precision(self) -> str: ...
+
+    @property
+    def sharding(self) -> str: ...
+
+    @property
+    def sharding_degree(self) -> int: ...
+
+    @property
+    def checkpointing(self) -> str: ...
+
+    @property
+    def flash_attention(self) -> bool: ...
+
+    @property
+    def offload_activations(self) -> bool: ...
+
+    @property
+    def activation_loading_horizon(self) -> int: ...
+
+    @property
+    def offload_optimizer(self) -> bool: ...
+
+    @property
+    def bucket_bytes(self) -> int: ...
+
+    @property
+    def stage_sizes(self) -> list[int]: ...
+
+    @property
+    def in_flight(self) -> list[float]: ...
+
+class StageMemory:
+    """Bytes of one rank of a stage at its peak."""
+
+    @property
+    def parameters(self) -> float: ...
+
+    @property
+    def gradients(self) -> float: ...
+
+    @property
+    def optimizer(self) -> float: ...
+
+    @property
+    def activations(self) -> float: ...
+
+    @property
+    def embedding(self) -> float: ...
+
+    @property
+    def logits(self) -> float: ...
+
+    @property
+    def transients(self) -> float: ...
+
+    @property
+    def buckets(self) -> float: ...
+
+    @property
+    def unsharded(self) -> float: ...
+
+    @property
+    def host(self) -> float: ...
+
+    @property
+    def in_flight(self) -> float: ...
+
+    @property
+    def total(self) -> float: ...
+
+class MemoryEstimate:
+    """What estimate_memory() says of every pipeline rank."""
+
+    @property
+    def stages(self) -> list[StageMemory]: ...
+
+    @property
+    def peak(self) -> float: ...
+
+    @property
+    def peak_stage(self) -> int: ...
+
+    def fits(self, device_memory: float, *, margin: float = 0.8) -> bool:
+        """Whether the peak is at most `margin` of so many bytes."""
+
+def estimate_memory(architecture: Architecture, setting: MemorySetting) -> MemoryEstimate: ...
+
+def estimate_trace_memory(units: Sequence[tuple[float, float, float]], tied: Sequence[tuple[float, Sequence[int]]], microbatch_size: int, setting: MemorySetting) -> MemoryEstimate:
+    """
+    units: (elements of parameters, bytes of activations, bytes of the cut behind it); tied: (elements, units).
+    """
+
+class StateBytes:
+    """Bytes of states per parameter that a rank holds."""
+
+    @property
+    def parameters(self) -> float: ...
+
+    @property
+    def gradients(self) -> float: ...
+
+    @property
+    def optimizer(self) -> float: ...
+
+    @property
+    def copy(self) -> float: ...
+
+    @property
+    def sum(self) -> float: ...
+
+def state_bytes(precision: str, sharding: str = 'none', degree: int = 1) -> StateBytes: ...
+
+def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0) -> float:
+    """Microbatches whose activations a pipeline rank holds at its peak."""
+
+def deepspeed_memory(stage: int, *, parameters: float, largest_layer: float, gpus_per_host: int, hosts: int = 1, offload: str = 'none') -> tuple[float, float]:
+    """Bytes per GPU and per host, by DeepSpeed's estimator."""
+
 def kernel_name() -> str: ...
 
 def kernels() -> list[str]: ...

@@ -1,0 +1,255 @@
+#include "smdp/memory.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <new>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+
+using namespace memory;
+
+namespace {
+
+void bind_architecture(nb::module_& m) {
+  nb::class_<Layers>(m, "Layers", "A run of equal transformer layers; smdp/memory.h tells its fields.")
+      .def(
+          "__init__",
+          [](Layers* self, std::int64_t count, std::int64_t hidden, std::int64_t heads, std::int64_t key_value_heads,
+             std::int64_t head_size, std::int64_t ffn, bool is_gated, bool has_cross_attention,
+             bool has_query_key_value_bias, bool has_output_bias, bool has_mlp_bias, bool has_dropout,
+             std::int64_t norms, std::int64_t norm_width, std::int64_t experts, std::int64_t experts_per_token,
+             std::int64_t shared_ffn, std::int64_t extra) {
+            new (self) Layers{};
+            self->count = count;
+            self->hidden = hidden;
+            self->heads = heads;
+            self->key_value_heads = key_value_heads;
+            self->head_size = head_size;
+            self->ffn = ffn;
+            self->is_gated = is_gated;
+            self->has_cross_attention = has_cross_attention;
+            self->has_query_key_value_bias = has_query_key_value_bias;
+            self->has_output_bias = has_output_bias;
+            self->has_mlp_bias = has_mlp_bias;
+            self->has_dropout = has_dropout;
+            self->norms = norms;
+            self->norm_width = norm_width;
+            self->experts = experts;
+            self->experts_per_token = experts_per_token;
+            self->shared_ffn = shared_ffn;
+            self->extra = extra;
+          },
+          nb::kw_only(), nb::arg("count"), nb::arg("hidden"), nb::arg("heads"), nb::arg("key_value_heads"),
+          nb::arg("head_size"), nb::arg("ffn"), nb::arg("is_gated") = Layers{}.is_gated,
+          nb::arg("has_cross_attention") = Layers{}.has_cross_attention,
+          nb::arg("has_query_key_value_bias") = Layers{}.has_query_key_value_bias,
+          nb::arg("has_output_bias") = Layers{}.has_output_bias, nb::arg("has_mlp_bias") = Layers{}.has_mlp_bias,
+          nb::arg("has_dropout") = Layers{}.has_dropout, nb::arg("norms") = Layers{}.norms,
+          nb::arg("norm_width") = Layers{}.norm_width, nb::arg("experts") = Layers{}.experts,
+          nb::arg("experts_per_token") = Layers{}.experts_per_token, nb::arg("shared_ffn") = Layers{}.shared_ffn,
+          nb::arg("extra") = Layers{}.extra)
+      .def_ro("count", &Layers::count)
+      .def_ro("hidden", &Layers::hidden)
+      .def_ro("heads", &Layers::heads)
+      .def_ro("key_value_heads", &Layers::key_value_heads)
+      .def_ro("head_size", &Layers::head_size)
+      .def_ro("ffn", &Layers::ffn)
+      .def_ro("is_gated", &Layers::is_gated)
+      .def_ro("has_cross_attention", &Layers::has_cross_attention)
+      .def_ro("has_query_key_value_bias", &Layers::has_query_key_value_bias)
+      .def_ro("has_output_bias", &Layers::has_output_bias)
+      .def_ro("has_mlp_bias", &Layers::has_mlp_bias)
+      .def_ro("has_dropout", &Layers::has_dropout)
+      .def_ro("norms", &Layers::norms)
+      .def_ro("norm_width", &Layers::norm_width)
+      .def_ro("experts", &Layers::experts)
+      .def_ro("experts_per_token", &Layers::experts_per_token)
+      .def_ro("shared_ffn", &Layers::shared_ffn)
+      .def_ro("extra", &Layers::extra);
+  nb::class_<Architecture>(m, "Architecture", "A transformer: embedding, layers, head; smdp/memory.h tells its fields.")
+      .def(
+          "__init__",
+          [](Architecture* self, const std::string& name, std::int64_t hidden, std::int64_t vocabulary,
+             std::int64_t positions, std::int64_t embedding_extra, bool has_embedding_dropout,
+             const std::vector<Layers>& layers, std::int64_t head_extra, std::int64_t outputs, bool is_tied,
+             std::int64_t sequence) {
+            new (self) Architecture{};
+            self->name = name;
+            self->hidden = hidden;
+            self->vocabulary = vocabulary;
+            self->positions = positions;
+            self->embedding_extra = embedding_extra;
+            self->has_embedding_dropout = has_embedding_dropout;
+            self->layers = layers;
+            self->head_extra = head_extra;
+            self->outputs = outputs;
+            self->is_tied = is_tied;
+            self->sequence = sequence;
+          },
+          nb::kw_only(), nb::arg("name") = Architecture{}.name, nb::arg("hidden"),
+          nb::arg("vocabulary") = Architecture{}.vocabulary, nb::arg("positions") = Architecture{}.positions,
+          nb::arg("embedding_extra") = Architecture{}.embedding_extra,
+          nb::arg("has_embedding_dropout") = Architecture{}.has_embedding_dropout, nb::arg("layers"),
+          nb::arg("head_extra") = Architecture{}.head_extra, nb::arg("outputs") = Architecture{}.outputs,
+          nb::arg("is_tied") = Architecture{}.is_tied, nb::arg("sequence") = Architecture{}.sequence)
+      .def_ro("name", &Architecture::name)
+      .def_ro("hidden", &Architecture::hidden)
+      .def_ro("vocabulary", &Architecture::vocabulary)
+      .def_ro("positions", &Architecture::positions)
+      .def_ro("embedding_extra", &Architecture::embedding_extra)
+      .def_ro("has_embedding_dropout", &Architecture::has_embedding_dropout)
+      .def_ro("layers", &Architecture::layers)
+      .def_ro("head_extra", &Architecture::head_extra)
+      .def_ro("outputs", &Architecture::outputs)
+      .def_ro("is_tied", &Architecture::is_tied)
+      .def_ro("sequence", &Architecture::sequence);
+  m.def("parameters", &parameters, nb::arg("architecture"), "Elements of all parameters.");
+  m.def("layer_activations", &layer_activations, nb::arg("layer"), nb::arg("setting"),
+        "Bytes that one layer of the run keeps of a microbatch.");
+}
+
+void bind_estimate(nb::module_& m) {
+  nb::class_<Setting>(m, "MemorySetting", "How a model is trained; smdp/memory.h tells its fields.")
+      .def(
+          "__init__",
+          [](Setting* self, std::int64_t microbatch_size, std::int64_t microbatches, std::int64_t sequence,
+             std::int64_t decoder_sequence, std::int64_t pipeline, std::int64_t virtual_stages, std::int64_t tensor,
+             std::int64_t data, bool sequence_parallel, const std::string& schedule, std::int64_t active_microbatches,
+             const std::string& precision, const std::string& sharding, std::int64_t sharding_degree,
+             const std::string& checkpointing, bool flash_attention, bool offload_activations,
+             std::int64_t activation_loading_horizon, bool offload_optimizer, std::int64_t bucket_bytes,
+             const std::vector<std::int64_t>& stage_sizes, const std::vector<double>& in_flight) {
+            new (self) Setting{};
+            self->microbatch_size = microbatch_size;
+            self->microbatches = microbatches;
+            self->sequence = sequence;
+            self->decoder_sequence = decoder_sequence;
+            self->pipeline = pipeline;
+            self->virtual_stages = virtual_stages;
+            self->tensor = tensor;
+            self->data = data;
+            self->sequence_parallel = sequence_parallel;
+            self->schedule = schedule;
+            self->active_microbatches = active_microbatches;
+            self->precision = precision;
+            self->sharding = sharding;
+            self->sharding_degree = sharding_degree;
+            self->checkpointing = checkpointing;
+            self->flash_attention = flash_attention;
+            self->offload_activations = offload_activations;
+            self->activation_loading_horizon = activation_loading_horizon;
+            self->offload_optimizer = offload_optimizer;
+            self->bucket_bytes = bucket_bytes;
+            self->stage_sizes = stage_sizes;
+            self->in_flight = in_flight;
+          },
+          nb::kw_only(), nb::arg("microbatch_size") = Setting{}.microbatch_size,
+          nb::arg("microbatches") = Setting{}.microbatches, nb::arg("sequence") = Setting{}.sequence,
+          nb::arg("decoder_sequence") = Setting{}.decoder_sequence, nb::arg("pipeline") = Setting{}.pipeline,
+          nb::arg("virtual_stages") = Setting{}.virtual_stages, nb::arg("tensor") = Setting{}.tensor,
+          nb::arg("data") = Setting{}.data, nb::arg("sequence_parallel") = Setting{}.sequence_parallel,
+          nb::arg("schedule") = Setting{}.schedule, nb::arg("active_microbatches") = Setting{}.active_microbatches,
+          nb::arg("precision") = Setting{}.precision, nb::arg("sharding") = Setting{}.sharding,
+          nb::arg("sharding_degree") = Setting{}.sharding_degree, nb::arg("checkpointing") = Setting{}.checkpointing,
+          nb::arg("flash_attention") = Setting{}.flash_attention,
+          nb::arg("offload_activations") = Setting{}.offload_activations,
+          nb::arg("activation_loading_horizon") = Setting{}.activation_loading_horizon,
+          nb::arg("offload_optimizer") = Setting{}.offload_optimizer, nb::arg("bucket_bytes") = Setting{}.bucket_bytes,
+          nb::arg("stage_sizes") = Setting{}.stage_sizes, nb::arg("in_flight") = Setting{}.in_flight)
+      .def_ro("microbatch_size", &Setting::microbatch_size)
+      .def_ro("microbatches", &Setting::microbatches)
+      .def_ro("sequence", &Setting::sequence)
+      .def_ro("decoder_sequence", &Setting::decoder_sequence)
+      .def_ro("pipeline", &Setting::pipeline)
+      .def_ro("virtual_stages", &Setting::virtual_stages)
+      .def_ro("tensor", &Setting::tensor)
+      .def_ro("data", &Setting::data)
+      .def_ro("sequence_parallel", &Setting::sequence_parallel)
+      .def_ro("schedule", &Setting::schedule)
+      .def_ro("active_microbatches", &Setting::active_microbatches)
+      .def_ro("precision", &Setting::precision)
+      .def_ro("sharding", &Setting::sharding)
+      .def_ro("sharding_degree", &Setting::sharding_degree)
+      .def_ro("checkpointing", &Setting::checkpointing)
+      .def_ro("flash_attention", &Setting::flash_attention)
+      .def_ro("offload_activations", &Setting::offload_activations)
+      .def_ro("activation_loading_horizon", &Setting::activation_loading_horizon)
+      .def_ro("offload_optimizer", &Setting::offload_optimizer)
+      .def_ro("bucket_bytes", &Setting::bucket_bytes)
+      .def_ro("stage_sizes", &Setting::stage_sizes)
+      .def_ro("in_flight", &Setting::in_flight);
+  nb::class_<StageMemory>(m, "StageMemory", "Bytes of one rank of a stage at its peak.")
+      .def_ro("parameters", &StageMemory::parameters)
+      .def_ro("gradients", &StageMemory::gradients)
+      .def_ro("optimizer", &StageMemory::optimizer)
+      .def_ro("activations", &StageMemory::activations)
+      .def_ro("embedding", &StageMemory::embedding)
+      .def_ro("logits", &StageMemory::logits)
+      .def_ro("transients", &StageMemory::transients)
+      .def_ro("buckets", &StageMemory::buckets)
+      .def_ro("unsharded", &StageMemory::unsharded)
+      .def_ro("host", &StageMemory::host)
+      .def_ro("in_flight", &StageMemory::in_flight)
+      .def_prop_ro("total", &StageMemory::total);
+  nb::class_<Estimate>(m, "MemoryEstimate", "What estimate_memory() says of every pipeline rank.")
+      .def_ro("stages", &Estimate::stages)
+      .def_ro("peak", &Estimate::peak)
+      .def_ro("peak_stage", &Estimate::peak_stage)
+      .def("fits", &Estimate::fits, nb::arg("device_memory"), nb::kw_only(), nb::arg("margin") = 0.8,
+           "Whether the peak is at most `margin` of so many bytes.");
+  m.def("estimate_memory", nb::overload_cast<const Architecture&, const Setting&>(&estimate), nb::arg("architecture"),
+        nb::arg("setting"));
+  m.def(
+      "estimate_trace_memory",
+      [](const std::vector<std::tuple<double, double, double>>& units,
+         const std::vector<std::pair<double, std::vector<std::size_t>>>& tied, std::int64_t microbatch_size,
+         const Setting& setting) {
+        Trace trace;
+        trace.microbatch_size = microbatch_size;
+        for (const auto& [elements, activations, cut] : units) trace.units.push_back({elements, activations, cut});
+        for (const auto& [elements, members] : tied) trace.tied.push_back({elements, members});
+        return estimate(trace, setting);
+      },
+      nb::arg("units"), nb::arg("tied"), nb::arg("microbatch_size"), nb::arg("setting"),
+      "units: (elements of parameters, bytes of activations, bytes of the cut behind it); tied: (elements, units).");
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  bind_architecture(m);
+  bind_estimate(m);
+  nb::class_<StateBytes>(m, "StateBytes", "Bytes of states per parameter that a rank holds.")
+      .def_ro("parameters", &StateBytes::parameters)
+      .def_ro("gradients", &StateBytes::gradients)
+      .def_ro("optimizer", &StateBytes::optimizer)
+      .def_ro("copy", &StateBytes::copy)
+      .def_prop_ro("sum", &StateBytes::sum);
+  m.def("state_bytes", &state_bytes, nb::arg("precision"), nb::arg("sharding") = "none", nb::arg("degree") = 1);
+  m.def("in_flight", &in_flight, nb::arg("schedule"), nb::kw_only(), nb::arg("pipeline"), nb::arg("rank"),
+        nb::arg("microbatches"), nb::arg("virtual_stages") = 1, nb::arg("active_microbatches") = 0,
+        "Microbatches whose activations a pipeline rank holds at its peak.");
+  m.def(
+      "deepspeed_memory",
+      [](std::int64_t stage, double elements, double largest_layer, std::int64_t gpus_per_host, std::int64_t hosts,
+         const std::string& offload) {
+        const DeepSpeedMemory memory = deepspeed_memory(stage, elements, largest_layer, gpus_per_host, hosts, offload);
+        return std::pair(memory.device, memory.host);
+      },
+      nb::arg("stage"), nb::kw_only(), nb::arg("parameters"), nb::arg("largest_layer"), nb::arg("gpus_per_host"),
+      nb::arg("hosts") = 1, nb::arg("offload") = "none", "Bytes per GPU and per host, by DeepSpeed's estimator.");
+}
+
+}  // namespace smdp

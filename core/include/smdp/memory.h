@@ -1,0 +1,164 @@
+// How many bytes training takes on every rank of a pipeline, by formula: no framework, no device.
+//
+// Letters: p pipeline, v virtual stages, t tensor, d data, s sequence, b samples of a microbatch, h hidden, a heads.
+// Sources: ZeRO (arXiv 1910.02054), PTD-P (2104.04473), selective recomputation (2205.05198), the documentation of
+// SageMaker's model parallel library, DeepSpeed's cold estimators.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "smdp/export.h"
+
+namespace smdp::memory {
+
+// A run of equal transformer layers.
+struct Layers {
+  std::int64_t count = 0;
+  std::int64_t hidden = 0;
+  std::int64_t heads = 0;
+  std::int64_t key_value_heads = 0;  // fewer than heads: grouped-query attention
+  std::int64_t head_size = 0;
+  std::int64_t ffn = 0;              // inner width of the MLP; of one expert
+  bool is_gated = false;             // SwiGLU and its kin: three matrices instead of two
+  bool has_cross_attention = false;  // a second attention, over what the layers before the first such one yield
+  bool has_query_key_value_bias = false;
+  bool has_output_bias = false;  // of the attention's last matrix
+  bool has_mlp_bias = false;
+  bool has_dropout = false;  // of attention and of both branches
+  std::int64_t norms = 2;
+  std::int64_t norm_width = 2;  // parameters of a norm per hidden: 2 with a bias, 1 without
+  std::int64_t experts = 0;     // 0: no mixture of experts
+  std::int64_t experts_per_token = 0;
+  std::int64_t shared_ffn = 0;  // inner width of a gated expert that every token takes; 0: none
+  std::int64_t extra = 0;       // other parameters, whole on every tensor-parallel rank
+};
+
+// A transformer: embedding, layers, head.
+struct Architecture {
+  std::string name;
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;       // rows of the embedding; 0: none
+  std::int64_t positions = 0;        // rows of a learned position embedding
+  std::int64_t embedding_extra = 0;  // other parameters of the embedding, whole on every tensor-parallel rank
+  bool has_embedding_dropout = false;
+  std::vector<Layers> layers;
+  std::int64_t head_extra = 0;  // other parameters of the head: the last norm, a pooler, a classifier
+  std::int64_t outputs = 0;     // columns of the logits of every token; 0: no language model's head
+  bool is_tied = false;         // the logits' matrix is the embedding; otherwise it is outputs x hidden of its own
+  std::int64_t sequence = 0;    // tokens of every sample where the model fixes them; 0: it does not
+};
+
+// All of an architecture. Throws InvalidArgument.
+SMDP_API double parameters(const Architecture& architecture);
+
+// A piece of a model that has been traced; see the docs page on memory for the file it comes from.
+struct Unit {
+  double parameters = 0;   // elements
+  double activations = 0;  // bytes kept from forward to backward, of one microbatch
+  double cut = 0;          // bytes that cross from it, and from those before it, to those behind it
+};
+
+// Parameters that several units share: counted once on every stage that has one of them.
+struct Tied {
+  double parameters = 0;
+  std::vector<std::size_t> units;
+};
+
+struct Trace {
+  std::vector<Unit> units;  // in execution order
+  std::vector<Tied> tied;
+  std::int64_t microbatch_size = 1;  // samples that were traced
+};
+
+struct Setting {
+  std::int64_t microbatch_size = 1;   // samples that the ranks of one tensor-parallel group work on at a time
+  std::int64_t microbatches = 1;      // of a step
+  std::int64_t sequence = 0;          // tokens of a sample; needed unless the architecture fixes it
+  std::int64_t decoder_sequence = 0;  // of layers with cross-attention; 0: as sequence
+  std::int64_t pipeline = 1;
+  std::int64_t virtual_stages = 1;  // per rank; schedules in V shape have 2
+  std::int64_t tensor = 1;
+  std::int64_t data = 1;                 // ranks that hold the same pipeline stage and tensor slice (rdp)
+  bool sequence_parallel = false;        // what tensor parallelism keeps whole is sharded too; SMP's optimize="memory"
+  std::string schedule = "1f1b";         // see in_flight()
+  std::int64_t active_microbatches = 0;  // of smp_interleaved; 0: pipeline + 2
+  std::string precision = "bf16";        // see state_bytes()
+  std::string sharding = "none";         // see state_bytes()
+  std::int64_t sharding_degree = 0;      // ranks of data that share states; 0: all
+  std::string checkpointing = "none";    // none, each, group_N, contiguous, selective
+  bool flash_attention = false;          // no matrix of scores is kept
+  bool offload_activations = false;  // checkpoints wait in host memory; needs checkpointing other than none, selective
+  std::int64_t activation_loading_horizon = 4;         // microbatches whose checkpoints are fetched ahead
+  bool offload_optimizer = false;                      // masters and moments live in host memory
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;  // of a fusion buffer; two are in use if data > 1
+  std::vector<std::int64_t> stage_sizes;  // layers (of a trace: units) per virtual stage; empty: even, see stages.h
+  std::vector<double> in_flight;          // per rank, e.g. simulated; empty: by the schedule's closed form
+};
+
+// Bytes of one rank of a stage at its peak.
+struct StageMemory {
+  double parameters = 0;
+  double gradients = 0;
+  double optimizer = 0;    // master weights, moments
+  double activations = 0;  // of layers, or their checkpoints, of all microbatches in flight
+  double embedding = 0;    // what the embedding keeps of them
+  double logits = 0;       // with their copies in fp32, as value and as gradient
+  double transients = 0;   // layers that backward rebuilds, received tensors; or the step's copy of gradients, if more
+  double buckets = 0;      // fusion buffers
+  double unsharded = 0;    // parameters gathered for use: the largest layer, and the next one
+  double host = 0;         // in host memory, not in total()
+  double in_flight = 0;    // microbatches, not bytes
+
+  SMDP_API double total() const;
+};
+
+struct Estimate {
+  std::vector<StageMemory> stages;  // one per pipeline rank
+  double peak = 0;                  // the largest total()
+  std::size_t peak_stage = 0;       // where that is
+
+  // Whether the peak is at most `margin` of so many bytes. The margin stands for what no formula knows: the device's
+  // context, fragmentation, workspaces. 454 runs whose estimate stayed below 0.8 all worked (arXiv 2411.06465).
+  SMDP_API bool fits(double device_memory, double margin = 0.8) const;
+};
+
+// Throws InvalidArgument, which names the field, its value and what is allowed.
+SMDP_API Estimate estimate(const Architecture& architecture, const Setting& setting);
+SMDP_API Estimate estimate(const Trace& trace, const Setting& setting);
+
+// Bytes of states per parameter that a rank holds, as sharded.
+struct StateBytes {
+  double parameters = 0;
+  double gradients = 0;
+  double optimizer = 0;
+  double copy = 0;  // of gradients in fp32, for the time of the optimizer's step
+  double sum() const { return parameters + gradients + optimizer; }
+};
+
+// precision: fp32; fp16 or bf16 with 16-bit gradients and fp32 master weights; amp (fp32 weights that are cast on
+// use: AWS's rule of 20 bytes); megatron_bf16 (gradients in fp32); megatron_fp16 (gradients in both). With Adam.
+// sharding: none; zero1 (the optimizer's part: SMP's shard_optimizer_state); zero2 (and gradients); zero3 (and
+// parameters: FSDP, SMP's sharded data parallelism with its degree). Throws InvalidArgument.
+SMDP_API StateBytes state_bytes(const std::string& precision, const std::string& sharding, std::int64_t degree);
+
+// Microbatches whose activations rank `rank` holds at its peak, in units of all its virtual stages; at most
+// `microbatches`. Throws InvalidArgument: an unknown schedule, or one that needs other virtual stages.
+SMDP_API double in_flight(const std::string& schedule, std::int64_t pipeline, std::int64_t rank,
+                          std::int64_t microbatches, std::int64_t virtual_stages, std::int64_t active_microbatches = 0);
+
+// Bytes that one layer keeps of a microbatch. Throws InvalidArgument.
+SMDP_API double layer_activations(const Layers& layer, const Setting& setting);
+
+// What DeepSpeed's estimators of ZeRO-2 and ZeRO-3 print, in bytes per GPU and per host (theirs say GB for GiB).
+// offload: none, optimizer, or all (ZeRO-3: parameters as well). Throws InvalidArgument.
+struct DeepSpeedMemory {
+  double device = 0;
+  double host = 0;
+};
+SMDP_API DeepSpeedMemory deepspeed_memory(std::int64_t stage, double parameters, double largest_layer,
+                                          std::int64_t gpus_per_host, std::int64_t hosts, const std::string& offload);
+
+}  // namespace smdp::memory

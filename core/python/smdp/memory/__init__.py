@@ -1,0 +1,81 @@
+"""How many bytes training takes on every rank, by formula: no framework, no device.
+
+    from smdp import memory
+    model = memory.read_config("config.json")
+    estimate = memory.estimate(model, sequence=512, microbatch_size=8, tensor=4, data=8, sharding="zero1")
+    estimate.fits(40e9)                 # with the default margin of 0.8
+    estimate.stages[0].activations      # bytes, one kind on one pipeline rank
+
+The fields of `Architecture`, `Layers` and `Setting`, and the source of every formula, stand in smdp/memory.h
+and on the docs page "Will it fit?".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smdp._core import Architecture as Architecture
+from smdp._core import Layers as Layers
+from smdp._core import MemoryEstimate as Estimate
+from smdp._core import MemorySetting as Setting
+from smdp._core import StageMemory as StageMemory
+from smdp._core import StateBytes as StateBytes
+from smdp._core import deepspeed_memory as deepspeed_memory
+from smdp._core import estimate_memory, estimate_trace_memory
+from smdp._core import in_flight as in_flight
+from smdp._core import layer_activations as layer_activations
+from smdp._core import parameters as parameters
+from smdp._core import state_bytes as state_bytes
+from smdp.memory.config_file import read_config as read_config
+from smdp.partition.trace import Trace
+
+__all__ = [
+    "KINDS",
+    "Architecture",
+    "Estimate",
+    "Layers",
+    "Setting",
+    "StageMemory",
+    "StateBytes",
+    "deepspeed_memory",
+    "estimate",
+    "in_flight",
+    "layer_activations",
+    "parameters",
+    "read_config",
+    "state_bytes",
+]
+
+# Attributes of StageMemory that add up to its total.
+KINDS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "embedding",
+    "logits",
+    "transients",
+    "buckets",
+    "unsharded",
+)
+
+
+def estimate(model: Architecture | Trace, setting: Setting | None = None, **options: Any) -> Estimate:
+    """Estimate the bytes of every pipeline rank.
+
+    Args:
+        model: What read_config() gave, or a trace.
+        setting: How it is trained.
+        options: Fields of a Setting, instead of `setting`.
+
+    Raises:
+        ValueError: A field is wrong; the message names it, its value and what is allowed.
+        TypeError: There is no such field.
+    """
+    if setting is None:
+        setting = Setting(**options)
+    elif options:
+        raise TypeError(f"[smdp] estimate() takes a setting or its fields, not both: {', '.join(options)}")
+    if isinstance(model, Trace):
+        return estimate_trace_memory(*model.memory_arguments(), setting=setting)
+    return estimate_memory(model, setting)

@@ -1,0 +1,54 @@
+"""config.json of Hugging Face models, as plain data for the memory model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from smdp._core import Architecture
+from smdp._errors import ConfigError
+from smdp.memory.families import FAMILIES
+from smdp.memory.fields import Fields
+
+
+def read_config(source: str | PathLike[str] | Mapping[str, Any]) -> Architecture:
+    """Read the architecture of a model.
+
+    Args:
+        source: A config.json, a folder that holds one, or what is in it. `model_type` says which family it
+            is; `architectures` which class, and so which head (by default the one for pre-training).
+
+    Raises:
+        ConfigError: The file cannot be read, or a field is missing or wrong; the message names the field, its
+            value and what is allowed.
+    """
+    if isinstance(source, Mapping):
+        values, name = source, "config"
+    else:
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        values, name = read_object(path), str(path)
+    fields = Fields(values, name)
+    return FAMILIES[fields.choice("model_type", sorted(FAMILIES))](fields)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ConfigError: There is none, it is no JSON, or no object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"[smdp] cannot read {path}: {error}") from None
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"[smdp] {path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"[smdp] {path} holds a {type(values).__name__}; allowed: a JSON object")
+    return values

@@ -1,0 +1,84 @@
+"""What Llama, Mistral and Qwen have in common: RMS norms, grouped queries, rotary positions, a gated MLP."""
+
+from __future__ import annotations
+
+from smdp._core import Architecture, Layers
+from smdp.memory.families.heads import decoder_head
+from smdp.memory.fields import Fields
+
+
+def gated_layers(
+    fields: Fields,
+    *,
+    count: int,
+    key_value_heads: int | None = None,
+    head_size: int | None = None,
+    ffn: int | None = None,
+    has_query_key_value_bias: bool = False,
+    has_output_bias: bool = False,
+    has_mlp_bias: bool = False,
+    experts: int = 0,
+    experts_per_token: int = 0,
+    shared_ffn: int = 0,
+    extra: int = 0,
+) -> Layers:
+    """Give a run of such layers; what is not said is read.
+
+    Args:
+        fields: The config.json.
+        count: Layers of the run.
+        key_value_heads: Where `num_key_value_heads` is missing; None: as many as heads.
+        head_size: Where `head_dim` is missing; None: hidden size over heads.
+        ffn: Inner width; None: `intermediate_size`.
+        has_query_key_value_bias: Of the attention's first matrices.
+        has_output_bias: Of its last.
+        has_mlp_bias: Of all three matrices.
+        experts: 0: one MLP.
+        experts_per_token: That a token takes.
+        shared_ffn: Inner width of an expert for every token.
+        extra: Further parameters of a layer.
+    """
+    heads = fields.count("num_attention_heads")
+    if head_size is None:
+        head_size = fields.head_size("hidden_size", "num_attention_heads", "head_dim")
+    return Layers(
+        count=count,
+        hidden=fields.count("hidden_size"),
+        heads=heads,
+        key_value_heads=fields.count("num_key_value_heads", key_value_heads or heads),
+        head_size=head_size,
+        ffn=fields.count("intermediate_size") if ffn is None else ffn,
+        is_gated=True,
+        has_query_key_value_bias=has_query_key_value_bias,
+        has_output_bias=has_output_bias,
+        has_mlp_bias=has_mlp_bias,
+        has_dropout=fields.is_above_zero("attention_dropout", default=0),
+        norm_width=1,
+        experts=experts,
+        experts_per_token=experts_per_token,
+        shared_ffn=shared_ffn,
+        extra=extra,
+    )
+
+
+def gated_decoder(fields: Fields, name: str, prefix: str, layers: list[Layers]) -> Architecture:
+    """Give such a model.
+
+    Args:
+        fields: The config.json.
+        name: Its model_type.
+        prefix: Of the family's class names.
+        layers: Its runs.
+    """
+    hidden = fields.count("hidden_size")
+    vocabulary = fields.count("vocab_size")
+    head = decoder_head(fields, prefix, "ForCausalLM", hidden=hidden, vocabulary=vocabulary, is_tied=False)
+    return Architecture(
+        name=name,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        layers=layers,
+        head_extra=hidden + head.extra,
+        outputs=head.outputs,
+        is_tied=head.is_tied,
+    )

@@ -1,0 +1,86 @@
+// Activations of a transformer layer, from the list of tensors that its backward needs (arXiv 2205.05198, section 4.1,
+// whose 34 sbh + 5 as^2b is this list for a GPT with ffn = 4h in 16 bits):
+//
+//   whole over t         every norm's input and output; a byte per dropped-out element of every branch
+//   divided by t         query, key, value, the output matrix' input; the MLP's first output and second input,
+//                        of a gated one both first outputs, the activation and the product
+//   divided, s^2         softmax, and with dropout its mask and what it leaves; with flash attention 4 bytes per row
+//   mixture of experts   the MLP's tensors and each token's input and output once per expert it takes; the router's
+//                        probabilities in fp32
+//
+// Norms that compute in fp32 and keep that copy, and matrices of scores in fp32, are not in the list.
+#include "memory/activations.h"
+
+#include <algorithm>
+
+#include "memory/check.h"
+#include "memory/parameters.h"
+
+namespace smdp::memory {
+namespace {
+
+double source_tokens(const Setting& setting) {
+  return static_cast<double>(setting.microbatch_size) * static_cast<double>(setting.sequence);
+}
+
+double length(const Layers& layer, const Setting& setting) {
+  const bool is_decoder = layer.has_cross_attention && setting.decoder_sequence != 0;
+  return static_cast<double>(is_decoder ? setting.decoder_sequence : setting.sequence);
+}
+
+double width(std::int64_t heads, const Layers& layer) { return static_cast<double>(heads * layer.head_size); }
+
+// Query, key, value and the last matrix' input, on one of t ranks.
+double attention(const Layers& layer, const Setting& setting, double keys_tokens) {
+  const auto t = static_cast<double>(setting.tensor);
+  const double keys = std::max(width(layer.key_value_heads, layer) / t, width(1, layer));
+  return element_bytes(setting) * (2 * tokens(layer, setting) * width(layer.heads, layer) / t + 2 * keys_tokens * keys);
+}
+
+double mlp(const Layers& layer, const Setting& setting) {
+  const double element = element_bytes(setting);
+  const auto t = static_cast<double>(setting.tensor);
+  const double tensors = layer.is_gated ? 4 : 2;
+  const double one = element * tensors * static_cast<double>(layer.ffn) / t;
+  if (layer.experts == 0) return tokens(layer, setting) * one;
+  const double moved = 2 * element * static_cast<double>(layer.hidden) / whole_divisor(setting);
+  const double shared = element * 4 * static_cast<double>(layer.shared_ffn) / t;
+  return tokens(layer, setting) * (static_cast<double>(layer.experts_per_token) * (one + moved) + shared +
+                                   4.0 * static_cast<double>(layer.experts));
+}
+
+}  // namespace
+
+double element_bytes(const Setting& setting) { return setting.precision == "fp32" ? 4 : 2; }
+
+double tokens(const Layers& layer, const Setting& setting) {
+  return static_cast<double>(setting.microbatch_size) * length(layer, setting);
+}
+
+double whole_divisor(const Setting& setting) {
+  return setting.sequence_parallel ? static_cast<double>(setting.tensor) : 1;
+}
+
+double score_activations(const Layers& layer, const Setting& setting) {
+  const double rows = tokens(layer, setting) * static_cast<double>(layer.heads) / static_cast<double>(setting.tensor);
+  const double element = element_bytes(setting);
+  const double columns =
+      length(layer, setting) + (layer.has_cross_attention ? static_cast<double>(setting.sequence) : 0);
+  if (setting.flash_attention) return rows * 4 * (layer.has_cross_attention ? 2 : 1);
+  return rows * columns * (layer.has_dropout ? 2 * element + 1 : element);
+}
+
+double layer_activations(const Layers& layer, const Setting& setting) {
+  check(layer);
+  const double element = element_bytes(setting);
+  const auto hidden = static_cast<double>(layer.hidden);
+  const double branches = layer.has_cross_attention ? 3 : 2;
+  double whole = tokens(layer, setting) * hidden * branches * 2 * element;
+  if (layer.has_dropout) whole += tokens(layer, setting) * hidden * branches;
+  double sum = whole / whole_divisor(setting) + attention(layer, setting, tokens(layer, setting)) +
+               mlp(layer, setting) + score_activations(layer, setting);
+  if (layer.has_cross_attention) sum += attention(layer, setting, source_tokens(setting));
+  return sum;
+}
+
+}  // namespace smdp::memory

@@ -1,0 +1,30 @@
+// Which activations are kept, and which backward rebuilds.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "memory/pieces.h"
+#include "memory/stages.h"
+
+namespace smdp::memory {
+
+struct Checkpointing {
+  std::int64_t group = 0;  // layers per checkpoint; 0: no whole layer is rebuilt
+  bool is_selective = false;
+};
+
+// none, each, group_N, contiguous, selective. Throws InvalidArgument.
+Checkpointing parse_checkpointing(const std::string& name);
+
+struct Kept {
+  double bytes = 0;    // per microbatch in flight
+  double rebuilt = 0;  // once: the largest group, while it runs backward
+};
+
+// A group never reaches over a cut.
+Kept kept(const std::vector<Piece>& pieces, const Span& span, const Checkpointing& checkpointing);
+
+}  // namespace smdp::memory

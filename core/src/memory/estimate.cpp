@@ -1,0 +1,168 @@
+// Everything together, stage by stage.
+#include <algorithm>
+#include <cmath>
+
+#include "memory/activations.h"
+#include "memory/check.h"
+#include "memory/checkpointing.h"
+#include "memory/parameters.h"
+#include "memory/pieces.h"
+#include "memory/schedules.h"
+#include "memory/stages.h"
+#include "smdp/memory.h"
+
+namespace smdp::memory {
+namespace {
+
+void check(const Setting& setting) {
+  check_count("microbatch_size", setting.microbatch_size, 1, 1 << 30);
+  check_count("microbatches", setting.microbatches, 1, 1 << 30);
+  check_count("decoder_sequence", setting.decoder_sequence, 0, 1 << 30);
+  check_count("pipeline", setting.pipeline, 1, 1 << 16);
+  check_count("virtual_stages", setting.virtual_stages, 1, 1 << 16);
+  check_count("tensor", setting.tensor, 1, 1 << 20);
+  check_count("data", setting.data, 1, 1 << 24);
+  check_count("sharding_degree", setting.sharding_degree, 0, setting.data);
+  check_count("activation_loading_horizon", setting.activation_loading_horizon, 0, 1 << 30);
+  check_count("bucket_bytes", setting.bucket_bytes, 0);
+  if (setting.sharding_degree != 0 && setting.data % setting.sharding_degree != 0) {
+    refuse("sharding_degree", std::to_string(setting.sharding_degree),
+           "a divisor of data = " + std::to_string(setting.data));
+  }
+  if (!setting.in_flight.empty() && static_cast<std::int64_t>(setting.in_flight.size()) != setting.pipeline) {
+    refuse("in_flight", std::to_string(setting.in_flight.size()) + " numbers",
+           "one for each of the " + std::to_string(setting.pipeline) + " pipeline ranks, or none");
+  }
+  for (const double count : setting.in_flight) check_amount("in_flight", count, 1e9);
+  const Checkpointing checkpointing = parse_checkpointing(setting.checkpointing);
+  if (setting.offload_activations && checkpointing.group == 0) {
+    refuse("offload_activations", "true",
+           "false, with checkpointing " + setting.checkpointing +
+               ": only inputs of "
+               "checkpointed layers are offloaded");
+  }
+}
+
+// Each shared tensor once, however many of the rank's pieces use it.
+double parameters_of(const Pieces& pieces, const std::vector<Span>& spans) {
+  double sum = 0;
+  for (const Span& span : spans) {
+    for (std::size_t i = span.begin; i < span.end; ++i) sum += pieces.list[i].parameters;
+  }
+  for (const Tied& group : pieces.tied) {
+    double members = 0;
+    for (const std::size_t unit : group.units) {
+      for (const Span& span : spans) members += unit >= span.begin && unit < span.end ? 1 : 0;
+    }
+    sum -= std::max(0.0, members - 1) * group.parameters;
+  }
+  return sum;
+}
+
+StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, const Setting& setting, double in_flight,
+                         const StateBytes& states) {
+  const Checkpointing checkpointing = parse_checkpointing(setting.checkpointing);
+  StageMemory stage;
+  stage.in_flight = in_flight;
+  const double local = parameters_of(pieces, spans);
+  stage.parameters = states.parameters * local;
+  stage.gradients = states.gradients * local;
+  stage.optimizer = states.optimizer * local;
+
+  double of_one = 0;
+  double backward = 0;
+  double received = 0;
+  double largest = 0;
+  for (const Span& span : spans) {
+    const Kept layers = kept(pieces.list, span, checkpointing);
+    of_one += layers.bytes;
+    backward = std::max(backward, layers.rebuilt);
+    for (std::size_t i = span.begin; i < span.end; ++i) {
+      const Piece& piece = pieces.list[i];
+      stage.embedding += piece.embedding * in_flight;
+      const double waiting = runs_all_forwards_first(setting.schedule) ? in_flight : 1;
+      stage.logits += piece.logits * waiting + piece.logits_extra;
+      received = std::max(received, piece.input);
+      if (piece.is_layer) largest = std::max(largest, piece.parameters);
+    }
+  }
+  double resident = in_flight;
+  if (setting.offload_activations) {
+    resident = std::min(in_flight, static_cast<double>(setting.activation_loading_horizon) + 1);
+    stage.host += (in_flight - resident) * of_one;
+  }
+  stage.activations = of_one * resident;
+  // The next microbatch's activation and the current one's gradient.
+  if (setting.pipeline > 1) backward += 2 * received;
+  // When the optimizer runs, all activations are gone.
+  const double freed = stage.activations + stage.embedding + stage.logits;
+  stage.transients = std::max(backward, states.copy * local - freed);
+
+  if (setting.offload_optimizer) {
+    stage.host += stage.optimizer;
+    stage.optimizer = 0;
+  }
+  if (setting.data > 1) stage.buckets = std::min(2.0 * static_cast<double>(setting.bucket_bytes), stage.gradients);
+  if (setting.sharding == "zero3" && setting.data > 1) {
+    const StateBytes whole = state_bytes(setting.precision, "none", 1);
+    stage.unsharded = std::min(2 * largest, local) * whole.parameters;
+  }
+  return stage;
+}
+
+Estimate estimate_pieces(const Pieces& pieces, const Setting& setting) {
+  const std::int64_t degree = setting.sharding_degree == 0 ? setting.data : setting.sharding_degree;
+  const StateBytes states = state_bytes(setting.precision, setting.sharding, degree);
+  const std::vector<std::vector<Span>> spans = spans_of(pieces, setting);
+  Estimate result;
+  for (std::int64_t rank = 0; rank < setting.pipeline; ++rank) {
+    // Asked in any case: it knows the schedules.
+    const double closed = in_flight(setting.schedule, setting.pipeline, rank, setting.microbatches,
+                                    setting.virtual_stages, setting.active_microbatches);
+    const auto at = static_cast<std::size_t>(rank);
+    const double count = setting.in_flight.empty() ? closed : setting.in_flight[at];
+    result.stages.push_back(stage_memory(pieces, spans[at], setting, count, states));
+    if (result.stages.back().total() > result.peak) {
+      result.peak = result.stages.back().total();
+      result.peak_stage = at;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+double StageMemory::total() const {
+  return parameters + gradients + optimizer + activations + embedding + logits + transients + buckets + unsharded;
+}
+
+bool Estimate::fits(double device_memory, double margin) const {
+  check_amount("device_memory", device_memory);
+  check_amount("margin", margin, 1);
+  return peak <= margin * device_memory;
+}
+
+Estimate estimate(const Architecture& architecture, const Setting& setting) {
+  check(architecture);
+  check(setting);
+  Setting known = setting;
+  if (architecture.sequence != 0) {
+    if (setting.sequence != 0 && setting.sequence != architecture.sequence) {
+      refuse("sequence", std::to_string(setting.sequence),
+             std::to_string(architecture.sequence) + ", which the model fixes, or 0");
+    }
+    known.sequence = architecture.sequence;
+  }
+  check_count("sequence", known.sequence, 1, 1 << 30);
+  return estimate_pieces(pieces_of(architecture, known), known);
+}
+
+Estimate estimate(const Trace& trace, const Setting& setting) {
+  check(setting);
+  if (setting.checkpointing == "selective") {
+    refuse("checkpointing", "'selective'", "none, each, group_N, contiguous, with a trace: it knows no scores");
+  }
+  return estimate_pieces(pieces_of(trace, setting), setting);
+}
+
+}  // namespace smdp::memory
