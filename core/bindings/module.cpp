@@ -13,5 +13,6 @@ NB_MODULE(_core, m) {
   smdp::bind_observability(m);
   smdp::bind_simulation(m);
   smdp::bind_memory(m);
+  smdp::bind_sharding(m);
   smdp::bind_info(m);
 }

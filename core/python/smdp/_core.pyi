@@ -504,6 +504,117 @@ def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, vir
 def deepspeed_memory(stage: int, *, parameters: float, largest_layer: float, gpus_per_host: int, hosts: int = 1, offload: str = 'none') -> tuple[float, float]:
     """Bytes per GPU and per host, by DeepSpeed's estimator."""
 
+class ShardedParameter:
+    """
+    A tensor seen as [outer, length, inner]; smdp/sharding.h tells its fields.
+    """
+
+    def __init__(self, *, outer: int = 1, length: int, inner: int = 1, element_size: int = 4, is_split: bool = False) -> None: ...
+
+    @property
+    def outer(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def inner(self) -> int: ...
+
+    @property
+    def element_size(self) -> int: ...
+
+    @property
+    def is_split(self) -> bool: ...
+
+class Piece:
+    """
+    Bytes [begin, end) of a parameter, and where in its owner's shard they begin.
+    """
+
+    @property
+    def parameter(self) -> int: ...
+
+    @property
+    def begin(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+class Owner:
+    """A piece of a parameter, and the rank that owns it."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def piece(self) -> Piece: ...
+
+class Move:
+    """Bytes that go from one rank's shard to another's, or stay."""
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def source_offset(self) -> int: ...
+
+    @property
+    def target(self) -> int: ...
+
+    @property
+    def target_offset(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+class ParameterShards:
+    """Equal shards of a list of parameters that lie one after the other."""
+
+    def __init__(self, parameters: Sequence[ShardedParameter], ranks: int) -> None: ...
+
+    def bytes(self, rank: int) -> int: ...
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """What a rank owns, in the order of its shard."""
+
+    def owners(self, parameter: int) -> list[Owner]:
+        """Who owns a parameter, in its order."""
+
+class ShardingLayout:
+    """smdp/sharding.h tells its fields."""
+
+    def __init__(self, *, pipeline: int, tensor: int, data: int, stages: Sequence[Sequence[int]], ranks: Sequence[int] = []) -> None: ...
+
+    @property
+    def pipeline(self) -> int: ...
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def data(self) -> int: ...
+
+    @property
+    def stages(self) -> list[list[int]]: ...
+
+    @property
+    def ranks(self) -> list[int]: ...
+
+def holdings(parameters: Sequence[ShardedParameter], layout: ShardingLayout, rank: int) -> list[Piece]:
+    """
+    Pieces of whole parameters that a rank holds, in the order of its shard.
+    """
+
+def shard_bytes(parameters: Sequence[ShardedParameter], layout: ShardingLayout, rank: int) -> int: ...
+
+def reshard(parameters: Sequence[ShardedParameter], source: ShardingLayout, target: ShardingLayout) -> list[Move]:
+    """
+    What the ranks of `target` need from those of `source`, each byte once.
+    """
+
 def kernel_name() -> str: ...
 
 def kernels() -> list[str]: ...

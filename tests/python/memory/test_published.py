@@ -87,8 +87,8 @@ def test_deepspeeds_rows(stage: int, offload: str, device: float, host: float | 
         assert found[1] / GIB == pytest.approx(host, abs=0.0051)
 
 
-# Selective recomputation (arXiv 2205.05198): heads, hidden, layers, t, p, b, v; GiB of the first stage's layers with
-# TP, TP + SP, TP + selective, all three, and with TP and every layer rebuilt. s 2048.
+# Selective recomputation (arXiv 2205.05198): heads, hidden, layers, t, p, b, v; GiB of a first stage's layers
+# with TP, TP + SP, TP + selective, all three, and with TP and every layer rebuilt. s 2048.
 KORTHIKANTI = {
     "22B": ((64, 6144, 48, 8, 1, 4, 1), (59.25, 39.56, 29.25, 9.56, 4.50)),
     "175B": ((96, 12288, 96, 8, 8, 1, 3), (66.84, 41.41, 37.78, 12.35, 5.81)),

@@ -1,7 +1,7 @@
-"""Amazon's three reference configurations of its model parallel library fit in 40 GB, and not without its features.
+"""Amazon's reference configurations of its model parallel library fit in 40 GB, and not without its features.
 
-AWS prints sizes, hosts and batches, but no shapes: those are the notebooks' and the nearest common ones. The totals
-in GiB follow from the recipe 4P' + 12P'/RDP, 2u n k/t + one layer, 10 sbV/t, worked out by hand.
+AWS prints sizes, hosts and batches, but no shapes: those are the notebooks' and the nearest common ones. The
+totals in GiB follow from the recipe 4P' + 12P'/RDP, 2u n k/t + one layer, 10 sbV/t, worked out by hand.
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ class Fields:
         """Give height and width: two numbers, or one for both."""
         value = self._values.get(name)
         match value if isinstance(value, list) else [value, value]:
-            case [int() as height, int() as width] if (
-                1 <= min(height, width) and max(height, width) <= _LARGEST
-            ):
-                return height, width
+            case [int() as height, int() as width]:
+                is_fine = not isinstance(value, bool) and all(1 <= one <= _LARGEST for one in (height, width))
+                if is_fine:
+                    return height, width
         raise self.refuse(name, "an integer from 1, or a list of two")
 
     def counts(self, name: str) -> list[int]:

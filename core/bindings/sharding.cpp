@@ -1,0 +1,75 @@
+#include "smdp/sharding.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace smdp {
+
+using namespace sharding;
+
+void bind_sharding(nb::module_& m) {
+  nb::class_<Parameter>(m, "ShardedParameter",
+                        "A tensor seen as [outer, length, inner]; smdp/sharding.h tells its fields.")
+      .def(
+          "__init__",
+          [](Parameter* self, std::int64_t outer, std::int64_t length, std::int64_t inner, std::int64_t element_size,
+             bool is_split) { new (self) Parameter{outer, length, inner, element_size, is_split}; },
+          nb::kw_only(), nb::arg("outer") = 1, nb::arg("length"), nb::arg("inner") = 1, nb::arg("element_size") = 4,
+          nb::arg("is_split") = false)
+      .def_ro("outer", &Parameter::outer)
+      .def_ro("length", &Parameter::length)
+      .def_ro("inner", &Parameter::inner)
+      .def_ro("element_size", &Parameter::element_size)
+      .def_ro("is_split", &Parameter::is_split);
+  nb::class_<Piece>(m, "Piece", "Bytes [begin, end) of a parameter, and where in its owner's shard they begin.")
+      .def_ro("parameter", &Piece::parameter)
+      .def_ro("begin", &Piece::begin)
+      .def_ro("end", &Piece::end)
+      .def_ro("offset", &Piece::offset);
+  nb::class_<Owner>(m, "Owner", "A piece of a parameter, and the rank that owns it.")
+      .def_ro("rank", &Owner::rank)
+      .def_ro("piece", &Owner::piece);
+  nb::class_<Move>(m, "Move", "Bytes that go from one rank's shard to another's, or stay.")
+      .def_ro("source", &Move::source)
+      .def_ro("source_offset", &Move::source_offset)
+      .def_ro("target", &Move::target)
+      .def_ro("target_offset", &Move::target_offset)
+      .def_ro("bytes", &Move::bytes);
+  nb::class_<ParameterShards>(m, "ParameterShards",
+                              "Equal shards of a list of parameters that lie one after the other.")
+      .def(nb::init<std::vector<Parameter>, std::int64_t>(), nb::arg("parameters"), nb::arg("ranks"))
+      .def("bytes", nb::overload_cast<std::int64_t>(&ParameterShards::bytes, nb::const_), nb::arg("rank"))
+      .def("pieces", &ParameterShards::pieces, nb::arg("rank"), "What a rank owns, in the order of its shard.")
+      .def("owners", &ParameterShards::owners, nb::arg("parameter"), "Who owns a parameter, in its order.");
+  nb::class_<Layout>(m, "ShardingLayout", "smdp/sharding.h tells its fields.")
+      .def(
+          "__init__",
+          [](Layout* self, std::int64_t pipeline, std::int64_t tensor, std::int64_t data,
+             std::vector<std::vector<std::int64_t>> stages, std::vector<std::int64_t> ranks) {
+            new (self) Layout{pipeline, tensor, data, std::move(stages), std::move(ranks)};
+          },
+          nb::kw_only(), nb::arg("pipeline"), nb::arg("tensor"), nb::arg("data"), nb::arg("stages"),
+          nb::arg("ranks") = std::vector<std::int64_t>{})
+      .def_ro("pipeline", &Layout::pipeline)
+      .def_ro("tensor", &Layout::tensor)
+      .def_ro("data", &Layout::data)
+      .def_ro("stages", &Layout::stages)
+      .def_ro("ranks", &Layout::ranks);
+  m.def("holdings", &holdings, nb::arg("parameters"), nb::arg("layout"), nb::arg("rank"),
+        "Pieces of whole parameters that a rank holds, in the order of its shard.");
+  m.def("shard_bytes", &shard_bytes, nb::arg("parameters"), nb::arg("layout"), nb::arg("rank"));
+  m.def("reshard", &reshard, nb::arg("parameters"), nb::arg("source"), nb::arg("target"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "What the ranks of `target` need from those of `source`, each byte once.");
+}
+
+}  // namespace smdp

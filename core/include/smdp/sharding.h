@@ -1,0 +1,90 @@
+// Who holds which bytes of a model's parameters or optimizer state: equal shards of a list, and what to send where when
+// the layout changes. Pure functions; nothing is allocated or sent.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "smdp/export.h"
+
+namespace smdp::sharding {
+
+// A tensor in row-major order, seen as [outer, length, inner].
+struct Parameter {
+  std::int64_t outer = 1;
+  std::int64_t length = 0;  // of the dimension that tensor parallelism divides, in blocks of ceil(length / tensor)
+  std::int64_t inner = 1;
+  std::int64_t element_size = 4;  // bytes: 1, 2, 4, ... 64
+  bool is_split = false;          // false: every tensor-parallel rank holds all of it
+};
+
+// Bytes [begin, end) of a parameter, and where in its owner's shard they begin.
+struct Piece {
+  std::size_t parameter = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t offset = 0;
+};
+
+// A piece of one parameter, and who owns it.
+struct Owner {
+  std::int64_t rank = 0;
+  Piece piece;
+};
+
+// Shards of a list of parameters that lie one after the other, each aligned to its element. A shard begins at a
+// multiple of 64 bytes, so that no element is cut, and no two differ by more than 64 bytes. is_split has no meaning
+// here.
+class SMDP_API ParameterShards {
+ public:
+  // Throws InvalidArgument.
+  ParameterShards(std::vector<Parameter> parameters, std::int64_t ranks);
+
+  std::int64_t bytes() const { return begins_.back(); }  // of all shards, alignment included
+  std::int64_t bytes(std::int64_t rank) const;
+  std::vector<Piece> pieces(std::int64_t rank) const;      // in the order of the shard
+  std::vector<Owner> owners(std::size_t parameter) const;  // in the order of the parameter
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+
+ private:
+  struct Bounds {
+    std::int64_t begin;
+    std::int64_t end;
+  };
+  Bounds bounds(std::int64_t rank) const;
+
+  std::vector<Parameter> parameters_;
+  std::vector<std::int64_t> begins_;  // of each parameter; then the end of all
+  std::int64_t ranks_;
+};
+
+// Rank (stage p, tensor slice t, data d) is ranks[(p * tensor + t) * data + d]; without `ranks` it is that index.
+struct Layout {
+  std::int64_t pipeline = 1;
+  std::int64_t tensor = 1;
+  std::int64_t data = 1;                          // ranks that share a stage's slice in equal shards
+  std::vector<std::vector<std::int64_t>> stages;  // of each parameter: those that hold it, several if it is tied
+  std::vector<std::int64_t> ranks;
+};
+
+// What a rank holds: pieces of whole parameters, in the order of its shard. Throws InvalidArgument.
+SMDP_API std::vector<Piece> holdings(const std::vector<Parameter>& parameters, const Layout& layout, std::int64_t rank);
+
+// Bytes of a rank's shard.
+SMDP_API std::int64_t shard_bytes(const std::vector<Parameter>& parameters, const Layout& layout, std::int64_t rank);
+
+struct Move {
+  std::int64_t source = 0;         // rank
+  std::int64_t source_offset = 0;  // in its shard
+  std::int64_t target = 0;
+  std::int64_t target_offset = 0;
+  std::int64_t bytes = 0;
+};
+
+// Everything that the ranks of `target` need, each byte once, sorted by target and target offset. Of several copies a
+// rank takes its own, else they take turns. Throws InvalidArgument.
+SMDP_API std::vector<Move> reshard(const std::vector<Parameter>& parameters, const Layout& source,
+                                   const Layout& target);
+
+}  // namespace smdp::sharding

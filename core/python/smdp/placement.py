@@ -1,0 +1,166 @@
+"""Where pipeline, tensor and data parallelism lie on the ranks of a job, and the groups that follow.
+
+As in SageMaker's model parallel library: a strategy is a permutation of D, P and T, and the right-most letter
+varies fastest over ranks. "cluster" is DPT, "spread" is TPD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Literal, NamedTuple, TypeAlias
+
+STRATEGIES = ("cluster", "spread", *("".join(letters) for letters in permutations("DPT")))
+
+Kind: TypeAlias = Literal["pp", "tp", "rdp", "dp", "mp"]
+
+# The coordinates that all ranks of a group have in common.
+_SHARED: dict[str, tuple[str, ...]] = {
+    "pp": ("rdp", "tp"),
+    "tp": ("rdp", "pp"),
+    "rdp": ("pp", "tp"),
+    "dp": ("pp",),
+    "mp": ("rdp",),
+}
+_LETTERS = {"D": "rdp", "P": "pp", "T": "tp"}
+
+
+class Coordinates(NamedTuple):
+    """A rank's place along each axis."""
+
+    pp: int
+    tp: int
+    rdp: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How `pipeline` x `tensor` x `data` ranks are laid out.
+
+    Attributes:
+        pipeline: Ranks that hold different stages of one model (pp).
+        tensor: Ranks that hold different slices of one stage (tp).
+        data: Ranks that hold the same stage and slice (rdp).
+        strategy: "cluster", "spread", or a permutation of D, P, T.
+
+    Raises:
+        ValueError: A size is no integer from 1, or the strategy is none.
+    """
+
+    pipeline: int = 1
+    tensor: int = 1
+    data: int = 1
+    strategy: str = "cluster"
+
+    def __post_init__(self) -> None:
+        for name in ("pipeline", "tensor", "data"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"[smdp] {name} = {value!r} is not valid; allowed: an integer from 1")
+        if self.strategy not in STRATEGIES:
+            allowed = ", ".join(STRATEGIES)
+            raise ValueError(
+                f"[smdp] placement_strategy = {self.strategy!r} is not valid; allowed: {allowed}"
+            )
+
+    @classmethod
+    def of_world(
+        cls, world_size: int, *, pipeline: int = 1, tensor: int = 1, strategy: str = "cluster"
+    ) -> Placement:
+        """Give the placement whose `data` fills the world.
+
+        Raises:
+            ValueError: pipeline x tensor does not divide the world size.
+        """
+        one = cls(pipeline, tensor, 1, strategy)
+        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+            raise ValueError(f"[smdp] world_size = {world_size!r} is not valid; allowed: an integer from 1")
+        if world_size % one.size != 0:
+            raise ValueError(
+                f"[smdp] world_size = {world_size} is not valid; allowed: a multiple of"
+                f" pipeline x tensor = {pipeline} x {tensor} = {one.size}"
+            )
+        return cls(pipeline, tensor, world_size // one.size, strategy)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.pipeline * self.tensor * self.data
+
+    def rank(self, *, pp: int, tp: int, rdp: int) -> int:
+        """Give the rank at a place.
+
+        Raises:
+            ValueError: There is no such place.
+        """
+        place = Coordinates(pp, tp, rdp)._asdict()
+        rank = 0
+        for name, size in self._axes():
+            if not 0 <= place[name] < size:
+                raise ValueError(f"[smdp] {name} = {place[name]} is not valid; allowed: 0 to {size - 1}")
+            rank = rank * size + place[name]
+        return rank
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Give a rank's place.
+
+        Raises:
+            ValueError: There is no such rank.
+        """
+        if not 0 <= rank < self.size:
+            raise ValueError(f"[smdp] rank = {rank} is not valid; allowed: 0 to {self.size - 1}")
+        place = {}
+        for name, size in reversed(self._axes()):
+            rank, place[name] = divmod(rank, size)
+        return Coordinates(**place)
+
+    def group(self, kind: Kind, rank: int) -> tuple[int, ...]:
+        """Give the ranks, ascending, of the group that a rank is in.
+
+        Args:
+            kind: "pp": the same data and slice; "tp": the same data and stage; "rdp": the same stage and
+                slice; "dp": the same stage; "mp": the same data.
+            rank: In the world.
+
+        Raises:
+            ValueError: There is no such kind or rank.
+        """
+        if kind not in _SHARED:
+            raise _unknown(kind)
+        own = self.coordinates(rank)._asdict()
+        sizes = dict(self._axes())
+        choices = {
+            name: (own[name],) if name in _SHARED[kind] else range(size) for name, size in sizes.items()
+        }
+        return tuple(
+            sorted(
+                self.rank(pp=pp, tp=tp, rdp=rdp)
+                for pp in choices["pp"]
+                for tp in choices["tp"]
+                for rdp in choices["rdp"]
+            )
+        )
+
+    def groups(self, kind: Kind) -> list[tuple[int, ...]]:
+        """Give all groups of a kind, by their first rank; each rank is in one."""
+        if kind not in _SHARED:
+            raise _unknown(kind)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.size):
+            place = self.coordinates(rank)._asdict()
+            groups.setdefault(tuple(place[name] for name in _SHARED[kind]), []).append(rank)
+        return [tuple(members) for members in groups.values()]
+
+    def group_rank(self, kind: Kind, rank: int) -> int:
+        """Give a rank's place in its group."""
+        return self.group(kind, rank).index(rank)
+
+    def _axes(self) -> list[tuple[str, int]]:
+        """Give names and sizes, the slowest first."""
+        order = {"cluster": "DPT", "spread": "TPD"}.get(self.strategy, self.strategy)
+        sizes = {"pp": self.pipeline, "tp": self.tensor, "rdp": self.data}
+        return [(_LETTERS[letter], sizes[_LETTERS[letter]]) for letter in order]
+
+
+def _unknown(kind: str) -> ValueError:
+    return ValueError(f"[smdp] group {kind!r} is not valid; allowed: {', '.join(_SHARED)}")

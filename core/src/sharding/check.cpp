@@ -1,0 +1,85 @@
+#include "sharding/check.h"
+
+#include <algorithm>
+
+namespace smdp::sharding {
+namespace {
+
+// Rows of split parameters are pieces of their own; a plan of more would not fit in memory.
+constexpr double kMostPieces = 1 << 26;
+
+}  // namespace
+
+void check(const std::vector<Parameter>& parameters) {
+  for (const Parameter& parameter : parameters) {
+    check_range("outer", parameter.outer, 0, kMostBytes);
+    check_range("length", parameter.length, 0, kMostBytes);
+    check_range("inner", parameter.inner, 0, kMostBytes);
+    check_range("element_size", parameter.element_size, 1, 64);
+    if ((parameter.element_size & (parameter.element_size - 1)) != 0) {
+      throw InvalidArgument("[smdp] element_size = " + std::to_string(parameter.element_size) +
+                            " is not valid; allowed: 1, 2, 4, 8, 16, 32, 64");
+    }
+    const double bytes = static_cast<double>(parameter.outer) * static_cast<double>(parameter.length) *
+                         static_cast<double>(parameter.inner) * static_cast<double>(parameter.element_size);
+    // The product of any two must fit as well, where the third is 0.
+    const double pairs = std::max({1.0 * static_cast<double>(parameter.outer) * static_cast<double>(parameter.length),
+                                   static_cast<double>(parameter.length) * static_cast<double>(parameter.inner)});
+    if (std::max(bytes, pairs) * 64 > static_cast<double>(kMostBytes)) {
+      throw InvalidArgument("[smdp] a parameter of " + std::to_string(parameter.outer) + " x " +
+                            std::to_string(parameter.length) + " x " + std::to_string(parameter.inner) +
+                            " elements is not valid; allowed: at most 2^54 bytes");
+    }
+  }
+}
+
+void check(const std::vector<Parameter>& parameters, const Layout& layout) {
+  check(parameters);
+  check_range("pipeline", layout.pipeline, 1, kMostRanks);
+  check_range("tensor", layout.tensor, 1, kMostRanks);
+  check_range("data", layout.data, 1, kMostRanks);
+  const double size =
+      static_cast<double>(layout.pipeline) * static_cast<double>(layout.tensor) * static_cast<double>(layout.data);
+  if (size > static_cast<double>(kMostRanks)) {
+    throw InvalidArgument("[smdp] pipeline x tensor x data = " + std::to_string(layout.pipeline) + " x " +
+                          std::to_string(layout.tensor) + " x " + std::to_string(layout.data) +
+                          " is not valid; allowed: at most " + std::to_string(kMostRanks) + " ranks");
+  }
+  if (layout.stages.size() != parameters.size()) {
+    throw InvalidArgument("[smdp] a layout with stages of " + std::to_string(layout.stages.size()) +
+                          " parameters is not valid; allowed: of all " + std::to_string(parameters.size()));
+  }
+  double pieces = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const std::vector<std::int64_t>& stages = layout.stages[i];
+    if (stages.empty()) throw InvalidArgument("[smdp] parameter " + std::to_string(i) + " is on no stage.");
+    for (const std::int64_t stage : stages) check_range("stage", stage, 0, layout.pipeline - 1);
+    for (std::size_t j = 1; j < stages.size(); ++j) {
+      if (stages[j] <= stages[j - 1]) {
+        throw InvalidArgument("[smdp] the stages of parameter " + std::to_string(i) + " must ascend: " +
+                              std::to_string(stages[j]) + " comes behind " + std::to_string(stages[j - 1]));
+      }
+    }
+    if (parameters[i].is_split && layout.tensor > 1) {
+      pieces += static_cast<double>(parameters[i].outer) * static_cast<double>(layout.tensor) *
+                static_cast<double>(stages.size());
+    }
+  }
+  if (pieces > kMostPieces) {
+    throw InvalidArgument("[smdp] tensor parallelism cuts these parameters into " + std::to_string(pieces) +
+                          " pieces; allowed: at most 2^26. Plan fewer parameters at a time.");
+  }
+  if (layout.ranks.empty()) return;
+  std::vector<std::int64_t> sorted = layout.ranks;
+  std::sort(sorted.begin(), sorted.end());
+  bool is_permutation = static_cast<double>(sorted.size()) == size;
+  for (std::size_t i = 0; i < sorted.size() && is_permutation; ++i) {
+    is_permutation = sorted[i] == static_cast<std::int64_t>(i);
+  }
+  if (!is_permutation) {
+    throw InvalidArgument("[smdp] a layout's ranks must be a permutation of 0 to " +
+                          std::to_string(static_cast<std::int64_t>(size) - 1));
+  }
+}
+
+}  // namespace smdp::sharding

@@ -1,0 +1,123 @@
+"""Shards and plans through Python, on arrays: what a checkpoint would do."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from smdp import sharding
+from smdp.placement import STRATEGIES, Placement
+
+Array = np.ndarray
+
+
+def shards_of(
+    arrays: list[Array], parameters: list[sharding.ShardedParameter], layout: sharding.ShardingLayout
+) -> list[Array]:
+    """Give every rank's shard."""
+    ranks = layout.pipeline * layout.tensor * layout.data
+    shards = []
+    for rank in range(ranks):
+        shard = np.zeros(sharding.shard_bytes(parameters, layout, rank), np.uint8)
+        for piece in sharding.holdings(parameters, layout, rank):
+            source = arrays[piece.parameter].reshape(-1).view(np.uint8)[piece.begin : piece.end]
+            shard[piece.offset : piece.offset + len(source)] = source
+        shards.append(shard)
+    return shards
+
+
+def test_checkpoint_moves_between_layouts() -> None:
+    rng = random.Random(1)
+    shapes = [((12, 8), 0, 3), ((8, 12), 1, 1), ((8,), None, 1), ((50, 8), 0, 1), ((7,), 0, 1)]
+    arrays = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1 for shape, _, _ in shapes]
+    parameters = [
+        sharding.parameter(shape, split=split, sections=sections) for shape, split, sections in shapes
+    ]
+
+    def some_layout() -> sharding.ShardingLayout:
+        pipeline = rng.choice([1, 2, 4])
+        placement = Placement(pipeline, rng.choice([1, 2, 3]), rng.choice([1, 2, 5]), rng.choice(STRATEGIES))
+        return sharding.layout(placement, [rng.randrange(pipeline) for _ in shapes])
+
+    for _ in range(100):
+        source, target = some_layout(), some_layout()
+        before, expected = shards_of(arrays, parameters, source), shards_of(arrays, parameters, target)
+        after = [np.zeros_like(shard) for shard in expected]
+        written = 0
+        for move in sharding.reshard(parameters, source, target):
+            data = before[move.source][move.source_offset : move.source_offset + move.bytes]
+            assert len(data) == move.bytes
+            after[move.target][move.target_offset : move.target_offset + move.bytes] += data
+            written += move.bytes
+        for got, wanted in zip(after, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        whole = target.tensor
+        once = [
+            array.nbytes * (whole if split is None else 1)
+            for array, (_, split, _) in zip(arrays, shapes, strict=True)
+        ]
+        assert written == sum(once)
+
+
+def test_tensor_slices_are_those_of_chunk() -> None:
+    array = np.arange(5 * 6, dtype=np.float32).reshape(5, 6)
+    columns = [sharding.parameter((5, 6), split=1)]
+    rows = [sharding.parameter((5, 6), split=0)]
+    layout = sharding.layout(Placement(tensor=4), [0])
+    shards = shards_of([array], columns, layout)
+    assert [shard.nbytes for shard in shards] == [5 * 2 * 4, 5 * 2 * 4, 5 * 2 * 4, 0]
+    np.testing.assert_array_equal(shards[1].view(np.float32).reshape(5, 2), array[:, 2:4])
+    np.testing.assert_array_equal(
+        shards_of([array], rows, layout)[2].view(np.float32).reshape(1, 6), array[4:]
+    )
+
+
+def test_sections_are_divided_each_for_itself() -> None:
+    heads = np.arange(12, dtype=np.float32)
+    fused = [sharding.parameter((12,), split=0, sections=3)]
+    shards = shards_of([heads], fused, sharding.layout(Placement(tensor=2), [0]))
+    assert shards[0].view(np.float32).tolist() == [0, 1, 4, 5, 8, 9]
+
+
+def test_optimizer_shards() -> None:
+    parameters = [
+        sharding.parameter((1000, 7)),
+        sharding.parameter((13,)),
+        sharding.parameter((64,), element_size=2),
+    ]
+    shards = sharding.ParameterShards(parameters, 3)
+    sizes = [shards.bytes(rank) for rank in range(3)]
+    assert sum(sizes) == 28000 + 52 + 128 and max(sizes) - min(sizes) <= 64
+    assert [owner.rank for owner in shards.owners(0)] == [0, 1, 2]
+    assert [owner.rank for owner in shards.owners(1)] == [2]
+    assert shards.pieces(2)[-1].end == 128
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sharding.parameter((4, 4), split=2), "split = 2 is not valid"),
+        (
+            lambda: sharding.parameter((4, 4), split=0, sections=3),
+            "sections = 3 is not valid; allowed: a divisor of 4",
+        ),
+        (lambda: sharding.ParameterShards([sharding.parameter((4,), element_size=3)], 2), "element_size = 3"),
+        (lambda: sharding.ParameterShards([sharding.parameter((-4,))], 2), "length = -4"),
+        (lambda: sharding.ParameterShards([], 0), "ranks = 0 is not valid; allowed: 1 to 1048576"),
+        (lambda: sharding.ParameterShards([], 2).pieces(2), "rank = 2 is not valid; allowed: 0 to 1"),
+        (
+            lambda: sharding.reshard(
+                [sharding.parameter((4,))],
+                sharding.layout(Placement(2), [2]),
+                sharding.layout(Placement(), [0]),
+            ),
+            "stage = 2 is not valid; allowed: 0 to 1",
+        ),
+    ],
+)
+def test_wrong_arguments(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^\[smdp\] ") as caught:
+        make()  # type: ignore[operator]
+    assert message in str(caught.value)
