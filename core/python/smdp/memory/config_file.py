@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smdp._core import Architecture
+from smdp._core import Architecture, parameters
 from smdp._errors import ConfigError
 from smdp.memory.families import FAMILIES
 from smdp.memory.fields import Fields
@@ -32,7 +32,12 @@ def read_config(source: str | PathLike[str] | Mapping[str, Any]) -> Architecture
         path = path / "config.json" if path.is_dir() else path
         values, name = read_object(path), str(path)
     fields = Fields(values, name)
-    return FAMILIES[fields.choice("model_type", sorted(FAMILIES))](fields)
+    architecture = FAMILIES[fields.choice("model_type", sorted(FAMILIES))](fields)
+    try:
+        parameters(architecture)  # checks sizes that no field is wrong about alone
+    except ValueError as error:
+        raise ConfigError(f"{error} (in {name})") from None
+    return architecture
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -29,22 +29,24 @@ class Fields:
             return ConfigError(f"[smdp] {self._source} lacks the field {name}; allowed: {allowed}")
         return config.invalid(f"[smdp] {self._source}: {name}", self._values[name], allowed)
 
-    def count(self, name: str, default: int | None = None, *, alias: str = "", minimum: int = 1) -> int:
+    def count(
+        self, name: str, default: int | None = None, *, alias: str = "", maximum: int = _LARGEST
+    ) -> int:
         """Give a whole number; without a default the field must be there.
 
         Args:
             name: The field.
             default: For a field that is missing or null.
             alias: Another name that transformers takes for it.
-            minimum: Smallest number allowed.
+            maximum: Largest number allowed; the smallest is 1.
         """
         value = self._values.get(name)
         if value is None and alias and self._values.get(alias) is not None:
             name, value = alias, self._values[alias]
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
-            raise self.refuse(name, f"an integer from {minimum} to {_LARGEST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise self.refuse(name, f"an integer from 1 to {maximum}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

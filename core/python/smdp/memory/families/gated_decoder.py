@@ -27,7 +27,7 @@ def gated_layers(
     Args:
         fields: The config.json.
         count: Layers of the run.
-        key_value_heads: Where `num_key_value_heads` is missing; None: as many as heads.
+        key_value_heads: Where `num_key_value_heads` is missing; None: it must be there.
         head_size: Where `head_dim` is missing; None: hidden size over heads.
         ffn: Inner width; None: `intermediate_size`.
         has_query_key_value_bias: Of the attention's first matrices.
@@ -39,13 +39,16 @@ def gated_layers(
         extra: Further parameters of a layer.
     """
     heads = fields.count("num_attention_heads")
+    groups = fields.count("num_key_value_heads", key_value_heads)
+    if heads % groups != 0:
+        raise fields.refuse("num_key_value_heads", f"a divisor of the {heads} heads")
     if head_size is None:
         head_size = fields.head_size("hidden_size", "num_attention_heads", "head_dim")
     return Layers(
         count=count,
         hidden=fields.count("hidden_size"),
         heads=heads,
-        key_value_heads=fields.count("num_key_value_heads", key_value_heads or heads),
+        key_value_heads=groups,
         head_size=head_size,
         ffn=fields.count("intermediate_size") if ffn is None else ffn,
         is_gated=True,

@@ -13,6 +13,7 @@ def architecture(fields: Fields) -> Architecture:
     layers = gated_layers(
         fields,
         count=fields.count("num_hidden_layers"),
+        key_value_heads=fields.count("num_attention_heads"),
         has_query_key_value_bias=has_bias,
         has_output_bias=has_bias,
         has_mlp_bias=fields.flag("mlp_bias", False),

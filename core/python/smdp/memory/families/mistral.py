@@ -15,10 +15,11 @@ def architecture(fields: Fields) -> Architecture:
 
 def mixtral(fields: Fields) -> Architecture:
     """Read a config.json of model_type mixtral."""
+    experts = fields.count("num_local_experts", alias="num_experts")
     layers = gated_layers(
         fields,
         count=fields.count("num_hidden_layers"),
-        experts=fields.count("num_local_experts", alias="num_experts"),
-        experts_per_token=fields.count("num_experts_per_tok"),
+        experts=experts,
+        experts_per_token=fields.count("num_experts_per_tok", maximum=experts),
     )
     return gated_decoder(fields, "mixtral", "Mixtral", [layers])

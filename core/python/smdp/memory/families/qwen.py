@@ -35,6 +35,7 @@ def qwen2_moe(fields: Fields) -> Architecture:
     """Read a config.json of model_type qwen2_moe."""
     has_bias = fields.flag("qkv_bias", True)
     hidden = fields.count("hidden_size")
+    experts = fields.count("num_experts")
 
     def run(count: int, is_sparse: bool) -> Layers:
         if not is_sparse:
@@ -44,8 +45,8 @@ def qwen2_moe(fields: Fields) -> Architecture:
             count=count,
             ffn=fields.count("moe_intermediate_size"),
             has_query_key_value_bias=has_bias,
-            experts=fields.count("num_experts"),
-            experts_per_token=fields.count("num_experts_per_tok"),
+            experts=experts,
+            experts_per_token=fields.count("num_experts_per_tok", maximum=experts),
             shared_ffn=fields.count("shared_expert_intermediate_size"),
             extra=hidden,  # the shared expert's gate
         )
@@ -57,6 +58,7 @@ def qwen3_moe(fields: Fields) -> Architecture:
     """Read a config.json of model_type qwen3_moe."""
     has_bias = fields.flag("attention_bias", False)
     head_size = fields.head_size("hidden_size", "num_attention_heads", "head_dim")
+    experts = fields.count("num_experts", alias="num_local_experts")
 
     def run(count: int, is_sparse: bool) -> Layers:
         return gated_layers(
@@ -66,8 +68,8 @@ def qwen3_moe(fields: Fields) -> Architecture:
             head_size=head_size,
             has_query_key_value_bias=has_bias,
             has_output_bias=has_bias,
-            experts=fields.count("num_experts", alias="num_local_experts") if is_sparse else 0,
-            experts_per_token=fields.count("num_experts_per_tok") if is_sparse else 0,
+            experts=experts if is_sparse else 0,
+            experts_per_token=fields.count("num_experts_per_tok", maximum=experts) if is_sparse else 0,
             extra=2 * head_size,
         )
 
@@ -78,8 +80,6 @@ def _runs(fields: Fields) -> list[tuple[int, bool]]:
     """Give runs of equal layers: how many, and whether they have experts."""
     step = fields.count("decoder_sparse_step", 1)
     dense = set(fields.counts("mlp_only_layers"))
-    layers = fields.count("num_hidden_layers")
-    if layers > 1 << 20:
-        raise fields.refuse("num_hidden_layers", f"an integer from 1 to {1 << 20}")
+    layers = fields.count("num_hidden_layers", maximum=1 << 20)
     is_sparse = [index not in dense and (index + 1) % step == 0 for index in range(layers)]
     return [(len(list(run)), value) for value, run in groupby(is_sparse)]
