@@ -15,6 +15,7 @@ void bind_observability(nanobind::module_& m);
 void bind_simulation(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_sharding(nanobind::module_& m);
+void bind_pipeline(nanobind::module_& m);
 void bind_info(nanobind::module_& m);
 
 }  // namespace smdp

@@ -14,5 +14,6 @@ NB_MODULE(_core, m) {
   smdp::bind_simulation(m);
   smdp::bind_memory(m);
   smdp::bind_sharding(m);
+  smdp::bind_pipeline(m);
   smdp::bind_info(m);
 }

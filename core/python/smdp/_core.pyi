@@ -306,6 +306,8 @@ class Architecture:
     """
 
     def __init__(self, *, name: str = '', hidden: int, vocabulary: int = 0, positions: int = 0, embedding_extra: int = 0, has_embedding_dropout: bool = False, layers: Sequence[Layers], head_extra: int = 0, outputs: int = 0, is_tied: bool = False, sequence: int = 0) -> None: ...
+class PipelineSchedule:
+    """Rows of actions; smdp.pipeline.Schedule wraps it."""
 
     @property
     def name(self) -> str: ...
@@ -545,6 +547,70 @@ class Piece:
 
 class Owner:
     """A piece of a parameter, and the rank that owns it."""
+    def microbatches(self) -> int: ...
+
+    @property
+    def forward_only(self) -> bool: ...
+
+    @property
+    def rank_of(self) -> list[int]: ...
+
+    @property
+    def skip_edges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def tied(self) -> list[list[int]]: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
+
+    def rows(self) -> list[list[str]]:
+        """Actions as text."""
+
+    def with_skip_edges(self, edges: Sequence[tuple[int, int]]) -> PipelineSchedule: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+class PipelineCosts:
+    """Times and bytes per virtual stage; see costs.h."""
+
+    def __init__(self, *, forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], activation_bytes: Sequence[float], stash_bytes: Sequence[float] = [], receive_bytes: Sequence[float] = [], hop: float = 0.0, unshard: float = 0.0, reduce_grad: float = 0.0, reduce_tied: float = 0.0, offload: float = 0.0, reload: float = 0.0) -> None: ...
+
+class PipelineSimulation:
+    """What simulate() finds; see simulate.h."""
+
+    @property
+    def makespan(self) -> float: ...
+
+    @property
+    def span(self) -> float: ...
+
+    @property
+    def bubble(self) -> float: ...
+
+    @property
+    def work(self) -> float: ...
+
+    @property
+    def peak_activations(self) -> list[float]: ...
+
+    @property
+    def peak_action(self) -> list[int]: ...
+
+    def timeline(self) -> list[list[tuple[float, float]]]:
+        """(start, end) of every action of every row."""
+
+    def links(self) -> list[tuple[int, int, int, float]]:
+        """(from rank, to rank, transfers, busy seconds)."""
+
+class PipelineViolation:
+    """What verify() finds."""
+
+    @property
+    def check(self) -> str: ...
 
     @property
     def rank(self) -> int: ...
@@ -614,6 +680,51 @@ def reshard(parameters: Sequence[ShardedParameter], source: ShardingLayout, targ
     """
     What the ranks of `target` need from those of `source`, each byte once.
     """
+    def stage(self) -> int: ...
+
+    @property
+    def microbatch(self) -> int: ...
+
+    @property
+    def action(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+def pipeline_add_unshard_reshard(schedule: PipelineSchedule, max_unsharded: int) -> PipelineSchedule: ...
+
+def pipeline_add_offload(schedule: PipelineSchedule, stages: Sequence[int], horizon: int) -> PipelineSchedule: ...
+
+def pipeline_add_reduce_grad(schedule: PipelineSchedule) -> PipelineSchedule: ...
+
+def pipeline_add_tied_reductions(schedule: PipelineSchedule, groups: Sequence[Sequence[int]]) -> PipelineSchedule: ...
+
+def pipeline_add_send_recv(schedule: PipelineSchedule) -> PipelineSchedule: ...
+
+def pipeline_to_csv(schedule: PipelineSchedule) -> str: ...
+
+def pipeline_from_csv(text: str, microbatches: int = 0) -> PipelineSchedule: ...
+
+def pipeline_to_json(schedule: PipelineSchedule) -> str: ...
+
+def pipeline_from_json(text: str) -> PipelineSchedule: ...
+
+def pipeline_gantt(schedule: PipelineSchedule, simulation: PipelineSimulation, width: int) -> str: ...
+
+def pipeline_chrome_trace(schedule: PipelineSchedule, simulation: PipelineSimulation) -> str: ...
+
+def pipeline_schedules() -> list[tuple[str, str]]:
+    """(name, one line) of every schedule."""
+
+def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None) -> PipelineSchedule: ...
+
+def pipeline_simulate(schedule: PipelineSchedule, costs: PipelineCosts) -> PipelineSimulation: ...
+
+def pipeline_lower_bounds(schedule: PipelineSchedule, costs: PipelineCosts) -> tuple[float, float]:
+    """(makespan, span) that no order can beat."""
+
+def pipeline_verify(schedule: PipelineSchedule, *, checks: Sequence[str], transports: Sequence[str], buffers: int = 1, costs: PipelineCosts | None = None, memory_cap: float | None = None, active_microbatches: int = 0, replicas: Sequence[PipelineSchedule] = [], alternates: Sequence[PipelineSchedule] = []) -> PipelineViolation | None:
+    """The first violation, or None."""
 
 def kernel_name() -> str: ...
 

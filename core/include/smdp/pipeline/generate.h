@@ -1,0 +1,36 @@
+// Makes schedules by name.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "smdp/export.h"
+#include "smdp/pipeline/costs.h"
+#include "smdp/pipeline/schedule.h"
+
+namespace smdp::pipeline {
+
+struct GenerateOptions {
+  int stages = 1;  // pipeline stages, one per rank
+  int microbatches = 1;
+  int virtual_stages = 1;            // per rank
+  int active_microbatches = 0;       // smp_interleaved: most in flight; 0: stages + 2, as in SMP
+  std::optional<Costs> costs;        // smp_interleaved, zb_1p, zb_2p, v_half, v_min, auto; default: 1 each, no hop
+  std::optional<double> memory_cap;  // auto: bytes of activations per rank
+};
+
+struct ScheduleInfo {
+  std::string_view name;
+  std::string_view description;  // one line
+};
+
+// In the order in which documentation and errors list them.
+SMDP_API std::vector<ScheduleInfo> schedule_names();
+
+// Compute actions only; lowering.h adds the rest. Throws InvalidArgument: an unknown name, or a number that the
+// schedule cannot have, with the rule and the nearest one that it can.
+SMDP_API Schedule generate(std::string_view name, const GenerateOptions& options);
+
+}  // namespace smdp::pipeline

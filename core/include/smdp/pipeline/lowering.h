@@ -1,0 +1,31 @@
+// Passes that turn a schedule of computations into one that an engine can execute. Each adds one kind of action and
+// leaves the order of the others. Run them in this order.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "smdp/export.h"
+#include "smdp/pipeline/schedule.h"
+
+namespace smdp::pipeline {
+
+// UNSHARD before a stage's use and RESHARD when it makes room, at most `max_unsharded` stages at once on a rank: the
+// next ones that the row uses.
+SMDP_API Schedule add_unshard_reshard(const Schedule& schedule, int max_unsharded = 3);
+
+// OFFLOAD after the forward and RELOAD before the backward of the given virtual stages, `horizon` computations ahead of
+// it. A microbatch that comes back within the horizon stays.
+SMDP_API Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int horizon = 4);
+
+// REDUCE_GRAD after the last gradient of each virtual stage.
+SMDP_API Schedule add_reduce_grad(const Schedule& schedule);
+
+// REDUCE_TIED at the end of the rows that hold a stage of the group, in one order on all of them.
+SMDP_API Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::vector<int>>& groups);
+
+// SEND and RECV for every value that changes rank. All transfers stand in one global order, on both sides, so that not
+// even a transport without buffers can deadlock. Throws InvalidArgument if the computations cannot be ordered.
+SMDP_API Schedule add_send_recv(const Schedule& schedule);
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,46 @@
+// A pipeline schedule is data: for every rank the list of what it does, in order. Generators make it, lowering passes
+// add communication, the verifier proves it, the simulator prices it, an engine only executes it.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "smdp/export.h"
+#include "smdp/pipeline/action.h"
+
+namespace smdp::pipeline {
+
+enum class Placement {
+  kLoop,  // virtual stage s on rank s mod p
+  kV,     // down the ranks and up again: 0 .. p-1, p-1 .. 0, ...
+};
+
+struct Schedule {
+  std::string name;
+  int microbatches = 0;
+  bool forward_only = false;                    // no backward: evaluation
+  std::vector<int> rank_of;                     // per virtual stage
+  std::vector<std::vector<Action>> rows;        // per rank
+  std::vector<std::pair<int, int>> skip_edges;  // values that pass stages by: (source, target), target > source + 1
+  std::vector<std::vector<int>> tied;           // groups of virtual stages that share a weight
+
+  int ranks() const { return static_cast<int>(rows.size()); }
+  int stages() const { return static_cast<int>(rank_of.size()); }  // virtual ones
+
+  bool operator==(const Schedule&) const = default;
+};
+
+// Bounds of what is accepted, so that no input asks for more memory than there is.
+inline constexpr int kMaxRanks = 4096;
+inline constexpr int kMaxStages = 1 << 16;
+inline constexpr int kMaxCells = 1 << 24;  // virtual stages x microbatches
+
+// rank_of for so many virtual stages per rank.
+SMDP_API std::vector<int> place(Placement placement, int ranks, int virtual_stages);
+
+// Throws InvalidArgument unless ranks, stages, edges and groups are in range and within the bounds above. Rows may hold
+// anything: that is the verifier's matter.
+SMDP_API void check_shape(const Schedule& schedule);
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,84 @@
+"""Arguments of several functions here: numbers for all virtual stages or for each."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+from smdp import _core
+
+PerStage = float | Sequence[float]
+
+
+def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
+    """Give a list with one number per virtual stage.
+
+    Raises:
+        TypeError: It is no number and no sequence of numbers.
+        ValueError: It is one for another number of stages.
+    """
+    try:
+        values = (
+            [float(value)] * stages if isinstance(value, (int, float)) else [float(item) for item in value]
+        )
+    except (TypeError, OverflowError, ValueError):
+        raise TypeError(
+            f"[smdp] {name}={value!r:.60} is not valid; allowed: a number, or one for each of {stages} "
+            "virtual stages"
+        ) from None
+    if len(values) != stages:
+        raise ValueError(
+            f"[smdp] {name} has {len(values)} values, the schedule {stages} virtual stages; "
+            "give one for each, or one number for all"
+        )
+    return values
+
+
+def integer(name: str, value: SupportsIndex) -> int:
+    """Give an int that the core can take.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is far too large.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"[smdp] {name}={value!r:.60} is not valid; allowed: an integer") from None
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(f"[smdp] {name}={str(number)[:40]} is not valid; allowed: an integer below 2^31")
+    return number
+
+
+def make(
+    stages: int,
+    *,
+    forward: PerStage,
+    backward_input: PerStage,
+    backward_weight: PerStage,
+    activation_bytes: PerStage,
+    stash_bytes: PerStage | None = None,
+    receive_bytes: PerStage = 0.0,
+    hop: float = 0.0,
+    unshard: float = 0.0,
+    reduce_grad: float = 0.0,
+    reduce_tied: float = 0.0,
+    offload: float = 0.0,
+    reload: float = 0.0,
+) -> _core.PipelineCosts:
+    """Give the core's costs; see simulate() for what they are."""
+    return _core.PipelineCosts(
+        forward=per_stage("forward", forward, stages),
+        backward_input=per_stage("backward_input", backward_input, stages),
+        backward_weight=per_stage("backward_weight", backward_weight, stages),
+        activation_bytes=per_stage("activation_bytes", activation_bytes, stages),
+        stash_bytes=[] if stash_bytes is None else per_stage("stash_bytes", stash_bytes, stages),
+        receive_bytes=[] if receive_bytes == 0 else per_stage("receive_bytes", receive_bytes, stages),
+        hop=float(hop),
+        unshard=float(unshard),
+        reduce_grad=float(reduce_grad),
+        reduce_tied=float(reduce_tied),
+        offload=float(offload),
+        reload=float(reload),
+    )

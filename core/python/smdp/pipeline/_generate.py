@@ -1,0 +1,75 @@
+"""Schedules by name."""
+
+from __future__ import annotations
+
+from smdp import _core
+
+from . import _costs
+from ._costs import PerStage
+from ._schedule import Schedule
+
+#: Names of the schedules, and what each is in one line.
+SCHEDULES: dict[str, str] = dict(_core.pipeline_schedules())
+
+_LARGEST_STAGES = 1 << 16
+
+
+def generate(
+    name: str,
+    *,
+    stages: int,
+    microbatches: int,
+    virtual_stages: int = 1,
+    active_microbatches: int | None = None,
+    forward: PerStage = 1.0,
+    backward_input: PerStage = 1.0,
+    backward_weight: PerStage = 1.0,
+    hop: float = 0.0,
+    activation_bytes: PerStage = 1.0,
+    memory_cap: float | None = None,
+) -> Schedule:
+    """Make a schedule of computations; Schedule.lower() adds communication.
+
+    Args:
+        name: One of SCHEDULES.
+        stages: Pipeline stages, one per rank.
+        microbatches: Number of microbatches.
+        virtual_stages: Per rank. Schedules in a V have exactly 2.
+        active_microbatches: For smp_interleaved: most that are under way. Default: stages + 2.
+        forward: Seconds per virtual stage. Only smp_interleaved, zb_1p, zb_2p, v_half, v_min and auto look at
+            times and bytes.
+        backward_input: Seconds per virtual stage of the input gradient.
+        backward_weight: Seconds per virtual stage of the weight gradient.
+        hop: Seconds from rank to rank.
+        activation_bytes: Per virtual stage, of a microbatch.
+        memory_cap: For auto: most bytes of activations per rank.
+
+    Raises:
+        ValueError: There is no such schedule, or it cannot have one of the numbers; the message names the
+            rule and the nearest number that it can have.
+    """
+    stages = _costs.integer("stages", stages)
+    virtual_stages = _costs.integer("virtual_stages", virtual_stages)
+    costs = None
+    if 0 < stages * virtual_stages <= _LARGEST_STAGES:  # the core refuses others
+        costs = _costs.make(
+            stages * virtual_stages,
+            forward=forward,
+            backward_input=backward_input,
+            backward_weight=backward_weight,
+            hop=hop,
+            activation_bytes=activation_bytes,
+        )
+    return Schedule(
+        _core.pipeline_generate(
+            name,
+            stages=stages,
+            microbatches=_costs.integer("microbatches", microbatches),
+            virtual_stages=virtual_stages,
+            active_microbatches=0
+            if active_microbatches is None
+            else _costs.integer("active_microbatches", active_microbatches),
+            costs=costs,
+            memory_cap=None if memory_cap is None else float(memory_cap),
+        )
+    )

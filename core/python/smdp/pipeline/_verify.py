@@ -1,0 +1,81 @@
+"""The proof that a schedule can be executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smdp import _core
+
+from . import _costs
+from ._costs import PerStage
+from ._errors import BY_CHECK
+from ._schedule import Schedule
+
+TRANSPORTS = ("rendezvous", "buffered", "single_stream")
+
+
+def verify(
+    schedule: Schedule,
+    *,
+    checks: Sequence[str] = (),
+    transports: Sequence[str] = TRANSPORTS,
+    buffers: int = 1,
+    memory_cap: float | None = None,
+    activation_bytes: PerStage = 1.0,
+    stash_bytes: PerStage | None = None,
+    receive_bytes: PerStage = 0.0,
+    active_microbatches: int | None = None,
+    replicas: Sequence[Schedule] = (),
+    alternates: Sequence[Schedule] = (),
+) -> None:
+    """Prove that a schedule is complete, in order, free of deadlock and within its bounds.
+
+    Args:
+        schedule: With or without transfers; without, there is nothing to match and nothing to deadlock on.
+        checks: Names of the checks to run. Default: empty_stages, completeness, placement, local_order,
+            acyclicity, matching, deadlock, memory_cap, collective_order, alternation.
+        transports: On which there must be no deadlock: "rendezvous" (no buffers), "buffered",
+            "single_stream" (one in-order stream per pair of ranks, as NCCL).
+        buffers: Messages per direction of a pair that the buffered transport takes.
+        memory_cap: Most bytes per rank. Default: any.
+        activation_bytes: Per virtual stage, as in simulate().
+        stash_bytes: As in simulate().
+        receive_bytes: As in simulate().
+        active_microbatches: Most that a rank has in flight. Default: any.
+        replicas: Schedules of data parallel replicas: their ranks must enter the same collectives.
+        alternates: Schedules that run on the same ranks between steps of this one, e.g. evaluation.
+
+    Raises:
+        ScheduleError: The subclass that belongs to the first check that fails.
+        ValueError: An argument is wrong.
+    """
+    violation = _core.pipeline_verify(
+        schedule._core,
+        checks=list(checks),
+        transports=list(transports),
+        buffers=_costs.integer("buffers", buffers),
+        costs=_costs.make(
+            schedule.stages,
+            forward=1.0,
+            backward_input=1.0,
+            backward_weight=1.0,
+            activation_bytes=activation_bytes,
+            stash_bytes=stash_bytes,
+            receive_bytes=receive_bytes,
+        ),
+        memory_cap=None if memory_cap is None else float(memory_cap),
+        active_microbatches=0
+        if active_microbatches is None
+        else _costs.integer("active_microbatches", active_microbatches),
+        replicas=[replica._core for replica in replicas],
+        alternates=[alternate._core for alternate in alternates],
+    )
+    if violation is not None:
+        raise BY_CHECK[violation.check](
+            violation.message,
+            violation.check,
+            violation.rank,
+            violation.stage,
+            violation.microbatch,
+            violation.action,
+        )

@@ -1,0 +1,134 @@
+#include "smdp/pipeline/action.h"
+
+#include <array>
+#include <charconv>
+#include <optional>
+
+#include "smdp/error.h"
+
+namespace smdp::pipeline {
+namespace {
+
+constexpr std::array<std::string_view, 15> kNames{
+    "F",       "I",       "W",           "B",           "SEND_F",  "RECV_F", "SEND_B",      "RECV_B",
+    "UNSHARD", "RESHARD", "REDUCE_GRAD", "OVERLAP_F_B", "OFFLOAD", "RELOAD", "REDUCE_TIED",
+};
+
+std::optional<ActionKind> kind_named(std::string_view name) {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<ActionKind>(i);
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(std::string_view text, const char* why) {
+  std::string names;
+  for (const std::string_view name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
+  // What a user pastes may be a whole file.
+  const std::string shown(text.substr(0, 60));
+  throw InvalidArgument("[smdp] '" + shown + "' is no action: " + why +
+                        ". Write stage, kind, microbatch, e.g. 2F0, 1UNSHARD or (0F5;3B1)OVERLAP_F_B; kinds: " + names +
+                        ".");
+}
+
+// Takes a number off the front of text; -1 if there is none.
+int take_number(std::string_view& text, std::string_view whole) {
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range) refuse(whole, "a number in it is too large");
+  if (error != std::errc() || value < 0) return -1;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+bool takes_microbatch(ActionKind kind) {
+  return (is_compute(kind) && kind != ActionKind::kOverlap) || is_transfer(kind) || kind == ActionKind::kOffload ||
+         kind == ActionKind::kReload;
+}
+
+std::string_view trim(std::string_view text) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+Action parse_single(std::string_view text, std::string_view whole) {
+  text = trim(text);
+  Action action;
+  action.stage = take_number(text, whole);
+  if (action.stage < 0) refuse(whole, "it does not begin with a stage");
+  std::size_t length = 0;
+  while (length < text.size() && (text[length] == '_' || (text[length] >= 'A' && text[length] <= 'Z'))) ++length;
+  const std::optional<ActionKind> kind = kind_named(text.substr(0, length));
+  if (!kind || *kind == ActionKind::kOverlap) refuse(whole, "its kind is unknown");
+  action.kind = *kind;
+  text.remove_prefix(length);
+  const int number = take_number(text, whole);
+  if (action.kind == ActionKind::kReduceTied) {
+    if (number < 0) refuse(whole, "it lacks the number of its group");
+    action.other_stage = number;
+  } else if (takes_microbatch(action.kind)) {
+    if (number < 0) refuse(whole, "it lacks a microbatch");
+    action.microbatch = number;
+  } else if (number >= 0) {
+    refuse(whole, "its kind takes no microbatch");
+  }
+  if (is_transfer(action.kind)) {
+    const bool is_upwards = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvBackward;
+    action.other_stage = action.stage + (is_upwards ? 1 : -1);
+    if (!text.empty() && text.front() == '>') {
+      text.remove_prefix(1);
+      action.other_stage = take_number(text, whole);
+      if (action.other_stage < 0) refuse(whole, "after > there is no stage");
+    }
+  }
+  if (!text.empty()) refuse(whole, "something follows it");
+  return action;
+}
+
+}  // namespace
+
+std::string_view name_of(ActionKind kind) {
+  const auto index = static_cast<std::size_t>(kind);
+  return index < kNames.size() ? kNames[index] : "?";
+}
+
+std::string to_text(const Action& action) {
+  if (action.kind == ActionKind::kOverlap) {
+    return "(" + to_text(forward_of(action)) + ";" + to_text(backward_of(action)) + ")OVERLAP_F_B";
+  }
+  std::string text = std::to_string(action.stage);
+  text += name_of(action.kind);
+  if (action.kind == ActionKind::kReduceTied) return text + std::to_string(action.other_stage);
+  if (action.microbatch >= 0) text += std::to_string(action.microbatch);
+  if (is_transfer(action.kind)) {
+    const bool is_upwards = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvBackward;
+    if (action.other_stage != action.stage + (is_upwards ? 1 : -1)) text += ">" + std::to_string(action.other_stage);
+  }
+  return text;
+}
+
+Action parse_action(std::string_view text) {
+  const std::string_view whole = trim(text);
+  if (whole.empty() || whole.front() != '(') return parse_single(whole, whole);
+  const std::size_t middle = whole.find(';');
+  const std::size_t end = whole.find(')');
+  if (end == std::string_view::npos || middle == std::string_view::npos || middle > end ||
+      trim(whole.substr(end + 1)) != "OVERLAP_F_B") {
+    refuse(whole, "a pair is (forward;backward)OVERLAP_F_B");
+  }
+  const Action forward = parse_single(whole.substr(1, middle - 1), whole);
+  const Action backward = parse_single(whole.substr(middle + 1, end - middle - 1), whole);
+  if (forward.kind != ActionKind::kForward || !is_input_gradient(backward.kind)) {
+    refuse(whole, "a pair is an F, then a B or an I");
+  }
+  return {.kind = ActionKind::kOverlap,
+          .second_kind = backward.kind,
+          .stage = forward.stage,
+          .microbatch = forward.microbatch,
+          .other_stage = backward.stage,
+          .other_microbatch = backward.microbatch};
+}
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,108 @@
+// Collectives are entered by all members, in one order: tied reductions by the ranks that hold a stage of the group,
+// and what a rank does with its stages' shards by the same rank of every replica.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "pipeline/checks/checks.h"
+
+namespace smdp::pipeline {
+namespace {
+
+std::size_t at(int value) { return static_cast<std::size_t>(value); }
+
+bool is_collective(ActionKind kind) {
+  return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceTied;
+}
+
+std::vector<int> collectives_of(const std::vector<Action>& row, bool only_tied) {
+  std::vector<int> places;
+  for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+    const ActionKind kind = row[at(index)].kind;
+    if (only_tied ? kind == ActionKind::kReduceTied : is_collective(kind)) places.push_back(index);
+  }
+  return places;
+}
+
+bool is_member(const Schedule& schedule, int group, int rank) {
+  const auto& stages = schedule.tied[at(group)];
+  return std::any_of(stages.begin(), stages.end(), [&](int stage) { return schedule.rank_of[at(stage)] == rank; });
+}
+
+Found check_tied(const Schedule& schedule) {
+  std::vector<std::vector<int>> tied(schedule.rows.size());
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    const auto& row = schedule.rows[at(rank)];
+    tied[at(rank)] = collectives_of(row, true);
+    for (const int index : tied[at(rank)]) {
+      const int group = row[at(index)].other_stage;
+      if (group < 0 || group >= static_cast<int>(schedule.tied.size()) || !is_member(schedule, group, rank)) {
+        return violation_at(Check::kCollectiveOrder, schedule, rank, index,
+                            "the rank is no member of group " + std::to_string(group) + "; the schedule has " +
+                                std::to_string(schedule.tied.size()) + " tied groups");
+      }
+    }
+  }
+  // Two ranks meet in the groups of which both are members: there they must agree.
+  for (int a = 0; a < schedule.ranks(); ++a) {
+    for (int b = a + 1; b < schedule.ranks() && !schedule.tied.empty(); ++b) {
+      const auto shared = [&](int rank) {
+        std::vector<int> places;
+        for (const int index : tied[at(rank)]) {
+          if (is_member(schedule, schedule.rows[at(rank)][at(index)].other_stage, rank == a ? b : a)) {
+            places.push_back(index);
+          }
+        }
+        return places;
+      };
+      const std::vector<int> of_a = shared(a);
+      const std::vector<int> of_b = shared(b);
+      for (std::size_t i = 0; i < std::max(of_a.size(), of_b.size()); ++i) {
+        const int rank = i < of_b.size() ? b : a;
+        const int index = i < of_b.size() ? of_b[i] : of_a[i];
+        if (i >= of_a.size() || i >= of_b.size()) {
+          return violation_at(Check::kCollectiveOrder, schedule, rank, index,
+                              "rank " + std::to_string(rank == a ? b : a) + ", a member too, does not enter it");
+        }
+        if (schedule.rows[at(a)][at(of_a[i])].other_stage == schedule.rows[at(b)][at(of_b[i])].other_stage) continue;
+        return violation_at(
+            Check::kCollectiveOrder, schedule, rank, index,
+            "rank " + std::to_string(a) + " enters " + to_text(schedule.rows[at(a)][at(of_a[i])]) + " at this point");
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+Found check_replica(const Schedule& schedule, const Schedule& replica) {
+  for (int rank = 0; rank < std::min(schedule.ranks(), replica.ranks()); ++rank) {
+    const auto& row = schedule.rows[at(rank)];
+    const auto& other = replica.rows[at(rank)];
+    const std::vector<int> ours = collectives_of(row, false);
+    const std::vector<int> theirs = collectives_of(other, false);
+    for (std::size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
+      const bool is_equal = i < ours.size() && i < theirs.size() && row[at(ours[i])] == other[at(theirs[i])];
+      if (is_equal) continue;
+      const std::string they = i < theirs.size() ? to_text(other[at(theirs[i])]) : "nothing";
+      if (i < ours.size()) {
+        return violation_at(Check::kCollectiveOrder, schedule, rank, ours[i],
+                            "the same rank of replica '" + replica.name + "' enters " + they + " at this point");
+      }
+      return violation_of(Check::kCollectiveOrder, schedule, rank, other[at(theirs[i])],
+                          "replica '" + replica.name + "' enters it, this rank does not");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Found check_collective_order(const Schedule& schedule, const VerifyOptions& options) {
+  if (Found found = check_tied(schedule)) return found;
+  for (const Schedule& replica : options.replicas) {
+    if (Found found = check_replica(schedule, replica)) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,139 @@
+// What can be seen in one row: a computation stands after what it needs there, a send after its computation, a receive
+// before its use, an offloaded activation is back before its backward.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pipeline/checks/checks.h"
+
+namespace smdp::pipeline {
+namespace {
+
+std::size_t at(int value) { return static_cast<std::size_t>(value); }
+
+enum Flag : std::uint8_t {
+  kForwarded = 1,
+  kGradient = 2,  // of the input
+  kWeight = 4,
+  kOffloaded = 8,
+};
+
+class Reader {
+ public:
+  Reader(const Schedule& schedule, const DataEdges& edges)
+      : schedule_(schedule),
+        edges_(edges),
+        has_transfers_(has_transfers(schedule)),
+        done_(schedule.rank_of.size() * at(schedule.microbatches), 0),
+        has_value_(has_transfers_ ? at(edges.count()) * at(schedule.microbatches) : 0, 0),
+        has_gradient_(has_value_.size(), 0) {}
+
+  // Why the action cannot stand here, or empty.
+  std::string read(const Action& action, int rank) {
+    if (!is_in_range(schedule_, action)) return "";
+    if (!is_compute(action.kind) && !is_transfer(action.kind) && action.kind != ActionKind::kOffload &&
+        action.kind != ActionKind::kReload) {
+      return "";
+    }
+    auto& done = done_[at(action.stage) * at(schedule_.microbatches) + at(action.microbatch)];
+    const auto need = [&](Flag flag) { return (done & flag) != 0; };
+    switch (action.kind) {
+      case ActionKind::kForward:
+        if (const std::string missing = needs(action, edges_.in(action.stage), true, rank); !missing.empty()) {
+          return missing;
+        }
+        done |= kForwarded;
+        return "";
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput:
+        if (!need(kForwarded)) return "its forward has not run";
+        if (need(kOffloaded)) return "its activations are offloaded";
+        if (const std::string missing = needs(action, edges_.out(action.stage), false, rank); !missing.empty()) {
+          return missing;
+        }
+        done |= kGradient;
+        if (action.kind == ActionKind::kBackward) done |= kWeight;
+        return "";
+      case ActionKind::kBackwardWeight:
+        if (!need(kGradient)) return "I of the same stage and microbatch has not run";
+        done |= kWeight;
+        return "";
+      case ActionKind::kSendForward:
+        return need(kForwarded) ? "" : "what it sends has not been computed";
+      case ActionKind::kSendBackward:
+        return need(kGradient) ? "" : "what it sends has not been computed";
+      case ActionKind::kRecvForward:
+      case ActionKind::kRecvBackward: {
+        const int edge = edges_.of(action);
+        if (edge < 0) return "";
+        const bool is_forward = action.kind == ActionKind::kRecvForward;
+        if (need(is_forward ? kForwarded : kGradient)) return "what needs it has run already";
+        auto& has =
+            (is_forward ? has_value_ : has_gradient_)[at(edge) * at(schedule_.microbatches) + at(action.microbatch)];
+        if (has != 0) return "it has been received already";
+        has = 1;
+        return "";
+      }
+      case ActionKind::kOffload:
+        if (!need(kForwarded) || need(kGradient)) return "there are no activations to offload";
+        if (need(kOffloaded)) return "its activations are offloaded already";
+        done |= kOffloaded;
+        return "";
+      default:
+        if (!need(kOffloaded)) return "its activations are not offloaded";
+        done = static_cast<std::uint8_t>(done & ~kOffloaded);
+        return "";
+    }
+  }
+
+ private:
+  std::string needs(const Action& action, const std::vector<int>& edges, bool is_forward, int rank) const {
+    for (const int edge : edges) {
+      const int other = is_forward ? edges_.source(edge) : edges_.target(edge);
+      const std::string name = "stage " + std::to_string(other);
+      if (schedule_.rank_of[at(other)] == rank) {
+        const auto done = done_[at(other) * at(schedule_.microbatches) + at(action.microbatch)];
+        if ((done & (is_forward ? kForwarded : kGradient)) == 0) {
+          return (is_forward ? "the forward of " : "the backward of ") + name + " on the same rank has not run";
+        }
+      } else if (has_transfers_) {
+        const auto& has = is_forward ? has_value_ : has_gradient_;
+        if (has[at(edge) * at(schedule_.microbatches) + at(action.microbatch)] == 0) {
+          return "what " + name + " sends it has not been received";
+        }
+      }
+    }
+    return "";
+  }
+
+  const Schedule& schedule_;
+  const DataEdges& edges_;
+  const bool has_transfers_;
+  std::vector<std::uint8_t> done_;
+  std::vector<std::uint8_t> has_value_;  // by edge and microbatch
+  std::vector<std::uint8_t> has_gradient_;
+};
+
+}  // namespace
+
+Found check_local_order(const Schedule& schedule, const DataEdges& edges) {
+  Reader reader(schedule, edges);
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    const auto& row = schedule.rows[at(rank)];
+    for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+      const Action& action = row[at(index)];
+      std::string wrong;
+      // A pair begins with both inputs there. Its backward comes first here, so that the forward cannot serve it.
+      if (action.kind == ActionKind::kOverlap) {
+        wrong = reader.read(backward_of(action), rank);
+        if (wrong.empty()) wrong = reader.read(forward_of(action), rank);
+      } else {
+        wrong = reader.read(action, rank);
+      }
+      if (!wrong.empty()) return violation_at(Check::kLocalOrder, schedule, rank, index, wrong);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "smdp/error.h"
+#include "smdp/pipeline/lowering.h"
+
+namespace smdp::pipeline {
+
+Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int horizon) {
+  check_shape(schedule);
+  if (horizon < 1) {
+    throw InvalidArgument("[smdp] horizon=" + std::to_string(horizon) +
+                          " is not valid; allowed: 1 or more computations between a reload and its backward.");
+  }
+  for (const int stage : stages) {
+    if (stage >= 0 && stage < schedule.stages()) continue;
+    throw InvalidArgument("[smdp] offload of stage " + std::to_string(stage) + ": there are " +
+                          std::to_string(schedule.stages()) + " virtual stages; allowed: 0 to " +
+                          std::to_string(schedule.stages() - 1) + ".");
+  }
+  Schedule result = schedule;
+  if (schedule.forward_only) return result;  // nothing is kept
+  for (auto& row : result.rows) {
+    // Where computations stand: a reload counts those, not what other passes have put between them.
+    std::vector<std::size_t> computations;
+    std::map<std::pair<int, int>, std::size_t> forward_at;
+    std::vector<std::vector<Action>> before(row.size());
+    std::vector<std::vector<Action>> after(row.size());
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (!is_compute(row[i].kind)) continue;
+      computations.push_back(i);
+      for_each_part(row[i], [&](const Action& part) {
+        if (std::find(stages.begin(), stages.end(), part.stage) == stages.end()) return;
+        const std::pair key{part.stage, part.microbatch};
+        if (part.kind == ActionKind::kForward) {
+          forward_at[key] = computations.size() - 1;
+        } else if (is_input_gradient(part.kind) && forward_at.contains(key)) {
+          const std::size_t made = forward_at[key];
+          const std::size_t used = computations.size() - 1;
+          if (used - made <= static_cast<std::size_t>(horizon)) return;
+          after[computations[made]].push_back(
+              {.kind = ActionKind::kOffload, .stage = part.stage, .microbatch = part.microbatch});
+          before[computations[used - static_cast<std::size_t>(horizon)]].push_back(
+              {.kind = ActionKind::kReload, .stage = part.stage, .microbatch = part.microbatch});
+        }
+      });
+    }
+    std::vector<Action> lowered;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      lowered.insert(lowered.end(), before[i].begin(), before[i].end());
+      lowered.push_back(row[i]);
+      lowered.insert(lowered.end(), after[i].begin(), after[i].end());
+    }
+    row = std::move(lowered);
+  }
+  return result;
+}
+
+}  // namespace smdp::pipeline

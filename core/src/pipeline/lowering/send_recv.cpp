@@ -1,0 +1,132 @@
+// Where transfers stand. All computations are put on one clock; a value travels at the moment its producer ends, and
+// its SEND and its RECV enter both rows at that moment. So both rows follow one global order of all transfers, in which
+// the first one that is not done has both its ranks ready: no transport can deadlock on it.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "pipeline/data_edges.h"
+#include "pipeline/replay.h"
+#include "smdp/error.h"
+#include "smdp/pipeline/lowering.h"
+
+namespace smdp::pipeline {
+namespace {
+
+std::size_t at(int value) { return static_cast<std::size_t>(value); }
+
+struct Moment {
+  double time;
+  bool is_start;  // ends come first: a value that is there travels before anybody goes on
+  int rank;
+  int index;
+};
+
+class Placer {
+ public:
+  Placer(const Schedule& schedule, const DataEdges& edges) : schedule_(schedule), edges_(edges), result_(schedule) {
+    for (auto& row : result_.rows) row.clear();
+  }
+
+  Schedule run(const Replay& played) {
+    for (int rank = 0; rank < schedule_.ranks(); ++rank) {
+      result_.rows[at(rank)].reserve(3 * schedule_.rows[at(rank)].size());
+    }
+    for (const Moment& moment : in_order(played)) {
+      const Action& action = schedule_.rows[at(moment.rank)][at(moment.index)];
+      if (moment.is_start) {
+        result_.rows[at(moment.rank)].push_back(action);
+      } else {
+        for_each_part(action, [&](const Action& part) { send(part, moment.rank); });
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<Moment> in_order(const Replay& played) const {
+    std::vector<Moment> moments;
+    for (int rank = 0; rank < schedule_.ranks(); ++rank) {
+      const auto& row = schedule_.rows[at(rank)];
+      for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+        const Interval& times = played.timeline[at(rank)][at(index)];
+        moments.push_back({times.start, true, rank, index});
+        if (is_compute(row[at(index)].kind) && row[at(index)].kind != ActionKind::kBackwardWeight) {
+          moments.push_back({times.end, false, rank, index});
+        }
+      }
+    }
+    std::stable_sort(moments.begin(), moments.end(), [](const Moment& a, const Moment& b) {
+      return a.time != b.time ? a.time < b.time : a.is_start < b.is_start;
+    });
+    return moments;
+  }
+
+  void send(const Action& action, int rank) {
+    if (action.kind == ActionKind::kForward) {
+      for (const int edge : edges_.out(action.stage)) {
+        transfer(ActionKind::kSendForward, ActionKind::kRecvForward, action, edges_.target(edge), rank);
+      }
+    } else if (is_input_gradient(action.kind)) {
+      for (const int edge : edges_.in(action.stage)) {
+        transfer(ActionKind::kSendBackward, ActionKind::kRecvBackward, action, edges_.source(edge), rank);
+      }
+    }
+  }
+
+  void transfer(ActionKind send, ActionKind receive, const Action& producer, int consumer, int rank) {
+    const int to = schedule_.rank_of[at(consumer)];
+    if (to == rank) return;
+    result_.rows[at(rank)].push_back({.kind = send,
+                                      .stage = producer.stage,
+                                      .microbatch = producer.microbatch,
+                                      .other_stage = consumer,
+                                      .peer = to});
+    result_.rows[at(to)].push_back({.kind = receive,
+                                    .stage = consumer,
+                                    .microbatch = producer.microbatch,
+                                    .other_stage = producer.stage,
+                                    .peer = rank});
+  }
+
+  const Schedule& schedule_;
+  const DataEdges& edges_;
+  Schedule result_;
+};
+
+void require_plain(const Schedule& schedule) {
+  const auto is_in_range = [&](const Action& action) {
+    return action.stage >= 0 && action.stage < schedule.stages() && action.microbatch >= 0 &&
+           action.microbatch < schedule.microbatches;
+  };
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    for (const Action& action : schedule.rows[at(rank)]) {
+      if (is_transfer(action.kind)) {
+        throw InvalidArgument("[smdp] add_send_recv: rank " + std::to_string(rank) + " already has " + to_text(action) +
+                              "; give a schedule without transfers.");
+      }
+      for_each_part(action, [&](const Action& part) {
+        if (!is_compute(part.kind) || is_in_range(part)) return;
+        throw InvalidArgument("[smdp] add_send_recv: rank " + std::to_string(rank) + " has " + to_text(part) +
+                              ", out of range: " + std::to_string(schedule.stages()) + " virtual stages, " +
+                              std::to_string(schedule.microbatches) + " microbatches.");
+      });
+    }
+  }
+}
+
+}  // namespace
+
+Schedule add_send_recv(const Schedule& schedule) {
+  check_shape(schedule);
+  require_plain(schedule);
+  const DataEdges edges(schedule);
+  const Replay played = replay(schedule, edges, uniform_costs(schedule.stages()), Pairs::kAsOne);
+  if (!played.stuck.empty()) {
+    throw InvalidArgument("[smdp] add_send_recv: schedule '" + schedule.name +
+                          "' cannot be put in one order: " + explain(schedule, played.stuck) + ".");
+  }
+  return Placer(schedule, edges).run(played);
+}
+
+}  // namespace smdp::pipeline

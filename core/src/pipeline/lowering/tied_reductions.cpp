@@ -1,0 +1,26 @@
+#include <vector>
+
+#include "smdp/pipeline/lowering.h"
+
+namespace smdp::pipeline {
+
+Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::vector<int>>& groups) {
+  Schedule result = schedule;
+  result.tied = groups;
+  check_shape(result);
+  if (schedule.forward_only) return result;
+  for (int rank = 0; rank < result.ranks(); ++rank) {
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      // One entry per rank: stages of a group that share a rank share the weight itself.
+      for (const int stage : groups[group]) {
+        if (result.rank_of[static_cast<std::size_t>(stage)] != rank) continue;
+        result.rows[static_cast<std::size_t>(rank)].push_back(
+            {.kind = ActionKind::kReduceTied, .stage = stage, .other_stage = static_cast<int>(group)});
+        break;
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace smdp::pipeline

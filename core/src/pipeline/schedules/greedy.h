@@ -1,0 +1,32 @@
+// List scheduling on the clock: whenever a rank is free it takes the best of what is ready. The zero-bubble schedules
+// are its best result over a few rules; SMP's interleaved schedule is one of its rules.
+#pragma once
+
+#include <vector>
+
+#include "smdp/pipeline/costs.h"
+#include "smdp/pipeline/schedule.h"
+
+namespace smdp::pipeline {
+
+struct GreedyRules {
+  bool is_split = true;           // I and W apart; W fills the time in which nothing else is ready
+  double memory_cap = 0;          // bytes of activations per rank; 0: any
+  int active_microbatches = 0;    // most between the start of their first F and the end of their last backward; 0: any
+  bool is_backward_first = true;  // where both are ready
+  double patience = 0;            // leave a gap alone that is shorter than this part of a W
+};
+
+// Fills an empty schedule. Rows are complete unless memory_cap is below smallest_cap().
+Schedule run_greedy(Schedule blank, const Costs& costs, const GreedyRules& rules);
+
+// Bytes that a rank needs to take one microbatch through: the least cap with which every schedule comes to an end.
+double smallest_cap(const Schedule& schedule, const Costs& costs);
+
+// The best over rules of run_greedy with this cap: least makespan, or least span, then the other, then the peak.
+Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span = false);
+
+// Whether a is to be preferred to b, by simulation; equal: no.
+bool is_better(const Schedule& a, const Schedule& b, const Costs& costs, bool by_span = false);
+
+}  // namespace smdp::pipeline

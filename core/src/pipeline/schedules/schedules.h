@@ -1,0 +1,38 @@
+// One generator per file; generate.cpp lists them.
+#pragma once
+
+#include <string>
+
+#include "smdp/pipeline/generate.h"
+
+namespace smdp::pipeline {
+
+Schedule gpipe(const GenerateOptions& options);
+Schedule smp_interleaved(const GenerateOptions& options);
+Schedule one_f_one_b(const GenerateOptions& options);
+Schedule interleaved_1f1b(const GenerateOptions& options);
+Schedule looped_bfs(const GenerateOptions& options);
+Schedule interleaved_zero_bubble(const GenerateOptions& options);
+Schedule zb_1p(const GenerateOptions& options);
+Schedule zb_2p(const GenerateOptions& options);
+Schedule zb_v(const GenerateOptions& options);
+Schedule v_half(const GenerateOptions& options);
+Schedule v_min(const GenerateOptions& options);
+Schedule dualpipe_v(const GenerateOptions& options);
+Schedule forward_only(const GenerateOptions& options);
+Schedule automatic(const GenerateOptions& options);
+
+// A schedule without actions.
+Schedule blank(std::string name, Placement placement, const GenerateOptions& options);
+
+// Throws InvalidArgument unless there are `count` virtual stages per rank.
+void require_virtual_stages(const char* name, const GenerateOptions& options, int count, const char* instead);
+
+// The options' costs, or 1 per virtual stage of all kinds.
+Costs costs_or_unit(const GenerateOptions& options);
+
+inline Action compute(ActionKind kind, int stage, int microbatch) {
+  return {.kind = kind, .stage = stage, .microbatch = microbatch};
+}
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,21 @@
+// ZB-1p (Qi et al., arXiv 2401.10241): split backward, the activations of 1F1B. Handcrafted for equal times (ZB-H1, the
+// interleaved order with one virtual stage), else whatever list scheduling finds that is better on the given times.
+#include <algorithm>
+#include <utility>
+
+#include "pipeline/schedules/greedy.h"
+#include "pipeline/schedules/schedules.h"
+
+namespace smdp::pipeline {
+
+Schedule zb_1p(const GenerateOptions& options) {
+  require_virtual_stages("zb_1p", options, 1, "interleaved_zero_bubble");
+  const Costs costs = costs_or_unit(options);
+  const double largest = *std::max_element(costs.activation_bytes.begin(), costs.activation_bytes.end());
+  Schedule best = interleaved_zero_bubble(options);
+  best.name = "zb_1p";
+  Schedule found = best_greedy(blank("zb_1p", Placement::kLoop, options), costs, options.stages * largest);
+  return is_better(found, best, costs) ? found : best;
+}
+
+}  // namespace smdp::pipeline

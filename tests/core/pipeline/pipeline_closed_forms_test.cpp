@@ -1,0 +1,232 @@
+// Makespan, bubble and peak of every schedule against the closed forms, and against the bounds that none can beat.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "pipeline/schedules.h"
+
+namespace smdp::pipeline {
+namespace {
+
+constexpr double kTolerance = 1e-9;
+
+// Seconds of a full stage. Not equal and not round, so that no term hides behind another.
+constexpr double kF = 1.25;
+constexpr double kI = 1.5;
+constexpr double kW = 0.875;
+constexpr double kX = kF + kI + kW;
+
+template <typename Body>
+void for_all(int most_virtual, Body&& body) {
+  for (int p = 2; p <= 16; ++p) {
+    for (int m = 1; m <= 64; ++m) {
+      for (int v = 1; v <= most_virtual; ++v) {
+        SCOPED_TRACE("p " + std::to_string(p) + " m " + std::to_string(m) + " v " + std::to_string(v));
+        body(p, m, v);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+void expect_makespan(const Simulation& result, int p, int m, double idle, double x = kX) {
+  EXPECT_NEAR(result.makespan, m * x + idle, kTolerance * m * x);
+  EXPECT_NEAR(result.bubble, 1 - m * x / (m * x + idle), kTolerance);
+  EXPECT_NEAR(result.work, p * m * x, kTolerance * p * m * x);
+}
+
+TEST(ClosedForms, GPipe) {
+  for_all(1, [](int p, int m, int) {
+    const Schedule schedule = make("gpipe", p, m);
+    const Simulation result = simulate(schedule, of_full_stage(schedule, kF, kI, kW));
+    expect_makespan(result, p, m, (p - 1) * kX);
+    for (const double kept : result.peak_activations) EXPECT_NEAR(kept, m, kTolerance);
+  });
+}
+
+TEST(ClosedForms, OneForwardOneBackward) {
+  for_all(1, [](int p, int m, int) {
+    const Schedule schedule = make("1f1b", p, m);
+    const Simulation result = simulate(schedule, of_full_stage(schedule, kF, kI, kW));
+    expect_makespan(result, p, m, (p - 1) * kX);
+    for (int rank = 0; rank < p; ++rank) {
+      EXPECT_NEAR(result.peak_activations[static_cast<std::size_t>(rank)], std::min(p - rank, m), kTolerance);
+    }
+  });
+}
+
+TEST(ClosedForms, Interleaved) {
+  for_all(4, [](int p, int m, int v) {
+    if (m % p != 0) return;
+    const Schedule schedule = make("interleaved_1f1b", p, m, v);
+    const Simulation result = simulate(schedule, of_full_stage(schedule, kF, kI, kW));
+    expect_makespan(result, p, m, (p - 1) * kX / v);
+    for (int rank = 0; rank < p; ++rank) {
+      const double kept = ((v - 1) * p + 2 * (p - 1 - rank) + 1) / static_cast<double>(v);
+      EXPECT_NEAR(result.peak_activations[static_cast<std::size_t>(rank)], std::min<double>(kept, m), kTolerance);
+    }
+  });
+}
+
+TEST(ClosedForms, LoopedBfs) {
+  for_all(4, [](int p, int m, int v) {
+    if (m < p) return;
+    const Schedule schedule = make("looped_bfs", p, m, v);
+    const Simulation result = simulate(schedule, of_full_stage(schedule, kF, kI, kW));
+    expect_makespan(result, p, m, (p - 1) * kX / v);
+    EXPECT_NEAR(peak(result), m, kTolerance);
+  });
+}
+
+TEST(ClosedForms, ZeroBubbleWithOnesActivations) {
+  for_all(1, [](int p, int m, int) {
+    if (m < p) return;
+    const Schedule schedule = make("zb_1p", p, m);
+    const Simulation result = simulate(schedule, of_full_stage(schedule));
+    expect_makespan(result, p, m, p - 1, 3);
+    EXPECT_LE(peak(result), p + kTolerance);
+  });
+}
+
+TEST(ClosedForms, ZeroBubbleWithTwiceTheActivationsHasNoBubbleOfSpan) {
+  for_all(1, [](int p, int m, int) {
+    if (m < 2 * p - 1) return;
+    const Schedule schedule = make("zb_2p", p, m);
+    const Simulation result = simulate(schedule, of_full_stage(schedule));
+    EXPECT_NEAR(result.span, 3 * m, kTolerance * m);
+    EXPECT_NEAR(result.makespan, 3 * m + p - 1, kTolerance * m);
+    EXPECT_LE(peak(result), 2 * p - 1 + kTolerance);
+  });
+}
+
+TEST(ClosedForms, InterleavedZeroBubbleWithTwoVirtualStages) {
+  for_all(1, [](int p, int m, int) {
+    if (m % p != 0) return;
+    const Schedule schedule = make("interleaved_zero_bubble", p, m, 2);
+    const Simulation result = simulate(schedule, of_full_stage(schedule));
+    expect_makespan(result, p, m, (p - 1) / 2.0, 3);
+    for (const double kept : result.peak_activations) EXPECT_NEAR(kept, p, kTolerance);
+  });
+}
+
+TEST(ClosedForms, ZeroBubbleInAV) {
+  for_all(1, [](int p, int m, int) {
+    if (m < 2 * p - 1) return;
+    const Schedule schedule = make("zb_v", p, m, 2);
+    const Simulation result = simulate(schedule, of_full_stage(schedule));
+    expect_makespan(result, p, m, (p - 1) / 2.0, 3);
+    EXPECT_NEAR(result.span, 3 * m, kTolerance * m);
+    for (const double kept : result.peak_activations) EXPECT_NEAR(kept, p, kTolerance);
+  });
+}
+
+TEST(ClosedForms, DualPipeV) {
+  for_all(1, [](int p, int m, int) {
+    if (m < 2 * p) return;
+    const Schedule schedule = make("dualpipe_v", p, m, 2);
+    const Simulation result = simulate(schedule, of_full_stage(schedule));
+    expect_makespan(result, p, m, (p - 1) / 2.0, 3);
+    for (const double kept : result.peak_activations) EXPECT_NEAR(kept, p + 0.5, kTolerance);
+  });
+}
+
+TEST(ClosedForms, ForwardOnly) {
+  for_all(4, [](int p, int m, int v) {
+    if (m % p != 0) return;
+    const Schedule schedule = make("forward_only", p, m, v);
+    const Simulation result = simulate(schedule, of_full_stage(schedule, kF, kI, kW));
+    EXPECT_NEAR(result.makespan, m * kF + (p - 1) * kF / v, kTolerance * m);
+    EXPECT_NEAR(peak(result), 1.0 / v, kTolerance);
+  });
+}
+
+TEST(ClosedForms, SmpInterleavedLiesBetweenOthersAndWithinItsBound) {
+  for_all(1, [](int p, int m, int) {
+    const Schedule schedule = make("smp_interleaved", p, m);
+    const Simulation result = simulate(schedule, of_full_stage(schedule));
+    EXPECT_NEAR(result.makespan, 3 * (m + p - 1), kTolerance * m);
+    EXPECT_LE(peak(result), std::min(p + 2, m) + kTolerance);
+    VerifyOptions options;
+    options.active_microbatches = p + 2;
+    options.checks = {Check::kMemoryCap};
+    EXPECT_FALSE(verify(schedule, options));
+  });
+}
+
+// 1F1B waits 2(p-1)/p hops per microbatch in its steady state, and 2(p-1) - 2 beyond that.
+TEST(ClosedForms, HopsOfOneForwardOneBackward) {
+  constexpr double kHop = 0.03125;
+  for_all(1, [](int p, int m, int) {
+    if (m % p != 0) return;
+    const Schedule schedule = make("1f1b", p, m);
+    Costs costs = of_full_stage(schedule, kF, kI, kW);
+    costs.hop = kHop;
+    const double hops = 2.0 * (p - 1) * m / p + 2 * (p - 1) - 2;
+    EXPECT_NEAR(simulate(schedule, costs).makespan, m * kX + (p - 1) * kX + hops * kHop, kTolerance * m);
+  });
+}
+
+TEST(ClosedForms, HopsOfInterleaved) {
+  constexpr double kHop = 0.03125;
+  for_all(4, [](int p, int m, int v) {
+    if (m % p != 0 || v == 1) return;
+    const Schedule schedule = make("interleaved_1f1b", p, m, v);
+    Costs costs = of_full_stage(schedule, kF, kI, kW);
+    costs.hop = kHop;
+    EXPECT_NEAR(simulate(schedule, costs).makespan, m * kX + (p - 1) * kX / v + 2 * (p * v - 1) * kHop, kTolerance * m);
+  });
+}
+
+struct Row {
+  int p, m;
+  double gpipe, one, looped, i2, i4, izb, zbv, dual;
+};
+
+// torch 2.13's orders replayed with F = I = W = 1.
+TEST(Tables, MakespansOfTorchsOrders) {
+  for (const Row& row :
+       {Row{4, 8, 33, 33, 28.5, 28.5, 26.25, 25.5, 25.5, 25.5}, Row{4, 16, 57, 57, 52.5, 52.5, 50.25, 49.5, 49.5, 49.5},
+        Row{8, 16, 69, 69, 58.5, 58.5, 53.25, 51.5, 51.5, 51.5},
+        Row{8, 24, 93, 93, 82.5, 82.5, 77.25, 75.5, 75.5, 75.5}}) {
+    const auto expect = [&](const char* name, int v, double makespan, double kept) {
+      const Schedule schedule = make(name, row.p, row.m, v);
+      const Simulation result = simulate(schedule, of_full_stage(schedule));
+      EXPECT_DOUBLE_EQ(result.makespan, makespan) << name << " p " << row.p << " m " << row.m;
+      EXPECT_DOUBLE_EQ(peak(result), kept) << name << " p " << row.p << " m " << row.m;
+    };
+    expect("gpipe", 1, row.gpipe, row.m);
+    expect("1f1b", 1, row.one, row.p);
+    expect("looped_bfs", 2, row.looped, row.m);
+    expect("interleaved_1f1b", 2, row.i2, row.p + (row.p - 1) / 2.0);
+    expect("interleaved_1f1b", 4, row.i4, row.p + (row.p - 1) / 4.0);
+    expect("interleaved_zero_bubble", 2, row.izb, row.p);
+    expect("zb_v", 2, row.zbv, row.p);
+    expect("dualpipe_v", 2, row.dual, row.p + 0.5);
+  }
+}
+
+TEST(LowerBounds, NoScheduleBeatsThem) {
+  for (const ScheduleInfo& info : schedule_names()) {
+    const std::string name(info.name);
+    for (const int v : virtual_stages_of(name)) {
+      for (int p = 1; p <= 6; ++p) {
+        for (const int m : {1, 2, 3, 5, 8, 13}) {
+          if (!is_possible(name, p, m)) continue;
+          const Schedule schedule = make(name, p, m, v);
+          for (const double hop : {0.0, 0.25}) {
+            Costs costs = of_full_stage(schedule, kF, kI, kW);
+            costs.hop = hop;
+            const Simulation result = simulate(schedule, costs);
+            const LowerBounds bounds = lower_bounds(schedule, costs);
+            EXPECT_GE(result.makespan, bounds.makespan * (1 - 1e-12)) << name << " p " << p << " m " << m << " v " << v;
+            EXPECT_GE(result.span, bounds.span * (1 - 1e-12)) << name << " p " << p << " m " << m << " v " << v;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smdp::pipeline

@@ -1,0 +1,174 @@
+// Random schedules are valid; each random mutation that breaks their meaning is found. Seeded: a failure names its
+// round.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipeline/schedules.h"
+#include "smdp/pipeline/formats.h"
+
+namespace smdp::pipeline {
+namespace {
+
+using Random = std::mt19937_64;
+
+int below(Random& random, std::size_t count) { return static_cast<int>(random() % count); }
+
+Schedule random_schedule(Random& random) {
+  const std::vector<ScheduleInfo> names = schedule_names();
+  for (;;) {
+    const std::string name(names[static_cast<std::size_t>(below(random, names.size()))].name);
+    const std::vector<int> virtual_stages = virtual_stages_of(name);
+    const int v = virtual_stages[static_cast<std::size_t>(below(random, virtual_stages.size()))];
+    const int p = 2 + below(random, 4);
+    const int m = 1 + below(random, 9);
+    if (!is_possible(name, p, m)) continue;
+    Schedule schedule = make(name, p, m, v);
+    if (below(random, 3) == 0 && schedule.stages() > 3) schedule.skip_edges = {{0, schedule.stages() - 1}};
+    if (below(random, 3) == 0) schedule = add_unshard_reshard(schedule, 2 + below(random, 3));
+    if (below(random, 3) == 0) schedule = add_offload(schedule, {below(random, schedule.rank_of.size())}, 1);
+    if (below(random, 2) == 0) schedule = add_reduce_grad(schedule);
+    if (below(random, 3) == 0) schedule = add_tied_reductions(schedule, {{0, schedule.stages() - 1}});
+    return add_send_recv(schedule);
+  }
+}
+
+struct Place {
+  std::size_t rank;
+  std::size_t index;
+};
+
+// Where an action of this sort stands, at random.
+template <typename Wanted>
+std::optional<Place> find(const Schedule& schedule, Random& random, Wanted&& wanted) {
+  std::vector<Place> places;
+  for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    for (std::size_t i = 0; i < schedule.rows[rank].size(); ++i) {
+      if (wanted(schedule.rows[rank], i)) places.push_back({rank, i});
+    }
+  }
+  if (places.empty()) return std::nullopt;
+  return places[static_cast<std::size_t>(below(random, places.size()))];
+}
+
+bool is_work(const Action& action) { return is_compute(action.kind) || is_transfer(action.kind); }
+
+ActionKind reversed(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kSendForward:
+      return ActionKind::kRecvForward;
+    case ActionKind::kRecvForward:
+      return ActionKind::kSendForward;
+    case ActionKind::kSendBackward:
+      return ActionKind::kRecvBackward;
+    default:
+      return ActionKind::kSendBackward;
+  }
+}
+
+// The later one uses what the earlier one makes.
+bool depends(const Action& later, const Action& earlier) {
+  bool is_found = false;
+  for_each_part(later, [&](const Action& use) {
+    for_each_part(earlier, [&](const Action& made) {
+      if (use.stage != made.stage || use.microbatch != made.microbatch) return;
+      const bool is_input = use.kind == ActionKind::kForward && made.kind == ActionKind::kRecvForward;
+      const bool is_gradient =
+          is_input_gradient(use.kind) && (made.kind == ActionKind::kForward || made.kind == ActionKind::kRecvBackward);
+      const bool is_weight = use.kind == ActionKind::kBackwardWeight && made.kind == ActionKind::kBackwardInput;
+      const bool is_sent = (use.kind == ActionKind::kSendForward && made.kind == ActionKind::kForward) ||
+                           (use.kind == ActionKind::kSendBackward && is_input_gradient(made.kind));
+      is_found = is_found || is_input || is_gradient || is_weight || is_sent;
+    });
+  });
+  return is_found;
+}
+
+// Returns the mutation's name, or empty if the schedule has no place for it.
+std::string mutate(Schedule& schedule, Random& random) {
+  auto& rows = schedule.rows;
+  switch (below(random, 6)) {
+    case 0: {
+      const auto place = find(schedule, random, [](const auto& row, std::size_t i) { return is_work(row[i]); });
+      auto& row = rows[place->rank];
+      row.erase(row.begin() + static_cast<std::ptrdiff_t>(place->index));
+      return "drop";
+    }
+    case 1: {
+      const auto place = find(schedule, random, [](const auto& row, std::size_t i) { return is_work(row[i]); });
+      auto& row = rows[place->rank];
+      const Action copy = row[place->index];
+      row.insert(row.begin() + below(random, row.size() + 1), copy);
+      return "duplicate";
+    }
+    case 2: {
+      // Anywhere in a row, two actions of which the later one needs the earlier one.
+      std::size_t earlier = 0;
+      const auto place = find(schedule, random, [&](const auto& row, std::size_t i) {
+        for (std::size_t before = 0; before < i; ++before) {
+          if (depends(row[i], row[before])) return true;
+        }
+        return false;
+      });
+      auto& row = rows[place->rank];
+      while (!depends(row[place->index], row[earlier])) ++earlier;
+      std::swap(row[place->index], row[earlier]);
+      return "swap across a dependency";
+    }
+    case 3: {
+      const auto place =
+          find(schedule, random, [](const auto& row, std::size_t i) { return is_transfer(row[i].kind); });
+      if (!place) return "";
+      Action& action = rows[place->rank][place->index];
+      const int other = below(random, rows.size());
+      if (other == action.peer) return "";
+      action.peer = other;
+      return "wrong peer";
+    }
+    case 4: {
+      const auto place =
+          find(schedule, random, [](const auto& row, std::size_t i) { return is_transfer(row[i].kind); });
+      if (!place) return "";
+      Action& action = rows[place->rank][place->index];
+      action.kind = reversed(action.kind);
+      return "send for receive";
+    }
+    default: {
+      // A send and a receive with the same peer, one after the other: the peer has them in the same order.
+      const auto place = find(schedule, random, [](const auto& row, std::size_t i) {
+        return i + 1 < row.size() && is_transfer(row[i].kind) && is_transfer(row[i + 1].kind) &&
+               is_send(row[i].kind) != is_send(row[i + 1].kind) && row[i].peer == row[i + 1].peer;
+      });
+      if (!place) return "";
+      auto& row = rows[place->rank];
+      std::swap(row[place->index], row[place->index + 1]);
+      return "reversed send and receive";
+    }
+  }
+}
+
+TEST(Mutation, EveryOneIsFoundAndNoValidScheduleIsRefused) {
+  const char* text = std::getenv("SMDP_FUZZ_ROUNDS");
+  const int rounds = std::max(10'000, text == nullptr ? 0 : std::atoi(text));
+  int mutations = 0;
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    Random random(static_cast<std::uint64_t>(round));
+    Schedule schedule = random_schedule(random);
+    const auto refused = verify(schedule);
+    ASSERT_FALSE(refused) << refused->message;
+    const std::string mutation = mutate(schedule, random);
+    if (mutation.empty()) continue;
+    ++mutations;
+    ASSERT_TRUE(verify(schedule)) << mutation << " of\n" << to_json(schedule);
+  }
+  EXPECT_GT(mutations, rounds * 3 / 4);
+}
+
+}  // namespace
+}  // namespace smdp::pipeline

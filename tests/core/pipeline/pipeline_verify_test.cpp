@@ -1,0 +1,260 @@
+// Every schedule passes all checks; the published negative examples fail the one that is meant for them.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "pipeline/schedules.h"
+#include "smdp/error.h"
+#include "smdp/pipeline/formats.h"
+
+namespace smdp::pipeline {
+namespace {
+
+std::string broken(const Schedule& schedule, const VerifyOptions& options = {}) {
+  const auto found = verify(schedule, options);
+  if (!found) return "none";
+  EXPECT_NE(found->message.find("rank " + std::to_string(found->rank)), std::string::npos);
+  EXPECT_NE(found->message.find(found->action), std::string::npos);
+  EXPECT_NE(found->message.find("\n  rank"), std::string::npos) << "the rows around are missing: " << found->message;
+  return std::string(name_of(found->check));
+}
+
+VerifyOptions only(Check check, Transport transport = Transport::kRendezvous) {
+  VerifyOptions options;
+  options.checks = {check};
+  options.transports = {transport};
+  return options;
+}
+
+TEST(Verify, EveryScheduleIsValidBareAndLowered) {
+  for (const ScheduleInfo& info : schedule_names()) {
+    const std::string name(info.name);
+    for (const int v : virtual_stages_of(name)) {
+      for (int p = 1; p <= 7; ++p) {
+        for (const int m : {1, 2, 3, 4, 5, 7, 11, 16}) {
+          if (!is_possible(name, p, m)) continue;
+          SCOPED_TRACE(name + " p " + std::to_string(p) + " m " + std::to_string(m) + " v " + std::to_string(v));
+          const Schedule schedule = make(name, p, m, v);
+          const auto found = verify(schedule);
+          ASSERT_FALSE(found) << found->message;
+          Schedule lowered = add_unshard_reshard(schedule);
+          lowered = add_offload(lowered, {0}, 2);
+          lowered = add_reduce_grad(lowered);
+          if (lowered.stages() > 1) lowered = add_tied_reductions(lowered, {{0, lowered.stages() - 1}});
+          lowered = add_send_recv(lowered);
+          const auto later = verify(lowered);
+          ASSERT_FALSE(later) << later->message;
+          const Costs costs = of_full_stage(schedule);
+          EXPECT_NEAR(simulate(lowered, costs).makespan, simulate(schedule, costs).makespan, 1e-9);
+        }
+      }
+    }
+  }
+}
+
+TEST(Verify, SkipEdgesTravelStraightToTheirConsumer) {
+  for (const char* name : {"1f1b", "gpipe", "interleaved_1f1b", "zb_1p"}) {
+    Schedule schedule = make(name, 4, 6);
+    schedule.skip_edges = {{0, 2}, {0, 3}, {1, 3}};
+    EXPECT_FALSE(verify(schedule)) << name;
+    const Schedule lowered = add_send_recv(schedule);
+    const auto found = verify(lowered);
+    EXPECT_FALSE(found) << found->message;
+    EXPECT_NE(to_csv(lowered).find("0SEND_F0>3"), std::string::npos);
+    EXPECT_EQ(from_csv(to_csv(lowered)).skip_edges, schedule.skip_edges);
+  }
+}
+
+TEST(Verify, MoreRanksThanMicrobatchesAndAnEmptyStage) {
+  Schedule schedule = make("1f1b", 8, 3);
+  EXPECT_EQ(broken(schedule), "none");
+  schedule.rows[5].clear();
+  EXPECT_EQ(broken(schedule), "empty_stages");
+}
+
+// The last rank of torch 2.13's own order table for p 4, m 8 runs F1 to F8 and no F0.
+TEST(Verify, TorchsOrderTableOf1F1B) {
+  Schedule schedule = make("1f1b", 4, 8);
+  auto& row = schedule.rows.back();
+  for (Action& action : row) {
+    if (action.kind == ActionKind::kForward) ++action.microbatch;
+  }
+  EXPECT_EQ(broken(schedule), "completeness");
+  const auto found = verify(schedule);
+  EXPECT_EQ(found->rank, 3);
+  EXPECT_EQ(found->action, "3F8");
+  EXPECT_EQ(found->microbatch, 8);
+}
+
+TEST(Verify, LocalOrder) {
+  Schedule schedule = make("zb_1p", 3, 4);
+  auto& row = schedule.rows.back();
+  std::swap(row[0], row[1]);
+  EXPECT_EQ(broken(schedule), "local_order");
+  schedule = add_send_recv(make("1f1b", 3, 4));
+  std::swap(schedule.rows[1][0], schedule.rows[1][1]);  // F before its RECV_F
+  EXPECT_EQ(broken(schedule), "local_order");
+}
+
+TEST(Verify, CyclesOverRanksArePrinted) {
+  // Rank 1 wants the second forward before it gives the first gradient, rank 0 the other way round.
+  Schedule schedule = make("1f1b", 2, 2);
+  schedule.rows[0] = {parse_action("0F0"), parse_action("0B0"), parse_action("0F1"), parse_action("0B1")};
+  schedule.rows[1] = {parse_action("1F0"), parse_action("1F1"), parse_action("1B1"), parse_action("1B0")};
+  EXPECT_EQ(broken(schedule), "acyclicity");
+  const auto found = verify(schedule);
+  EXPECT_NE(found->message.find("rank 0 at 0B0 waits for"), std::string::npos) << found->message;
+  EXPECT_NE(found->message.find("rank 1 at 1F1 waits for 0F1"), std::string::npos) << found->message;
+}
+
+TEST(Verify, MatchingNamesPeersAndOrder) {
+  const Schedule good = add_send_recv(make("1f1b", 4, 6));
+  Schedule bad = good;
+  for (Action& action : bad.rows[0]) {
+    if (action.kind != ActionKind::kSendForward) continue;
+    action.peer = 3;
+    break;
+  }
+  EXPECT_EQ(broken(bad), "matching");
+  bad = good;
+  std::vector<std::size_t> sends;
+  for (std::size_t i = 0; i < bad.rows[0].size(); ++i) {
+    if (bad.rows[0][i].kind == ActionKind::kSendForward) sends.push_back(i);
+  }
+  std::swap(bad.rows[0][sends[0]], bad.rows[0][sends[1]]);
+  EXPECT_EQ(broken(bad, only(Check::kMatching)), "matching");
+}
+
+// Both traces as published, filled up to whole forwards or steps: stages 0 and 2 on rank 0, 1 and 3 on rank 1.
+Schedule trace_a() {
+  return from_csv(
+      "0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2SEND_F0,2RECV_F1,2F1,2SEND_F1\n"
+      "1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,3RECV_F0,3F0,3RECV_F1,3F1\n");
+}
+
+Schedule trace_b() {
+  return from_csv(
+      "0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2SEND_F0,2RECV_F1,2F1,2SEND_F1,0F2,0SEND_F2,2RECV_B0,2B0,2SEND_B0,"
+      "2RECV_F2,2F2,2SEND_F2,2RECV_B1,2B1,2SEND_B1,2RECV_B2,2B2,2SEND_B2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
+      "1RECV_F0,1F0,1RECV_F1,1SEND_F0,1F1,1SEND_F1,3RECV_F0,3F0,3B0,3RECV_F1,3SEND_B0,3F1,3B1,1RECV_F2,3SEND_B1,1F2,"
+      "1RECV_B0,1SEND_F2,1B0,3RECV_F2,3F2,3B2,1RECV_B1,3SEND_B2,1B1,1RECV_B2,1B2,1SEND_B0,1SEND_B1,1SEND_B2\n");
+}
+
+TEST(Verify, PublishedDeadlocks) {
+  EXPECT_EQ(broken(trace_a(), only(Check::kDeadlock, Transport::kRendezvous)), "deadlock");
+  EXPECT_EQ(broken(trace_a(), only(Check::kDeadlock, Transport::kSingleStream)), "deadlock");
+  EXPECT_EQ(broken(trace_a()), "deadlock");
+  EXPECT_EQ(broken(trace_b(), only(Check::kDeadlock, Transport::kRendezvous)), "deadlock");
+  EXPECT_EQ(broken(trace_b(), only(Check::kDeadlock, Transport::kSingleStream)), "deadlock");
+  const auto found = verify(trace_a(), only(Check::kDeadlock));
+  EXPECT_NE(found->message.find("rank 0 at 0SEND_F1, rank 1 at 1SEND_F0"), std::string::npos) << found->message;
+  const auto other = verify(trace_b(), only(Check::kDeadlock, Transport::kSingleStream));
+  EXPECT_NE(other->message.find("NCCL"), std::string::npos) << other->message;
+}
+
+TEST(Verify, BuffersHelpWhereTheyAre) {
+  VerifyOptions options = only(Check::kDeadlock, Transport::kBuffered);
+  options.buffers = 1;
+  EXPECT_FALSE(verify(trace_a(), options));
+  // Rank 0 sends four values before it receives one: rank 1 can be one ahead of what it has handed over, or two.
+  const Schedule schedule = from_csv(
+      "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0F3,0SEND_F3,2RECV_F0,2F0,2RECV_F1,2F1,2RECV_F2,2F2,2RECV_F3,2F3\n"
+      "1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,1RECV_F2,1F2,1SEND_F2,1RECV_F3,1F3,1SEND_F3\n");
+  options.buffers = 1;
+  EXPECT_EQ(broken(schedule, options), "deadlock");
+  options.buffers = 2;
+  EXPECT_EQ(broken(schedule, options), "none");
+}
+
+TEST(Verify, MemoryCap) {
+  const Schedule schedule = make("1f1b", 4, 8);
+  VerifyOptions options;
+  options.memory_cap = 4;
+  EXPECT_EQ(broken(schedule, options), "none");
+  options.memory_cap = 4 - 1e-9;
+  EXPECT_EQ(broken(schedule, options), "memory_cap");
+  EXPECT_EQ(verify(schedule, options)->action, "0F3");
+  options.memory_cap.reset();
+  options.active_microbatches = 3;
+  EXPECT_EQ(broken(schedule, options), "memory_cap");
+  // What is received takes room, too.
+  Costs costs = uniform_costs(4);
+  costs.receive_bytes = {1, 1, 1, 1};
+  options = {};
+  options.costs = costs;
+  options.memory_cap = 4;
+  EXPECT_EQ(broken(add_send_recv(schedule), options), "memory_cap");
+}
+
+TEST(Verify, OffloadLowersThePeak) {
+  const Schedule schedule = make("gpipe", 2, 16);
+  const Costs costs = uniform_costs(2);
+  const Simulation without = simulate(schedule, costs);
+  const Simulation with = simulate(add_offload(schedule, {0, 1}, 2), costs);
+  EXPECT_EQ(without.peak_activations[0], 16);
+  EXPECT_LE(with.peak_activations[0], 5);
+}
+
+TEST(Verify, CollectiveOrder) {
+  const Schedule schedule = add_tied_reductions(make("1f1b", 3, 4), {{0, 2}, {0, 1, 2}});
+  EXPECT_EQ(broken(schedule), "none");
+  Schedule bad = schedule;
+  std::swap(bad.rows[0][bad.rows[0].size() - 1], bad.rows[0][bad.rows[0].size() - 2]);
+  EXPECT_EQ(broken(bad, only(Check::kCollectiveOrder)), "collective_order");
+  bad = schedule;
+  bad.rows[2].pop_back();
+  EXPECT_EQ(broken(bad, only(Check::kCollectiveOrder)), "collective_order");
+  // A replica on which a rank has no such layer skips its reduction.
+  VerifyOptions options;
+  const Schedule ours = add_reduce_grad(make("1f1b", 3, 4));
+  options.replicas = {ours};
+  EXPECT_EQ(broken(ours, options), "none");
+  options.replicas[0].rows[1].pop_back();
+  EXPECT_EQ(broken(ours, options), "collective_order");
+}
+
+TEST(Verify, Placement) {
+  Schedule schedule = make("1f1b", 3, 4);
+  std::swap(schedule.rows[0], schedule.rows[1]);
+  EXPECT_EQ(broken(schedule), "placement");
+  schedule = add_unshard_reshard(make("interleaved_1f1b", 2, 4, 4), 2);
+  EXPECT_EQ(broken(schedule), "none");
+  for (std::size_t i = 0; i < schedule.rows[0].size(); ++i) {
+    if (schedule.rows[0][i].kind != ActionKind::kUnshard) continue;
+    schedule.rows[0].erase(schedule.rows[0].begin() + static_cast<std::ptrdiff_t>(i));
+    break;
+  }
+  EXPECT_EQ(broken(schedule), "placement");
+}
+
+TEST(Verify, TrainingAndEvaluationAlternate) {
+  VerifyOptions options;
+  options.alternates = {make("forward_only", 4, 8)};
+  const Schedule train = add_send_recv(make("1f1b", 4, 8));
+  EXPECT_EQ(broken(train, options), "none");
+  // Evaluation that stops before it has used what it received.
+  Schedule eval = add_send_recv(make("forward_only", 4, 8));
+  eval.rows[3].pop_back();
+  options.alternates = {eval};
+  EXPECT_EQ(broken(train, options), "alternation");
+  options.alternates = {make("forward_only", 4, 8, 2)};
+  EXPECT_EQ(broken(train, options), "alternation");
+  Schedule sharded = add_unshard_reshard(make("1f1b", 2, 4));
+  sharded.rows[0].pop_back();
+  EXPECT_EQ(broken(sharded), "alternation");
+}
+
+TEST(Verify, WrongOptionsAreNamed) {
+  const Schedule schedule = make("1f1b", 2, 2);
+  VerifyOptions options;
+  options.buffers = 0;
+  EXPECT_THROW(verify(schedule, options), InvalidArgument);
+  EXPECT_THROW(verify(Schedule{}), InvalidArgument);
+  EXPECT_THROW(make("1f1b", 0, 1), InvalidArgument);
+  EXPECT_THROW(make("1f1b", 2, 1, 2), InvalidArgument);
+  EXPECT_THROW(make("dualpipe_v", 4, 7, 2), InvalidArgument);
+  EXPECT_THROW(make("1f2b", 2, 1), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace smdp::pipeline
