@@ -14,6 +14,9 @@ constexpr std::array<std::string_view, 15> kNames{
     "UNSHARD", "RESHARD", "REDUCE_GRAD", "OVERLAP_F_B", "OFFLOAD", "RELOAD", "REDUCE_TIED",
 };
 
+// So that a stage's neighbour is a number, too.
+constexpr int kLargest = 1 << 30;
+
 std::optional<ActionKind> kind_named(std::string_view name) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == name) return static_cast<ActionKind>(i);
@@ -35,7 +38,7 @@ std::optional<ActionKind> kind_named(std::string_view name) {
 int take_number(std::string_view& text, std::string_view whole) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc::result_out_of_range) refuse(whole, "a number in it is too large");
+  if (error == std::errc::result_out_of_range || value > kLargest) refuse(whole, "a number in it is too large");
   if (error != std::errc() || value < 0) return -1;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return value;

@@ -123,7 +123,7 @@ def test_violations_are_errors_of_their_own() -> None:
         ("5F0", "stage 0 is in no line"),
         ("99999999F0", "stage 99999999 is not valid"),
         ("0F99999999999", "too large"),
-        ("0F2000000000", "microbatches"),
+        ("0F1000000000", "microbatches"),
         ("(0F0;0F1)OVERLAP_F_B", "a pair is an F, then a B or an I"),
     ],
 )

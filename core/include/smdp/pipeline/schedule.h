@@ -34,7 +34,7 @@ struct Schedule {
 // Bounds of what is accepted, so that no input asks for more memory than there is.
 inline constexpr int kMaxRanks = 4096;
 inline constexpr int kMaxStages = 1 << 16;
-inline constexpr int kMaxCells = 1 << 24;  // virtual stages x microbatches
+inline constexpr int kMaxCells = 1 << 22;  // virtual stages x microbatches
 
 // rank_of for so many virtual stages per rank.
 SMDP_API std::vector<int> place(Placement placement, int ranks, int virtual_stages);

@@ -202,6 +202,57 @@ def _simulate(
     typer.echo(simulate.as_json(rows) if json else simulate.as_text(rows, model, link))
 
 
+_schedules = typer.Typer(help="Look at pipeline schedules.", no_args_is_help=True)
+app.add_typer(_schedules, name="schedule")
+
+
+@_schedules.command("show")
+def _show_schedule(
+    name: Annotated[str, typer.Argument(help="E.g. 1f1b, interleaved_1f1b, zb_v or auto.")],
+    stages: Annotated[int, typer.Option("--stages", help="Pipeline stages, one per rank.")] = 4,
+    microbatches: Annotated[int, typer.Option("--microbatches", help="Number of microbatches.")] = 8,
+    virtual_stages: Annotated[
+        int | None, typer.Option("--virtual-stages", help="Per rank. Default: what the schedule needs.")
+    ] = None,
+    forward: Annotated[float, typer.Option("--forward", help="Time of a full stage.")] = 1,
+    backward_input: Annotated[float, typer.Option("--backward-input", help="Of its input gradient.")] = 1,
+    backward_weight: Annotated[float, typer.Option("--backward-weight", help="Of its weight gradient.")] = 1,
+    hop: Annotated[float, typer.Option("--hop", help="Time from rank to rank.")] = 0,
+    memory_cap: Annotated[
+        float | None, typer.Option("--memory-cap", help="auto: most microbatches' activations on a rank.")
+    ] = None,
+    width: Annotated[int, typer.Option("--width", help="Most characters of a line.")] = 120,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, without the drawing.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write .csv, .json, .png, .svg or .pdf.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
+) -> None:
+    """Draw a schedule, with its makespan, bubble and memory."""
+    from smdp.cli import schedule
+
+    try:
+        text = schedule.show(
+            name,
+            stages=stages,
+            microbatches=microbatches,
+            virtual_stages=virtual_stages,
+            forward=forward,
+            backward_input=backward_input,
+            backward_weight=backward_weight,
+            hop=hop,
+            memory_cap=memory_cap,
+            width=width,
+            as_json=json,
+            output=output,
+            trace=trace,
+        )
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        typer.echo(f"smdp schedule: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(text)
+
+
 _traces = typer.Typer(help="Read the traces that SMDP_TRACE=dir makes.", no_args_is_help=True)
 app.add_typer(_traces, name="trace")
 _Directory = Annotated[Path, typer.Argument(help="What SMDP_TRACE named.")]

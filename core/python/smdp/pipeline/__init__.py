@@ -22,6 +22,7 @@ from ._errors import PlacementError as PlacementError
 from ._errors import ScheduleError as ScheduleError
 from ._generate import SCHEDULES as SCHEDULES
 from ._generate import generate as generate
+from ._generate import usual_virtual_stages as usual_virtual_stages
 from ._schedule import Schedule as Schedule
 from ._simulate import Link as Link
 from ._simulate import Simulation as Simulation
@@ -50,5 +51,6 @@ __all__ = [
     "generate",
     "lower_bounds",
     "simulate",
+    "usual_virtual_stages",
     "verify",
 ]

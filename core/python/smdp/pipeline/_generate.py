@@ -12,6 +12,20 @@ from ._schedule import Schedule
 SCHEDULES: dict[str, str] = dict(_core.pipeline_schedules())
 
 _LARGEST_STAGES = 1 << 16
+_OF_TWO = {
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dualpipe_v",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+}
+
+
+def usual_virtual_stages(name: str) -> int:
+    """Give the number of virtual stages per rank that a schedule has unless somebody wants another one."""
+    return 2 if name in _OF_TWO else 1
 
 
 def generate(

@@ -1,0 +1,102 @@
+"""`smdp schedule show`: a pipeline schedule, drawn and measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from smdp import pipeline
+
+#: What --output can write, by the name's ending.
+FORMATS = (".csv", ".json", ".png", ".svg", ".pdf")
+
+
+def show(
+    name: str,
+    *,
+    stages: int,
+    microbatches: int,
+    virtual_stages: int | None,
+    forward: float,
+    backward_input: float,
+    backward_weight: float,
+    hop: float,
+    memory_cap: float | None,
+    width: int,
+    as_json: bool,
+    output: Path | None,
+    trace: Path | None,
+) -> str:
+    """Make a schedule, verify it, lowered, and give its drawing and figures.
+
+    Args:
+        name: One of smdp.pipeline.SCHEDULES.
+        stages: Pipeline stages.
+        microbatches: Number of microbatches.
+        virtual_stages: Per rank. Default: what the schedule needs.
+        forward: Time of a full stage; virtual stages share it, the two below and one unit of activations.
+        backward_input: Of its input gradient.
+        backward_weight: Of its weight gradient.
+        hop: From rank to rank.
+        memory_cap: For auto: most activations per rank, in those of a microbatch on a full stage.
+        width: Most characters of a line.
+        as_json: Give figures as JSON, without a drawing.
+        output: Also write the schedule (.csv, .json) or a picture (.png, .svg, .pdf).
+        trace: Also write a Chrome trace.
+
+    Raises:
+        ValueError: An argument is wrong.
+        ImportError: A picture is wanted, but there is no matplotlib.
+        OSError: A file cannot be written.
+    """
+    if output is not None and output.suffix not in FORMATS:
+        raise ValueError(
+            f"--output={str(output)!r} is not valid; allowed: names ending in {', '.join(FORMATS)}"
+        )
+    virtual = virtual_stages if virtual_stages is not None else pipeline.usual_virtual_stages(name)
+    part = 1 / max(1, virtual)
+    times: dict[str, Any] = {
+        "forward": forward * part,
+        "backward_input": backward_input * part,
+        "backward_weight": backward_weight * part,
+        "hop": hop,
+        "activation_bytes": part,
+    }
+    schedule = pipeline.generate(
+        name,
+        stages=stages,
+        microbatches=microbatches,
+        virtual_stages=virtual,
+        memory_cap=memory_cap,
+        **times,
+    )
+    pipeline.verify(schedule.lower())
+    result = pipeline.simulate(schedule, **times)
+    if trace is not None:
+        trace.write_text(result.chrome_trace(), encoding="utf-8")
+    if output is not None:
+        if output.suffix == ".csv":
+            output.write_text(schedule.to_csv(), encoding="utf-8")
+        elif output.suffix == ".json":
+            output.write_text(schedule.to_json(), encoding="utf-8")
+        else:
+            result.draw(output)
+    figures = {
+        "schedule": schedule.name,
+        "stages": stages,
+        "virtual_stages": virtual,
+        "microbatches": microbatches,
+        "makespan": result.makespan,
+        "span": result.span,
+        "bubble": result.bubble,
+        "peak_activations": result.peak_activations,
+    }
+    if as_json:
+        return json.dumps(figures, indent=2)
+    return (
+        f"{result.draw(width=width)}"
+        f"{schedule.name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %, at most "
+        f"{max(result.peak_activations):g} microbatches' activations on a rank\n"
+        "digit: forward of that microbatch, letter: its backward, ':': weight gradient, '*': both overlapped"
+    )
