@@ -206,6 +206,27 @@ TEST(Tables, MakespansOfTorchsOrders) {
   }
 }
 
+struct VRow {
+  int p, m;
+  double half, half_share, min, min_share;
+};
+
+// The authors' schedules with F = I = W = 1 per virtual stage; shares are of 1F1B's activations.
+TEST(Tables, NeverWorseThanTheAuthorsVHalfAndVMin) {
+  for (const VRow& row :
+       {VRow{4, 8, 53, 0.75, 59, 0.5}, VRow{8, 16, 113, 0.625, 123, 0.5}, VRow{8, 24, 161, 0.625, 171, 0.5},
+        VRow{8, 32, 209, 0.625, 219, 0.5}, VRow{16, 48, 329, 0.5625, 347, 0.375}}) {
+    const auto expect = [&](const char* name, double makespan, double share) {
+      const Schedule schedule = make(name, row.p, row.m, 2);
+      const Simulation result = simulate(schedule, uniform_costs(schedule.stages()));
+      EXPECT_LE(result.makespan, makespan) << name << " p " << row.p << " m " << row.m;
+      EXPECT_LE(peak(result), share * 2 * row.p) << name << " p " << row.p << " m " << row.m;
+    };
+    expect("v_half", row.half, row.half_share);
+    expect("v_min", row.min, row.min_share);
+  }
+}
+
 TEST(LowerBounds, NoScheduleBeatsThem) {
   for (const ScheduleInfo& info : schedule_names()) {
     const std::string name(info.name);

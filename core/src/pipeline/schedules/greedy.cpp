@@ -30,6 +30,8 @@ class Greedy {
         reserve_(schedule_.rank_of.size(), 0),
         next_forward_(schedule_.rank_of.size(), 0),
         next_gradient_(schedule_.rank_of.size(), 0),
+        order_(rules.order),
+        next_in_order_(schedule_.rows.size(), 0),
         forward_arrival_(schedule_.rank_of.size() * at(microbatches_), kUnknown),
         gradient_arrival_(forward_arrival_.size(), kUnknown),
         pending_(schedule_.rows.size()),
@@ -78,6 +80,10 @@ class Greedy {
   }
 
   void decide(int rank, double now) {
+    if (!rules_.order.empty()) {
+      decide_in_order(rank, now);
+      return;
+    }
     int gradient = -1;
     int forward = -1;
     double coming = kUnknown;
@@ -108,6 +114,47 @@ class Greedy {
     } else if (wake < kUnknown) {
       events_.emplace(wake, rank);
     }
+  }
+
+  void decide_in_order(int rank, double now) {
+    std::vector<Action>& order = order_[at(rank)];
+    std::size_t& next = next_in_order_[at(rank)];
+    double wake = kUnknown;
+    bool is_blocked = false;  // an action is ready, but there is no room for it
+    const std::size_t end = std::min(order.size(), next + 1 + static_cast<std::size_t>(rules_.lookahead));
+    for (std::size_t i = next; i < end; ++i) {
+      const Action action = order[i];
+      const bool is_forward = action.kind == ActionKind::kForward;
+      const int microbatch = is_forward ? next_forward_[at(action.stage)] : next_gradient_[at(action.stage)];
+      if (microbatch != action.microbatch) continue;
+      const double ready = is_forward ? next_forward_at(action.stage) : next_gradient_at(action.stage);
+      if (ready > now) {
+        if (i == next) wake = ready;
+        wake = std::min(wake, ready);
+        continue;
+      }
+      // With nothing left to free, the cap gives way: what is asked for then is an order that cannot keep it. An action
+      // out of turn leaves room for the one whose turn it is.
+      const bool is_in_turn = i == next;
+      const double spare = is_in_turn ? 0 : costs_.activation_bytes[at(action.stage)];
+      if (is_forward && !has_room_for(action.stage, rank, spare) && !(is_in_turn && pending_[at(rank)].empty())) {
+        is_blocked = is_blocked || is_in_turn;
+        continue;
+      }
+      order.erase(order.begin() + static_cast<std::ptrdiff_t>(i));
+      is_forward ? start_forward(action.stage, rank, now) : start_gradient(action.stage, rank, now);
+      return;
+    }
+    if (!pending_[at(rank)].empty() && (is_blocked || !is_worth_waiting(rank, wake - now))) {
+      start_weight(rank, now);
+    } else if (wake < kUnknown) {
+      events_.emplace(wake, rank);
+    }
+  }
+
+  bool has_room_for(int stage, int rank, double spare) const {
+    const double need = held_[at(rank)] + costs_.activation_bytes[at(stage)] + spare;
+    return rules_.memory_cap == 0 || need <= rules_.memory_cap * (1 + 1e-9);
   }
 
   // Forward and backward in turn where both are ready.
@@ -187,6 +234,8 @@ class Greedy {
   std::vector<double> reserve_;
   std::vector<int> next_forward_;
   std::vector<int> next_gradient_;
+  std::vector<std::vector<Action>> order_;  // what is left of rules_.order
+  std::vector<std::size_t> next_in_order_;  // in it, per rank
   std::vector<double> forward_arrival_;
   std::vector<double> gradient_arrival_;
   std::vector<std::deque<std::pair<int, int>>> pending_;  // weight gradients, per rank

@@ -1,9 +1,9 @@
 // V-Half (Qi et al., arXiv 2405.15362): two virtual stages per rank in a V, half of 1F1B's activations and two virtual
-// stages' worth more, by list scheduling under that cap.
+// stages' more.
 #include <algorithm>
 
-#include "pipeline/schedules/greedy.h"
 #include "pipeline/schedules/schedules.h"
+#include "pipeline/schedules/v_pattern.h"
 
 namespace smdp::pipeline {
 
@@ -11,7 +11,8 @@ Schedule v_half(const GenerateOptions& options) {
   require_virtual_stages("v_half", options, 2, "zb_v");
   const Costs costs = costs_or_unit(options);
   const double largest = *std::max_element(costs.activation_bytes.begin(), costs.activation_bytes.end());
-  return best_greedy(blank("v_half", Placement::kV, options), costs, (options.stages + 2) * largest);
+  // Two slots per hop one way, one the other: on every rank both virtual stages' lifetimes add up to 6 (p - 1).
+  return best_of_blocks(blank("v_half", Placement::kV, options), {2, 1, 2, 1}, costs, (options.stages + 2) * largest);
 }
 
 }  // namespace smdp::pipeline

@@ -1,9 +1,9 @@
 // V-Min (Qi et al., arXiv 2405.15362): two virtual stages per rank in a V, a third of 1F1B's activations and a little
-// more, by list scheduling under that cap.
+// more.
 #include <algorithm>
 
-#include "pipeline/schedules/greedy.h"
 #include "pipeline/schedules/schedules.h"
+#include "pipeline/schedules/v_pattern.h"
 
 namespace smdp::pipeline {
 
@@ -11,8 +11,9 @@ Schedule v_min(const GenerateOptions& options) {
   require_virtual_stages("v_min", options, 2, "zb_v");
   const Costs costs = costs_or_unit(options);
   const double largest = *std::max_element(costs.activation_bytes.begin(), costs.activation_bytes.end());
-  const int kept = 2 * ((options.stages + 2) / 3);
-  return best_greedy(blank("v_min", Placement::kV, options), costs, std::max(2, kept) * largest);
+  // One slot per hop: both virtual stages' lifetimes add up to about 4p slots of 6. Activations come and go in pairs.
+  const int kept = 2 * ((2 * options.stages + 8) / 6);
+  return best_of_blocks(blank("v_min", Placement::kV, options), {1, 1, 1, 1}, costs, kept * largest);
 }
 
 }  // namespace smdp::pipeline

@@ -1,0 +1,71 @@
+#include "pipeline/schedules/v_pattern.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "pipeline/schedules/greedy.h"
+#include "pipeline/schedules/schedules.h"
+#include "smdp/pipeline/simulate.h"
+
+namespace smdp::pipeline {
+namespace {
+
+constexpr int kSlots = 6;  // F, I and W of two virtual stages
+
+// Slots that a microbatch waits where it turns: on the last rank, at the loss, on the last rank again.
+struct Delays {
+  int turn;
+  int loss;
+  int last_turn;
+};
+
+std::vector<std::vector<Action>> order_of(const Schedule& blank, const Pace& pace, const Delays& delays) {
+  const int hops = blank.ranks() - 1;
+  // Of the first microbatch on rank 0, to which the ways up come last and those down come first.
+  const int turn = hops * (pace.forward_down + pace.forward_up) + 1 + delays.turn;
+  const int loss = turn + 1 + delays.loss;
+  const int last_turn = loss + hops * (pace.backward_down + pace.backward_up) + 1 + delays.last_turn;
+  std::vector<std::vector<Action>> order(blank.rows.size());
+  for (int rank = 0; rank < blank.ranks(); ++rank) {
+    const int up = 2 * blank.ranks() - 1 - rank;
+    std::vector<std::pair<int, Action>> timed;
+    for (int i = 0; i < blank.microbatches; ++i) {
+      const int begin = kSlots * i;
+      timed.emplace_back(begin + rank * pace.forward_down, compute(ActionKind::kForward, rank, i));
+      timed.emplace_back(begin + turn - rank * pace.forward_up, compute(ActionKind::kForward, up, i));
+      timed.emplace_back(begin + loss + rank * pace.backward_down, compute(ActionKind::kBackwardInput, up, i));
+      timed.emplace_back(begin + last_turn - rank * pace.backward_up, compute(ActionKind::kBackwardInput, rank, i));
+    }
+    std::stable_sort(timed.begin(), timed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [slot, action] : timed) order[static_cast<std::size_t>(rank)].push_back(action);
+  }
+  return order;
+}
+
+}  // namespace
+
+Schedule best_of_blocks(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap) {
+  Schedule best = best_greedy(blank, costs, memory_cap);
+  // Half a block or nothing: what else there is found no better schedule for 4, 8 and 16 ranks.
+  for (const int turn : {0, kSlots / 2}) {
+    for (const int loss : {0, kSlots / 2}) {
+      for (const int last_turn : {0, 1}) {
+        for (const int lookahead : {0, 2, 4}) {
+          GreedyRules rules;
+          rules.memory_cap = memory_cap;
+          rules.order = order_of(blank, pace, {turn, loss, last_turn});
+          rules.lookahead = lookahead;
+          Schedule next = run_greedy(blank, costs, rules);
+          const Simulation result = simulate(next, costs);
+          const double peak = *std::max_element(result.peak_activations.begin(), result.peak_activations.end());
+          if (peak <= memory_cap * (1 + 1e-9) && is_better(next, best, costs)) best = std::move(next);
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace smdp::pipeline

@@ -1,0 +1,23 @@
+// Schedules of a V that repeat one block (Qi et al., arXiv 2405.15362): every microbatch takes the same way through the
+// ranks, six slots after the one before it. How slowly it goes decides how long its activations are kept.
+#pragma once
+
+#include "smdp/pipeline/costs.h"
+#include "smdp/pipeline/schedule.h"
+
+namespace smdp::pipeline {
+
+// Slots from rank to rank of each of a microbatch's four ways through a V.
+struct Pace {
+  int forward_down;
+  int forward_up;
+  int backward_down;  // input gradients of the virtual stages on the way up
+  int backward_up;
+};
+
+// The best schedule that keeps within memory_cap (bytes per rank). Forwards and input gradients are in the order of
+// repeated blocks; weight gradients fill what the clock leaves free, and make room where the cap demands it. List
+// scheduling without a block competes.
+Schedule best_of_blocks(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap);
+
+}  // namespace smdp::pipeline
