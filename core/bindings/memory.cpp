@@ -27,10 +27,10 @@ void bind_architecture(nb::module_& m) {
       .def(
           "__init__",
           [](Layers* self, std::int64_t count, std::int64_t hidden, std::int64_t heads, std::int64_t key_value_heads,
-             std::int64_t head_size, std::int64_t ffn, bool is_gated, bool has_cross_attention,
+             std::int64_t head_size, std::int64_t ffn, bool is_gated, bool is_relu, bool has_cross_attention,
              bool has_query_key_value_bias, bool has_output_bias, bool has_mlp_bias, bool has_dropout,
-             std::int64_t norms, std::int64_t norm_width, std::int64_t experts, std::int64_t experts_per_token,
-             std::int64_t shared_ffn, std::int64_t extra) {
+             std::int64_t norms, std::int64_t norm_width, bool has_unfused_norms, bool has_query_key_norm,
+             std::int64_t experts, std::int64_t experts_per_token, std::int64_t shared_ffn, std::int64_t extra) {
             new (self) Layers{};
             self->count = count;
             self->hidden = hidden;
@@ -39,6 +39,7 @@ void bind_architecture(nb::module_& m) {
             self->head_size = head_size;
             self->ffn = ffn;
             self->is_gated = is_gated;
+            self->is_relu = is_relu;
             self->has_cross_attention = has_cross_attention;
             self->has_query_key_value_bias = has_query_key_value_bias;
             self->has_output_bias = has_output_bias;
@@ -46,6 +47,8 @@ void bind_architecture(nb::module_& m) {
             self->has_dropout = has_dropout;
             self->norms = norms;
             self->norm_width = norm_width;
+            self->has_unfused_norms = has_unfused_norms;
+            self->has_query_key_norm = has_query_key_norm;
             self->experts = experts;
             self->experts_per_token = experts_per_token;
             self->shared_ffn = shared_ffn;
@@ -53,11 +56,12 @@ void bind_architecture(nb::module_& m) {
           },
           nb::kw_only(), nb::arg("count"), nb::arg("hidden"), nb::arg("heads"), nb::arg("key_value_heads"),
           nb::arg("head_size"), nb::arg("ffn"), nb::arg("is_gated") = Layers{}.is_gated,
-          nb::arg("has_cross_attention") = Layers{}.has_cross_attention,
+          nb::arg("is_relu") = Layers{}.is_relu, nb::arg("has_cross_attention") = Layers{}.has_cross_attention,
           nb::arg("has_query_key_value_bias") = Layers{}.has_query_key_value_bias,
           nb::arg("has_output_bias") = Layers{}.has_output_bias, nb::arg("has_mlp_bias") = Layers{}.has_mlp_bias,
           nb::arg("has_dropout") = Layers{}.has_dropout, nb::arg("norms") = Layers{}.norms,
-          nb::arg("norm_width") = Layers{}.norm_width, nb::arg("experts") = Layers{}.experts,
+          nb::arg("norm_width") = Layers{}.norm_width, nb::arg("has_unfused_norms") = Layers{}.has_unfused_norms,
+          nb::arg("has_query_key_norm") = Layers{}.has_query_key_norm, nb::arg("experts") = Layers{}.experts,
           nb::arg("experts_per_token") = Layers{}.experts_per_token, nb::arg("shared_ffn") = Layers{}.shared_ffn,
           nb::arg("extra") = Layers{}.extra)
       .def_ro("count", &Layers::count)
@@ -67,6 +71,7 @@ void bind_architecture(nb::module_& m) {
       .def_ro("head_size", &Layers::head_size)
       .def_ro("ffn", &Layers::ffn)
       .def_ro("is_gated", &Layers::is_gated)
+      .def_ro("is_relu", &Layers::is_relu)
       .def_ro("has_cross_attention", &Layers::has_cross_attention)
       .def_ro("has_query_key_value_bias", &Layers::has_query_key_value_bias)
       .def_ro("has_output_bias", &Layers::has_output_bias)
@@ -74,6 +79,8 @@ void bind_architecture(nb::module_& m) {
       .def_ro("has_dropout", &Layers::has_dropout)
       .def_ro("norms", &Layers::norms)
       .def_ro("norm_width", &Layers::norm_width)
+      .def_ro("has_unfused_norms", &Layers::has_unfused_norms)
+      .def_ro("has_query_key_norm", &Layers::has_query_key_norm)
       .def_ro("experts", &Layers::experts)
       .def_ro("experts_per_token", &Layers::experts_per_token)
       .def_ro("shared_ffn", &Layers::shared_ffn)

@@ -1,14 +1,17 @@
 // Activations of a transformer layer, from the list of tensors that its backward needs (arXiv 2205.05198, section 4.1,
 // whose 34 sbh + 5 as^2b is this list for a GPT with ffn = 4h in 16 bits):
 //
-//   whole over t         every norm's input and output; a byte per dropped-out element of every branch
-//   divided by t         query, key, value, the output matrix' input; the MLP's first output and second input,
-//                        of a gated one both first outputs, the activation and the product
-//   divided, s^2         softmax, and with dropout its mask and what it leaves; with flash attention 4 bytes per row
+//   whole over t         every norm's input and output, of an unfused one the normalized value (in 16 bits that, and
+//                        the input in fp32: 4 bytes more either way); a byte per dropped-out element of every branch
+//   divided by t         query, key, value, the output matrix' input; of normed queries and keys the input and the
+//                        normalized value; the MLP's first output and second input (the same one for ReLU), of a
+//                        gated one both first outputs, the activation and the product
+//   divided, s^2         softmax, and with dropout its mask and what it leaves. Keys and values are repeated for all
+//                        heads. With flash attention they are not, and 4 bytes per row take the matrix' place
 //   mixture of experts   the MLP's tensors and each token's input and output once per expert it takes; the router's
 //                        probabilities in fp32
 //
-// Norms that compute in fp32 and keep that copy, and matrices of scores in fp32, are not in the list.
+// Rotations and activation functions that are written out, and scores in fp32, are not in the list.
 #include "memory/activations.h"
 
 #include <algorithm>
@@ -32,15 +35,21 @@ double width(std::int64_t heads, const Layers& layer) { return static_cast<doubl
 
 // Query, key, value and the last matrix' input, on one of t ranks.
 double attention(const Layers& layer, const Setting& setting, double keys_tokens) {
-  const auto t = static_cast<double>(setting.tensor);
-  const double keys = std::max(width(layer.key_value_heads, layer) / t, width(1, layer));
-  return element_bytes(setting) * (2 * tokens(layer, setting) * width(layer.heads, layer) / t + 2 * keys_tokens * keys);
+  const double element = element_bytes(setting);
+  const double rows = tokens(layer, setting);
+  const double queries = width(layer.heads, layer) / static_cast<double>(setting.tensor);
+  const double own =
+      std::max(width(layer.key_value_heads, layer) / static_cast<double>(setting.tensor), width(1, layer));
+  const double keys = setting.flash_attention ? own : queries;
+  double sum = element * (2 * rows * queries + 2 * keys_tokens * keys);
+  if (layer.has_query_key_norm) sum += (element + 4) * (rows * queries + keys_tokens * own);
+  return sum;
 }
 
 double mlp(const Layers& layer, const Setting& setting) {
   const double element = element_bytes(setting);
   const auto t = static_cast<double>(setting.tensor);
-  const double tensors = layer.is_gated ? 4 : 2;
+  const double tensors = (layer.is_gated ? 4 : 2) - (layer.is_relu ? 1 : 0);
   const double one = element * tensors * static_cast<double>(layer.ffn) / t;
   if (layer.experts == 0) return tokens(layer, setting) * one;
   const double moved = 2 * element * static_cast<double>(layer.hidden) / whole_divisor(setting);
@@ -75,8 +84,10 @@ double layer_activations(const Layers& layer, const Setting& setting) {
   const double element = element_bytes(setting);
   const auto hidden = static_cast<double>(layer.hidden);
   const double branches = layer.has_cross_attention ? 3 : 2;
-  double whole = tokens(layer, setting) * hidden * branches * 2 * element;
-  if (layer.has_dropout) whole += tokens(layer, setting) * hidden * branches;
+  double each = 2 * element;
+  if (layer.has_unfused_norms) each += 4;
+  if (layer.has_dropout) each += 1;
+  const double whole = tokens(layer, setting) * hidden * branches * each;
   double sum = whole / whole_divisor(setting) + attention(layer, setting, tokens(layer, setting)) +
                mlp(layer, setting) + score_activations(layer, setting);
   if (layer.has_cross_attention) sum += attention(layer, setting, source_tokens(setting));

@@ -102,9 +102,10 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
     stage.host += stage.optimizer;
     stage.optimizer = 0;
   }
-  if (setting.data > 1) stage.buckets = std::min(2.0 * static_cast<double>(setting.bucket_bytes), stage.gradients);
-  if (setting.sharding == "zero3" && setting.data > 1) {
-    const StateBytes whole = state_bytes(setting.precision, "none", 1);
+  if (setting.data == 1) return stage;
+  const StateBytes whole = state_bytes(setting.precision, "none", 1);
+  stage.buckets = std::min(2.0 * static_cast<double>(setting.bucket_bytes), whole.gradients * local);
+  if (setting.sharding == "zero3") {
     stage.unsharded = std::min(2 * largest, local) * whole.parameters;
   }
   return stage;

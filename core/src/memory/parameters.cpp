@@ -16,6 +16,7 @@ Split attention(const Layers& layer, std::int64_t tensor) {
   Split split{2 * hidden * queries + 2 * hidden * keys, 0};
   if (layer.has_query_key_value_bias) split.divided += queries + 2 * keys;
   if (layer.has_output_bias) split.whole += hidden;
+  if (layer.has_query_key_norm) split.whole += 2 * static_cast<double>(layer.head_size);
   return split;
 }
 
@@ -70,7 +71,12 @@ void check(const Architecture& architecture) {
            std::to_string(architecture.vocabulary) + ", the vocabulary, of a model whose logits are tied to it");
   }
   if (architecture.layers.empty()) refuse("layers", "[]", "at least one run of layers");
-  for (const Layers& layer : architecture.layers) check(layer);
+  std::int64_t count = 0;
+  for (const Layers& layer : architecture.layers) {
+    check(layer);
+    count += layer.count;
+    check_count("layers in all", count, 1, 1 << 20);
+  }
 }
 
 Split layer_parameters(const Layers& layer, std::int64_t tensor) {

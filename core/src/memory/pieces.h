@@ -16,7 +16,8 @@ struct Piece {
   double embedding = 0;     // bytes kept of a microbatch, whatever the checkpointing
   double logits = 0;        // bytes kept of a microbatch
   double logits_extra = 0;  // bytes while it runs backward
-  bool is_layer = false;  // counts in stage_sizes and may be rebuilt; others go where the next layer goes, or the last
+  bool is_layer = false;    // counts in stage_sizes and may be rebuilt; the first and the last stage get the embedding
+                            // and the head, a decoder's embedding goes where its first layer goes
 };
 
 struct Pieces {

@@ -45,6 +45,9 @@ std::vector<std::vector<Span>> spans_of(const Pieces& pieces, const Setting& set
   std::size_t piece = 0;
   for (std::int64_t stage = 0; stage < stages; ++stage) {
     Span span{piece, piece};
+    if (stage == 0) {
+      while (!pieces.list[span.end].is_layer) ++span.end;
+    }
     for (std::int64_t left = sizes[static_cast<std::size_t>(stage)]; left > 0; ++span.end) {
       if (pieces.list[span.end].is_layer) --left;
     }

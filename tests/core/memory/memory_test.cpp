@@ -114,6 +114,37 @@ TEST(Stages, RemainderGoesToTheMiddle) {
   EXPECT_EQ(layers_per_rank(pieces_of(gpt(9, 64, 8), setting), setting), (std::vector<std::int64_t>{1, 0, 8, 0}));
 }
 
+TEST(Stages, EmbeddingIsOnTheFirstAndHeadOnTheLastAlsoAlone) {
+  Setting setting = setting_of(3);
+  setting.stage_sizes = {0, 4, 0};
+  const Estimate found = estimate(gpt(4, 64, 8), setting);
+  EXPECT_EQ(found.stages[0].parameters, 2 * (1000 + 64) * 64);
+  EXPECT_EQ(found.stages[2].parameters, 2 * (1000 * 64 + 2 * 64));
+  EXPECT_GT(found.stages[2].logits, 0);
+}
+
+TEST(Activations, ExpertsGatesAndFewKeyValueHeads) {
+  Setting setting = setting_of();  // 32 tokens, 2 bytes
+  Layers layer = gpt_layers(1, 64, 8);
+  layer.has_dropout = false;
+  setting.flash_attention = true;
+  const double rows = 32 * 8 * 4;
+  EXPECT_EQ(layer_activations(layer, setting), 32 * 2 * (64 * 4 + 64 * 4 + 2 * 256) + rows);
+  layer.is_gated = true;
+  EXPECT_EQ(layer_activations(layer, setting), 32 * 2 * (64 * 4 + 64 * 4 + 4 * 256) + rows);
+  layer.key_value_heads = 2;
+  EXPECT_EQ(layer_activations(layer, setting), 32 * 2 * (64 * 4 + 64 * 2 + 16 * 2 + 4 * 256) + rows);
+  layer.has_unfused_norms = layer.has_query_key_norm = true;
+  const double norms = 32 * (64 * 2 * 4 + (64 + 16) * (2 + 4));
+  EXPECT_EQ(layer_activations(layer, setting), 32 * 2 * (64 * 4 + 64 * 2 + 16 * 2 + 4 * 256) + rows + norms);
+  layer.has_unfused_norms = layer.has_query_key_norm = false;
+  layer.experts = 16;
+  layer.experts_per_token = 3;
+  layer.shared_ffn = 10;
+  EXPECT_EQ(layer_activations(layer, setting),
+            32 * 2 * (64 * 4 + 64 * 2 + 16 * 2 + 3 * (4 * 256 + 2 * 64) + 4 * 10) + 32 * 4 * 16 + rows);
+}
+
 TEST(Stages, InVShapeTheFirstRankHasEmbeddingAndHead) {
   Setting setting = setting_of(4);
   setting.virtual_stages = 2;

@@ -41,8 +41,9 @@ def test_trace_of_the_page_is_one(tmp_path: Path) -> None:
 
 def test_page_names_every_field() -> None:
     settings = [name for name in dir(memory.Setting) if not name.startswith("_")]
+    shapes = [name for kind in (memory.Layers, memory.Architecture) for name in dir(kind) if name[0] != "_"]
     kinds = [name for name in dir(memory.StageMemory) if not name.startswith("_")]
     of_traces = [field.name for kind in (Trace, Unit, Tied) for field in fields(kind)]
     assert len(settings) == 22
-    names = {*settings, *kinds, *of_traces, *FAMILIES, *memory.KINDS}
+    names = {*settings, *shapes, *kinds, *of_traces, *FAMILIES, *memory.KINDS}
     assert sorted(name for name in names if f"`{name}`" not in PAGE) == []

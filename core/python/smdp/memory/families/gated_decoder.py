@@ -17,6 +17,7 @@ def gated_layers(
     has_query_key_value_bias: bool = False,
     has_output_bias: bool = False,
     has_mlp_bias: bool = False,
+    has_query_key_norm: bool = False,
     experts: int = 0,
     experts_per_token: int = 0,
     shared_ffn: int = 0,
@@ -33,6 +34,7 @@ def gated_layers(
         has_query_key_value_bias: Of the attention's first matrices.
         has_output_bias: Of its last.
         has_mlp_bias: Of all three matrices.
+        has_query_key_norm: Whether every query and key is normed.
         experts: 0: one MLP.
         experts_per_token: That a token takes.
         shared_ffn: Inner width of an expert for every token.
@@ -57,6 +59,8 @@ def gated_layers(
         has_mlp_bias=has_mlp_bias,
         has_dropout=fields.is_above_zero("attention_dropout", default=0),
         norm_width=1,
+        has_unfused_norms=True,
+        has_query_key_norm=has_query_key_norm,
         experts=experts,
         experts_per_token=experts_per_token,
         shared_ffn=shared_ffn,

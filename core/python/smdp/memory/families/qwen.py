@@ -26,7 +26,7 @@ def qwen3(fields: Fields) -> Architecture:
         head_size=head_size,
         has_query_key_value_bias=has_bias,
         has_output_bias=has_bias,
-        extra=2 * head_size,  # norms of queries and keys
+        has_query_key_norm=True,
     )
     return gated_decoder(fields, "qwen3", "Qwen3", [layers])
 
@@ -70,7 +70,7 @@ def qwen3_moe(fields: Fields) -> Architecture:
             has_output_bias=has_bias,
             experts=experts if is_sparse else 0,
             experts_per_token=fields.count("num_experts_per_tok", maximum=experts) if is_sparse else 0,
-            extra=2 * head_size,
+            has_query_key_norm=True,
         )
 
     return gated_decoder(fields, "qwen3_moe", "Qwen3Moe", [run(*each) for each in _runs(fields)])

@@ -26,10 +26,12 @@ def architecture(fields: Fields) -> Architecture:
             head_size=fields.count("d_kv"),
             ffn=fields.count("d_ff"),
             is_gated=len(projection) == 2,
+            is_relu=projection[-1] == "relu",
             has_cross_attention=is_decoder,
             has_dropout=fields.is_above_zero("dropout_rate", default=0.1),
             norms=3 if is_decoder else 2,
             norm_width=1,
+            has_unfused_norms=True,
         )
 
     layers = [run(encoder, is_decoder=False)]
