@@ -16,7 +16,7 @@
 
 #include <algorithm>
 
-#include "memory/check.h"
+#include "common/argument.h"
 #include "memory/parameters.h"
 
 namespace smdp::memory {

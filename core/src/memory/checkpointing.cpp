@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "memory/check.h"
+#include "common/argument.h"
 
 namespace smdp::memory {
 

@@ -2,7 +2,7 @@
 // DeepSpeed know their models by. Their factor of 1.5 on host memory stands for pinned buffers.
 #include <algorithm>
 
-#include "memory/check.h"
+#include "common/argument.h"
 #include "smdp/memory.h"
 
 namespace smdp::memory {
@@ -22,8 +22,8 @@ DeepSpeedMemory deepspeed_memory(std::int64_t stage, double parameters, double l
   const auto local = static_cast<double>(gpus_per_host);
   const auto gpus = local * static_cast<double>(hosts);
   if (stage == 2) {
-    // 4 bytes a parameter per GPU of the host while the model is made in fp32.
-    if (offload == "optimizer") return {2 * parameters, parameters * std::max(4 * local, 16.0) * kPinned};
+    // On the host 4 bytes a parameter for every GPU of the job, as the model is made in fp32; so DeepSpeed has it.
+    if (offload == "optimizer") return {2 * parameters, parameters * std::max(4 * gpus, 16.0) * kPinned};
     return {2 * parameters + 18 * parameters / gpus, 4 * parameters * local * kPinned};
   }
   const double gathered = 4 * largest_layer;

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/argument.h"
 #include "memory/activations.h"
-#include "memory/check.h"
 #include "memory/checkpointing.h"
 #include "memory/parameters.h"
 #include "memory/pieces.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "memory/check.h"
+#include "common/argument.h"
 
 namespace smdp::memory {
 namespace {

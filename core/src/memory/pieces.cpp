@@ -2,8 +2,8 @@
 
 #include <numeric>
 
+#include "common/argument.h"
 #include "memory/activations.h"
-#include "memory/check.h"
 #include "memory/logits.h"
 #include "memory/parameters.h"
 

@@ -1,6 +1,6 @@
 #include "memory/stages.h"
 
-#include "memory/check.h"
+#include "common/argument.h"
 #include "memory/schedules.h"
 
 namespace smdp::memory {

@@ -1,7 +1,7 @@
 // Bytes of parameters, gradients and optimizer states, one row per way to keep them.
 #include <array>
 
-#include "memory/check.h"
+#include "common/argument.h"
 #include "smdp/memory.h"
 
 namespace smdp::memory {

@@ -1,6 +1,7 @@
 #include "sharding/check.h"
 
 #include <algorithm>
+#include <string>
 
 namespace smdp::sharding {
 namespace {
@@ -12,13 +13,12 @@ constexpr double kMostPieces = 1 << 26;
 
 void check(const std::vector<Parameter>& parameters) {
   for (const Parameter& parameter : parameters) {
-    check_range("outer", parameter.outer, 0, kMostBytes);
-    check_range("length", parameter.length, 0, kMostBytes);
-    check_range("inner", parameter.inner, 0, kMostBytes);
-    check_range("element_size", parameter.element_size, 1, 64);
+    check_count("outer", parameter.outer, 0, kMostBytes);
+    check_count("length", parameter.length, 0, kMostBytes);
+    check_count("inner", parameter.inner, 0, kMostBytes);
+    check_count("element_size", parameter.element_size, 1, 64);
     if ((parameter.element_size & (parameter.element_size - 1)) != 0) {
-      throw InvalidArgument("[smdp] element_size = " + std::to_string(parameter.element_size) +
-                            " is not valid; allowed: 1, 2, 4, 8, 16, 32, 64");
+      refuse("element_size", std::to_string(parameter.element_size), "1, 2, 4, 8, 16, 32, 64");
     }
     const double bytes = static_cast<double>(parameter.outer) * static_cast<double>(parameter.length) *
                          static_cast<double>(parameter.inner) * static_cast<double>(parameter.element_size);
@@ -35,9 +35,9 @@ void check(const std::vector<Parameter>& parameters) {
 
 void check(const std::vector<Parameter>& parameters, const Layout& layout) {
   check(parameters);
-  check_range("pipeline", layout.pipeline, 1, kMostRanks);
-  check_range("tensor", layout.tensor, 1, kMostRanks);
-  check_range("data", layout.data, 1, kMostRanks);
+  check_count("pipeline", layout.pipeline, 1, kMostRanks);
+  check_count("tensor", layout.tensor, 1, kMostRanks);
+  check_count("data", layout.data, 1, kMostRanks);
   const double size =
       static_cast<double>(layout.pipeline) * static_cast<double>(layout.tensor) * static_cast<double>(layout.data);
   if (size > static_cast<double>(kMostRanks)) {
@@ -53,7 +53,7 @@ void check(const std::vector<Parameter>& parameters, const Layout& layout) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::vector<std::int64_t>& stages = layout.stages[i];
     if (stages.empty()) throw InvalidArgument("[smdp] parameter " + std::to_string(i) + " is on no stage.");
-    for (const std::int64_t stage : stages) check_range("stage", stage, 0, layout.pipeline - 1);
+    for (const std::int64_t stage : stages) check_count("stage", stage, 0, layout.pipeline - 1);
     for (std::size_t j = 1; j < stages.size(); ++j) {
       if (stages[j] <= stages[j - 1]) {
         throw InvalidArgument("[smdp] the stages of parameter " + std::to_string(i) + " must ascend: " +

@@ -71,7 +71,7 @@ std::int64_t LaidOut::rank(const Coordinates& at) const {
 }
 
 Coordinates LaidOut::coordinates(std::int64_t rank) const {
-  check_range("rank", rank, 0, size() - 1);
+  check_count("rank", rank, 0, size() - 1);
   const std::int64_t index = indices_.empty() ? rank : indices_[static_cast<std::size_t>(rank)];
   const std::int64_t group = index / layout_.data;
   return {group / layout_.tensor, group % layout_.tensor, index % layout_.data};

@@ -9,7 +9,7 @@ namespace smdp::sharding {
 
 ParameterShards::ParameterShards(std::vector<Parameter> parameters, std::int64_t ranks)
     : parameters_(std::move(parameters)), ranks_(ranks) {
-  check_range("ranks", ranks, 1, kMostRanks);
+  check_count("ranks", ranks, 1, kMostRanks);
   check(parameters_);
   std::int64_t end = 0;
   for (const Parameter& parameter : parameters_) {
@@ -23,7 +23,7 @@ ParameterShards::ParameterShards(std::vector<Parameter> parameters, std::int64_t
 }
 
 ParameterShards::Bounds ParameterShards::bounds(std::int64_t rank) const {
-  check_range("rank", rank, 0, ranks_ - 1);
+  check_count("rank", rank, 0, ranks_ - 1);
   const Slice slice =
       slice_of(static_cast<std::size_t>(bytes()), static_cast<std::size_t>(ranks_), static_cast<std::size_t>(rank), 1);
   return {static_cast<std::int64_t>(slice.begin), static_cast<std::int64_t>(slice.end)};
@@ -49,7 +49,7 @@ std::vector<Piece> ParameterShards::pieces(std::int64_t rank) const {
 }
 
 std::vector<Owner> ParameterShards::owners(std::size_t parameter) const {
-  check_range("parameter", static_cast<std::int64_t>(parameter), 0, static_cast<std::int64_t>(parameters_.size()) - 1);
+  check_count("parameter", static_cast<std::int64_t>(parameter), 0, static_cast<std::int64_t>(parameters_.size()) - 1);
   const std::int64_t first = begins_[parameter];
   const std::int64_t last = first + size_of(parameters_[parameter]);
   // The first rank whose shard ends behind the parameter's begin.

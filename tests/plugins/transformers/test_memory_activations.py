@@ -91,8 +91,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
         (1.0, 1.06),
     ),
 }
-# Those whose scaled_dot_product_attention runs fused on a CPU. T5's has a bias; GPT-NeoX keeps its fused matrix whole
-# for the sake of the values in it.
+# Those whose scaled_dot_product_attention runs fused on a CPU. T5's has a bias; GPT-NeoX keeps its fused
+# matrix whole for the sake of the values in it.
 FLASH = ("GPT2", "Bert", "ViT", "Llama", "Qwen3", "Mixtral")
 LAYERS = {"GPT2": "n_layer", "T5": "num_layers"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -152,11 +153,12 @@ NASTY = (None, True, 0, 1, -1, 2**31, 2**70, 1.5, float("nan"), "", "wte", "h.0"
 
 
 def test_no_text_crashes_the_reader() -> None:
-    rng = random.Random(3)
+    """SMDP_FUZZ_ROUNDS sets how many are tried."""
+    rng = random.Random(os.environ.get("SMDP_FUZZ_SEED", "3"))
     good = some_trace().to_json()
     read = 0
     messages = []
-    for _ in range(6000):
+    for _ in range(int(os.environ.get("SMDP_FUZZ_ROUNDS", "6000"))):
         if rng.random() < 0.5:
             values = json.loads(good)
             for _ in range(rng.randint(0, 2)):

@@ -105,15 +105,21 @@ def test_optimizer_shards() -> None:
         ),
         (lambda: sharding.ParameterShards([sharding.parameter((4,), element_size=3)], 2), "element_size = 3"),
         (lambda: sharding.ParameterShards([sharding.parameter((-4,))], 2), "length = -4"),
-        (lambda: sharding.ParameterShards([], 0), "ranks = 0 is not valid; allowed: 1 to 1048576"),
-        (lambda: sharding.ParameterShards([], 2).pieces(2), "rank = 2 is not valid; allowed: 0 to 1"),
+        (
+            lambda: sharding.ParameterShards([], 0),
+            "ranks = 0 is not valid; allowed: an integer from 1 to 1048576",
+        ),
+        (
+            lambda: sharding.ParameterShards([], 2).pieces(2),
+            "rank = 2 is not valid; allowed: an integer from 0 to 1",
+        ),
         (
             lambda: sharding.reshard(
                 [sharding.parameter((4,))],
                 sharding.layout(Placement(2), [2]),
                 sharding.layout(Placement(), [0]),
             ),
-            "stage = 2 is not valid; allowed: 0 to 1",
+            "stage = 2 is not valid; allowed: an integer from 0 to 1",
         ),
     ],
 )

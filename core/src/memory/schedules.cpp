@@ -1,9 +1,10 @@
 // Microbatches in flight, by the closed forms of the schedules. Where a paper gives a peak for the worst rank only,
 // every rank gets that; where the peak was only ever measured (V-Min), the bound is above all that was.
+#include "memory/schedules.h"
+
 #include <algorithm>
 
-#include "memory/check.h"
-#include "memory/schedules.h"
+#include "common/argument.h"
 #include "smdp/memory.h"
 
 namespace smdp::memory {
