@@ -18,6 +18,7 @@
 
 #include "common/argument.h"
 #include "memory/parameters.h"
+#include "memory/setting.h"
 
 namespace smdp::memory {
 namespace {
@@ -81,6 +82,8 @@ double score_activations(const Layers& layer, const Setting& setting) {
 
 double layer_activations(const Layers& layer, const Setting& setting) {
   check(layer);
+  check(setting);
+  check_count("sequence", setting.sequence, 1, 1 << 30);
   const double element = element_bytes(setting);
   const auto hidden = static_cast<double>(layer.hidden);
   const double branches = layer.has_cross_attention ? 3 : 2;

@@ -1,47 +1,17 @@
 // Everything together, stage by stage.
 #include <algorithm>
-#include <cmath>
 
 #include "common/argument.h"
-#include "memory/activations.h"
 #include "memory/checkpointing.h"
 #include "memory/parameters.h"
 #include "memory/pieces.h"
 #include "memory/schedules.h"
+#include "memory/setting.h"
 #include "memory/stages.h"
 #include "smdp/memory.h"
 
 namespace smdp::memory {
 namespace {
-
-void check(const Setting& setting) {
-  check_count("microbatch_size", setting.microbatch_size, 1, 1 << 30);
-  check_count("microbatches", setting.microbatches, 1, 1 << 30);
-  check_count("decoder_sequence", setting.decoder_sequence, 0, 1 << 30);
-  check_count("pipeline", setting.pipeline, 1, 1 << 16);
-  check_count("virtual_stages", setting.virtual_stages, 1, 1 << 16);
-  check_count("tensor", setting.tensor, 1, 1 << 20);
-  check_count("data", setting.data, 1, 1 << 24);
-  check_count("sharding_degree", setting.sharding_degree, 0, setting.data);
-  check_count("activation_loading_horizon", setting.activation_loading_horizon, 0, 1 << 30);
-  check_count("bucket_bytes", setting.bucket_bytes, 0);
-  if (setting.sharding_degree != 0 && setting.data % setting.sharding_degree != 0) {
-    refuse("sharding_degree", std::to_string(setting.sharding_degree),
-           "a divisor of data = " + std::to_string(setting.data));
-  }
-  if (!setting.in_flight.empty() && static_cast<std::int64_t>(setting.in_flight.size()) != setting.pipeline) {
-    refuse("in_flight", std::to_string(setting.in_flight.size()) + " numbers",
-           "one for each of the " + std::to_string(setting.pipeline) + " pipeline ranks, or none");
-  }
-  for (const double count : setting.in_flight) check_amount("in_flight", count, 1e9);
-  const Checkpointing checkpointing = parse_checkpointing(setting.checkpointing);
-  if (setting.offload_activations && checkpointing.group == 0) {
-    refuse("offload_activations", "true",
-           "false, with checkpointing " + setting.checkpointing +
-               ": only inputs of "
-               "checkpointed layers are offloaded");
-  }
-}
 
 // Each shared tensor once, however many of the rank's pieces use it.
 double parameters_of(const Pieces& pieces, const std::vector<Span>& spans) {
@@ -94,9 +64,10 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   stage.activations = of_one * resident;
   // The next microbatch's activation and the current one's gradient.
   if (setting.pipeline > 1) backward += 2 * received;
-  // When the optimizer runs, all activations are gone.
+  // When the optimizer runs, all activations are gone. Offloaded, it casts gradients on the host.
   const double freed = stage.activations + stage.embedding + stage.logits;
-  stage.transients = std::max(backward, states.copy * local - freed);
+  const double copy = setting.offload_optimizer ? 0 : states.copy * local;
+  stage.transients = std::max(backward, copy - freed);
 
   if (setting.offload_optimizer) {
     stage.host += stage.optimizer;

@@ -1,6 +1,6 @@
 #include "memory/pieces.h"
 
-#include <numeric>
+#include <vector>
 
 #include "common/argument.h"
 #include "memory/activations.h"
@@ -96,12 +96,18 @@ Pieces pieces_of(const Trace& trace, const Setting& setting) {
     input = unit.cut;
   }
   pieces.layers = static_cast<double>(trace.units.size());
+  std::vector<double> shared(trace.units.size());
   for (const Tied& group : trace.tied) {
     check_amount("tied.parameters", group.parameters);
     for (const std::size_t unit : group.units) {
       if (unit >= trace.units.size()) {
         refuse("tied.units", std::to_string(unit),
                "an index below the " + std::to_string(trace.units.size()) + " units");
+      }
+      shared[unit] += group.parameters;
+      if (shared[unit] > trace.units[unit].parameters) {
+        refuse("tied.parameters", std::to_string(group.parameters),
+               "no more than the parameters of unit " + std::to_string(unit));
       }
     }
   }

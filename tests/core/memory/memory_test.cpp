@@ -306,6 +306,9 @@ TEST(Errors, NameFieldValueAndWhatIsAllowed) {
   EXPECT_EQ(message([&] { estimate(gpt(10, 64, 8), setting); }),
             "[smdp] stage_sizes = 2 sizes with the sum 9 is not valid; allowed: 2 sizes (pipeline x virtual_stages) "
             "with the sum 10");
+  setting.tensor = 0;
+  EXPECT_EQ(message([&] { layer_activations(gpt_layers(1, 64, 8), setting); }),
+            "[smdp] tensor = 0 is not valid; allowed: an integer from 1 to 1048576");
   EXPECT_EQ(message([] { state_bytes("fp8", "none", 1); }),
             "[smdp] precision = 'fp8' is not valid; allowed: fp32, fp16, bf16, amp, megatron_bf16, megatron_fp16");
   EXPECT_EQ(message([] { state_bytes("fp16", "zero4", 1); }),
@@ -407,7 +410,9 @@ TEST(AnyInput, GivesAnEstimateOrAnError) {
         Trace trace = trace_of(random() % 9);
         trace.microbatch_size = mostly(random, 1);
         if (!trace.units.empty() && random() % 4 == 0) trace.units[0].activations = nasty_amount(random);
-        if (random() % 4 == 0) trace.tied = {{1, {0, static_cast<std::size_t>(nasty(random))}}};
+        if (random() % 4 == 0) {
+          trace.tied = {{random() % 2 == 0 ? 1 : nasty_amount(random), {0, static_cast<std::size_t>(nasty(random))}}};
+        }
         expect_sound(estimate(trace, setting), answered);
       }
     } catch (const InvalidArgument& error) {

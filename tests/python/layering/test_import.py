@@ -17,6 +17,7 @@ import sys
 for name in {BLOCKED}:
     sys.modules[name] = None  # importing it raises ModuleNotFoundError
 import smdp, smdp._core, smdp.cli, smdp.config, smdp.environments
+import smdp.memory, smdp.partition, smdp.placement, smdp.sharding
 assert all(getattr(smdp, name) is not None for name in smdp.__all__)
 assert not any(name.split(".")[0] in {BLOCKED} and module is not None for name, module in sys.modules.items())
 print(smdp.__version__)
