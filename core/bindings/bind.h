@@ -16,6 +16,7 @@ void bind_simulation(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_sharding(nanobind::module_& m);
 void bind_pipeline(nanobind::module_& m);
+void bind_partition(nanobind::module_& m);
 void bind_info(nanobind::module_& m);
 
 }  // namespace smdp

@@ -15,5 +15,6 @@ NB_MODULE(_core, m) {
   smdp::bind_memory(m);
   smdp::bind_sharding(m);
   smdp::bind_pipeline(m);
+  smdp::bind_partition(m);
   smdp::bind_info(m);
 }

@@ -13,7 +13,12 @@ def picture(name: str) -> None:
     result = pipeline.simulate(schedule, forward=part, backward_input=part, backward_weight=part)
     times = [[(action.start, action.end) for action in row] for row in result.timeline]
     figure, axis = plt.subplots(figsize=(10, 1.9))
-    draw(axis, schedule.rows, times, f"{name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %")
+    draw(
+        axis,
+        schedule.rows,
+        times,
+        f"{name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %",
+    )
     axis.set_xlim(0, 36)
     figure.tight_layout()
 

@@ -315,8 +315,6 @@ class Architecture:
     """
 
     def __init__(self, *, name: str = '', hidden: int, vocabulary: int = 0, positions: int = 0, embedding_extra: int = 0, has_embedding_dropout: bool = False, layers: Sequence[Layers], head_extra: int = 0, outputs: int = 0, is_tied: bool = False, sequence: int = 0) -> None: ...
-class PipelineSchedule:
-    """Rows of actions; smdp.pipeline.Schedule wraps it."""
 
     @property
     def name(self) -> str: ...
@@ -556,70 +554,6 @@ class Piece:
 
 class Owner:
     """A piece of a parameter, and the rank that owns it."""
-    def microbatches(self) -> int: ...
-
-    @property
-    def forward_only(self) -> bool: ...
-
-    @property
-    def rank_of(self) -> list[int]: ...
-
-    @property
-    def skip_edges(self) -> list[tuple[int, int]]: ...
-
-    @property
-    def tied(self) -> list[list[int]]: ...
-
-    @property
-    def ranks(self) -> int: ...
-
-    @property
-    def stages(self) -> int: ...
-
-    def rows(self) -> list[list[str]]:
-        """Actions as text."""
-
-    def with_skip_edges(self, edges: Sequence[tuple[int, int]]) -> PipelineSchedule: ...
-
-    def __eq__(self, arg: object, /) -> bool: ...
-
-class PipelineCosts:
-    """Times and bytes per virtual stage; see costs.h."""
-
-    def __init__(self, *, forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], activation_bytes: Sequence[float], stash_bytes: Sequence[float] = [], receive_bytes: Sequence[float] = [], hop: float = 0.0, unshard: float = 0.0, reduce_grad: float = 0.0, reduce_tied: float = 0.0, offload: float = 0.0, reload: float = 0.0) -> None: ...
-
-class PipelineSimulation:
-    """What simulate() finds; see simulate.h."""
-
-    @property
-    def makespan(self) -> float: ...
-
-    @property
-    def span(self) -> float: ...
-
-    @property
-    def bubble(self) -> float: ...
-
-    @property
-    def work(self) -> float: ...
-
-    @property
-    def peak_activations(self) -> list[float]: ...
-
-    @property
-    def peak_action(self) -> list[int]: ...
-
-    def timeline(self) -> list[list[tuple[float, float]]]:
-        """(start, end) of every action of every row."""
-
-    def links(self) -> list[tuple[int, int, int, float]]:
-        """(from rank, to rank, transfers, busy seconds)."""
-
-class PipelineViolation:
-    """What verify() finds."""
-
-    @property
-    def check(self) -> str: ...
 
     @property
     def rank(self) -> int: ...
@@ -689,6 +623,83 @@ def reshard(parameters: Sequence[ShardedParameter], source: ShardingLayout, targ
     """
     What the ranks of `target` need from those of `source`, each byte once.
     """
+
+class PipelineSchedule:
+    """Rows of actions; smdp.pipeline.Schedule wraps it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def microbatches(self) -> int: ...
+
+    @property
+    def forward_only(self) -> bool: ...
+
+    @property
+    def rank_of(self) -> list[int]: ...
+
+    @property
+    def skip_edges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def tied(self) -> list[list[int]]: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
+
+    def rows(self) -> list[list[str]]:
+        """Actions as text."""
+
+    def with_skip_edges(self, edges: Sequence[tuple[int, int]]) -> PipelineSchedule: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+class PipelineCosts:
+    """Times and bytes per virtual stage; see costs.h."""
+
+    def __init__(self, *, forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], activation_bytes: Sequence[float], stash_bytes: Sequence[float] = [], receive_bytes: Sequence[float] = [], hop: float = 0.0, unshard: float = 0.0, reduce_grad: float = 0.0, reduce_tied: float = 0.0, offload: float = 0.0, reload: float = 0.0) -> None: ...
+
+class PipelineSimulation:
+    """What simulate() finds; see simulate.h."""
+
+    @property
+    def makespan(self) -> float: ...
+
+    @property
+    def span(self) -> float: ...
+
+    @property
+    def bubble(self) -> float: ...
+
+    @property
+    def work(self) -> float: ...
+
+    @property
+    def peak_activations(self) -> list[float]: ...
+
+    @property
+    def peak_action(self) -> list[int]: ...
+
+    def timeline(self) -> list[list[tuple[float, float]]]:
+        """(start, end) of every action of every row."""
+
+    def links(self) -> list[tuple[int, int, int, float]]:
+        """(from rank, to rank, transfers, busy seconds)."""
+
+class PipelineViolation:
+    """What verify() finds."""
+
+    @property
+    def check(self) -> str: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
     def stage(self) -> int: ...
 
     @property
@@ -734,6 +745,73 @@ def pipeline_lower_bounds(schedule: PipelineSchedule, costs: PipelineCosts) -> t
 
 def pipeline_verify(schedule: PipelineSchedule, *, checks: Sequence[str], transports: Sequence[str], buffers: int = 1, costs: PipelineCosts | None = None, memory_cap: float | None = None, active_microbatches: int = 0, replicas: Sequence[PipelineSchedule] = [], alternates: Sequence[PipelineSchedule] = []) -> PipelineViolation | None:
     """The first violation, or None."""
+
+class PartitionStage:
+    """One stage of a partition; smdp/partition.h tells its fields."""
+
+    @property
+    def units(self) -> list[int]:
+        """Indices, contiguous unless by SMP's algorithm."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def forward(self) -> float:
+        """Seconds of a microbatch."""
+
+    @property
+    def backward_input(self) -> float: ...
+
+    @property
+    def backward_weight(self) -> float: ...
+
+    @property
+    def seconds(self) -> float:
+        """Of all three."""
+
+    @property
+    def parameter_bytes(self) -> float: ...
+
+    @property
+    def activation_bytes(self) -> float:
+        """Of one microbatch."""
+
+    @property
+    def memory_bytes(self) -> float:
+        """States, and activations of the microbatches in flight."""
+
+    @property
+    def cut_bytes(self) -> float:
+        """That go on to the next stage."""
+
+class Partition:
+    """A model cut into stages; smdp/partition.h tells its fields."""
+
+    @property
+    def stages(self) -> list[PartitionStage]: ...
+
+    @property
+    def bottleneck(self) -> float:
+        """Seconds of the slowest stage."""
+
+    @property
+    def step(self) -> float:
+        """Seconds, simulated; 0 by SMP's algorithm."""
+
+    @property
+    def bubble(self) -> float:
+        """Idle part of all ranks' time, simulated."""
+
+    @property
+    def peak_bytes(self) -> list[float]:
+        """Per rank."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+
+def partition_units(units: Sequence[tuple[str, float, float, float, float, float, float, int]], tied: Sequence[tuple[float, Sequence[int]]], *, ranks: int, virtual_stages: int, microbatches: int, schedule: str, active_microbatches: int, algorithm: str, memory_cap: float, state_factor: float, memory_weight: float, is_tied_together: bool, latency: float, bandwidth: float) -> Partition: ...
 
 def kernel_name() -> str: ...
 

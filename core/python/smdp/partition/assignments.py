@@ -1,0 +1,44 @@
+"""A partition as text, as users of SageMaker's library know it from their logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smdp._core import Partition, PartitionStage
+from smdp.partition.trace import Trace
+
+_MIB = 2**20
+
+
+def assignments(trace: Trace, partition: Partition) -> str:
+    """Tell what lies where: a line per stage, and why."""
+    lines = ["Partition assignments:"]
+    lines += [_line(trace, index, stage) for index, stage in enumerate(partition.stages)]
+    if partition.step > 0:
+        lines.append(f"predicted step {partition.step * 1e3:.4g} ms, bubble {partition.bubble:.1%}")
+    lines.append(partition.reason)
+    return "\n".join(lines)
+
+
+def _line(trace: Trace, index: int, stage: PartitionStage) -> str:
+    return (
+        f"stage {index} on rank {stage.rank}: {_names(trace, stage.units)},"
+        f" {stage.seconds * 1e3:.4g} ms, parameters {stage.parameter_bytes / _MIB:.1f} MiB,"
+        f" memory {stage.memory_bytes / _MIB:.1f} MiB, sends {stage.cut_bytes / _MIB:.2f} MiB"
+    )
+
+
+def _names(trace: Trace, units: Sequence[int]) -> str:
+    """Runs of units: the first and the last."""
+    if not units:
+        return "nothing"
+    runs: list[list[int]] = []
+    for unit in units:
+        if runs and runs[-1][-1] + 1 == unit:
+            runs[-1].append(unit)
+        else:
+            runs.append([unit])
+    return ", ".join(
+        trace.units[run[0]].name + (f" to {trace.units[run[-1]].name}" if len(run) > 1 else "")
+        for run in runs
+    )

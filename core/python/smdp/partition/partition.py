@@ -1,0 +1,93 @@
+"""The best cut of a traced model."""
+
+from __future__ import annotations
+
+from smdp._core import Partition as Partition
+from smdp._core import PartitionStage as PartitionStage
+from smdp._core import partition_units, state_bytes
+from smdp.partition.trace import ELEMENT_BYTES, Trace
+
+# SMP's default, for optimize="speed"; 0.8 is that for "memory".
+_SMP_MEMORY_WEIGHT = 0.2
+
+
+def partition(
+    trace: Trace,
+    *,
+    ranks: int,
+    virtual_stages: int = 1,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    active_microbatches: int = 0,
+    algorithm: str = "pipeline",
+    memory_cap: float = 0.0,
+    precision: str = "fp32",
+    sharding: str = "none",
+    sharding_degree: int = 1,
+    memory_weight: float | None = None,
+    is_tied_together: bool = False,
+    latency: float = 0.0,
+    bandwidth: float = 0.0,
+) -> Partition:
+    """Cut a model into `ranks` x `virtual_stages` contiguous stages, for the shortest step within the cap.
+
+    Args:
+        trace: Units in execution order, with the times and bytes of one microbatch.
+        ranks: Of the pipeline.
+        virtual_stages: Per rank.
+        microbatches: Of a step.
+        schedule: One that `smdp.pipeline.generate` knows.
+        active_microbatches: Of smp_interleaved; 0: ranks + 2.
+        algorithm: "pipeline": the shortest step; "sum": the smallest sum of all stages' seconds, hops and
+            `microbatches - 1` times the slowest stage, exactly; "bottleneck": the fastest slowest stage
+            first; "smp": that of SageMaker's library, over the tree of modules, which looks at neither cuts
+            nor caps.
+        memory_cap: Bytes of states and activations per rank; 0: none. A device's memory times a margin.
+        precision: What states there are per parameter; see `smdp.memory.state_bytes`.
+        sharding: How they are shared by data-parallel ranks; see there.
+        sharding_degree: By how many.
+        memory_weight: 0 to 1: how far balance of bytes counts instead of balance of seconds. Default: 0, and
+            0.2 for "smp".
+        is_tied_together: Units that share parameters must lie on one stage; otherwise a copy and the
+            reduction of its gradient are the price of every further stage.
+        latency: Seconds of one transfer between stages.
+        bandwidth: Bytes per second of a link; 0: transfers take the latency alone.
+
+    Raises:
+        ValueError: A value is wrong, with its name and what is allowed; or no cut fits, with the smallest cap
+            and the smallest number of ranks that would do.
+    """
+    index = {unit.name: place for place, unit in enumerate(trace.units)}
+    units = [
+        (
+            unit.name,
+            unit.forward,
+            unit.backward_input,
+            unit.backward_weight,
+            float(unit.parameter_bytes),
+            float(unit.activation_bytes),
+            float(unit.cut_bytes),
+            -1 if unit.stage is None else unit.stage,
+        )
+        for unit in trace.units
+    ]
+    tied = [(float(group.bytes), sorted(index[name] for name in group.units)) for group in trace.tied]
+    if memory_weight is None:
+        memory_weight = _SMP_MEMORY_WEIGHT if algorithm == "smp" else 0.0
+    states = state_bytes(precision, sharding, sharding_degree).sum
+    return partition_units(
+        units,
+        tied,
+        ranks=ranks,
+        virtual_stages=virtual_stages,
+        microbatches=microbatches,
+        schedule=schedule,
+        active_microbatches=active_microbatches,
+        algorithm=algorithm,
+        memory_cap=memory_cap,
+        state_factor=states / ELEMENT_BYTES[trace.parameter_dtype],
+        memory_weight=memory_weight,
+        is_tied_together=is_tied_together,
+        latency=latency,
+        bandwidth=bandwidth,
+    )

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "smdp/partition.h"
+
+namespace smdp::partition {
+
+// Throws InvalidArgument, which names the field, its value and what is allowed.
+void check(const Problem& problem);
+
+}  // namespace smdp::partition

@@ -1,0 +1,126 @@
+#include "partition/simulated.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "partition/price.h"
+
+namespace smdp::partition {
+namespace {
+
+// Actions to simulate in all: about a second.
+constexpr double kBudget = 4e6;
+
+class Search {
+ public:
+  Search(const Problem& problem, const Spans& spans)
+      : problem_(problem),
+        spans_(spans),
+        actions_(3.0 * static_cast<double>(spans.stages()) * static_cast<double>(problem.microbatches)) {}
+
+  bool has_budget() const { return spent_ <= kBudget; }
+
+  // Whether these are the best so far.
+  bool consider(const Ends& ends) {
+    spent_ += actions_;
+    const Partition partition = priced(problem_, spans_, ends);
+    const double most = peak(partition);
+    if (result_.smallest_peak == 0 || most < result_.smallest_peak) result_.smallest_peak = most;
+    if (problem_.memory_cap > 0 && most > problem_.memory_cap) return false;
+    const auto score = std::pair{partition.step, most};
+    if (!result_.ends.empty() && score >= score_) return false;
+    score_ = score;
+    result_.ends = ends;
+    return true;
+  }
+
+  bool can_try_all() const {
+    double cuts = 1;
+    const std::size_t inner = spans_.units() - 1;
+    for (std::size_t i = 0; i + 1 < spans_.stages(); ++i) {
+      cuts *= static_cast<double>(inner - i) / static_cast<double>(i + 1);
+      if (cuts * actions_ > kBudget) return false;
+    }
+    return true;
+  }
+
+  // Every allowed way to go on from the stages that `ends` has.
+  void try_all(Ends& ends) {
+    const std::size_t stage = ends.size();
+    const std::size_t begin = stage == 0 ? 0 : ends.back();
+    const std::size_t behind = spans_.stages() - stage - 1;
+    for (std::size_t end = behind == 0 ? spans_.units() : begin + 1; end + behind <= spans_.units(); ++end) {
+      if (!spans_.is_allowed(stage, begin, end)) continue;
+      ends.push_back(end);
+      if (behind == 0) {
+        consider(ends);
+      } else {
+        try_all(ends);
+      }
+      ends.pop_back();
+    }
+  }
+
+  // Whether moving one cut by one unit has helped.
+  bool improve() {
+    const Ends start = result_.ends;
+    for (std::size_t cut = 0; cut + 1 < start.size(); ++cut) {
+      for (const bool is_earlier : {true, false}) {
+        if (!has_budget()) return false;
+        Ends ends = start;
+        ends[cut] = is_earlier ? ends[cut] - 1 : ends[cut] + 1;
+        const std::size_t begin = cut == 0 ? 0 : ends[cut - 1];
+        if (ends[cut] <= begin || ends[cut] >= ends[cut + 1]) continue;
+        if (!spans_.is_allowed(cut, begin, ends[cut]) || !spans_.is_allowed(cut + 1, ends[cut], ends[cut + 1]))
+          continue;
+        if (!is_within_cap(spans_, ends)) continue;
+        if (consider(ends)) return true;
+      }
+    }
+    return false;
+  }
+
+  Simulated result() && { return std::move(result_); }
+  bool has_result() const { return !result_.ends.empty(); }
+
+ private:
+  const Problem& problem_;
+  const Spans& spans_;
+  double actions_;
+  double spent_ = 0;
+  std::pair<double, double> score_;
+  Simulated result_;
+};
+
+}  // namespace
+
+Simulated best_simulated(const Problem& problem, const Spans& spans) {
+  Search search(problem, spans);
+  if (search.can_try_all()) {
+    Ends ends;
+    search.try_all(ends);
+    return std::move(search).result();
+  }
+  const double weight = static_cast<double>(problem.microbatches) * problem.virtual_stages - 1;
+  std::vector<Cut> front = pareto_front(spans, weight);
+  // The most balanced first: the budget may not do for all.
+  std::reverse(front.begin(), front.end());
+  for (const Cut& cut : front) {
+    if (search.has_result() && !search.has_budget()) break;
+    search.consider(cut.ends);
+  }
+  while (search.has_result() && search.improve()) {
+  }
+  return std::move(search).result();
+}
+
+Ends improved(const Problem& problem, const Spans& spans, const Ends& ends) {
+  Search search(problem, spans);
+  search.consider(ends);
+  while (search.has_result() && search.improve()) {
+  }
+  // The simulator's peak may be above the cap by a rounding; the closed form was not.
+  return search.has_result() ? std::move(search).result().ends : ends;
+}
+
+}  // namespace smdp::partition

@@ -1,0 +1,60 @@
+// What a run of units costs as one stage: units [begin, end), begin < end.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "smdp/partition.h"
+
+namespace smdp::partition {
+
+class Spans {
+ public:
+  // in_flight: microbatches whose activations each stage holds; empty: no stage has a cap.
+  Spans(const Problem& problem, std::size_t stages, std::vector<double> in_flight);
+
+  std::size_t units() const { return seconds_.size() - 1; }
+  std::size_t stages() const { return stages_; }
+
+  // Seconds; with memory_weight w: (1 - w) seconds + w (bytes of the span / bytes of all) (seconds of all).
+  double load(std::size_t begin, std::size_t end) const;
+
+  // Seconds beside the load, once per step: two hops over the cut at `begin`, and the gradients of parameters that
+  // units before `begin` use as well.
+  double extra(std::size_t begin, std::size_t end) const;
+
+  double parameter_bytes(std::size_t begin, std::size_t end) const;
+  double activation_bytes(std::size_t begin, std::size_t end) const { return between(activations_, begin, end); }
+  double memory(std::size_t stage, std::size_t begin, std::size_t end) const;
+
+  // Whether the cut at `begin` is allowed, and no unit is pinned to another stage.
+  bool is_allowed(std::size_t stage, std::size_t begin, std::size_t end) const;
+  bool has_cap() const { return cap_ > 0 && !in_flight_.empty(); }
+  double cap() const { return cap_; }
+
+ private:
+  // A group's first unit at or behind `begin`; units() if there is none.
+  std::size_t first_of(const Tied& group, std::size_t begin) const;
+  static double between(const std::vector<double>& sums, std::size_t begin, std::size_t end) {
+    return sums[end] - sums[begin];
+  }
+
+  std::size_t stages_;
+  std::vector<double> in_flight_;
+  double cap_;
+  double state_factor_;
+  double seconds_per_byte_ = 0;  // of the load
+  double seconds_share_ = 1;     // 1 - memory_weight
+  std::vector<double> seconds_;  // sums of all units before
+  std::vector<double> parameters_;
+  std::vector<double> activations_;
+  std::vector<double> hops_;  // of the cut before a unit, both directions
+  std::vector<bool> can_cut_;
+  std::vector<int> first_pin_;  // at or behind a unit; -1: none
+  std::vector<std::size_t> first_pinned_;
+  std::vector<int> last_pin_;  // before a unit
+  std::vector<Tied> tied_;     // merged: no two have the same units
+  std::vector<double> tied_seconds_;
+};
+
+}  // namespace smdp::partition
