@@ -59,8 +59,8 @@ TEST(ZeroBubblePaper, BubbleRates) {
     EXPECT_NEAR(one, row.one, 1e-4);
     // Of p hops more in torch's order than in the paper's.
     EXPECT_NEAR(interleaved, row.interleaved, 0.015);
-    EXPECT_LT(zb_1p, row.one);
-    EXPECT_LT(zb_2p, zb_1p);
+    EXPECT_NEAR(zb_1p, row.zb_1p, 1e-4);
+    EXPECT_LT(zb_2p, row.zb_2p + 0.01);
   }
 }
 

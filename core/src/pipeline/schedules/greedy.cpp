@@ -86,6 +86,7 @@ class Greedy {
     }
     int gradient = -1;
     int forward = -1;
+    double coming_gradient = kUnknown;
     double coming = kUnknown;
     double wake = kUnknown;
     for (const int stage : local_[at(rank)]) {
@@ -94,7 +95,7 @@ class Greedy {
         // The microbatch that came first, then the stage that is further back, since others wait for both.
         if (gradient < 0 || next_gradient_[at(stage)] < next_gradient_[at(gradient)]) gradient = stage;
       } else {
-        coming = std::min(coming, gradient_at);
+        coming_gradient = std::min(coming_gradient, gradient_at);
       }
       const double forward_at = next_forward_at(stage);
       if (forward_at <= now) {
@@ -104,9 +105,13 @@ class Greedy {
         if (may_forward(stage, rank)) coming = std::min(coming, forward_at);
       }
     }
+    coming = std::min(coming, coming_gradient);
     wake = std::min(wake, coming);
     if (gradient >= 0 && (rules_.is_backward_first || forward < 0 || !is_forward_turn(rank))) {
       start_gradient(gradient, rank, now);
+    } else if (forward >= 0 && gradient < 0 &&
+               coming_gradient - now < rules_.forward_patience * costs_.forward[at(forward)]) {
+      events_.emplace(coming_gradient, rank);
     } else if (forward >= 0) {
       start_forward(forward, rank, now);
     } else if (!pending_[at(rank)].empty() && !is_worth_waiting(rank, coming - now)) {
@@ -250,6 +255,12 @@ bool is_complete(const Schedule& schedule) {
   return actions == 3 * schedule.rank_of.size() * at(schedule.microbatches);
 }
 
+bool is_optimal(const Schedule& schedule, const Costs& costs) {
+  const Simulation result = simulate(schedule, costs);
+  const LowerBounds bounds = lower_bounds(schedule, costs);
+  return result.makespan <= bounds.makespan * (1 + 1e-12) && result.span <= bounds.span * (1 + 1e-12);
+}
+
 }  // namespace
 
 Schedule run_greedy(Schedule blank, const Costs& costs, const GreedyRules& rules) {
@@ -282,16 +293,20 @@ bool is_better(const Schedule& a, const Schedule& b, const Costs& costs, bool by
 Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span) {
   Schedule best = blank;
   bool is_first = true;
-  for (const bool is_backward_first : {true, false}) {
-    for (const double patience : {0.0, 0.3, 0.7, 1.0}) {
-      GreedyRules rules;
-      rules.memory_cap = memory_cap;
-      rules.is_backward_first = is_backward_first;
-      rules.patience = patience;
-      Schedule next = run_greedy(blank, costs, rules);
-      if (!is_complete(next)) continue;
-      if (is_first || is_better(next, best, costs, by_span)) best = std::move(next);
-      is_first = false;
+  for (const double forward_patience : {0.0, 0.1, 0.3, 0.6}) {
+    for (const bool is_backward_first : {true, false}) {
+      for (const double patience : {0.0, 0.3, 0.7, 1.0}) {
+        GreedyRules rules;
+        rules.memory_cap = memory_cap;
+        rules.is_backward_first = is_backward_first;
+        rules.patience = patience;
+        rules.forward_patience = forward_patience;
+        Schedule next = run_greedy(blank, costs, rules);
+        if (!is_complete(next)) continue;
+        if (is_first || is_better(next, best, costs, by_span)) best = std::move(next);
+        is_first = false;
+        if (is_optimal(best, costs)) return best;
+      }
     }
   }
   return best;
