@@ -1,9 +1,8 @@
-"""A picture of each pipeline schedule, one function per schedule: 4 stages, 8 microbatches, F = I = W on a full stage."""
+"""A picture of each pipeline schedule, one function each: 4 stages, 8 microbatches, F = I = W = 1."""
 
 import matplotlib.pyplot as plt
 
 from smdp import pipeline
-from smdp.pipeline._picture import draw
 
 
 def picture(name: str) -> None:
@@ -11,14 +10,9 @@ def picture(name: str) -> None:
     schedule = pipeline.generate(name, stages=4, microbatches=8, virtual_stages=virtual)
     part = 1 / virtual
     result = pipeline.simulate(schedule, forward=part, backward_input=part, backward_weight=part)
-    times = [[(action.start, action.end) for action in row] for row in result.timeline]
     figure, axis = plt.subplots(figsize=(10, 1.9))
-    draw(
-        axis,
-        schedule.rows,
-        times,
-        f"{name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %",
-    )
+    result.plot(axis)
+    axis.set_title(f"{name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %", fontsize=10)
     axis.set_xlim(0, 36)
     figure.tight_layout()
 

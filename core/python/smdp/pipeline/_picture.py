@@ -20,7 +20,7 @@ def kind_of(action: str) -> str:
     return "" if found is None else found[1]
 
 
-def draw(
+def plot(
     axis: Any, rows: Sequence[Sequence[str]], timeline: Sequence[Sequence[tuple[float, float]]], name: str
 ) -> None:
     """Draw on matplotlib axes."""
@@ -63,5 +63,5 @@ def save(
     end = max((end for row in timeline for _, end in row), default=1)
     shortest = min((end - start for row in timeline for start, end in row if end > start), default=1)
     figure = figures.Figure(figsize=(min(40.0, max(6.0, end / shortest / 6)), 1 + 0.3 * len(rows)))
-    draw(figure.add_subplot(), rows, timeline, name)
+    plot(figure.add_subplot(), rows, timeline, name)
     figure.savefig(path, dpi=150, bbox_inches="tight")

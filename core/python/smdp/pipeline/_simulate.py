@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smdp import _core
 
@@ -93,6 +93,10 @@ class Simulation:
         if path is not None:
             _picture.save(self._schedule.rows, self._core.timeline(), path, self._schedule.name)
         return _core.pipeline_gantt(self._schedule._core, self._core, _costs.integer("width", width))
+
+    def plot(self, axis: Any) -> None:
+        """Draw the timeline on matplotlib axes: one bar per action, forwards blue, input gradients green."""
+        _picture.plot(axis, self._schedule.rows, self._core.timeline(), self._schedule.name)
 
     def chrome_trace(self) -> str:
         """Give JSON for ui.perfetto.dev and chrome://tracing, a unit of time taken for a second."""
