@@ -13,11 +13,11 @@ std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 class Player {
  public:
-  Player(const Schedule& schedule, const DataEdges& edges, const Costs& costs, Pairs pairs)
+  Player(const Schedule& schedule, const DataEdges& edges, const Costs& costs, ReplayMode mode)
       : schedule_(schedule),
         edges_(edges),
         costs_(costs),
-        pairs_(pairs),
+        mode_(mode),
         microbatches_(at(schedule.microbatches)),
         clock_(at(schedule.ranks()), 0),
         next_(at(schedule.ranks()), 0),
@@ -29,7 +29,7 @@ class Player {
         backward_arrival_(cells(edges.count()), kNever) {
     for (const auto& row : schedule.rows) {
       for (const Action& action : row) {
-        has_transfers_ = has_transfers_ || is_transfer(action.kind);
+        has_transfers_ = has_transfers_ || (mode == ReplayMode::kTimed && is_transfer(action.kind));
         if (action.kind == ActionKind::kReduceTied) ++tied_[action.other_stage].members;
       }
     }
@@ -180,6 +180,7 @@ class Player {
   }
 
   bool is_playable(const Action& action) const {
+    if (is_transfer(action.kind) && mode_ == ReplayMode::kOrderOnly) return false;
     if (action.kind == ActionKind::kOverlap) {
       return is_in_range(action.stage, action.microbatch) && is_in_range(action.other_stage, action.other_microbatch);
     }
@@ -197,7 +198,7 @@ class Player {
         continue;
       }
       if (action.kind == ActionKind::kReduceTied) arrive(tied_[action.other_stage], rank);
-      if (action.kind == ActionKind::kOverlap && pairs_ == Pairs::kInTurn) {
+      if (action.kind == ActionKind::kOverlap && mode_ == ReplayMode::kTimed) {
         if (is_half_done_[at(rank)] == 0) {
           if (!play(forward_of(action), rank, timeline[next])) return;
           is_half_done_[at(rank)] = 1;
@@ -302,7 +303,7 @@ class Player {
   const Schedule& schedule_;
   const DataEdges& edges_;
   const Costs& costs_;
-  const Pairs pairs_;
+  const ReplayMode mode_;
   const std::size_t microbatches_;
   bool has_transfers_ = false;
   std::vector<double> clock_;
@@ -344,8 +345,8 @@ std::pair<int, int> find(const Schedule& schedule, const Action& wanted, int aft
 
 }  // namespace
 
-Replay replay(const Schedule& schedule, const DataEdges& edges, const Costs& costs, Pairs pairs) {
-  return Player(schedule, edges, costs, pairs).run();
+Replay replay(const Schedule& schedule, const DataEdges& edges, const Costs& costs, ReplayMode mode) {
+  return Player(schedule, edges, costs, mode).run();
 }
 
 std::string explain(const Schedule& schedule, const std::vector<Stuck>& stuck) {

@@ -25,14 +25,13 @@ struct Replay {
   std::vector<Stuck> stuck;  // empty: every row ran to its end
 };
 
-// How a pair of overlapped computations waits for its inputs.
-enum class Pairs {
-  kInTurn,  // the forward, then the backward, each as soon as it can
-  kAsOne,   // for all of them before it begins, which is the order that transfers must be placed in
+enum class ReplayMode {
+  kTimed,      // the halves of a pair one after the other, each as soon as it can
+  kOrderOnly,  // computations alone, transfers passed over; a pair begins with all of its inputs there
 };
 
 // Actions out of range are passed over: the verifier names them.
-Replay replay(const Schedule& schedule, const DataEdges& edges, const Costs& costs, Pairs pairs);
+Replay replay(const Schedule& schedule, const DataEdges& edges, const Costs& costs, ReplayMode mode);
 
 // A cycle among the stuck ranks in words, or what is missing.
 std::string explain(const Schedule& schedule, const std::vector<Stuck>& stuck);

@@ -31,7 +31,7 @@ double work_of(const Action& action, const Costs& costs) {
 Simulation simulate(const Schedule& schedule, const Costs& costs) {
   check_shape(schedule);
   check_costs(costs, schedule.stages());
-  Replay played = replay(schedule, DataEdges(schedule), costs, Pairs::kInTurn);
+  Replay played = replay(schedule, DataEdges(schedule), costs, ReplayMode::kTimed);
   if (!played.stuck.empty()) {
     throw InvalidArgument("[smdp] simulation: schedule '" + schedule.name + "' stops before its end: " +
                           explain(schedule, played.stuck) + "; verify() says which rule it breaks.");

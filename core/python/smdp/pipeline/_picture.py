@@ -11,6 +11,7 @@ from typing import Any
 _COLORS = {"F": "#4c78a8", "I": "#54a24b", "W": "#b7d7a8", "B": "#f58518", "OVERLAP_F_B": "#b279a2"}
 _OTHER = "#999999"
 _KIND = re.compile(r"(?:\d+|\(.*\))([A-Z_]+)")
+_MICROBATCH = re.compile(r"[FIWB](\d+)")
 _MOST_LABELS = 2000  # more than that nobody can read
 
 
@@ -33,9 +34,9 @@ def plot(
             axis.barh(
                 rank, end - start, left=start, height=0.9, color=color, edgecolor="white", linewidth=0.4
             )
-            if labels and kind_of(action) in ("F", "I", "W", "B"):
-                microbatch = re.sub(r".*\D", "", action)
-                axis.text((start + end) / 2, rank, microbatch, ha="center", va="center", fontsize=6)
+            if labels and kind_of(action) in _COLORS:
+                label = ";".join(_MICROBATCH.findall(action))
+                axis.text((start + end) / 2, rank, label, ha="center", va="center", fontsize=6)
     axis.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
     axis.invert_yaxis()
     axis.set_xlabel("time")

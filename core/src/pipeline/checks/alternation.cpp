@@ -1,9 +1,9 @@
 // A step leaves nothing behind: no activation, no received value, no stage unsharded, nothing offloaded. Then steps of
 // training and evaluation may follow each other in any order, if they have the same stages on the same ranks.
+#include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "pipeline/checks/checks.h"
@@ -13,60 +13,91 @@ namespace {
 
 std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
-enum class Kept { kActivation, kValue, kGradient, kParameters, kOffloaded };
+enum Kept : std::uint8_t { kActivation = 1, kValue = 2, kGradient = 4, kOffloaded = 8, kParameters = 16 };
 
-// What a row keeps at its end: the action that left it there, and what it is.
-std::optional<std::pair<int, const char*>> left_over(const Schedule& schedule, const std::vector<Action>& row) {
-  std::map<std::tuple<Kept, int, int>, int> kept;
-  for (int index = 0; index < static_cast<int>(row.size()); ++index) {
-    for_each_part(row[at(index)], [&](const Action& part) {
-      const auto keep = [&](Kept what, int microbatch) { kept[{what, part.stage, microbatch}] = index; };
-      const auto drop = [&](Kept what, int microbatch) { kept.erase({what, part.stage, microbatch}); };
-      switch (part.kind) {
-        case ActionKind::kForward:
-          drop(Kept::kValue, part.microbatch);
-          if (!schedule.forward_only) keep(Kept::kActivation, part.microbatch);
-          break;
-        case ActionKind::kBackward:
-          drop(Kept::kGradient, part.microbatch);
-          drop(Kept::kActivation, part.microbatch);
-          break;
-        case ActionKind::kBackwardInput:
-          drop(Kept::kGradient, part.microbatch);
-          break;
-        case ActionKind::kBackwardWeight:
-          drop(Kept::kActivation, part.microbatch);
-          break;
-        case ActionKind::kRecvForward:
-          keep(Kept::kValue, part.microbatch);
-          break;
-        case ActionKind::kRecvBackward:
-          keep(Kept::kGradient, part.microbatch);
-          break;
-        case ActionKind::kUnshard:
-          keep(Kept::kParameters, -1);
-          break;
-        case ActionKind::kReshard:
-          drop(Kept::kParameters, -1);
-          break;
-        case ActionKind::kOffload:
-          keep(Kept::kOffloaded, part.microbatch);
-          break;
-        case ActionKind::kReload:
-          drop(Kept::kOffloaded, part.microbatch);
-          break;
-        default:
-          break;
-      }
-    });
+struct Change {
+  std::uint8_t keeps;
+  std::uint8_t drops;
+};
+
+Change change_of(ActionKind kind, bool is_forward_only) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return {is_forward_only ? std::uint8_t{0} : std::uint8_t{kActivation}, kValue};
+    case ActionKind::kBackward:
+      return {0, kGradient | kActivation};
+    case ActionKind::kBackwardInput:
+      return {0, kGradient};
+    case ActionKind::kBackwardWeight:
+      return {0, kActivation};
+    case ActionKind::kRecvForward:
+      return {kValue, 0};
+    case ActionKind::kRecvBackward:
+      return {kGradient, 0};
+    case ActionKind::kUnshard:
+      return {kParameters, 0};
+    case ActionKind::kReshard:
+      return {0, kParameters};
+    case ActionKind::kOffload:
+      return {kOffloaded, 0};
+    case ActionKind::kReload:
+      return {0, kOffloaded};
+    default:
+      return {0, 0};
   }
-  if (kept.empty()) return std::nullopt;
-  constexpr const char* kWhat[] = {"its activations are kept", "what it received is never used",
-                                   "what it received is never used", "its parameters stay unsharded",
-                                   "what it offloaded is never reloaded"};
-  const auto& [key, index] = *kept.begin();
-  return std::pair(index, kWhat[static_cast<std::size_t>(std::get<0>(key))]);
 }
+
+const char* describe(std::uint8_t kept) {
+  if ((kept & kActivation) != 0) return "its activations are kept";
+  if ((kept & (kValue | kGradient)) != 0) return "what it received is never used";
+  if ((kept & kOffloaded) != 0) return "what it offloaded is never reloaded";
+  return "its parameters stay unsharded";
+}
+
+class Leftovers {
+ public:
+  explicit Leftovers(const Schedule& schedule)
+      : schedule_(schedule), kept_(schedule.rank_of.size() * (at(schedule.microbatches) + 1), 0) {}
+
+  // What a row keeps at its end: the action that left it there, and what it is.
+  std::optional<std::pair<int, const char*>> of(const std::vector<Action>& row) {
+    long count = 0;
+    for (const Action& action : row) {
+      for_each_part(action, [&](const Action& part) { count += apply(part); });
+    }
+    if (count == 0) return std::nullopt;  // and kept_ is as it was before
+    for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+      const char* what = nullptr;
+      for_each_part(row[at(index)], [&](const Action& part) {
+        if (!is_in_range(schedule_, part)) return;
+        const std::uint8_t left = change_of(part.kind, schedule_.forward_only).keeps & cell(part);
+        if (left != 0) what = describe(left);
+      });
+      if (what != nullptr) return std::pair(index, what);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // Per stage its microbatches, and one place for its parameters.
+  std::uint8_t& cell(const Action& action) {
+    return kept_[at(action.stage) * (at(schedule_.microbatches) + 1) + at(action.microbatch + 1)];
+  }
+
+  // By how much the number of things kept has grown.
+  int apply(const Action& action) {
+    const Change change = change_of(action.kind, schedule_.forward_only);
+    if ((change.keeps | change.drops) == 0 || !is_in_range(schedule_, action)) return 0;
+    std::uint8_t& kept = cell(action);
+    const auto now = static_cast<std::uint8_t>((kept & ~change.drops) | change.keeps);
+    const int grown = std::popcount(now) - std::popcount(kept);
+    kept = now;
+    return grown;
+  }
+
+  const Schedule& schedule_;
+  std::vector<std::uint8_t> kept_;
+};
 
 }  // namespace
 
@@ -74,8 +105,9 @@ Found check_alternation(const Schedule& schedule, const VerifyOptions& options) 
   std::vector<const Schedule*> all{&schedule};
   for (const Schedule& other : options.alternates) all.push_back(&other);
   for (const Schedule* one : all) {
+    Leftovers leftovers(*one);
     for (int rank = 0; rank < one->ranks(); ++rank) {
-      if (const auto left = left_over(*one, one->rows[at(rank)])) {
+      if (const auto left = leftovers.of(one->rows[at(rank)])) {
         return violation_at(Check::kAlternation, *one, rank, left->first,
                             std::string(left->second) + " when the step ends, and the next step would find it");
       }
