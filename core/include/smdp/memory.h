@@ -108,12 +108,14 @@ struct StageMemory {
   double optimizer = 0;    // master weights, moments
   double activations = 0;  // of layers, or their checkpoints, of all microbatches in flight
   double embedding = 0;    // what the embedding keeps of them
-  double logits = 0;       // with their copies in fp32, as value and as gradient
-  double transients = 0;   // layers that backward rebuilds, received tensors; or the step's copy of gradients, if more
-  double buckets = 0;      // fusion buffers
-  double unsharded = 0;    // parameters gathered for use: the largest layer, and the next one
-  double host = 0;         // in host memory, not in total()
-  double in_flight = 0;    // microbatches, not bytes
+  double logits = 0;       // their log-probabilities and two gradients, in fp32
+  // What other moments of a step need beyond the logits' peak: layers that backward rebuilds, gradients of activations
+  // and received tensors, or the optimizer's copy of the gradients.
+  double transients = 0;
+  double buckets = 0;    // fusion buffers
+  double unsharded = 0;  // parameters gathered for use: the largest layer, and the next one
+  double host = 0;       // in host memory, not in total()
+  double in_flight = 0;  // microbatches, not bytes
 
   SMDP_API double total() const;
 };

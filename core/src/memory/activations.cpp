@@ -80,6 +80,17 @@ double score_activations(const Layers& layer, const Setting& setting) {
   return rows * columns * (layer.has_dropout ? 2 * element + 1 : element);
 }
 
+double gradient_activations(const Layers& layer, const Setting& setting) {
+  const auto t = static_cast<double>(setting.tensor);
+  const double element = element_bytes(setting) * tokens(layer, setting) / t;
+  const double inner = element * static_cast<double>(layer.ffn * std::max<std::int64_t>(1, layer.experts_per_token));
+  // Of the product and of its factors; of a value and of what it came from.
+  const double of_mlp = (layer.is_gated ? 3 : 2) * inner;
+  if (setting.flash_attention) return of_mlp;
+  const double scores = 2 * element * static_cast<double>(layer.heads) * length(layer, setting);
+  return std::max(of_mlp, scores - (layer.is_gated ? 4 : 2) * inner);
+}
+
 double layer_activations(const Layers& layer, const Setting& setting) {
   check(layer);
   check(setting);

@@ -16,6 +16,10 @@ double tokens(const Layers& layer, const Setting& setting);
 // Bytes of the scores among all that layer_activations() counts; what selective checkpointing rebuilds.
 double score_activations(const Layers& layer, const Setting& setting);
 
+// Bytes of gradients of activations while one layer runs backward: the MLP's, or those of the scores, by when the MLP's
+// tensors are gone.
+double gradient_activations(const Layers& layer, const Setting& setting);
+
 // By how much sequence parallelism divides what tensor parallelism alone keeps whole.
 double whole_divisor(const Setting& setting);
 

@@ -41,8 +41,11 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
 
   double of_one = 0;
   double backward = 0;
+  double gradients = 0;
   double received = 0;
   double largest = 0;
+  double logits = 0;
+  const double waiting = runs_all_forwards_first(setting.schedule) ? std::max(1.0, in_flight) : 1;
   for (const Span& span : spans) {
     const Kept layers = kept(pieces.list, span, checkpointing);
     of_one += layers.bytes;
@@ -50,8 +53,9 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
     for (std::size_t i = span.begin; i < span.end; ++i) {
       const Piece& piece = pieces.list[i];
       stage.embedding += piece.embedding * in_flight;
-      const double waiting = runs_all_forwards_first(setting.schedule) ? in_flight : 1;
+      logits += piece.logits;
       stage.logits += piece.logits * waiting + piece.logits_extra;
+      gradients = std::max(gradients, piece.gradients);
       received = std::max(received, piece.input);
       if (piece.is_layer) largest = std::max(largest, piece.parameters);
     }
@@ -62,12 +66,15 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
     stage.host += (in_flight - resident) * of_one;
   }
   stage.activations = of_one * resident;
+  backward += gradients;
   // The next microbatch's activation and the current one's gradient.
   if (setting.pipeline > 1) backward += 2 * received;
-  // When the optimizer runs, all activations are gone. Offloaded, it casts gradients on the host.
-  const double freed = stage.activations + stage.embedding + stage.logits;
+  // When a layer is rebuilt, the head has run backward and its microbatch's logits are gone. When the optimizer runs,
+  // so is everything else; offloaded, it casts gradients on the host.
+  const double beyond_logits = logits * (waiting - 1) + backward - stage.logits;
   const double copy = setting.offload_optimizer ? 0 : states.copy * local;
-  stage.transients = std::max(backward, copy - freed);
+  const double beyond_backward = copy - (stage.activations + stage.embedding + stage.logits);
+  stage.transients = std::max({0.0, beyond_logits, beyond_backward});
 
   if (setting.offload_optimizer) {
     stage.host += stage.optimizer;

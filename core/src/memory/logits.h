@@ -6,8 +6,8 @@
 namespace smdp::memory {
 
 struct LogitBytes {
-  double kept = 0;   // from forward to backward: in fp32, and the matrix' input
-  double extra = 0;  // while the loss runs backward: the gradient in fp32, and in 16 bits the logits themselves
+  double kept = 0;   // from forward to backward: log-probabilities in fp32, and the matrix' input
+  double extra = 0;  // while the loss runs backward: the gradients of both, in fp32
 };
 
 LogitBytes logit_bytes(const Architecture& architecture, const Setting& setting);

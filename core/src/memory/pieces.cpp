@@ -54,6 +54,7 @@ Pieces pieces_of(const Architecture& architecture, const Setting& setting) {
     piece.parameters = layer_parameters(run, tensor).local(tensor);
     piece.activations = layer_activations(run, setting);
     piece.rebuilt = score_activations(run, setting);
+    piece.gradients = gradient_activations(run, setting);
     piece.input =
         tokens(run, setting) * static_cast<double>(run.hidden) * element_bytes(setting) / whole_divisor(setting);
     piece.is_layer = true;

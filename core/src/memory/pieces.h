@@ -12,6 +12,7 @@ struct Piece {
   double parameters = 0;    // elements
   double activations = 0;   // bytes kept of a microbatch if nothing is rebuilt; of layers and of units of a trace
   double rebuilt = 0;       // of these, what selective checkpointing drops
+  double gradients = 0;     // bytes of gradients of activations while it runs backward
   double input = 0;         // bytes: what a checkpoint keeps, and what a stage that begins here receives
   double embedding = 0;     // bytes kept of a microbatch, whatever the checkpointing
   double logits = 0;        // bytes kept of a microbatch
