@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import transformers
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -14,11 +16,30 @@ from smdp import memory
 SAMPLES, TOKENS = 4, 128
 
 
+class Group(torch.nn.Module):
+    """Layers that are rebuilt together."""
+
+    def __init__(self, layers: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, hidden: torch.Tensor, *positional: Any, **keyword: Any) -> torch.Tensor:
+        def run(value: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                value = layer(value, *positional, **keyword)
+            return value
+
+        return torch.utils.checkpoint.checkpoint(run, hidden, use_reentrant=False)
+
+
 def measured(config: transformers.GPT2Config, checkpointing: str) -> int:
     """Give the most bytes of forward and backward, with Adam's moments and gradients there already."""
     model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="eager").train()
-    if checkpointing == "each":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    size = {"none": 0, "each": 1, "group_2": 2, "contiguous": config.n_layer}[checkpointing]
+    if size > 0:
+        layers = list(model.transformer.h)
+        groups = [Group(layers[index : index + size]) for index in range(0, len(layers), size)]
+        model.transformer.h = torch.nn.ModuleList(groups)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     tokens = torch.randint(0, config.vocab_size, (SAMPLES, TOKENS))
     model(input_ids=tokens, labels=tokens).loss.backward()
@@ -30,7 +51,7 @@ def measured(config: transformers.GPT2Config, checkpointing: str) -> int:
     return sum(of["Total"] for of in tracker.get_tracker_snapshot("peak").values())
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "each"])
+@pytest.mark.parametrize("checkpointing", ["none", "each", "group_2", "contiguous"])
 @pytest.mark.parametrize(
     ("layers", "hidden", "vocabulary"), [(6, 128, 500), (12, 64, 300), (4, 128, 5000)], ids=str
 )

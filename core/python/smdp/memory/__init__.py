@@ -70,12 +70,33 @@ def estimate(model: Architecture | Trace, setting: Setting | None = None, **opti
 
     Raises:
         ValueError: A field is wrong; the message names it, its value and what is allowed.
-        TypeError: There is no such field.
+        TypeError: There is no such field, or its value is of another type.
     """
     if setting is None:
-        setting = Setting(**options)
+        try:
+            setting = Setting(**options)
+        except TypeError:
+            raise _explain(options) from None
     elif options:
         raise TypeError(f"[smdp] estimate() takes a setting or its fields, not both: {', '.join(options)}")
     if isinstance(model, Trace):
         return estimate_trace_memory(*model.memory_arguments(), setting=setting)
     return estimate_memory(model, setting)
+
+
+_TYPES = {int: "an integer of 64 bits", bool: "True, False", str: "a string", list: "a list of numbers"}
+
+
+def _explain(options: dict[str, Any]) -> TypeError:
+    """Find the option that no Setting takes: nanobind's own error shows the signature only."""
+    known = Setting()
+    for name, value in options.items():
+        if name.startswith("_") or not hasattr(known, name):
+            fields = ", ".join(field for field in dir(known) if not field.startswith("_"))
+            return TypeError(f"[smdp] there is no setting {name}; allowed: {fields}")
+        try:
+            Setting(**{name: value})
+        except TypeError:
+            allowed = _TYPES[type(getattr(known, name))]
+            return TypeError(f"[smdp] {name} = {value!r} is not valid; allowed: {allowed}")
+    return TypeError("[smdp] these options make no setting")

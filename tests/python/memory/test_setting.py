@@ -1,0 +1,83 @@
+"""Options of estimate() that are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from models import gpt2
+
+from smdp import memory
+
+MODEL = gpt2(4, 48, 4, vocabulary=100, positions=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tensors": 2},
+            "there is no setting tensors; allowed: activation_loading_horizon, active_microbatches,",
+        ),
+        ({"__class__": 2}, "there is no setting __class__"),
+        ({"tensor": "2"}, "tensor = '2' is not valid; allowed: an integer of 64 bits"),
+        ({"tensor": 2.5}, "tensor = 2.5 is not valid; allowed: an integer of 64 bits"),
+        ({"data": 2**70}, "data = 1180591620717411303424 is not valid; allowed: an integer of 64 bits"),
+        ({"schedule": None}, "schedule = None is not valid; allowed: a string"),
+        ({"flash_attention": "yes"}, "flash_attention = 'yes' is not valid; allowed: True, False"),
+        ({"stage_sizes": 4}, "stage_sizes = 4 is not valid; allowed: a list of numbers"),
+        ({"in_flight": ["x"]}, "in_flight = ['x'] is not valid; allowed: a list of numbers"),
+    ],
+)
+def test_wrong_types(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=r"^\[smdp\] ") as caught:
+        memory.estimate(MODEL, sequence=16, **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence": 0}, "sequence = 0 is not valid; allowed: an integer from 1"),
+        ({"pipeline": 0}, "pipeline = 0 is not valid; allowed: an integer from 1"),
+        ({"pipeline": 5}, "pipeline x virtual_stages = 5 is not valid; allowed: at most the 4 layers"),
+        ({"schedule": "2f2b"}, "schedule = '2f2b' is not valid; allowed: gpipe, smp_interleaved, 1f1b,"),
+        ({"schedule": "zb_v"}, "virtual_stages = 1 is not valid; allowed: 2, with the schedule zb_v"),
+        ({"in_flight": [float("nan")]}, "in_flight = nan is not valid; allowed: a number from 0"),
+        (
+            {"in_flight": [1.0, 2.0]},
+            "in_flight = 2 numbers is not valid; allowed: one for each of the 1 pipeline ranks",
+        ),
+        (
+            {"offload_activations": True},
+            "offload_activations = true is not valid; allowed: false, with checkpointing",
+        ),
+        (
+            {"checkpointing": "group_x"},
+            "checkpointing = 'group_x' is not valid; allowed: none, each, group_N",
+        ),
+        (
+            {"data": 8, "sharding_degree": 3},
+            "sharding_degree = 3 is not valid; allowed: a divisor of data = 8",
+        ),
+    ],
+)
+def test_wrong_values(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^\[smdp\] ") as caught:
+        memory.estimate(MODEL, **{"sequence": 16, **options})
+    assert message in str(caught.value)
+
+
+def test_setting_and_options_exclude_each_other() -> None:
+    with pytest.raises(
+        TypeError, match=r"\[smdp\] estimate\(\) takes a setting or its fields, not both: tensor"
+    ):
+        memory.estimate(MODEL, memory.Setting(sequence=16), tensor=2)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_device_memory_is_a_number(value: float) -> None:
+    with pytest.raises(ValueError, match=r"device_memory = "):
+        memory.estimate(MODEL, sequence=16).fits(value)
+    with pytest.raises(ValueError, match=r"margin = "):
+        memory.estimate(MODEL, sequence=16).fits(1e9, margin=value)
