@@ -245,6 +245,8 @@ void bind_memory(nb::module_& m) {
       .def_ro("copy", &StateBytes::copy)
       .def_prop_ro("sum", &StateBytes::sum);
   m.def("state_bytes", &state_bytes, nb::arg("precision"), nb::arg("sharding") = "none", nb::arg("degree") = 1);
+  m.def("even_stages", &even_stages, nb::arg("layers"), nb::arg("stages"),
+        "Layers per stage, as even as can be; what remains goes to the middle.");
   m.def("in_flight", &in_flight, nb::arg("schedule"), nb::kw_only(), nb::arg("pipeline"), nb::arg("rank"),
         nb::arg("microbatches"), nb::arg("virtual_stages") = 1, nb::arg("active_microbatches") = 0,
         "Microbatches whose activations a pipeline rank holds at its peak.");

@@ -154,6 +154,9 @@ SMDP_API StateBytes state_bytes(const std::string& precision, const std::string&
 SMDP_API double in_flight(const std::string& schedule, std::int64_t pipeline, std::int64_t rank,
                           std::int64_t microbatches, std::int64_t virtual_stages, std::int64_t active_microbatches = 0);
 
+// Layers per stage, as even as can be; what remains goes to the middle. Throws InvalidArgument: fewer than stages.
+SMDP_API std::vector<std::int64_t> even_stages(std::int64_t layers, std::int64_t stages);
+
 // Bytes that one layer keeps of a microbatch. Throws InvalidArgument.
 SMDP_API double layer_activations(const Layers& layer, const Setting& setting);
 

@@ -507,6 +507,9 @@ class StateBytes:
 
 def state_bytes(precision: str, sharding: str = 'none', degree: int = 1) -> StateBytes: ...
 
+def even_stages(layers: int, stages: int) -> list[int]:
+    """Layers per stage, as even as can be; what remains goes to the middle."""
+
 def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0) -> float:
     """Microbatches whose activations a pipeline rank holds at its peak."""
 

@@ -6,17 +6,6 @@
 namespace smdp::memory {
 namespace {
 
-std::vector<std::int64_t> even_sizes(std::int64_t layers, std::int64_t stages) {
-  if (stages > layers) {
-    refuse("pipeline x virtual_stages", std::to_string(stages), "at most the " + std::to_string(layers) + " layers");
-  }
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(stages), layers / stages);
-  const std::int64_t rest = layers % stages;
-  const std::int64_t first = (stages - rest) / 2;
-  for (std::int64_t i = 0; i < rest; ++i) ++sizes[static_cast<std::size_t>(first + i)];
-  return sizes;
-}
-
 void check_sizes(const std::vector<std::int64_t>& sizes, std::int64_t layers, std::int64_t stages) {
   const std::string needed =
       std::to_string(stages) + " sizes (pipeline x virtual_stages) with the sum " + std::to_string(layers);
@@ -32,12 +21,25 @@ void check_sizes(const std::vector<std::int64_t>& sizes, std::int64_t layers, st
 
 }  // namespace
 
+std::vector<std::int64_t> even_stages(std::int64_t layers, std::int64_t stages) {
+  check_count("layers", layers, 1);
+  check_count("stages", stages, 1);
+  if (stages > layers) {
+    refuse("pipeline x virtual_stages", std::to_string(stages), "at most the " + std::to_string(layers) + " layers");
+  }
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(stages), layers / stages);
+  const std::int64_t rest = layers % stages;
+  const std::int64_t first = (stages - rest) / 2;
+  for (std::int64_t i = 0; i < rest; ++i) ++sizes[static_cast<std::size_t>(first + i)];
+  return sizes;
+}
+
 std::vector<std::vector<Span>> spans_of(const Pieces& pieces, const Setting& setting) {
   const auto layers = static_cast<std::int64_t>(pieces.layers);
   const std::int64_t stages = setting.pipeline * setting.virtual_stages;
   std::vector<std::int64_t> sizes = setting.stage_sizes;
   if (sizes.empty()) {
-    sizes = even_sizes(layers, stages);
+    sizes = even_stages(layers, stages);
   } else {
     check_sizes(sizes, layers, stages);
   }

@@ -22,6 +22,7 @@ from smdp._core import StageMemory as StageMemory
 from smdp._core import StateBytes as StateBytes
 from smdp._core import deepspeed_memory as deepspeed_memory
 from smdp._core import estimate_memory, estimate_trace_memory
+from smdp._core import even_stages as even_stages
 from smdp._core import in_flight as in_flight
 from smdp._core import layer_activations as layer_activations
 from smdp._core import parameters as parameters
@@ -39,6 +40,7 @@ __all__ = [
     "StateBytes",
     "deepspeed_memory",
     "estimate",
+    "even_stages",
     "in_flight",
     "layer_activations",
     "parameters",

@@ -1,0 +1,187 @@
+"""`smdp plan`: which layout of a model fits on which machines, and how fast it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from smdp import config, memory
+from smdp.cli.simulate import parse_link
+from smdp.plan import Cluster, Option, Plan, advice, plan
+
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
+
+
+def parse_bytes(option: str, text: str) -> float:
+    """Parse 40GB, 16GiB, 600GBps; gives bytes, or bytes per second.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b(?:/s|ps)?", text.strip().lower())
+    if found is None or float(found[1]) == 0 or (found[3] and not found[2]):
+        raise config.invalid(option, text, "a size above 0, e.g. 40GB or 16GiB")
+    return float(found[1]) * (_BINARY[found[2]] if found[3] else _SCALES[found[2]])
+
+
+def run(
+    model_config: Path,
+    *,
+    hosts: int,
+    ranks_per_host: int,
+    device_memory: str,
+    batch: int,
+    sequence: int,
+    link: str,
+    interconnect: str,
+    tflops: float,
+    efficiency: float,
+    margin: float,
+    precision: str,
+    flash_attention: bool,
+    offload: bool,
+) -> Plan:
+    """Search; arguments are the command's.
+
+    Raises:
+        ValueError: An argument is wrong.
+        ConfigError: The file, or an argument with a unit.
+    """
+    cluster = Cluster(
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        device_memory=parse_bytes("--device-memory", device_memory),
+        link=parse_link("--link", link),
+        interconnect=parse_bytes("--interconnect", interconnect) / 2,  # sold as the sum of both ways
+        flops=tflops * 1e12,
+        efficiency=efficiency,
+        margin=margin,
+    )
+    return plan(
+        memory.read_config(model_config),
+        cluster,
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        flash_attention=flash_attention,
+        offload=offload,
+    )
+
+
+def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
+    """Print what fits, the best in detail, and advice where nothing does."""
+    if found.options:
+        console.print(_ranking(found.options[:most]))
+        best = found.options[0]
+        console.print(f"Recommended: {best.candidate.describe()}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{len(found.options)} settings fit, {len(found.rejected)} do not. Of those within 5 % of the"
+            " fastest the recommended one has the fewest features:"
+            f" {', '.join(best.candidate.features()) or 'none'}.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(_memory(best, found.cluster))
+    if explain:
+        for one in found.rejected:
+            console.print(f"no: {one.what}: {one.why}", highlight=False, soft_wrap=True)
+    if not found.options:
+        console.print(advice(found), highlight=False, soft_wrap=True)
+
+
+def _ranking(options: Sequence[Option]) -> Table:
+    table = Table(
+        title="What fits, by step time", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for name in ("", "p x t x d", "microbatches", "schedule", "sharding", "checkpoints", "other"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step, s", "bubble", "GB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place, option in enumerate(options):
+        one = option.candidate
+        other = [
+            *(["sequence"] if one.sequence_parallel else []),
+            *(["offload"] if one.offload_optimizer else []),
+        ]
+        schedule = one.schedule if one.pipeline > 1 else "-"
+        table.add_row(
+            "*" if place == 0 else "",
+            f"{one.pipeline} x {one.tensor} x {one.data}",
+            f"{one.microbatches} of {one.microbatch_size}",
+            schedule + (f" x{one.virtual_stages}" if one.virtual_stages > 1 else ""),
+            one.sharding,
+            one.checkpointing,
+            ", ".join(other),
+            f"{option.seconds:.4g}",
+            f"{option.bubble:.1%}",
+            f"{option.estimate.peak / 1e9:.1f}",
+        )
+    return table
+
+
+def _memory(option: Option, cluster: Cluster) -> Table:
+    table = Table(title=f"Its memory, GB of {cluster.usable_memory / 1e9:.1f} per rank", title_justify="left")
+    table.add_column("stage", justify="right")
+    kinds = [
+        kind for kind in memory.KINDS if any(getattr(stage, kind) > 0 for stage in option.estimate.stages)
+    ]
+    for kind in (*kinds, "total"):
+        table.add_column(kind, justify="right", no_wrap=True)
+    for place, stage in enumerate(option.estimate.stages):
+        values = [getattr(stage, kind) for kind in kinds]
+        table.add_row(str(place), *(f"{value / 1e9:.2f}" for value in (*values, stage.total)))
+    return table
+
+
+def as_json(found: Plan, *, most: int, explain: bool) -> str:
+    """Give the same as JSON; bytes and seconds."""
+    result: dict[str, Any] = {
+        "cluster": asdict(found.cluster),
+        "batch": found.batch,
+        "sequence": found.sequence,
+        "fitting": len(found.options),
+        "rejected": len(found.rejected),
+        "options": [_entry(option) for option in found.options[:most]],
+        "advice": advice(found),
+    }
+    if explain:
+        result["why_rejected"] = [{"what": one.what, "why": one.why} for one in found.rejected]
+    return json.dumps(result, indent=2)
+
+
+def _entry(option: Option) -> dict[str, Any]:
+    return {
+        **asdict(option.candidate),
+        "step_seconds": option.seconds,
+        "bubble": option.bubble,
+        "exposed_reduction_seconds": option.step.reduction,
+        "peak_bytes": option.estimate.peak,
+        "stages": [
+            {kind: getattr(stage, kind) for kind in (*memory.KINDS, "total", "host")}
+            for stage in option.estimate.stages
+        ],
+    }
+
+
+def write_trace(found: Plan, path: Path) -> None:
+    """Write the recommended setting's timeline for ui.perfetto.dev.
+
+    Raises:
+        ValueError: Nothing fits, or its schedule was too long to simulate.
+        OSError: The file cannot be written.
+    """
+    if not found.options:
+        raise ValueError("[smdp] nothing fits, so that there is no timeline to write")
+    simulation = found.options[0].simulation
+    if simulation is None:
+        raise ValueError("[smdp] the schedule of the recommended setting is too long for a timeline")
+    path.write_text(simulation.chrome_trace(), encoding="utf-8")

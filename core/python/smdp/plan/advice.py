@@ -1,0 +1,44 @@
+"""Which knob to turn when nothing fits."""
+
+from __future__ import annotations
+
+from smdp import memory
+from smdp.plan.search import Plan
+
+# What helps against each kind, in the order in which to try it.
+_HELP = {
+    "parameters": "more ranks for the pipeline or tensor parallelism (--hosts)",
+    "gradients": "more ranks for the pipeline or tensor parallelism (--hosts)",
+    "optimizer": "more ranks to share optimizer states (--hosts), or states in host memory (--offload)",
+    "activations": "a smaller --batch or --sequence, or --flash-attention",
+    "embedding": "a smaller --batch",
+    "logits": "a smaller --batch, or more microbatches",
+    "transients": "a smaller --batch or --sequence, or --flash-attention",
+    "buckets": "smaller fusion buffers",
+    "unsharded": "smaller layers, or tensor parallelism",
+}
+
+
+def advice(found: Plan) -> str:
+    """Tell what to change, from what the nearest candidate is full of; empty if something fits."""
+    if found.options:
+        return ""
+    if found.nearest is None:
+        reasons = sorted({f"{one.what}: {one.why}" for one in found.rejected})
+        return "Nothing can be laid out on these ranks:\n" + "\n".join(reasons)
+    estimate = found.nearest.estimate
+    stage = estimate.stages[estimate.peak_stage]
+    kinds = sorted(memory.KINDS, key=lambda kind: -getattr(stage, kind))[:2]
+    margin = found.cluster.margin
+    nearest = found.nearest.candidate.describe()
+    lines = [
+        f"Nothing fits {found.cluster.usable_memory / 1e9:.1f} GB ({margin:g} of the device's memory).",
+        f"The nearest takes {estimate.peak / 1e9:.1f} GB: {nearest}.",
+        *(
+            f"{getattr(stage, kind) / 1e9:.1f} GB of it are {kind}: try {_HELP[kind]}."
+            for kind in kinds
+            if getattr(stage, kind) > 0
+        ),
+        f"Devices of {estimate.peak / margin / 1e9:.0f} GB would do (--device-memory).",
+    ]
+    return "\n".join(lines)

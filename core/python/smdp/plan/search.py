@@ -1,0 +1,229 @@
+"""The search for a setting that fits and is fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from smdp import memory, pipeline
+from smdp.plan.candidates import CHECKPOINTINGS, Candidate, Impossible, candidates
+from smdp.plan.cluster import Cluster
+from smdp.plan.step_time import Clock, StepTime
+from smdp.plan.work import work_of
+
+# A plan with fewer features is taken if its step is at most so much longer than the fastest.
+TOLERANCE = 0.05
+# So many of the fastest are simulated.
+_SIMULATED = 12
+# Computations of a schedule above which its closed form has to do.
+_MOST_CELLS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate, what it takes and how long.
+
+    Attributes:
+        candidate: The setting.
+        estimate: Bytes of every pipeline rank, by kind.
+        step: Seconds, by closed forms.
+        simulation: Of the schedule, for those that were simulated.
+        seconds: Of the step: simulated, or by closed forms.
+    """
+
+    candidate: Candidate
+    estimate: memory.Estimate
+    step: StepTime
+    simulation: pipeline.Simulation | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        if self.simulation is None:
+            return self.step.total
+        return self.simulation.makespan + self.step.reduction
+
+    @property
+    def bubble(self) -> float:
+        """Idle part of the pipeline's time."""
+        return self.step.bubble if self.simulation is None else self.simulation.bubble
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A candidate that does not fit, or is none, and why."""
+
+    what: str
+    why: str
+    option: Option | None = None
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a search found.
+
+    Attributes:
+        options: Those that fit, the recommended one first, then by time.
+        rejected: Those that do not.
+        nearest: If none fits: the rejected one that takes the least.
+    """
+
+    cluster: Cluster
+    batch: int
+    sequence: int
+    options: list[Option] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    nearest: Option | None = None
+
+
+def plan(
+    model: memory.Architecture,
+    cluster: Cluster,
+    *,
+    batch: int,
+    sequence: int,
+    precision: str = "bf16",
+    flash_attention: bool = False,
+    offload: bool = False,
+) -> Plan:
+    """Search pipeline x tensor x sharding x checkpointing x microbatches x schedule.
+
+    Of all that fit and are within TOLERANCE of the fastest, that with the fewest features is recommended.
+
+    Args:
+        model: From `smdp.memory.read_config`.
+        cluster: The machines; all ranks are used.
+        batch: Samples of a step, over all ranks.
+        sequence: Tokens of a sample.
+        precision: As `smdp.memory.state_bytes` takes it.
+        flash_attention: No matrix of scores is kept.
+        offload: Also look at optimizer states in host memory.
+
+    Raises:
+        ValueError: A value is wrong; the message names it and what is allowed.
+    """
+    _check("batch", batch)
+    _check("sequence", sequence)
+    if not model.layers:
+        raise ValueError("[smdp] the model has no layers to divide")
+    clock = Clock(model, cluster, work_of(model, sequence), sequence, precision)
+    found = Plan(cluster, batch, sequence)
+    usable = cluster.usable_memory
+    for one in candidates(model, cluster, batch):
+        if isinstance(one, Impossible):
+            found.rejected.append(Rejected(one.what, one.why))
+            continue
+        if one.offload_optimizer and not offload:
+            continue
+        setting = memory.Setting(
+            microbatch_size=one.microbatch_size,
+            microbatches=one.microbatches,
+            sequence=sequence,
+            pipeline=one.pipeline,
+            virtual_stages=one.virtual_stages,
+            tensor=one.tensor,
+            data=one.data,
+            sequence_parallel=one.sequence_parallel,
+            schedule=one.schedule,
+            active_microbatches=one.active_microbatches,
+            precision=precision,
+            sharding=one.sharding,
+            checkpointing=one.checkpointing,
+            flash_attention=flash_attention,
+            offload_optimizer=one.offload_optimizer,
+        )
+        try:
+            estimate = memory.estimate(model, setting)
+        except ValueError as error:
+            found.rejected.append(Rejected(one.describe(), str(error).removeprefix("[smdp] ")))
+            continue
+        option = Option(one, estimate, clock.step(one))
+        if estimate.peak <= usable:
+            found.options.append(option)
+            continue
+        found.rejected.append(Rejected(one.describe(), _too_much(estimate, cluster), option))
+        if found.nearest is None or estimate.peak < found.nearest.estimate.peak:
+            found.nearest = option
+    if found.options:
+        found.nearest = None
+        _rank(found, clock, model)
+    return found
+
+
+def _check(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+        raise ValueError(f"[smdp] {name} = {value!r} is not valid; allowed: an integer from 1 to 16777216")
+
+
+def _too_much(estimate: memory.Estimate, cluster: Cluster) -> str:
+    stage = estimate.stages[estimate.peak_stage]
+    kind = max(memory.KINDS, key=lambda name: getattr(stage, name))
+    return (
+        f"stage {estimate.peak_stage} takes {estimate.peak / 1e9:.1f} GB"
+        f" of {cluster.usable_memory / 1e9:.1f}; most of it {kind}, {getattr(stage, kind) / 1e9:.1f} GB"
+    )
+
+
+def _rank(found: Plan, clock: Clock, model: memory.Architecture) -> None:
+    found.options.sort(key=_order)
+    fastest = [_simulated(option, clock, model) for option in found.options[:_SIMULATED]]
+    # Among the rest may be simpler ones that are as fast within the tolerance.
+    limit = min(option.seconds for option in fastest) * (1 + TOLERANCE)
+    simpler = sorted(
+        (option for option in found.options[_SIMULATED:] if option.step.total <= limit), key=_simplicity
+    )[:_SIMULATED]
+    fastest += [_simulated(option, clock, model) for option in simpler]
+    chosen = {id(option.candidate) for option in fastest}
+    others = [option for option in found.options if id(option.candidate) not in chosen]
+    limit = min(option.seconds for option in fastest) * (1 + TOLERANCE)
+    best = min((option for option in fastest if option.seconds <= limit), key=_simplicity)
+    fastest.sort(key=lambda option: option.seconds)
+    found.options = [best, *(option for option in fastest if option is not best), *others]
+
+
+def _order(option: Option) -> tuple[float, int]:
+    return option.step.total, len(option.candidate.features())
+
+
+def _simplicity(option: Option) -> tuple[int, int, float]:
+    """Fewer features first, then less of each, then the faster."""
+    one = option.candidate
+    amount = CHECKPOINTINGS.index(one.checkpointing) + one.tensor + one.pipeline
+    return len(one.features()), amount, option.seconds
+
+
+def _simulated(option: Option, clock: Clock, model: memory.Architecture) -> Option:
+    """The same with its schedule simulated, stage by stage: uneven layers, and the head on the last."""
+    one = option.candidate
+    stages = one.pipeline * one.virtual_stages
+    if stages * one.microbatches > _MOST_CELLS:
+        return option
+    times = stage_times(one, clock, sum(run.count for run in model.layers))
+    schedule = pipeline.generate(
+        one.schedule,
+        stages=one.pipeline,
+        microbatches=one.microbatches,
+        virtual_stages=one.virtual_stages,
+        active_microbatches=one.active_microbatches or None,
+        **times,
+    )
+    simulation = pipeline.simulate(schedule, **times)
+    return Option(one, option.estimate, option.step, simulation)
+
+
+def stage_times(one: Candidate, clock: Clock, layers: int) -> dict[str, Any]:
+    """Give times per virtual stage, as `smdp.pipeline.simulate` takes them."""
+    stages = one.pipeline * one.virtual_stages
+    forward, backward = clock.layer_times(one)
+    head_forward, head_backward = clock.head_times(one)
+    sizes = memory.even_stages(layers, stages)
+    own_forward = [size * forward for size in sizes]
+    own_backward = [size * backward for size in sizes]
+    own_forward[-1] += head_forward
+    own_backward[-1] += head_backward
+    return {
+        "forward": own_forward,
+        "backward_input": [seconds / 2 for seconds in own_backward],
+        "backward_weight": [seconds / 2 for seconds in own_backward],
+        "hop": clock.hop(one),
+    }

@@ -1,0 +1,135 @@
+"""What a step takes, by formula: computation, exposed communication and the pipeline's bubble.
+
+p is the number of pipeline stages. Assumptions, most on the pessimistic side: tensor-parallel collectives are
+not hidden; the reduction of gradients hides behind the last microbatch's backward; activations travel in 2 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smdp.memory import Architecture, StateBytes, parameters, state_bytes
+from smdp.plan.candidates import Candidate
+from smdp.plan.cluster import Cluster
+from smdp.plan.work import Work
+
+_WIRE_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, and what they are made of.
+
+    Attributes:
+        total: Of the step.
+        forward: Of a microbatch on the slowest stage, its tensor-parallel collectives included.
+        backward: The same; what checkpointing computes again included.
+        hop: Of one transfer between stages.
+        reduction: Of gradients and, where they are sharded, parameters over the data-parallel ranks, as far
+            as it is exposed.
+        bubble: Idle part of a rank's time.
+    """
+
+    total: float
+    forward: float
+    backward: float
+    hop: float
+    reduction: float
+    bubble: float
+
+
+class Clock:
+    """Tells step times of one model on one cluster."""
+
+    def __init__(
+        self, model: Architecture, cluster: Cluster, work: Work, sequence: int, precision: str
+    ) -> None:
+        self._cluster = cluster
+        self._work = work
+        self._tokens = model.sequence or sequence
+        self._hidden = model.hidden
+        self._layers = sum(run.count for run in model.layers)
+        self._parameters = parameters(model)
+        self._states: StateBytes = state_bytes(precision, "none", 1)
+
+    def layer_times(self, one: Candidate) -> tuple[float, float]:
+        """Give the seconds of a layer's forward and backward, for one microbatch."""
+        speed = self._cluster.flops * self._cluster.efficiency * one.tensor
+        forward = self._work.layer * one.microbatch_size / speed
+        backward = 2 * forward
+        collectives = 0.0
+        if one.tensor > 1:
+            # Two all-reduces in forward, two in backward; with sequence parallelism the same bytes in halves.
+            size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
+            collectives = 2 * self._all_reduce(size, one.tensor, self._cluster.interconnect)
+        if one.checkpointing == "selective":
+            backward += self._work.scores * one.microbatch_size / speed
+        elif one.checkpointing != "none":
+            backward += forward + collectives
+        return forward + collectives, backward + collectives
+
+    def head_times(self, one: Candidate) -> tuple[float, float]:
+        """Give the seconds of the logits' forward and backward, for one microbatch."""
+        speed = self._cluster.flops * self._cluster.efficiency * one.tensor
+        forward = self._work.head * one.microbatch_size / speed
+        return forward, 2 * forward
+
+    def hop(self, one: Candidate) -> float:
+        """Give the seconds of one transfer between stages."""
+        if one.pipeline == 1:
+            return 0.0
+        size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
+        if one.sequence_parallel:
+            size /= one.tensor
+        stays = one.pipeline * one.tensor <= self._cluster.ranks_per_host
+        share = self._cluster.link / min(one.tensor, self._cluster.ranks_per_host)
+        return self._cluster.latency + size / (self._cluster.interconnect if stays else share)
+
+    def step(self, one: Candidate) -> StepTime:
+        """Give the time of a whole step, by closed forms; smdp.pipeline.simulate tells it exactly."""
+        layers = -(-self._layers // one.pipeline)
+        forward, backward = self.layer_times(one)
+        head_forward, head_backward = self.head_times(one)
+        stage_forward = layers * forward + head_forward
+        stage_backward = layers * backward + head_backward
+        both = stage_forward + stage_backward
+        hop = self.hop(one)
+        fill = one.pipeline - 1
+        if one.schedule == "zb_v":
+            # (p - 1) forwards of a virtual stage, where weight gradients take as long as a forward.
+            waiting = fill * stage_forward / 2
+        elif one.schedule == "smp_interleaved" and one.active_microbatches < one.pipeline:
+            # No more than `active` are under way: each of m / active rounds runs through all stages.
+            rounds = one.microbatches / one.active_microbatches
+            waiting = rounds * (one.pipeline - one.active_microbatches) * both + fill * both
+        else:
+            waiting = fill * both / one.virtual_stages
+        hops = 2 * fill * one.virtual_stages * hop
+        # 1F1B waits for 2 (p - 1) / p hops in every microbatch of its steady state.
+        if one.schedule in ("1f1b", "smp_interleaved") and one.pipeline > 1:
+            hops += 2 * fill / one.pipeline * one.microbatches * hop
+        busy = one.microbatches * both
+        reduction = self._reduction(one, stage_backward)
+        total = busy + waiting + hops + reduction
+        return StepTime(total, stage_forward, stage_backward, hop, reduction, 1 - busy / total)
+
+    def _reduction(self, one: Candidate, hidden_behind: float) -> float:
+        if one.data == 1:
+            return 0.0
+        own = self._parameters / (one.pipeline * one.tensor)
+        within = one.tensor * one.pipeline * one.data <= self._cluster.ranks_per_host
+        rate = self._cluster.interconnect if within else self._cluster.link / self._cluster.ranks_per_host
+        gradients = self._all_reduce(self._states.gradients * own, one.data, rate)
+        if one.sharding == "zero3":
+            # Half an all-reduce of gradients; parameters are gathered for forward and for backward of each.
+            gathers = self._all_reduce(self._states.parameters * own, one.data, rate) * one.microbatches
+            return max(0.0, gradients / 2 + gathers - one.microbatches * hidden_behind)
+        if one.sharding == "zero1":
+            # Gradients are scattered behind backward; parameters come back with nothing to hide behind.
+            gather = self._all_reduce(self._states.parameters * own, one.data, rate) / 2
+            return max(0.0, gradients / 2 - hidden_behind) + gather
+        return max(0.0, gradients - hidden_behind)
+
+    def _all_reduce(self, size: float, ranks: int, rate: float) -> float:
+        """Seconds of a ring, or of anything else that sends as little."""
+        return 2 * (ranks - 1) / ranks * size / rate + self._cluster.latency
