@@ -29,8 +29,9 @@ void bind_architecture(nb::module_& m) {
           [](Layers* self, std::int64_t count, std::int64_t hidden, std::int64_t heads, std::int64_t key_value_heads,
              std::int64_t head_size, std::int64_t ffn, bool is_gated, bool is_relu, bool has_cross_attention,
              bool has_query_key_value_bias, bool has_output_bias, bool has_mlp_bias, bool has_dropout,
-             std::int64_t norms, std::int64_t norm_width, bool has_unfused_norms, bool has_query_key_norm,
-             std::int64_t experts, std::int64_t experts_per_token, std::int64_t shared_ffn, std::int64_t extra) {
+             std::int64_t norms, std::int64_t norm_width, bool has_unfused_norms, bool has_fp32_softmax,
+             bool has_query_key_norm, std::int64_t experts, std::int64_t experts_per_token, std::int64_t shared_ffn,
+             std::int64_t extra) {
             new (self) Layers{};
             self->count = count;
             self->hidden = hidden;
@@ -48,6 +49,7 @@ void bind_architecture(nb::module_& m) {
             self->norms = norms;
             self->norm_width = norm_width;
             self->has_unfused_norms = has_unfused_norms;
+            self->has_fp32_softmax = has_fp32_softmax;
             self->has_query_key_norm = has_query_key_norm;
             self->experts = experts;
             self->experts_per_token = experts_per_token;
@@ -61,6 +63,7 @@ void bind_architecture(nb::module_& m) {
           nb::arg("has_output_bias") = Layers{}.has_output_bias, nb::arg("has_mlp_bias") = Layers{}.has_mlp_bias,
           nb::arg("has_dropout") = Layers{}.has_dropout, nb::arg("norms") = Layers{}.norms,
           nb::arg("norm_width") = Layers{}.norm_width, nb::arg("has_unfused_norms") = Layers{}.has_unfused_norms,
+          nb::arg("has_fp32_softmax") = Layers{}.has_fp32_softmax,
           nb::arg("has_query_key_norm") = Layers{}.has_query_key_norm, nb::arg("experts") = Layers{}.experts,
           nb::arg("experts_per_token") = Layers{}.experts_per_token, nb::arg("shared_ffn") = Layers{}.shared_ffn,
           nb::arg("extra") = Layers{}.extra)
@@ -80,6 +83,7 @@ void bind_architecture(nb::module_& m) {
       .def_ro("norms", &Layers::norms)
       .def_ro("norm_width", &Layers::norm_width)
       .def_ro("has_unfused_norms", &Layers::has_unfused_norms)
+      .def_ro("has_fp32_softmax", &Layers::has_fp32_softmax)
       .def_ro("has_query_key_norm", &Layers::has_query_key_norm)
       .def_ro("experts", &Layers::experts)
       .def_ro("experts_per_token", &Layers::experts_per_token)

@@ -32,6 +32,7 @@ struct Layers {
   std::int64_t norms = 2;
   std::int64_t norm_width = 2;      // parameters of a norm per hidden: 2 with a bias, 1 without
   bool has_unfused_norms = false;   // written out in a framework's operators, which keep the normalized value, too
+  bool has_fp32_softmax = false;    // in 16 bits, kept beside its cast; without flash attention
   bool has_query_key_norm = false;  // over head_size, of every query and key
   std::int64_t experts = 0;         // 0: no mixture of experts
   std::int64_t experts_per_token = 0;

@@ -6,12 +6,13 @@
 //   divided by t         query, key, value, the output matrix' input; of normed queries and keys the input and the
 //                        normalized value; the MLP's first output and second input (the same one for ReLU), of a
 //                        gated one both first outputs, the activation and the product
-//   divided, s^2         softmax, and with dropout its mask and what it leaves. Keys and values are repeated for all
+//   divided, s^2         softmax, also before its cast, and with dropout its mask and what it leaves. Keys and values
+//   are repeated for all
 //                        heads. With flash attention they are not, and 4 bytes per row take the matrix' place
 //   mixture of experts   the MLP's tensors and each token's input and output once per expert it takes; the router's
 //                        probabilities in fp32
 //
-// Rotations and activation functions that are written out, and scores in fp32, are not in the list.
+// Rotations and activation functions that are written out are not in the list.
 #include "memory/activations.h"
 
 #include <algorithm>
@@ -77,7 +78,9 @@ double score_activations(const Layers& layer, const Setting& setting) {
   const double columns =
       length(layer, setting) + (layer.has_cross_attention ? static_cast<double>(setting.sequence) : 0);
   if (setting.flash_attention) return rows * 4 * (layer.has_cross_attention ? 2 : 1);
-  return rows * columns * (layer.has_dropout ? 2 * element + 1 : element);
+  double each = layer.has_dropout ? 2 * element + 1 : element;
+  if (layer.has_fp32_softmax && element < 4) each += 4;
+  return rows * columns * each;
 }
 
 double gradient_activations(const Layers& layer, const Setting& setting) {

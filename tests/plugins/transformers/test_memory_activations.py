@@ -1,4 +1,4 @@
-"""What layers keep by formula, and what autograd saves of transformers' layers on the CPU, in fp32."""
+"""What layers keep by formula, and what autograd saves of transformers' layers on the CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import transformers
 from smdp import memory
 
 SAMPLES, TOKENS = 2, 96
-EXACT = (0.993, 1.0)
+EXACT = (0.988, 1.0)
 
-# Each model's shape, and how far from the formula its layers may be: GPT-NeoX' two norms share their input.
+# Each model's shape, and how far from the formula its layers may be: GPT-NeoX' two norms share their input,
+# T5 keeps more in 16 bits.
 CASES: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
     "GPT2": (
         {
@@ -61,7 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
     ),
     "T5": (
         {"d_model": 128, "num_heads": 4, "d_kv": 32, "d_ff": 512, "dropout_rate": 0.0, "vocab_size": 300},
-        EXACT,
+        (0.9, 1.0),
     ),
     "Qwen3": (
         {
@@ -118,12 +119,18 @@ def saved_bytes(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> int:
     ("family", "attention"),
     [*((family, "eager") for family in CASES), *((family, "sdpa") for family in FLASH)],
 )
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.filterwarnings("ignore")
-def test_layers_keep_what_the_formula_says(family: str, attention: str) -> None:
+def test_layers_keep_what_the_formula_says(family: str, attention: str, precision: str) -> None:
     options, (least, most) = CASES[family]
     torch.manual_seed(0)
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     tokens = torch.randint(0, 300, (SAMPLES, TOKENS))
-    inputs = {"pixel_values": torch.randn(SAMPLES, 3, 64, 64)} if family == "ViT" else {"input_ids": tokens}
+    inputs = (
+        {"pixel_values": torch.randn(SAMPLES, 3, 64, 64, dtype=dtype)}
+        if family == "ViT"
+        else {"input_ids": tokens}
+    )
     if family == "T5":
         inputs["decoder_input_ids"] = tokens
     totals = []
@@ -131,7 +138,7 @@ def test_layers_keep_what_the_formula_says(family: str, attention: str) -> None:
         shape = {**options, LAYERS.get(family, "num_hidden_layers"): count}
         config = getattr(transformers, f"{family}Config")(**shape)
         config.use_cache = False  # it copies keys and values
-        model = transformers.AutoModel.from_config(config, attn_implementation=attention).train()
+        model = transformers.AutoModel.from_config(config, attn_implementation=attention).to(dtype).train()
         totals.append(saved_bytes(model, inputs))
     # Per layer, so that embedding and head cancel out.
     measured = (totals[1] - totals[0]) / 2
@@ -139,7 +146,7 @@ def test_layers_keep_what_the_formula_says(family: str, attention: str) -> None:
     setting = memory.Setting(
         sequence=architecture.sequence or TOKENS,
         microbatch_size=SAMPLES,
-        precision="fp32",
+        precision=precision,
         flash_attention=attention == "sdpa",
     )
     predicted = sum(memory.layer_activations(layer, setting) for layer in architecture.layers)

@@ -60,6 +60,7 @@ def gated_layers(
         has_dropout=fields.is_above_zero("attention_dropout", default=0),
         norm_width=1,
         has_unfused_norms=True,
+        has_fp32_softmax=True,
         has_query_key_norm=has_query_key_norm,
         experts=experts,
         experts_per_token=experts_per_token,

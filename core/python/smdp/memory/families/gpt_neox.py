@@ -24,6 +24,7 @@ def architecture(fields: Fields) -> Architecture:
         has_query_key_value_bias=has_bias,
         has_output_bias=has_bias,
         has_mlp_bias=True,
+        has_fp32_softmax=True,
         has_dropout=fields.is_above_zero("hidden_dropout", "attention_dropout", default=0),
     )
     return Architecture(

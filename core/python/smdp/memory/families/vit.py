@@ -37,6 +37,7 @@ def architecture(fields: Fields) -> Architecture:
         has_query_key_value_bias=fields.flag("qkv_bias", True),
         has_output_bias=True,
         has_mlp_bias=True,
+        has_fp32_softmax=True,
         has_dropout=fields.is_above_zero("hidden_dropout_prob", "attention_probs_dropout_prob", default=0),
     )
     return Architecture(
