@@ -6,6 +6,8 @@
 namespace smdp::sharding {
 namespace {
 
+constexpr double kMostElements = static_cast<double>(std::int64_t{1} << 48);
+
 // Rows of split parameters are pieces of their own; a plan of more would not fit in memory.
 constexpr double kMostPieces = 1 << 26;
 
@@ -20,15 +22,16 @@ void check(const std::vector<Parameter>& parameters) {
     if ((parameter.element_size & (parameter.element_size - 1)) != 0) {
       refuse("element_size", std::to_string(parameter.element_size), "1, 2, 4, 8, 16, 32, 64");
     }
-    const double bytes = static_cast<double>(parameter.outer) * static_cast<double>(parameter.length) *
-                         static_cast<double>(parameter.inner) * static_cast<double>(parameter.element_size);
-    // The product of any two must fit as well, where the third is 0.
-    const double pairs = std::max({1.0 * static_cast<double>(parameter.outer) * static_cast<double>(parameter.length),
-                                   static_cast<double>(parameter.length) * static_cast<double>(parameter.inner)});
-    if (std::max(bytes, pairs) * 64 > static_cast<double>(kMostBytes)) {
-      throw InvalidArgument("[smdp] a parameter of " + std::to_string(parameter.outer) + " x " +
-                            std::to_string(parameter.length) + " x " + std::to_string(parameter.inner) +
-                            " elements is not valid; allowed: at most 2^54 bytes");
+    const auto outer = static_cast<double>(parameter.outer);
+    const auto length = static_cast<double>(parameter.length);
+    const auto inner = static_cast<double>(parameter.inner);
+    // Two of them must not overflow either, where the third is 0.
+    const double most = std::max({outer * length, length * inner, outer * length * inner});
+    if (most > kMostElements) {
+      refuse("outer x length x inner",
+             std::to_string(parameter.outer) + " x " + std::to_string(parameter.length) + " x " +
+                 std::to_string(parameter.inner),
+             "at most 2^48 elements");
     }
   }
 }
@@ -41,13 +44,14 @@ void check(const std::vector<Parameter>& parameters, const Layout& layout) {
   const double size =
       static_cast<double>(layout.pipeline) * static_cast<double>(layout.tensor) * static_cast<double>(layout.data);
   if (size > static_cast<double>(kMostRanks)) {
-    throw InvalidArgument("[smdp] pipeline x tensor x data = " + std::to_string(layout.pipeline) + " x " +
-                          std::to_string(layout.tensor) + " x " + std::to_string(layout.data) +
-                          " is not valid; allowed: at most " + std::to_string(kMostRanks) + " ranks");
+    refuse(
+        "pipeline x tensor x data",
+        std::to_string(layout.pipeline) + " x " + std::to_string(layout.tensor) + " x " + std::to_string(layout.data),
+        "at most " + std::to_string(kMostRanks) + " ranks");
   }
   if (layout.stages.size() != parameters.size()) {
-    throw InvalidArgument("[smdp] a layout with stages of " + std::to_string(layout.stages.size()) +
-                          " parameters is not valid; allowed: of all " + std::to_string(parameters.size()));
+    refuse("stages", std::to_string(layout.stages.size()) + " lists",
+           "one for each of the " + std::to_string(parameters.size()) + " parameters");
   }
   double pieces = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -60,10 +64,8 @@ void check(const std::vector<Parameter>& parameters, const Layout& layout) {
                               std::to_string(stages[j]) + " comes behind " + std::to_string(stages[j - 1]));
       }
     }
-    if (parameters[i].is_split && layout.tensor > 1) {
-      pieces += static_cast<double>(parameters[i].outer) * static_cast<double>(layout.tensor) *
-                static_cast<double>(stages.size());
-    }
+    const double rows = parameters[i].is_split && layout.tensor > 1 ? static_cast<double>(parameters[i].outer) : 1;
+    pieces += rows * static_cast<double>(layout.tensor) * static_cast<double>(stages.size());
   }
   if (pieces > kMostPieces) {
     throw InvalidArgument("[smdp] tensor parallelism cuts these parameters into " + std::to_string(pieces) +

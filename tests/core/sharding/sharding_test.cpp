@@ -212,6 +212,9 @@ TEST(Reshard, WrongInputIsRefused) {
     EXPECT_THROW(reshard(one, good, bad), InvalidArgument);
   }
   const std::vector<Parameter> thin{{std::int64_t{1} << 40, 8, 1, 1, true}};
+  const std::vector<Parameter> many(100, {1, 8, 1, 4, false});
+  EXPECT_THROW(shard_bytes(many, {1, 1 << 20, 1, std::vector<std::vector<std::int64_t>>(100, {0}), {}}, 0),
+               InvalidArgument);
   EXPECT_THROW(reshard(thin, {1, 8, 1, {{0}}, {}}, good), InvalidArgument);
 }
 
