@@ -10,7 +10,6 @@
 #include "pipeline/schedules/greedy.h"
 #include "pipeline/schedules/schedules.h"
 #include "smdp/error.h"
-#include "smdp/pipeline/simulate.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -48,13 +47,15 @@ std::vector<Schedule> candidates(const GenerateOptions& options, const Costs& co
 Schedule automatic(const GenerateOptions& options) {
   const Costs costs = costs_or_unit(options);
   std::optional<Schedule> best;
+  std::optional<Score> best_score;
   double least = std::numeric_limits<double>::infinity();
   for (Schedule& schedule : candidates(options, costs)) {
-    const Simulation result = simulate(schedule, costs);
-    const double peak = *std::max_element(result.peak_activations.begin(), result.peak_activations.end());
-    least = std::min(least, peak);
-    if (options.memory_cap && peak > *options.memory_cap * (1 + 1e-9)) continue;
-    if (!best || is_better(schedule, *best, costs)) best = std::move(schedule);
+    const Score score = score_of(schedule, costs);
+    least = std::min(least, score.peak);
+    if (options.memory_cap && score.peak > *options.memory_cap * (1 + 1e-9)) continue;
+    if (best && !is_better(score, *best_score)) continue;
+    best = std::move(schedule);
+    best_score = score;
   }
   if (!best) {
     throw InvalidArgument("[smdp] auto: no schedule keeps within memory_cap=" + std::to_string(*options.memory_cap) +

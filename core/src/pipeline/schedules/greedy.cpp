@@ -1,11 +1,12 @@
 #include "pipeline/schedules/greedy.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <queue>
-#include <tuple>
 #include <utility>
 
 #include "pipeline/data_edges.h"
@@ -30,8 +31,6 @@ class Greedy {
         reserve_(schedule_.rank_of.size(), 0),
         next_forward_(schedule_.rank_of.size(), 0),
         next_gradient_(schedule_.rank_of.size(), 0),
-        order_(rules.order),
-        next_in_order_(schedule_.rows.size(), 0),
         forward_arrival_(schedule_.rank_of.size() * at(microbatches_), kUnknown),
         gradient_arrival_(forward_arrival_.size(), kUnknown),
         pending_(schedule_.rows.size()),
@@ -43,6 +42,7 @@ class Greedy {
       local.push_back(stage);  // the last one first: what is further on is more urgent
     }
     for (int i = 0; i < microbatches_; ++i) forward_arrival_[cell(0, i)] = 0;
+    for (const auto& order : rules.order) order_.emplace_back(order.begin(), order.end());
   }
 
   Schedule run() {
@@ -122,25 +122,23 @@ class Greedy {
   }
 
   void decide_in_order(int rank, double now) {
-    std::vector<Action>& order = order_[at(rank)];
-    std::size_t& next = next_in_order_[at(rank)];
+    std::deque<Action>& order = order_[at(rank)];
     double wake = kUnknown;
     bool is_blocked = false;  // an action is ready, but there is no room for it
-    const std::size_t end = std::min(order.size(), next + 1 + static_cast<std::size_t>(rules_.lookahead));
-    for (std::size_t i = next; i < end; ++i) {
+    const std::size_t end = std::min(order.size(), 1 + static_cast<std::size_t>(rules_.lookahead));
+    for (std::size_t i = 0; i < end; ++i) {
       const Action action = order[i];
       const bool is_forward = action.kind == ActionKind::kForward;
       const int microbatch = is_forward ? next_forward_[at(action.stage)] : next_gradient_[at(action.stage)];
       if (microbatch != action.microbatch) continue;
       const double ready = is_forward ? next_forward_at(action.stage) : next_gradient_at(action.stage);
       if (ready > now) {
-        if (i == next) wake = ready;
         wake = std::min(wake, ready);
         continue;
       }
       // With nothing left to free, the cap gives way: what is asked for then is an order that cannot keep it. An action
       // out of turn leaves room for the one whose turn it is.
-      const bool is_in_turn = i == next;
+      const bool is_in_turn = i == 0;
       const double spare = is_in_turn ? 0 : costs_.activation_bytes[at(action.stage)];
       if (is_forward && !has_room_for(action.stage, rank, spare) && !(is_in_turn && pending_[at(rank)].empty())) {
         is_blocked = is_blocked || is_in_turn;
@@ -239,8 +237,7 @@ class Greedy {
   std::vector<double> reserve_;
   std::vector<int> next_forward_;
   std::vector<int> next_gradient_;
-  std::vector<std::vector<Action>> order_;  // what is left of rules_.order
-  std::vector<std::size_t> next_in_order_;  // in it, per rank
+  std::vector<std::deque<Action>> order_;  // what is left of rules_.order
   std::vector<double> forward_arrival_;
   std::vector<double> gradient_arrival_;
   std::vector<std::deque<std::pair<int, int>>> pending_;  // weight gradients, per rank
@@ -255,11 +252,12 @@ bool is_complete(const Schedule& schedule) {
   return actions == 3 * schedule.rank_of.size() * at(schedule.microbatches);
 }
 
-bool is_optimal(const Schedule& schedule, const Costs& costs) {
-  const Simulation result = simulate(schedule, costs);
-  const LowerBounds bounds = lower_bounds(schedule, costs);
-  return result.makespan <= bounds.makespan * (1 + 1e-12) && result.span <= bounds.span * (1 + 1e-12);
+bool is_optimal(const Score& score, const LowerBounds& bounds) {
+  return score.makespan <= bounds.makespan * (1 + 1e-12) && score.span <= bounds.span * (1 + 1e-12);
 }
+
+// Virtual stages x microbatches from which on trying all rules would take seconds.
+constexpr std::size_t kFewRules = 30'000;
 
 }  // namespace
 
@@ -275,27 +273,30 @@ double smallest_cap(const Schedule& schedule, const Costs& costs) {
   return *std::max_element(need.begin(), need.end());
 }
 
-bool is_better(const Schedule& a, const Schedule& b, const Costs& costs, bool by_span) {
-  const auto rank = [&](const Schedule& schedule) {
-    const Simulation result = simulate(schedule, costs);
-    const double peak = *std::max_element(result.peak_activations.begin(), result.peak_activations.end());
-    return by_span ? std::tuple(result.span, result.makespan, peak) : std::tuple(result.makespan, result.span, peak);
-  };
-  const auto [a_first, a_second, a_peak] = rank(a);
-  const auto [b_first, b_second, b_peak] = rank(b);
-  // Rounding decides nothing.
-  const auto is_less = [](double x, double y) { return x < y * (1 - 1e-12); };
-  if (is_less(a_first, b_first) || is_less(b_first, a_first)) return is_less(a_first, b_first);
-  if (is_less(a_second, b_second) || is_less(b_second, a_second)) return is_less(a_second, b_second);
-  return is_less(a_peak, b_peak);
+Score score_of(const Schedule& schedule, const Costs& costs) {
+  const Simulation result = simulate(schedule, costs);
+  return {result.makespan, result.span,
+          *std::max_element(result.peak_activations.begin(), result.peak_activations.end())};
+}
+
+bool is_better(const Score& a, const Score& b, bool by_span) {
+  const auto differ = [](double x, double y) { return std::abs(x - y) > 1e-12 * std::max(x, y); };
+  const auto first = [&](const Score& score) { return by_span ? score.span : score.makespan; };
+  const auto second = [&](const Score& score) { return by_span ? score.makespan : score.span; };
+  if (differ(first(a), first(b))) return first(a) < first(b);
+  if (differ(second(a), second(b))) return second(a) < second(b);
+  return differ(a.peak, b.peak) && a.peak < b.peak;
 }
 
 Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span) {
   Schedule best = blank;
-  bool is_first = true;
+  std::optional<Score> best_score;
+  const bool is_large = blank.rank_of.size() * at(blank.microbatches) > kFewRules;
   for (const double forward_patience : {0.0, 0.1, 0.3, 0.6}) {
     for (const bool is_backward_first : {true, false}) {
       for (const double patience : {0.0, 0.3, 0.7, 1.0}) {
+        if (is_large && (patience > 0 || !is_backward_first || (forward_patience != 0 && forward_patience != 0.3)))
+          continue;
         GreedyRules rules;
         rules.memory_cap = memory_cap;
         rules.is_backward_first = is_backward_first;
@@ -303,9 +304,12 @@ Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_ca
         rules.forward_patience = forward_patience;
         Schedule next = run_greedy(blank, costs, rules);
         if (!is_complete(next)) continue;
-        if (is_first || is_better(next, best, costs, by_span)) best = std::move(next);
-        is_first = false;
-        if (is_optimal(best, costs)) return best;
+        const Score score = score_of(next, costs);
+        if (!best_score || is_better(score, *best_score, by_span)) {
+          best = std::move(next);
+          best_score = score;
+        }
+        if (is_optimal(*best_score, lower_bounds(best, costs))) return best;
       }
     }
   }

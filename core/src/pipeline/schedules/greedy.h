@@ -26,10 +26,19 @@ Schedule run_greedy(Schedule blank, const Costs& costs, const GreedyRules& rules
 // Bytes that a rank needs to take one microbatch through: the least cap with which every schedule comes to an end.
 double smallest_cap(const Schedule& schedule, const Costs& costs);
 
-// The best over rules of run_greedy with this cap: least makespan, or least span, then the other, then the peak.
-Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span = false);
+// What a schedule is worth on these costs.
+struct Score {
+  double makespan;
+  double span;
+  double peak;  // bytes, of the rank that keeps most
+};
 
-// Whether a is to be preferred to b, by simulation; equal: no.
-bool is_better(const Schedule& a, const Schedule& b, const Costs& costs, bool by_span = false);
+Score score_of(const Schedule& schedule, const Costs& costs);
+
+// Least makespan, or least span, then the other, then the peak. Differences by rounding count as none.
+bool is_better(const Score& a, const Score& b, bool by_span = false);
+
+// The best over rules of run_greedy with this cap.
+Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span = false);
 
 }  // namespace smdp::pipeline

@@ -7,7 +7,6 @@
 
 #include "pipeline/schedules/greedy.h"
 #include "pipeline/schedules/schedules.h"
-#include "smdp/pipeline/simulate.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -48,6 +47,7 @@ std::vector<std::vector<Action>> order_of(const Schedule& blank, const Pace& pac
 
 Schedule best_of_blocks(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap) {
   Schedule best = best_greedy(blank, costs, memory_cap);
+  Score best_score = score_of(best, costs);
   // Half a block or nothing: what else there is found no better schedule for 4, 8 and 16 ranks.
   for (const int turn : {0, kSlots / 2}) {
     for (const int loss : {0, kSlots / 2}) {
@@ -58,9 +58,10 @@ Schedule best_of_blocks(const Schedule& blank, const Pace& pace, const Costs& co
           rules.order = order_of(blank, pace, {turn, loss, last_turn});
           rules.lookahead = lookahead;
           Schedule next = run_greedy(blank, costs, rules);
-          const Simulation result = simulate(next, costs);
-          const double peak = *std::max_element(result.peak_activations.begin(), result.peak_activations.end());
-          if (peak <= memory_cap * (1 + 1e-9) && is_better(next, best, costs)) best = std::move(next);
+          const Score score = score_of(next, costs);
+          if (score.peak > memory_cap * (1 + 1e-9) || !is_better(score, best_score)) continue;
+          best = std::move(next);
+          best_score = score;
         }
       }
     }

@@ -15,7 +15,7 @@ Schedule zb_1p(const GenerateOptions& options) {
   Schedule best = interleaved_zero_bubble(options);
   best.name = "zb_1p";
   Schedule found = best_greedy(blank("zb_1p", Placement::kLoop, options), costs, options.stages * largest);
-  return is_better(found, best, costs) ? found : best;
+  return is_better(score_of(found, costs), score_of(best, costs)) ? found : best;
 }
 
 }  // namespace smdp::pipeline

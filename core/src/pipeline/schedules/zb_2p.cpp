@@ -15,7 +15,7 @@ Schedule zb_2p(const GenerateOptions& options) {
   const Schedule empty = blank("zb_2p", Placement::kLoop, options);
   Schedule least = best_greedy(empty, costs, (2 * options.stages - 1) * largest, true);
   Schedule most = best_greedy(empty, costs, 2 * options.stages * largest, true);
-  return is_better(most, least, costs, true) ? most : least;
+  return is_better(score_of(most, costs), score_of(least, costs), true) ? most : least;
 }
 
 }  // namespace smdp::pipeline
