@@ -19,7 +19,62 @@ using Random = std::mt19937_64;
 
 int below(Random& random, std::size_t count) { return static_cast<int>(random() % count); }
 
+// Any order that the data allows, on any placement: ranks without a stage, stages that jump between ranks, skip edges.
+Schedule any_order(Random& random) {
+  Schedule schedule;
+  schedule.name = "any order";
+  schedule.microbatches = 1 + below(random, 6);
+  schedule.forward_only = below(random, 8) == 0;
+  schedule.rows.resize(static_cast<std::size_t>(2 + below(random, 4)));
+  const int stages = 2 + below(random, 6);
+  for (int stage = 0; stage < stages; ++stage) schedule.rank_of.push_back(below(random, schedule.rows.size()));
+  for (int target = 2; target < stages; ++target) {
+    if (below(random, 4) == 0)
+      schedule.skip_edges.emplace_back(below(random, static_cast<std::size_t>(target - 1)), target);
+  }
+  const auto cells = static_cast<std::size_t>(stages * schedule.microbatches);
+  std::vector<char> forwarded(cells, 0);
+  std::vector<char> gradient(cells, 0);
+  std::vector<char> weight(cells, 0);
+  const auto cell = [&](int stage, int i) { return static_cast<std::size_t>(stage * schedule.microbatches + i); };
+  const auto may_forward = [&](int stage, int i) {
+    bool is_ready = forwarded[cell(stage, i)] == 0 && (stage == 0 || forwarded[cell(stage - 1, i)] != 0);
+    for (const auto& [source, target] : schedule.skip_edges) {
+      if (target == stage) is_ready = is_ready && forwarded[cell(source, i)] != 0;
+    }
+    return is_ready;
+  };
+  const auto may_backward = [&](int stage, int i) {
+    bool is_ready = !schedule.forward_only && forwarded[cell(stage, i)] != 0 && gradient[cell(stage, i)] == 0 &&
+                    (stage + 1 == stages || gradient[cell(stage + 1, i)] != 0);
+    for (const auto& [source, target] : schedule.skip_edges) {
+      if (source == stage) is_ready = is_ready && gradient[cell(target, i)] != 0;
+    }
+    return is_ready;
+  };
+  for (;;) {
+    std::vector<Action> ready;
+    for (int stage = 0; stage < stages; ++stage) {
+      for (int i = 0; i < schedule.microbatches; ++i) {
+        const auto add = [&](ActionKind kind) { ready.push_back({.kind = kind, .stage = stage, .microbatch = i}); };
+        if (may_forward(stage, i)) add(ActionKind::kForward);
+        if (may_backward(stage, i)) add(below(random, 2) == 0 ? ActionKind::kBackward : ActionKind::kBackwardInput);
+        if (gradient[cell(stage, i)] != 0 && weight[cell(stage, i)] == 0) add(ActionKind::kBackwardWeight);
+      }
+    }
+    if (ready.empty()) return schedule;
+    const Action action = ready[static_cast<std::size_t>(below(random, ready.size()))];
+    const std::size_t place = cell(action.stage, action.microbatch);
+    if (action.kind == ActionKind::kForward) forwarded[place] = 1;
+    if (is_input_gradient(action.kind)) gradient[place] = 1;
+    if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) weight[place] = 1;
+    const int rank = schedule.rank_of[static_cast<std::size_t>(action.stage)];
+    schedule.rows[static_cast<std::size_t>(rank)].push_back(action);
+  }
+}
+
 Schedule random_schedule(Random& random) {
+  if (below(random, 2) == 0) return add_send_recv(any_order(random));
   const std::vector<ScheduleInfo> names = schedule_names();
   for (;;) {
     const std::string name(names[static_cast<std::size_t>(below(random, names.size()))].name);
@@ -115,6 +170,7 @@ std::string mutate(Schedule& schedule, Random& random) {
         }
         return false;
       });
+      if (!place) return "";
       auto& row = rows[place->rank];
       while (!depends(row[place->index], row[earlier])) ++earlier;
       std::swap(row[place->index], row[earlier]);

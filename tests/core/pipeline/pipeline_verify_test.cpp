@@ -152,6 +152,43 @@ TEST(Verify, PublishedDeadlocks) {
   EXPECT_NE(other->message.find("NCCL"), std::string::npos) << other->message;
 }
 
+// Shapes exchanged in one fixed order: to the previous rank, from it, to the next one, from it.
+TEST(Verify, ExchangeInAFixedOrder) {
+  Schedule schedule = make("1f1b", 4, 2);
+  for (auto& row : schedule.rows) row.clear();
+  const auto add = [&](ActionKind kind, int rank, int other, int microbatch) {
+    if (other < 0 || other > 3) return;
+    schedule.rows[static_cast<std::size_t>(rank)].push_back(
+        {.kind = kind, .stage = rank, .microbatch = microbatch, .other_stage = other, .peer = other});
+  };
+  for (int rank = 0; rank < 4; ++rank) {
+    add(ActionKind::kSendBackward, rank, rank - 1, 0);
+    add(ActionKind::kRecvForward, rank, rank - 1, 1);
+    add(ActionKind::kSendForward, rank, rank + 1, 1);
+    add(ActionKind::kRecvBackward, rank, rank + 1, 0);
+  }
+  EXPECT_EQ(broken(schedule, only(Check::kDeadlock, Transport::kRendezvous)), "deadlock");
+  EXPECT_EQ(broken(schedule, only(Check::kDeadlock, Transport::kSingleStream)), "deadlock");
+  EXPECT_EQ(broken(schedule, only(Check::kDeadlock, Transport::kBuffered)), "none");
+}
+
+// An empty stage takes no time and keeps nothing; a rank may have only that.
+TEST(Verify, StagesWithoutLayersAreLegal) {
+  for (const char* name : {"1f1b", "zb_1p", "auto", "smp_interleaved"}) {
+    GenerateOptions options;
+    options.stages = 4;
+    options.microbatches = 6;
+    Costs costs = uniform_costs(4);
+    costs.forward[2] = costs.backward_input[2] = costs.backward_weight[2] = costs.activation_bytes[2] = 0;
+    costs.forward[3] = 2.5;
+    options.costs = costs;
+    const Schedule schedule = generate(name, options);
+    EXPECT_EQ(broken(add_send_recv(schedule)), "none") << name;
+    EXPECT_EQ(simulate(schedule, costs).peak_activations[2], 0) << name;
+    EXPECT_GE(simulate(schedule, costs).makespan, lower_bounds(schedule, costs).makespan * (1 - 1e-12)) << name;
+  }
+}
+
 TEST(Verify, BuffersHelpWhereTheyAre) {
   VerifyOptions options = only(Check::kDeadlock, Transport::kBuffered);
   options.buffers = 1;

@@ -20,6 +20,7 @@ def test_every_schedule_is_made_verified_and_written(name: str) -> None:
     lowered = schedule.lower(unshard=2, offload=[0], tied=[(0, schedule.stages - 1)])
     pipeline.verify(lowered, replicas=[lowered])
     assert pipeline.Schedule.from_json(lowered.to_json()) == lowered
+    assert pickle.loads(pickle.dumps(lowered)) == lowered
     back = pipeline.Schedule.from_csv(lowered.to_csv(), microbatches=6)
     assert back.rows == lowered.rows and back.rank_of == lowered.rank_of
     assert back.to_csv() == lowered.to_csv()

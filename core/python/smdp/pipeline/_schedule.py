@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from smdp import _core
@@ -72,6 +72,9 @@ class Schedule:
         return isinstance(other, Schedule) and self._core == other._core
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Callable[[str], Schedule], tuple[str]]:
+        return Schedule.from_json, (self.to_json(),)
 
     def __repr__(self) -> str:
         return (
