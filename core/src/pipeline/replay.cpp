@@ -290,8 +290,8 @@ class Player {
     }
     Link& link = *last_link_;
     ++link.use.transfers;
-    // A rank's sends come in the order of time.
-    const double end = start + costs_.hop;
+    // A rank mostly sends in the order of time, but a table may have it otherwise.
+    const double end = std::max(link.end, start + costs_.hop);
     link.use.busy += end - std::max(start, link.end);
     link.end = end;
   }

@@ -227,6 +227,39 @@ TEST(Tables, NeverWorseThanTheAuthorsVHalfAndVMin) {
   }
 }
 
+// Stages of unequal times, hops, and a cap that rules some schedules out.
+TEST(Auto, NoNamedScheduleWithinTheCapIsShorter) {
+  for (const int v : {1, 2, 4}) {
+    GenerateOptions options;
+    options.stages = 4;
+    options.microbatches = 12;
+    options.virtual_stages = v;
+    Costs costs = uniform_costs(4 * v, kF / v, kI / v, kW / v, 1.0 / v);
+    costs.forward.back() *= 1.5;
+    costs.backward_weight.front() *= 2;
+    costs.hop = 0.125;
+    options.costs = costs;
+    for (const double cap : {1.5, 3.0, 4.5, 12.0}) {
+      options.memory_cap = cap;
+      const Schedule best = generate("auto", options);
+      VerifyOptions checks;
+      checks.costs = costs;
+      checks.memory_cap = cap;
+      const auto found = verify(add_send_recv(best), checks);
+      EXPECT_FALSE(found) << found->message;
+      const double makespan = simulate(best, costs).makespan;
+      for (const ScheduleInfo& info : schedule_names()) {
+        const std::string name(info.name);
+        const std::vector<int> allowed = virtual_stages_of(name);
+        if (name == "forward_only" || std::find(allowed.begin(), allowed.end(), v) == allowed.end()) continue;
+        const Simulation other = simulate(generate(name, options), costs);
+        if (peak(other) > cap) continue;
+        EXPECT_LE(makespan, other.makespan * (1 + 1e-12)) << name << " v " << v << " cap " << cap;
+      }
+    }
+  }
+}
+
 TEST(LowerBounds, NoScheduleBeatsThem) {
   for (const ScheduleInfo& info : schedule_names()) {
     const std::string name(info.name);
