@@ -98,10 +98,12 @@ def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
         console.print(advice(found), highlight=False, soft_wrap=True)
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def _ranking(options: Sequence[Option]) -> Table:
-    table = Table(
-        title="What fits, by step time", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = _table("What fits, by step time")
     for name in ("", "p x t x d", "microbatches", "schedule", "sharding", "checkpoints", "other"):
         table.add_column(name, no_wrap=True)
     for name in ("step, s", "bubble", "GB"):
@@ -129,7 +131,7 @@ def _ranking(options: Sequence[Option]) -> Table:
 
 
 def _memory(option: Option, cluster: Cluster) -> Table:
-    table = Table(title=f"Its memory, GB of {cluster.usable_memory / 1e9:.1f} per rank", title_justify="left")
+    table = _table(f"Its memory, GB of {cluster.usable_memory / 1e9:.1f} per rank")
     table.add_column("stage", justify="right")
     kinds = [
         kind for kind in memory.KINDS if any(getattr(stage, kind) > 0 for stage in option.estimate.stages)

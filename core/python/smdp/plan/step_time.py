@@ -1,7 +1,8 @@
 """What a step takes, by formula: computation, exposed communication and the pipeline's bubble.
 
-p is the number of pipeline stages. Assumptions, most on the pessimistic side: tensor-parallel collectives are
-not hidden; the reduction of gradients hides behind the last microbatch's backward; activations travel in 2 bytes.
+p is the number of pipeline stages. Assumptions: tensor-parallel collectives are not hidden; the reduction of
+gradients hides behind the last microbatch's backward; activations travel in 2 bytes; groups whose ranks lie
+on the same hosts have equal shares of the links.
 """
 
 from __future__ import annotations
@@ -117,19 +118,30 @@ class Clock:
         if one.data == 1:
             return 0.0
         own = self._parameters / (one.pipeline * one.tensor)
-        within = one.tensor * one.pipeline * one.data <= self._cluster.ranks_per_host
-        rate = self._cluster.interconnect if within else self._cluster.link / self._cluster.ranks_per_host
-        gradients = self._all_reduce(self._states.gradients * own, one.data, rate)
+        gradients = self._over_data(self._states.gradients * own, one)
         if one.sharding == "zero3":
             # Half an all-reduce of gradients; parameters are gathered for forward and for backward of each.
-            gathers = self._all_reduce(self._states.parameters * own, one.data, rate) * one.microbatches
+            gathers = self._over_data(self._states.parameters * own, one) * one.microbatches
             return max(0.0, gradients / 2 + gathers - one.microbatches * hidden_behind)
         if one.sharding == "zero1":
             # Gradients are scattered behind backward; parameters come back with nothing to hide behind.
-            gather = self._all_reduce(self._states.parameters * own, one.data, rate) / 2
+            gather = self._over_data(self._states.parameters * own, one) / 2
             return max(0.0, gradients / 2 - hidden_behind) + gather
         return max(0.0, gradients - hidden_behind)
 
+    def _over_data(self, size: float, one: Candidate) -> float:
+        """Seconds of an all-reduce over the data-parallel ranks, inside hosts first, then between them.
+
+        Model-parallel ranks lie next to each other, so that a host has `local` ranks of each group, and
+        ranks_per_host / local groups share its link: 2 (M - 1) / M of the bytes each, over M hosts.
+        """
+        local = max(1, min(one.data, self._cluster.ranks_per_host // (one.pipeline * one.tensor)))
+        seconds = self._all_reduce(size, local, self._cluster.interconnect)
+        groups = self._cluster.ranks_per_host // local
+        return seconds + self._all_reduce(size * groups, one.data // local, self._cluster.link)
+
     def _all_reduce(self, size: float, ranks: int, rate: float) -> float:
         """Seconds of a ring, or of anything else that sends as little."""
+        if ranks == 1:
+            return 0.0
         return 2 * (ranks - 1) / ranks * size / rate + self._cluster.latency

@@ -1,0 +1,93 @@
+"""`smdp plan` as a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+CONFIG = DOCS / "examples" / "configs" / "gpt2_10b.json"
+
+
+def smdp(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "smdp", "plan", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_table() -> None:
+    done = smdp(CONFIG, "--hosts", 16, "--batch", 512, "--sequence", 512)
+    assert done.returncode == 0, done.stderr
+    assert "What fits, by step time" in done.stdout
+    assert "Recommended: pipeline " in done.stdout
+    assert "Its memory, GB of 32.0 per rank" in done.stdout
+    assert "…" not in done.stdout  # no column is cut
+
+
+def test_json_and_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = smdp(CONFIG, "--hosts", 16, "--batch", 512, "--sequence", 512, "--json", "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["fitting"] + result["rejected"] > 10_000
+    assert len(result["options"]) == 10
+    best = result["options"][0]
+    assert best["peak_bytes"] == pytest.approx(max(stage["total"] for stage in best["stages"]))
+    assert best["peak_bytes"] <= 32e9
+    events = json.loads(trace.read_text(encoding="utf-8"))
+    assert events["traceEvents"] if isinstance(events, dict) else events
+
+
+def test_explain_names_every_rejected_one() -> None:
+    small = smdp(CONFIG, "--hosts", 1, "--batch", 16, "--sequence", 512, "--json", "--explain")
+    result = json.loads(small.stdout)
+    assert len(result["why_rejected"]) == result["rejected"] > 0
+    text = smdp(CONFIG, "--hosts", 1, "--batch", 16, "--sequence", 512, "--explain")
+    assert sum(line.startswith("no: ") for line in text.stdout.splitlines()) == result["rejected"]
+
+
+def test_nothing_fits() -> None:
+    done = smdp(CONFIG, "--hosts", 1, "--batch", 512, "--sequence", 512, "--device-memory", "8GB")
+    assert done.returncode == 1
+    assert "Nothing fits 6.4 GB" in done.stdout and "try " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hosts", 0], "hosts = 0 is not valid"),
+        (["--link", "fast"], "--link='fast' is not valid; allowed: a rate above 0"),
+        (["--device-memory", "40"], "--device-memory='40' is not valid; allowed: a size above 0, e.g. 40GB"),
+        (["--interconnect", "0GBps"], "--interconnect='0GBps' is not valid"),
+        (["--tflops", "nan"], "flops = nan is not valid"),
+        (["--precision", "fp7"], "precision = 'fp7' is not valid"),
+        (["--trace", "/nowhere/at/all.json"], "No such file or directory"),
+    ],
+)
+def test_wrong_arguments(arguments: list[object], message: str) -> None:
+    done = smdp(CONFIG, "--batch", 64, "--sequence", 512, *arguments)
+    assert done.returncode == 2 and not done.stdout
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_config_that_lacks_a_field(tmp_path: Path) -> None:
+    values = json.loads(CONFIG.read_text(encoding="utf-8"))
+    del values["n_layer"]
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    done = smdp(tmp_path / "config.json", "--batch", 64, "--sequence", 512)
+    assert done.returncode == 2 and "n_layer" in done.stderr
+
+
+def test_reference_script_names_files_that_are_there() -> None:
+    script = (DOCS / "examples" / "plan_reference_configs.sh").read_text(encoding="utf-8")
+    names = [word for word in script.split() if word.endswith(".json")]
+    assert len(names) == 3
+    for name in names:
+        assert (CONFIG.parent / name).exists()

@@ -1,0 +1,204 @@
+"""`smdp.plan`: what is counted, what is searched, what is recommended and why the rest is not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from smdp import memory
+from smdp.plan import Cluster, Plan, advice, plan
+from smdp.plan.candidates import Candidate, Impossible, candidates
+from smdp.plan.search import TOLERANCE
+from smdp.plan.step_time import Clock
+from smdp.plan.work import work_of
+
+
+def gpt2(layers: int, hidden: int, heads: int, vocabulary: int = 50000, positions: int = 1024) -> Any:
+    return memory.read_config(
+        {
+            "model_type": "gpt2",
+            "n_layer": layers,
+            "n_embd": hidden,
+            "n_head": heads,
+            "n_positions": positions,
+            "vocab_size": vocabulary,
+        }
+    )
+
+
+A100_HOSTS: dict[str, Any] = {"ranks_per_host": 8, "device_memory": 40e9, "flops": 312e12}
+
+
+@pytest.mark.parametrize(("layers", "hidden", "heads"), [(48, 8192, 64), (96, 12288, 96), (128, 25600, 160)])
+def test_work_is_that_of_the_published_formula(layers: int, hidden: int, heads: int) -> None:
+    """PTD-P: 72 B s l h^2 (1 + s/(6h) + V/(12 l h)) for forward and backward of a batch."""
+    sequence, vocabulary = 2048, 51200
+    work = work_of(gpt2(layers, hidden, heads, vocabulary, sequence), sequence)
+    published = 72 * sequence * layers * hidden**2
+    published *= 1 + sequence / (6 * hidden) + vocabulary / (12 * layers * hidden)
+    assert 3 * (layers * work.layer + work.head) == pytest.approx(published, rel=1e-9)
+
+
+def test_recomputation_is_that_of_the_published_formula() -> None:
+    """With all activations computed again: 96 B s l h^2 (1 + s/(6h) + V/(16 l h))."""
+    layers, hidden, sequence = 48, 8192, 2048
+    model = gpt2(layers, hidden, 64, 51200, sequence)
+    cluster = Cluster(flops=1e12, efficiency=1.0)
+    clock = Clock(model, cluster, work_of(model, sequence), sequence, "bf16")
+    step = clock.step(
+        Candidate(pipeline=1, tensor=1, data=1, microbatches=1, microbatch_size=1, checkpointing="each")
+    )
+    published = 96 * sequence * layers * hidden**2
+    published *= 1 + sequence / (6 * hidden) + 51200 / (16 * layers * hidden)
+    assert step.total == pytest.approx(published / 1e12, rel=1e-9)
+
+
+def test_ten_thousand_candidates_in_two_seconds() -> None:
+    start = time.perf_counter()
+    found = plan(gpt2(48, 4096, 32), Cluster(hosts=16, **A100_HOSTS), batch=512, sequence=512)
+    took = time.perf_counter() - start
+    assert len(found.options) + len(found.rejected) > 10_000
+    # Ten times what it takes on two cores of a server: this is no benchmark.
+    assert took < 5
+
+
+def configurations() -> list[Plan]:
+    """Amazon's three, with the batch of all their ranks."""
+    return [
+        plan(gpt2(*shape), Cluster(hosts=hosts, **A100_HOSTS), batch=batch, sequence=512, precision="fp16")
+        for shape, hosts, batch in (
+            ((48, 4096, 32), 16, 40 * 32),
+            ((48, 7168, 64), 16, 32 * 16),
+            ((74, 8192, 64), 32, 56 * 16),
+        )
+    ]
+
+
+def test_reference_configurations() -> None:
+    for found, own in zip(configurations(), ((1, 4, 1), (1, 8, 1), (2, 8, 4)), strict=True):
+        pipeline, tensor, microbatches = own
+        theirs = [
+            option
+            for option in found.options
+            if (option.candidate.pipeline, option.candidate.tensor, option.candidate.microbatches) == own
+            and option.candidate.sharding == "zero1"
+            and option.candidate.checkpointing == "each"
+            and option.candidate.sequence_parallel
+        ]
+        assert theirs, f"pipeline {pipeline} x tensor {tensor}, {microbatches} microbatches must fit"
+        assert found.options[0].seconds <= min(option.seconds for option in theirs)
+        # Without sharded states, or without checkpoints, AWS's layouts do not fit.
+        names = [one.what for one in found.rejected]
+        layout = f"pipeline {pipeline} x tensor {tensor} x data"
+        assert any(layout in name and "sharding none, checkpointing each" in name for name in names)
+        assert any(layout in name and "sharding zero1, checkpointing none" in name for name in names)
+
+
+def test_recommended_has_the_fewest_features_of_the_fast_ones() -> None:
+    found = plan(gpt2(24, 1024, 16), Cluster(hosts=2, **A100_HOSTS), batch=512, sequence=512)
+    best = found.options[0]
+    fastest = min(option.seconds for option in found.options)
+    assert best.seconds <= fastest * (1 + TOLERANCE)
+    # A model that fits one device needs none.
+    assert best.candidate.features() == []
+    seconds = [option.seconds for option in found.options[1:10]]
+    assert seconds == sorted(seconds)
+
+
+def test_simulation_agrees_with_the_closed_forms() -> None:
+    """Equal stages, no hops to speak of: both tell the same bubble."""
+    # Too little memory for a rank to hold all of the model.
+    cluster = Cluster(
+        hosts=4, ranks_per_host=1, device_memory=0.4e9, link=1e20, interconnect=1e20, latency=0.0
+    )
+    found = plan(gpt2(16, 512, 8, vocabulary=16), cluster, batch=32, sequence=128)
+    compared = 0
+    for option in found.options:
+        one = option.candidate
+        if option.simulation is None or one.pipeline == 1 or 16 % (one.pipeline * one.virtual_stages):
+            continue
+        assert option.simulation.makespan == pytest.approx(
+            option.step.total - option.step.reduction, rel=0.02
+        )
+        compared += 1
+    assert compared > 3
+
+
+def test_every_rejection_says_why() -> None:
+    model = gpt2(48, 7168, 64)
+    cluster = Cluster(hosts=2, **A100_HOSTS)
+    found = plan(model, cluster, batch=32, sequence=512)
+    assert found.rejected
+    for one in found.rejected:
+        if one.option is not None:
+            assert "GB of 32.0; most of it " in one.why
+            assert one.option.estimate.peak > cluster.usable_memory
+        else:
+            assert one.what and one.why
+    names = {one.what for one in found.rejected if one.option is None}
+    assert "tensor 16" in names  # across hosts
+    all_of_them = [one for one in candidates(model, cluster, 32) if isinstance(one, Impossible)]
+    assert len(names) == len({one.what for one in all_of_them})
+
+
+def test_advice_where_nothing_fits() -> None:
+    cluster = Cluster(hosts=1, **A100_HOSTS)
+    found = plan(gpt2(74, 8192, 64), cluster, batch=32, sequence=512)
+    assert not found.options and found.nearest is not None
+    text = advice(found)
+    assert "Nothing fits 32.0 GB (0.8 of the device's memory)" in text
+    assert "optimizer: try more ranks to share optimizer states (--hosts)" in text
+    needed = found.nearest.estimate.peak / 0.8
+    larger = Cluster(hosts=1, ranks_per_host=8, device_memory=needed * 1.001, flops=312e12)
+    assert plan(gpt2(74, 8192, 64), larger, batch=32, sequence=512).options
+    assert advice(plan(gpt2(2, 256, 4), cluster, batch=32, sequence=64)) == ""
+    uneven = plan(gpt2(2, 256, 4), Cluster(hosts=4, ranks_per_host=1), batch=1, sequence=64)
+    assert "a batch of 1 cannot be divided by 4 ranks" in advice(uneven)
+
+
+def test_gradients_cross_a_hosts_link_once() -> None:
+    """8 ranks of one group on each of 2 hosts: 2 (M - 1) / M of the bytes per host, whatever their number."""
+    model = gpt2(4, 1024, 16)
+    cluster = Cluster(hosts=2, ranks_per_host=8, link=1e9, interconnect=1e15, flops=1e30, latency=0.0)
+    clock = Clock(model, cluster, work_of(model, 128), 128, "bf16")
+    step = clock.step(Candidate(pipeline=1, tensor=1, data=16, microbatches=1, microbatch_size=1))
+    assert step.reduction == pytest.approx(2 * memory.parameters(model) / 1e9, rel=1e-5)
+    split = clock.step(Candidate(pipeline=1, tensor=8, data=2, microbatches=1, microbatch_size=1))
+    assert split.reduction == pytest.approx(step.reduction, rel=1e-5)
+
+
+def test_offload_is_looked_at_when_asked() -> None:
+    options: dict[str, Any] = {"batch": 16, "sequence": 512}
+    model, cluster = gpt2(48, 4096, 32), Cluster(hosts=1, **A100_HOSTS)
+    without = plan(model, cluster, **options)
+    with_it = plan(model, cluster, offload=True, **options)
+    assert not any(option.candidate.offload_optimizer for option in without.options)
+    assert any(option.candidate.offload_optimizer for option in with_it.options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hosts": 0}, "hosts = 0 is not valid; allowed: an integer from 1"),
+        ({"hosts": 1.5}, "hosts = 1.5 is not valid"),
+        ({"device_memory": -1.0}, "device_memory = -1.0 is not valid"),
+        ({"flops": float("nan")}, "flops = nan is not valid"),
+        ({"margin": 1.5}, "margin = 1.5 is not valid; allowed: above 0, up to 1"),
+        ({"link": "fast"}, "link = 'fast' is not valid; allowed: a number"),
+    ],
+)
+def test_wrong_cluster(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Cluster(**wrong)
+
+
+def test_wrong_numbers() -> None:
+    model, cluster = gpt2(2, 64, 4), Cluster()
+    with pytest.raises(ValueError, match="batch = 0 is not valid; allowed: an integer from 1"):
+        plan(model, cluster, batch=0, sequence=8)
+    with pytest.raises(ValueError, match="sequence = -1 is not valid"):
+        plan(model, cluster, batch=1, sequence=-1)
+    with pytest.raises(ValueError, match="precision = 'fp7' is not valid"):
+        plan(model, cluster, batch=1, sequence=8, precision="fp7")
