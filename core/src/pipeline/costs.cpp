@@ -1,6 +1,5 @@
 #include "smdp/pipeline/costs.h"
 
-#include <cmath>
 #include <string>
 
 #include "smdp/error.h"
@@ -8,11 +7,14 @@
 namespace smdp::pipeline {
 namespace {
 
+// Sums of as many as a schedule can have stay finite.
+constexpr double kLargest = 1e100;
+
 void check_value(const char* field, double value, int stage = -1) {
-  if (std::isfinite(value) && value >= 0) return;
+  if (value >= 0 && value <= kLargest) return;
   const std::string where = stage < 0 ? "" : "[" + std::to_string(stage) + "]";
   throw InvalidArgument("[smdp] " + std::string(field) + where + "=" + std::to_string(value) +
-                        " is not valid; allowed: a finite number, 0 or above.");
+                        " is not valid; allowed: 0 to 1e100.");
 }
 
 void check_values(const char* field, const std::vector<double>& values, int stages, bool may_be_empty = false) {

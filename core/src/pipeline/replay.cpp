@@ -321,23 +321,28 @@ class Player {
   Link* last_link_ = nullptr;
 };
 
-// Where the action that somebody waits for stands, or -1.
-std::pair<int, int> find(const Schedule& schedule, const Action& wanted, int after_rank, int after_index) {
-  // The engine of a tied reduction waits for a member that has not come: any other rank.
+bool is_what(const Action& wanted, const Action& action) {
+  bool is_it = false;
+  for_each_part(action, [&](const Action& part) {
+    const bool is_same_kind =
+        part.kind == wanted.kind || (is_input_gradient(part.kind) && is_input_gradient(wanted.kind));
+    const bool needs_other = is_transfer(wanted.kind) || wanted.kind == ActionKind::kReduceTied;
+    // Members of a tied group enter it each with a stage of their own.
+    const bool is_same_place =
+        wanted.kind == ActionKind::kReduceTied || (part.stage == wanted.stage && part.microbatch == wanted.microbatch);
+    is_it = is_it || (is_same_kind && is_same_place && (!needs_other || part.other_stage == wanted.other_stage));
+  });
+  return is_it;
+}
+
+// Where what somebody waits for stands; {-1, -1}: nowhere. Ranks that are at it themselves wait as well.
+std::pair<int, int> find(const Schedule& schedule, const Action& wanted, const std::vector<const Stuck*>& stuck_at) {
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
     const auto& row = schedule.rows[at(rank)];
     for (int index = 0; index < static_cast<int>(row.size()); ++index) {
-      bool is_it = false;
-      for_each_part(row[at(index)], [&](const Action& part) {
-        const bool same_kind =
-            part.kind == wanted.kind || (is_input_gradient(part.kind) && is_input_gradient(wanted.kind));
-        is_it =
-            is_it || (same_kind && (wanted.kind == ActionKind::kReduceTied
-                                        ? part.other_stage == wanted.other_stage && rank != after_rank
-                                        : part.stage == wanted.stage && part.microbatch == wanted.microbatch &&
-                                              (!is_transfer(wanted.kind) || part.other_stage == wanted.other_stage)));
-      });
-      if (is_it && !(rank == after_rank && index == after_index)) return {rank, index};
+      const bool waits_itself =
+          wanted.kind == ActionKind::kReduceTied && stuck_at[at(rank)] != nullptr && stuck_at[at(rank)]->index == index;
+      if (!waits_itself && is_what(wanted, row[at(index)])) return {rank, index};
     }
   }
   return {-1, -1};
@@ -360,10 +365,11 @@ std::string explain(const Schedule& schedule, const std::vector<Stuck>& stuck) {
   while (now != nullptr && seen_at[at(now->rank)] < 0) {
     seen_at[at(now->rank)] = static_cast<int>(steps.size());
     const std::string blocked = to_text(schedule.rows[at(now->rank)][at(now->index)]);
-    const auto [rank, index] = find(schedule, now->waits_for, now->rank, now->index);
-    std::string step = "rank " + std::to_string(now->rank) + " at " + blocked + " waits for " + to_text(now->waits_for);
-    if (rank < 0) return step + ", which no rank runs";
-    step += ", entry " + std::to_string(index) + " of rank " + std::to_string(rank);
+    const auto [rank, index] = find(schedule, now->waits_for, of_rank);
+    std::string step = "rank " + std::to_string(now->rank) + " at " + blocked + " waits for ";
+    if (rank < 0) return step + to_text(now->waits_for) + ", which no rank runs";
+    step += to_text(schedule.rows[at(rank)][at(index)]) + ", entry " + std::to_string(index) + " of rank " +
+            std::to_string(rank);
     steps.push_back(std::move(step));
     now = of_rank[at(rank)];
   }

@@ -94,6 +94,24 @@ def test_unknown_names_list_the_known_ones() -> None:
         pipeline.generate("1f1b", stages=2, microbatches=2, forward="fast")  # type: ignore[arg-type]
 
 
+def test_what_is_no_number_or_no_schedule_is_told() -> None:
+    schedule = pipeline.generate("1f1b", stages=2, microbatches=2)
+    times = {"forward": 1, "backward_input": 1, "backward_weight": 1}
+    with pytest.raises(TypeError, match=r"forward='12' is not valid"):
+        pipeline.simulate(schedule, **times | {"forward": "12"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"hop='x' is not valid"):
+        pipeline.simulate(schedule, **times, hop="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"forward\[0\]=1000.* is not valid; allowed: 0 to 1e100"):
+        pipeline.simulate(schedule, **times | {"forward": 1e308})
+    with pytest.raises(TypeError, match="'1f1b' is no schedule"):
+        pipeline.verify("1f1b")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="None is no schedule"):
+        pipeline.simulate(None, **times)  # type: ignore[arg-type]
+    pipeline.verify(schedule, checks="acyclicity", transports="rendezvous")
+    nothing = pipeline.simulate(schedule, forward=0, backward_input=0, backward_weight=0)
+    assert nothing.bubble == 0 and nothing.draw() == "rank 0 \nrank 1 \n"
+
+
 def test_violations_are_errors_of_their_own() -> None:
     schedule = pipeline.Schedule.from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0\n")
     with pytest.raises(pipeline.CycleError, match="rank 1 at 1F1 waits for 0F1") as caught:

@@ -27,7 +27,7 @@ struct Costs {
 SMDP_API Costs uniform_costs(int stages, double forward = 1, double backward_input = 1, double backward_weight = 1,
                              double activation_bytes = 1);
 
-// Throws InvalidArgument, naming field and value, unless there is a finite value of at least 0 for each stage.
+// Throws InvalidArgument, naming field and value, unless there is a value from 0 to 1e100 for each stage.
 SMDP_API void check_costs(const Costs& costs, int stages);
 
 }  // namespace smdp::pipeline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
 from smdp import _core
@@ -19,10 +19,8 @@ def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
         ValueError: It is one for another number of stages.
     """
     try:
-        values = (
-            [float(value)] * stages if isinstance(value, (int, float)) else [float(item) for item in value]
-        )
-    except (TypeError, OverflowError, ValueError):
+        values = [number(name, value)] * stages if isinstance(value, (int, float)) else _numbers(name, value)
+    except TypeError:
         raise TypeError(
             f"[smdp] {name}={value!r:.60} is not valid; allowed: a number, or one for each of {stages} "
             "virtual stages"
@@ -51,6 +49,29 @@ def integer(name: str, value: SupportsIndex) -> int:
     return number
 
 
+def number(name: str, value: object) -> float:
+    """Give a float.
+
+    Raises:
+        TypeError: It is no number, or text of one.
+    """
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"[smdp] {name}={value!r:.60} is not valid; allowed: a number") from None
+
+
+def _numbers(name: str, values: Iterable[object]) -> list[float]:
+    return [number(name, value) for value in values]
+
+
+def names(value: str | Iterable[str]) -> list[str]:
+    """Give a list of names, also of a single one."""
+    return [value] if isinstance(value, str) else list(value)
+
+
 def make(
     stages: int,
     *,
@@ -75,10 +96,10 @@ def make(
         activation_bytes=per_stage("activation_bytes", activation_bytes, stages),
         stash_bytes=[] if stash_bytes is None else per_stage("stash_bytes", stash_bytes, stages),
         receive_bytes=[] if receive_bytes == 0 else per_stage("receive_bytes", receive_bytes, stages),
-        hop=float(hop),
-        unshard=float(unshard),
-        reduce_grad=float(reduce_grad),
-        reduce_tied=float(reduce_tied),
-        offload=float(offload),
-        reload=float(reload),
+        hop=number("hop", hop),
+        unshard=number("unshard", unshard),
+        reduce_grad=number("reduce_grad", reduce_grad),
+        reduce_tied=number("reduce_tied", reduce_tied),
+        offload=number("offload", offload),
+        reload=number("reload", reload),
     )

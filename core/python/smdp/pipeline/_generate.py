@@ -84,6 +84,6 @@ def generate(
             if active_microbatches is None
             else _costs.integer("active_microbatches", active_microbatches),
             costs=costs,
-            memory_cap=None if memory_cap is None else float(memory_cap),
+            memory_cap=None if memory_cap is None else _costs.number("memory_cap", memory_cap),
         )
     )

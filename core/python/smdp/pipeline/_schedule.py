@@ -181,3 +181,14 @@ class Schedule:
         if path is not None:
             _picture.save(self.rows, simulation.timeline(), path, self.name)
         return _core.pipeline_gantt(self._core, simulation, _costs.integer("width", width))
+
+
+def core_of(schedule: object) -> _core.PipelineSchedule:
+    """Give what the core knows of a schedule.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"[smdp] {schedule!r:.60} is no schedule; allowed: a smdp.pipeline.Schedule")
+    return schedule._core

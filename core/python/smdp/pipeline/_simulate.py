@@ -9,7 +9,7 @@ from smdp import _core
 
 from . import _costs, _picture
 from ._costs import PerStage
-from ._schedule import Schedule
+from ._schedule import Schedule, core_of
 
 
 class TimedAction(NamedTuple):
@@ -143,8 +143,9 @@ def simulate(
         ValueError: A cost is negative, not finite, or for another number of stages; or the schedule stops
             half-way.
     """
+    core = core_of(schedule)
     costs = _costs.make(
-        schedule.stages,
+        core.stages,
         forward=forward,
         backward_input=backward_input,
         backward_weight=backward_weight,
@@ -158,7 +159,7 @@ def simulate(
         offload=offload,
         reload=reload,
     )
-    return Simulation(_core.pipeline_simulate(schedule._core, costs), schedule)
+    return Simulation(_core.pipeline_simulate(core, costs), schedule)
 
 
 def lower_bounds(
@@ -174,12 +175,13 @@ def lower_bounds(
     Raises:
         ValueError: A cost is wrong, as in simulate().
     """
+    core = core_of(schedule)
     costs = _costs.make(
-        schedule.stages,
+        core.stages,
         forward=forward,
         backward_input=backward_input,
         backward_weight=backward_weight,
         activation_bytes=0.0,
         hop=hop,
     )
-    return _core.pipeline_lower_bounds(schedule._core, costs)
+    return _core.pipeline_lower_bounds(core, costs)

@@ -9,7 +9,7 @@ from smdp import _core
 from . import _costs
 from ._costs import PerStage
 from ._errors import BY_CHECK
-from ._schedule import Schedule
+from ._schedule import Schedule, core_of
 
 TRANSPORTS = ("rendezvous", "buffered", "single_stream")
 
@@ -49,13 +49,14 @@ def verify(
         ScheduleError: The subclass that belongs to the first check that fails.
         ValueError: An argument is wrong.
     """
+    core = core_of(schedule)
     violation = _core.pipeline_verify(
-        schedule._core,
-        checks=list(checks),
-        transports=list(transports),
+        core,
+        checks=_costs.names(checks),
+        transports=_costs.names(transports),
         buffers=_costs.integer("buffers", buffers),
         costs=_costs.make(
-            schedule.stages,
+            core.stages,
             forward=1.0,
             backward_input=1.0,
             backward_weight=1.0,
@@ -63,12 +64,12 @@ def verify(
             stash_bytes=stash_bytes,
             receive_bytes=receive_bytes,
         ),
-        memory_cap=None if memory_cap is None else float(memory_cap),
+        memory_cap=None if memory_cap is None else _costs.number("memory_cap", memory_cap),
         active_microbatches=0
         if active_microbatches is None
         else _costs.integer("active_microbatches", active_microbatches),
-        replicas=[replica._core for replica in replicas],
-        alternates=[alternate._core for alternate in alternates],
+        replicas=[core_of(replica) for replica in replicas],
+        alternates=[core_of(alternate) for alternate in alternates],
     )
     if violation is not None:
         raise BY_CHECK[violation.check](

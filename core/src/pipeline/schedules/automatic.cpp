@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/schedules/greedy.h"
+#include "pipeline/schedules/best_greedy.h"
 #include "pipeline/schedules/schedules.h"
 #include "smdp/error.h"
 

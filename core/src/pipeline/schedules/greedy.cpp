@@ -1,17 +1,14 @@
 #include "pipeline/schedules/greedy.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <deque>
 #include <limits>
-#include <optional>
 #include <queue>
 #include <utility>
 
 #include "pipeline/data_edges.h"
 #include "pipeline/schedules/schedules.h"
-#include "smdp/pipeline/simulate.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -246,74 +243,10 @@ class Greedy {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
 };
 
-bool is_complete(const Schedule& schedule) {
-  std::size_t actions = 0;
-  for (const auto& row : schedule.rows) actions += row.size();
-  return actions == 3 * schedule.rank_of.size() * at(schedule.microbatches);
-}
-
-bool is_optimal(const Score& score, const LowerBounds& bounds) {
-  return score.makespan <= bounds.makespan * (1 + 1e-12) && score.span <= bounds.span * (1 + 1e-12);
-}
-
-// Virtual stages x microbatches from which on trying all rules would take seconds.
-constexpr std::size_t kFewRules = 30'000;
-
 }  // namespace
 
 Schedule run_greedy(Schedule blank, const Costs& costs, const GreedyRules& rules) {
   return Greedy(std::move(blank), costs, rules).run();
-}
-
-double smallest_cap(const Schedule& schedule, const Costs& costs) {
-  std::vector<double> need(schedule.rows.size(), 0);
-  for (std::size_t stage = 0; stage < schedule.rank_of.size(); ++stage) {
-    need[at(schedule.rank_of[stage])] += costs.activation_bytes[stage];
-  }
-  return *std::max_element(need.begin(), need.end());
-}
-
-Score score_of(const Schedule& schedule, const Costs& costs) {
-  const Simulation result = simulate(schedule, costs);
-  return {result.makespan, result.span,
-          *std::max_element(result.peak_activations.begin(), result.peak_activations.end())};
-}
-
-bool is_better(const Score& a, const Score& b, bool by_span) {
-  const auto differ = [](double x, double y) { return std::abs(x - y) > 1e-12 * std::max(x, y); };
-  const auto first = [&](const Score& score) { return by_span ? score.span : score.makespan; };
-  const auto second = [&](const Score& score) { return by_span ? score.makespan : score.span; };
-  if (differ(first(a), first(b))) return first(a) < first(b);
-  if (differ(second(a), second(b))) return second(a) < second(b);
-  return differ(a.peak, b.peak) && a.peak < b.peak;
-}
-
-Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span) {
-  Schedule best = blank;
-  std::optional<Score> best_score;
-  const bool is_large = blank.rank_of.size() * at(blank.microbatches) > kFewRules;
-  for (const double forward_patience : {0.0, 0.1, 0.3, 0.6}) {
-    for (const bool is_backward_first : {true, false}) {
-      for (const double patience : {0.0, 0.3, 0.7, 1.0}) {
-        if (is_large && (patience > 0 || !is_backward_first || (forward_patience != 0 && forward_patience != 0.3)))
-          continue;
-        GreedyRules rules;
-        rules.memory_cap = memory_cap;
-        rules.is_backward_first = is_backward_first;
-        rules.patience = patience;
-        rules.forward_patience = forward_patience;
-        Schedule next = run_greedy(blank, costs, rules);
-        if (!is_complete(next)) continue;
-        const Score score = score_of(next, costs);
-        if (!best_score || is_better(score, *best_score, by_span)) {
-          best = std::move(next);
-          best_score = score;
-        }
-        if (is_optimal(*best_score, lower_bounds(best, costs))) return best;
-      }
-    }
-  }
-  return best;
 }
 
 }  // namespace smdp::pipeline

@@ -20,25 +20,7 @@ struct GreedyRules {
   int lookahead = 0;  // with an order: how far behind the next action one may be that runs while that is not ready
 };
 
-// Fills an empty schedule. Rows are complete unless memory_cap is below smallest_cap().
+// Fills an empty schedule. Rows are complete unless memory_cap is below smallest_cap(), in best_greedy.h.
 Schedule run_greedy(Schedule blank, const Costs& costs, const GreedyRules& rules);
-
-// Bytes that a rank needs to take one microbatch through: the least cap with which every schedule comes to an end.
-double smallest_cap(const Schedule& schedule, const Costs& costs);
-
-// What a schedule is worth on these costs.
-struct Score {
-  double makespan;
-  double span;
-  double peak;  // bytes, of the rank that keeps most
-};
-
-Score score_of(const Schedule& schedule, const Costs& costs);
-
-// Least makespan, or least span, then the other, then the peak. Differences by rounding count as none.
-bool is_better(const Score& a, const Score& b, bool by_span = false);
-
-// The best over rules of run_greedy with this cap.
-Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span = false);
 
 }  // namespace smdp::pipeline

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/schedules/best_greedy.h"
 #include "pipeline/schedules/greedy.h"
 #include "pipeline/schedules/schedules.h"
 

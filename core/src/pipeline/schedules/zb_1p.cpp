@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "pipeline/schedules/greedy.h"
+#include "pipeline/schedules/best_greedy.h"
 #include "pipeline/schedules/schedules.h"
 
 namespace smdp::pipeline {

@@ -3,7 +3,7 @@
 // optimizer's step of one rank need not wait for another's; hence the span counts, not the makespan.
 #include <algorithm>
 
-#include "pipeline/schedules/greedy.h"
+#include "pipeline/schedules/best_greedy.h"
 #include "pipeline/schedules/schedules.h"
 
 namespace smdp::pipeline {
