@@ -60,7 +60,7 @@ TEST(ZeroBubblePaper, BubbleRates) {
     // Of p hops more in torch's order than in the paper's.
     EXPECT_NEAR(interleaved, row.interleaved, 0.015);
     EXPECT_NEAR(zb_1p, row.zb_1p, 1e-4);
-    EXPECT_LT(zb_2p, row.zb_2p + 0.01);
+    EXPECT_LT(zb_2p, row.zb_2p + 0.0032);
   }
 }
 

@@ -23,7 +23,7 @@ std::vector<GreedyRules> rules_for(const Schedule& blank, double memory_cap) {
   rules.forward_patience = 0.3;
   all.push_back(rules);
   if (blank.rank_of.size() * static_cast<std::size_t>(blank.microbatches) > kFewRules) return all;
-  for (const double forward_patience : {0.0, 0.1, 0.3, 0.6}) {
+  for (const double forward_patience : {0.0, 0.1, 0.3, 0.5}) {
     for (const bool is_backward_first : {true, false}) {
       for (const double patience : {0.0, 0.3, 0.7, 1.0}) {
         rules.forward_patience = forward_patience;
