@@ -44,7 +44,8 @@ TEST(Verify, EveryScheduleIsValidBareAndLowered) {
           lowered = add_send_recv(lowered);
           const auto later = verify(lowered);
           ASSERT_FALSE(later) << later->message;
-          const Costs costs = of_full_stage(schedule);
+          Costs costs = of_full_stage(schedule);
+          costs.hop = 0.25;
           EXPECT_NEAR(simulate(lowered, costs).makespan, simulate(schedule, costs).makespan, 1e-9);
         }
       }
@@ -105,6 +106,17 @@ TEST(Verify, CyclesOverRanksArePrinted) {
   const auto found = verify(schedule);
   EXPECT_NE(found->message.find("rank 0 at 0B0 waits for"), std::string::npos) << found->message;
   EXPECT_NE(found->message.find("rank 1 at 1F1 waits for 0F1"), std::string::npos) << found->message;
+}
+
+TEST(Verify, TiedReductionsAreDependenciesToo) {
+  Schedule schedule = add_tied_reductions(make("1f1b", 2, 2), {{0, 1}});
+  auto& row = schedule.rows[1];
+  std::rotate(row.begin(), row.end() - 1, row.end());
+  const auto found = verify(schedule);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->check, Check::kAcyclicity);
+  EXPECT_NE(found->message.find("rank 0 at 0B0 waits for 1B0"), std::string::npos) << found->message;
+  EXPECT_NE(found->message.find("rank 1 at 1REDUCE_TIED0 waits for 0REDUCE_TIED0"), std::string::npos);
 }
 
 TEST(Verify, MatchingNamesPeersAndOrder) {

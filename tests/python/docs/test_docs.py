@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from smdp import _errors, cli
+from smdp import _errors, cli, pipeline
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -23,6 +23,15 @@ def test_errors_page_names_every_exception() -> None:
     ]
     assert "SmdpError" in names
     assert [name for name in names if f"`{name}`" not in page and f"smdp.{name}" not in page] == []
+
+
+def test_pipeline_page_names_every_schedule_and_error() -> None:
+    page = (DOCS / "pipeline.md").read_text(encoding="utf-8")
+    errors = [name for name in pipeline.__all__ if name.endswith("Error") and name != "ScheduleError"]
+    assert len(errors) == 10
+    assert [name for name in [*pipeline.SCHEDULES, *errors] if f"`{name}`" not in page] == []
+    pictures = (DOCS / "plots" / "schedules.py").read_text(encoding="utf-8")
+    assert [name for name in pipeline.SCHEDULES if f'"{name}"' not in pictures] == ["auto"]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
