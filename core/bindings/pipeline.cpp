@@ -172,13 +172,13 @@ void bind_pipeline(nb::module_& m) {
   m.def(
       "pipeline_schedules",
       [] {
-        std::vector<std::pair<std::string, std::string>> names;
+        std::vector<std::tuple<std::string, std::string, int>> names;
         for (const pipeline::ScheduleInfo& info : pipeline::schedule_names()) {
-          names.emplace_back(info.name, info.description);
+          names.emplace_back(info.name, info.description, info.usual_virtual_stages);
         }
         return names;
       },
-      "(name, one line) of every schedule.");
+      "(name, one line, usual virtual stages per rank) of every schedule.");
   m.def(
       "pipeline_generate",
       [](const std::string& name, int stages, int microbatches, int virtual_stages, int active_microbatches,

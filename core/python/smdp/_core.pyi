@@ -739,8 +739,8 @@ def pipeline_gantt(schedule: PipelineSchedule, simulation: PipelineSimulation, w
 
 def pipeline_chrome_trace(schedule: PipelineSchedule, simulation: PipelineSimulation) -> str: ...
 
-def pipeline_schedules() -> list[tuple[str, str]]:
-    """(name, one line) of every schedule."""
+def pipeline_schedules() -> list[tuple[str, str, int]]:
+    """(name, one line, usual virtual stages per rank) of every schedule."""
 
 def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None) -> PipelineSchedule: ...
 

@@ -24,6 +24,7 @@ struct GenerateOptions {
 struct ScheduleInfo {
   std::string_view name;
   std::string_view description;  // one line
+  int usual_virtual_stages = 1;  // per rank, unless somebody wants another number
 };
 
 // In the order in which documentation and errors list them.

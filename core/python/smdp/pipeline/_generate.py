@@ -9,23 +9,18 @@ from ._costs import PerStage
 from ._schedule import Schedule
 
 #: Names of the schedules, and what each is in one line.
-SCHEDULES: dict[str, str] = dict(_core.pipeline_schedules())
+SCHEDULES: dict[str, str] = {name: line for name, line, _ in _core.pipeline_schedules()}
 
 _LARGEST_STAGES = 1 << 16
-_OF_TWO = {
-    "zb_v",
-    "v_half",
-    "v_min",
-    "dualpipe_v",
-    "interleaved_1f1b",
-    "looped_bfs",
-    "interleaved_zero_bubble",
-}
+_USUAL = {name: usual for name, _, usual in _core.pipeline_schedules()}
 
 
 def usual_virtual_stages(name: str) -> int:
-    """Give the number of virtual stages per rank that a schedule has unless somebody wants another one."""
-    return 2 if name in _OF_TWO else 1
+    """Give the number of virtual stages per rank that a schedule has unless somebody wants another one.
+
+    1 for names that are none, so that generate() may refuse them.
+    """
+    return _USUAL.get(name, 1)
 
 
 def generate(
