@@ -1,6 +1,6 @@
 """Step times beside those of PTD-P's ten runs on A100 (arXiv 2104.04473, table 1), all with one efficiency.
 
-80 GB and 8 x 200 Gbit/s per host, NVSwitch inside, sequence 2048, vocabulary 51,200, everything computed again.
+8 x 200 Gbit/s per host, NVSwitch inside, sequence 2048, vocabulary 51,200, everything computed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smdp.plan.work import work_of
 
 EFFICIENCY = 0.55
 
-# Layers, hidden, heads, tensor, pipeline, ranks, microbatch, batch, virtual stages, published TFLOP/s per rank.
+# Layers, hidden, heads, tensor, pipeline, ranks, microbatch, batch, virtual stages, published TFLOP/s.
 RUNS = [
     (24, 2304, 24, 1, 1, 32, 16, 512, 1, 137),
     (30, 3072, 32, 2, 1, 64, 16, 512, 1, 138),
