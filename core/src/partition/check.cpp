@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "common/argument.h"
+#include "smdp/pipeline/generate.h"
 
 namespace smdp::partition {
 namespace {
@@ -34,6 +35,9 @@ void check_units(const Problem& problem, int stages) {
     const std::string place = "units[" + std::to_string(i) + "]";
     check_unit(unit, place, stages);
     if (unit.stage < 0) continue;
+    if (problem.algorithm == "smp") {
+      refuse(place + ".stage", std::to_string(unit.stage), "none, with the algorithm smp");
+    }
     if (pinned != nullptr && unit.stage < pinned->stage) {
       refuse(place + ".stage", std::to_string(unit.stage),
              std::to_string(pinned->stage) + " or more, as '" + pinned->name + "' runs before it on that");
@@ -66,6 +70,22 @@ void check_tied(const Problem& problem) {
   }
 }
 
+void check_schedule(const Problem& problem) {
+  std::string known;
+  for (const pipeline::ScheduleInfo& info : pipeline::schedule_names()) {
+    if (info.name == problem.schedule) known = problem.schedule;
+  }
+  if (known.empty()) pipeline::generate(problem.schedule, {});  // which says what there is
+  if (problem.virtual_stages == 1) return;
+  if (problem.algorithm == "smp") {
+    refuse("virtual_stages", std::to_string(problem.virtual_stages), "1, with the algorithm smp");
+  }
+  if (problem.algorithm != "pipeline" && problem.memory_cap > 0) {
+    refuse("memory_cap", std::to_string(problem.memory_cap),
+           "0, with the algorithm " + problem.algorithm + " and several stages per rank: only pipeline simulates them");
+  }
+}
+
 }  // namespace
 
 void check(const Problem& problem) {
@@ -92,6 +112,7 @@ void check(const Problem& problem) {
            "at most " + std::to_string(units) + ", as there are that many units and each stage has one");
   }
   check_units(problem, static_cast<int>(stages));
+  check_schedule(problem);
   check_tied(problem);
 }
 

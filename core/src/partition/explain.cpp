@@ -67,13 +67,13 @@ std::string reason_of(const Partition& chosen) {
 
 void refuse_infeasible(const Problem& problem, const Spans& spans, double tried) {
   const std::string stages = std::to_string(spans.stages()) + " stages";
-  const auto cap = smallest_cap(spans);
-  if (!cap) {
+  const auto smallest = smallest_memory(spans);
+  if (!smallest) {
     throw InvalidArgument("[smdp] there is no cut into " + stages +
                           " that keeps every pinned unit on its stage and tied units together. Use fewer stages, move "
                           "the pins, or let tied units lie on several stages (is_tied_together=false).");
   }
-  const double needed = tried > 0 ? tried : *cap;
+  const double needed = tried > 0 ? tried : memory_of(spans, *smallest);
   std::string what = "[smdp] memory_cap = " + whole(problem.memory_cap) + " is too small for " + stages + " with " +
                      problem.schedule + " and " + std::to_string(problem.microbatches) + " microbatches: the " +
                      (tried > 0 ? "smallest of the cuts that were simulated" : "smallest cut") + " needs " +
@@ -84,7 +84,7 @@ void refuse_infeasible(const Problem& problem, const Spans& spans, double tried)
   for (int ranks = problem.ranks + 1; tried == 0 && ranks <= most && budget > 0; ++ranks) {
     const auto count = static_cast<double>(problem.units.size());
     budget -= count * count * ranks;
-    const Spans more(problem, static_cast<std::size_t>(ranks), in_flight(problem, ranks));
+    const Spans more(problem, in_flight(problem, ranks), problem.memory_cap);
     if (!smallest_bottleneck(more)) continue;
     what += ", or use " + std::to_string(ranks) + " ranks";
     break;

@@ -15,7 +15,7 @@ Ends chosen_ends(const Problem& problem, const Spans& spans) {
   const bool is_balanced = problem.algorithm == "bottleneck";
   if (problem.algorithm == "pipeline" && !is_sum_exact(problem)) {
     const Simulated best = best_simulated(problem, spans);
-    if (best.ends.empty()) refuse_infeasible(problem, spans, best.smallest_peak);
+    if (!best.is_within_cap) refuse_infeasible(problem, spans, best.peak);
     return best.ends;
   }
   const std::vector<Cut> front = pareto_front(spans, weight);
@@ -28,12 +28,16 @@ Ends chosen_ends(const Problem& problem, const Spans& spans) {
   return problem.algorithm == "sum" ? best->ends : improved(problem, spans, best->ends);
 }
 
+// "pipeline" asks the simulator about all other schedules.
+bool is_capped_by_form(const Problem& problem) { return problem.algorithm != "pipeline" || is_sum_exact(problem); }
+
 }  // namespace
 
 Partition partition(const Problem& problem) {
   check(problem);
-  const auto stages = static_cast<std::size_t>(problem.ranks) * static_cast<std::size_t>(problem.virtual_stages);
-  const Spans spans(problem, stages, in_flight(problem, problem.ranks));
+  // Several stages share a rank's cap: that only a simulation can tell.
+  const double stage_cap = problem.virtual_stages == 1 && is_capped_by_form(problem) ? problem.memory_cap : 0;
+  const Spans spans(problem, in_flight(problem, problem.ranks), stage_cap);
   if (problem.algorithm == "smp") {
     Partition result = priced(problem, spans, smp_assignment(problem));
     result.reason = reason_of(result);

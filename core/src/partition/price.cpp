@@ -2,18 +2,17 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "cost/link_cost.h"
+#include "smdp/error.h"
 #include "smdp/memory.h"
 #include "smdp/pipeline/generate.h"
 #include "smdp/pipeline/simulate.h"
 
 namespace smdp::partition {
 namespace {
-
-bool has_whole_backward(const std::string& schedule) {
-  return schedule == "gpipe" || schedule == "1f1b" || schedule == "smp_interleaved";
-}
 
 // Sums over the units of a stage, in any order.
 Stage stage_of(const Problem& problem, std::vector<std::size_t> units) {
@@ -36,9 +35,7 @@ Stage stage_of(const Problem& problem, std::vector<std::size_t> units) {
   return stage;
 }
 
-double hop(const Problem& problem, double bytes) {
-  return problem.latency + (problem.bandwidth > 0 ? bytes / problem.bandwidth : 0);
-}
+cost::Link link_of(const Problem& problem) { return {problem.latency, problem.bandwidth}; }
 
 // Once per step, for each further stage that uses a group's parameters.
 double tied_seconds(const Problem& problem, const std::vector<Stage>& stages) {
@@ -49,7 +46,7 @@ double tied_seconds(const Problem& problem, const std::vector<Stage>& stages) {
         return std::binary_search(stage.units.begin(), stage.units.end(), unit);
       });
     });
-    if (users > 1) seconds += hop(problem, group.bytes) * static_cast<double>(users - 1);
+    if (users > 1) seconds += cost::all_reduce(group.bytes, 2, link_of(problem)) * static_cast<double>(users - 1);
   }
   return seconds;
 }
@@ -62,9 +59,36 @@ pipeline::Costs costs_of(const Problem& problem, const std::vector<Stage>& stage
     costs.backward_weight.push_back(stage.backward_weight);
     costs.activation_bytes.push_back(stage.activation_bytes);
     // The schedules know one time for all hops: the longest.
-    if (&stage != &stages.back()) costs.hop = std::max(costs.hop, hop(problem, stage.cut_bytes));
+    if (&stage != &stages.back()) costs.hop = std::max(costs.hop, cost::transfer(stage.cut_bytes, link_of(problem)));
   }
   return costs;
+}
+
+// What the cap leaves for activations on the fullest rank; none if there is no cap, or nothing is left.
+std::optional<double> activation_cap(const Problem& problem, const std::vector<Stage>& stages) {
+  if (problem.memory_cap == 0) return std::nullopt;
+  std::vector<double> states(static_cast<std::size_t>(problem.ranks), 0);
+  const std::vector<int> rank_of = pipeline::place(pipeline::Placement::kLoop, problem.ranks, problem.virtual_stages);
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    states[static_cast<std::size_t>(rank_of[i])] += problem.state_factor * stages[i].parameter_bytes;
+  }
+  const double left = problem.memory_cap - *std::max_element(states.begin(), states.end());
+  if (left <= 0) return std::nullopt;
+  return left;
+}
+
+pipeline::Schedule schedule_of(const Problem& problem, const std::vector<Stage>& stages,
+                               pipeline::GenerateOptions options) {
+  if (problem.schedule != "auto") return pipeline::generate(problem.schedule, options);
+  options.memory_cap = activation_cap(problem, stages);
+  if (!options.memory_cap) return pipeline::generate("auto", options);
+  try {
+    return pipeline::generate("auto", options);
+  } catch (const InvalidArgument&) {
+    // One cap for all ranks is more than is asked where early ones have few parameters and many activations.
+    options.memory_cap.reset();
+    return pipeline::generate(problem.virtual_stages == 1 ? "1f1b" : "auto", options);
+  }
 }
 
 void add_bottleneck(Partition& partition) {
@@ -74,15 +98,20 @@ void add_bottleneck(Partition& partition) {
 }  // namespace
 
 bool is_sum_exact(const Problem& problem) {
-  return problem.virtual_stages == 1 && has_whole_backward(problem.schedule);
+  return problem.virtual_stages == 1 && (problem.schedule == "1f1b" || problem.schedule == "gpipe");
 }
 
 std::vector<double> in_flight(const Problem& problem, int ranks) {
+  // What auto keeps, and what evaluation does, no form tells: 1F1B's is the least that keeps all ranks busy.
+  const bool has_form = problem.schedule != "auto" && problem.schedule != "forward_only";
+  const std::string schedule = has_form ? problem.schedule : "1f1b";
+  const int virtual_stages = has_form ? problem.virtual_stages : 1;
   std::vector<double> held;
-  if (!is_sum_exact(problem)) return held;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int stage = 0; stage < ranks * problem.virtual_stages; ++stage) {
+    // Which rank a virtual stage lies on only the schedule knows; the first holds the most.
+    const int rank = problem.virtual_stages == 1 ? stage : 0;
     held.push_back(
-        memory::in_flight(problem.schedule, ranks, rank, problem.microbatches, 1, problem.active_microbatches));
+        memory::in_flight(schedule, ranks, rank, problem.microbatches, virtual_stages, problem.active_microbatches));
   }
   return held;
 }
@@ -103,7 +132,7 @@ Partition priced(const Problem& problem, const Spans& spans, const Ends& ends) {
   options.microbatches = problem.microbatches;
   options.active_microbatches = problem.active_microbatches;
   options.costs = costs_of(problem, partition.stages);
-  const pipeline::Schedule schedule = pipeline::generate(problem.schedule, options);
+  const pipeline::Schedule schedule = schedule_of(problem, partition.stages, options);
   const pipeline::Simulation simulation = pipeline::simulate(schedule, *options.costs);
   partition.step = simulation.makespan + tied_seconds(problem, partition.stages);
   partition.bubble = simulation.bubble;

@@ -8,11 +8,11 @@
 
 namespace smdp::partition {
 
-// Whether the sum that partition.h gives is the step's time: one stage per rank, backward whole.
+// Whether memory and, but for waiting, the step follow from formulas: 1F1B and GPipe with one stage per rank.
 bool is_sum_exact(const Problem& problem);
 
-// Microbatches in flight per stage by closed form; empty where only a simulation tells. Throws InvalidArgument: an
-// unknown schedule, or one that needs other virtual stages.
+// Microbatches in flight per virtual stage by closed form; exact where is_sum_exact(), else a bound or a guess. Throws
+// InvalidArgument: a schedule that needs other virtual stages.
 std::vector<double> in_flight(const Problem& problem, int ranks);
 
 // Everything but the reason. Throws InvalidArgument: the schedule cannot have these numbers.

@@ -57,17 +57,13 @@ std::optional<Ends> solve(const Spans& spans, const Measure& measure, const Join
   return ends;
 }
 
-bool is_over(const Spans& spans, std::size_t stage, std::size_t begin, std::size_t end) {
-  return spans.has_cap() && spans.memory(stage, begin, end) > spans.cap();
-}
-
 double larger(double one, double other) { return std::max(one, other); }
 
 }  // namespace
 
 bool is_within_cap(const Spans& spans, const Ends& ends) {
   for (std::size_t stage = 0, begin = 0; stage < ends.size(); begin = ends[stage++]) {
-    if (is_over(spans, stage, begin, ends[stage])) return false;
+    if (spans.is_over_cap(stage, begin, ends[stage])) return false;
   }
   return true;
 }
@@ -86,7 +82,7 @@ std::optional<Cut> smallest_bottleneck(const Spans& spans) {
   auto ends = solve(
       spans,
       [&](std::size_t stage, std::size_t begin, std::size_t end) {
-        return is_over(spans, stage, begin, end) ? kNoLimit : spans.load(begin, end);
+        return spans.is_over_cap(stage, begin, end) ? kNoLimit : spans.load(begin, end);
       },
       larger);
   if (!ends) return std::nullopt;
@@ -99,21 +95,23 @@ std::optional<Cut> smallest_extra(const Spans& spans, double limit, bool is_belo
       [&](std::size_t stage, std::size_t begin, std::size_t end) {
         const double load = spans.load(begin, end);
         if (load > limit || (is_below && load == limit)) return kNoLimit;
-        return is_over(spans, stage, begin, end) ? kNoLimit : spans.extra(begin, end);
+        return spans.is_over_cap(stage, begin, end) ? kNoLimit : spans.extra(begin, end);
       },
       [](double own, double rest) { return own + rest; });
   if (!ends) return std::nullopt;
   return measured(spans, *std::move(ends));
 }
 
-std::optional<double> smallest_cap(const Spans& spans) {
-  auto ends = solve(
+std::optional<Ends> smallest_memory(const Spans& spans) {
+  return solve(
       spans, [&](std::size_t stage, std::size_t begin, std::size_t end) { return spans.memory(stage, begin, end); },
       larger);
-  if (!ends) return std::nullopt;
+}
+
+double memory_of(const Spans& spans, const Ends& ends) {
   double most = 0;
-  for (std::size_t stage = 0, begin = 0; stage < ends->size(); begin = (*ends)[stage++]) {
-    most = std::max(most, spans.memory(stage, begin, (*ends)[stage]));
+  for (std::size_t stage = 0, begin = 0; stage < ends.size(); begin = ends[stage++]) {
+    most = std::max(most, spans.memory(stage, begin, ends[stage]));
   }
   return most;
 }

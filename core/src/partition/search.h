@@ -32,8 +32,11 @@ std::optional<Cut> smallest_bottleneck(const Spans& spans);
 // The cut with the smallest extra whose loads are all below `limit`, or at most it; of equal ones the first.
 std::optional<Cut> smallest_extra(const Spans& spans, double limit, bool is_below);
 
-// The smallest cap with which there is a cut; none if pins or tied parameters forbid all.
-std::optional<double> smallest_cap(const Spans& spans);
+// The cut whose fullest stage holds the least; none if pins or tied parameters forbid all.
+std::optional<Ends> smallest_memory(const Spans& spans);
+
+// Bytes of the fullest stage.
+double memory_of(const Spans& spans, const Ends& ends);
 
 // Cuts that are Pareto-optimal in (bottleneck, extra), by falling bottleneck; the last has the smallest. That with the
 // smallest extra + weight x bottleneck is among them; others are left out once they cannot be it. Empty: there is none.

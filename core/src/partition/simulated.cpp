@@ -1,7 +1,8 @@
 #include "partition/simulated.h"
 
 #include <algorithm>
-#include <utility>
+#include <string>
+#include <tuple>
 
 #include "partition/price.h"
 
@@ -11,26 +12,34 @@ namespace {
 // Actions to simulate in all: about a second.
 constexpr double kBudget = 4e6;
 
+// Actions that take as long to simulate as one of this schedule takes to make: some try many orders.
+double effort(const std::string& schedule) {
+  if (schedule == "zb_1p" || schedule == "zb_2p") return 100;
+  if (schedule == "auto") return 500;
+  return schedule == "v_half" || schedule == "v_min" ? 1000 : 1;
+}
+
 class Search {
  public:
   Search(const Problem& problem, const Spans& spans)
       : problem_(problem),
         spans_(spans),
-        actions_(3.0 * static_cast<double>(spans.stages()) * static_cast<double>(problem.microbatches)) {}
+        is_formula_(is_sum_exact(problem)),
+        actions_(3.0 * effort(problem.schedule) * static_cast<double>(spans.stages()) *
+                 static_cast<double>(problem.microbatches)) {}
 
   bool has_budget() const { return spent_ <= kBudget; }
 
-  // Whether these are the best so far.
+  // Whether these are the best so far: least above the cap, then fastest, then smallest.
   bool consider(const Ends& ends) {
     spent_ += actions_;
     const Partition partition = priced(problem_, spans_, ends);
     const double most = peak(partition);
-    if (result_.smallest_peak == 0 || most < result_.smallest_peak) result_.smallest_peak = most;
-    if (problem_.memory_cap > 0 && most > problem_.memory_cap) return false;
-    const auto score = std::pair{partition.step, most};
+    const double above = problem_.memory_cap > 0 ? std::max(0.0, most - problem_.memory_cap) : 0;
+    const auto score = std::tuple{above, partition.step, most};
     if (!result_.ends.empty() && score >= score_) return false;
     score_ = score;
-    result_.ends = ends;
+    result_ = {ends, most, above == 0};
     return true;
   }
 
@@ -73,22 +82,22 @@ class Search {
         if (ends[cut] <= begin || ends[cut] >= ends[cut + 1]) continue;
         if (!spans_.is_allowed(cut, begin, ends[cut]) || !spans_.is_allowed(cut + 1, ends[cut], ends[cut + 1]))
           continue;
-        if (!is_within_cap(spans_, ends)) continue;
+        if (is_formula_ && !is_within_cap(spans_, ends)) continue;
         if (consider(ends)) return true;
       }
     }
     return false;
   }
 
-  Simulated result() && { return std::move(result_); }
-  bool has_result() const { return !result_.ends.empty(); }
+  const Simulated& result() const { return result_; }
 
  private:
   const Problem& problem_;
   const Spans& spans_;
+  bool is_formula_;  // memory is what the closed form says, not the simulator
   double actions_;
   double spent_ = 0;
-  std::pair<double, double> score_;
+  std::tuple<double, double, double> score_;
   Simulated result_;
 };
 
@@ -99,28 +108,31 @@ Simulated best_simulated(const Problem& problem, const Spans& spans) {
   if (search.can_try_all()) {
     Ends ends;
     search.try_all(ends);
-    return std::move(search).result();
+    return search.result();
   }
   const double weight = static_cast<double>(problem.microbatches) * problem.virtual_stages - 1;
   std::vector<Cut> front = pareto_front(spans, weight);
   // The most balanced first: the budget may not do for all.
   std::reverse(front.begin(), front.end());
   for (const Cut& cut : front) {
-    if (search.has_result() && !search.has_budget()) break;
+    if (!search.result().ends.empty() && !search.has_budget()) break;
     search.consider(cut.ends);
   }
-  while (search.has_result() && search.improve()) {
+  // Where none of those is within the cap, start from what is small.
+  if (!search.result().is_within_cap) {
+    if (const auto small = smallest_memory(spans)) search.consider(*small);
   }
-  return std::move(search).result();
+  while (!search.result().ends.empty() && search.improve()) {
+  }
+  return search.result();
 }
 
 Ends improved(const Problem& problem, const Spans& spans, const Ends& ends) {
   Search search(problem, spans);
   search.consider(ends);
-  while (search.has_result() && search.improve()) {
+  while (search.improve()) {
   }
-  // The simulator's peak may be above the cap by a rounding; the closed form was not.
-  return search.has_result() ? std::move(search).result().ends : ends;
+  return search.result().ends;
 }
 
 }  // namespace smdp::partition

@@ -7,8 +7,9 @@
 namespace smdp::partition {
 
 struct Simulated {
-  Ends ends;  // empty: none of the candidates is within the cap
-  double smallest_peak = 0;
+  Ends ends;                   // empty: pins or tied parameters forbid all
+  double peak = 0;             // bytes of the fullest rank
+  bool is_within_cap = false;  // if not: the smallest peak that was found
 };
 
 // The best of all cuts, where there are few; else of the Pareto-optimal ones, and of what moving single cuts makes of

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,21 @@ struct Node {
   Indices units;     // that are this module itself
   Indices children;  // in execution order
 };
+
+// Units that share parameters, directly or through others, are one node: for each the first unit of its node.
+Indices first_of_node(const Problem& problem) {
+  Indices first(problem.units.size());
+  std::iota(first.begin(), first.end(), 0);
+  for (bool is_changed = true; is_changed;) {
+    is_changed = false;
+    for (const Tied& group : problem.tied) {
+      std::size_t least = first.size();
+      for (const std::size_t unit : group.units) least = std::min(least, first[unit]);
+      for (const std::size_t unit : group.units) is_changed |= std::exchange(first[unit], least) != least;
+    }
+  }
+  return first;
+}
 
 // The tree of modules, root first, parents before children.
 class Tree {
@@ -67,10 +83,9 @@ class Tree {
       const double share_of_seconds = all_seconds > 0 ? seconds[i] / all_seconds : 0;
       costs.push_back(problem.memory_weight * share_of_bytes + (1 - problem.memory_weight) * share_of_seconds);
     }
-    for (const Tied& group : problem.tied) {
-      for (std::size_t i = 1; i < group.units.size(); ++i) {
-        costs[group.units.front()] += std::exchange(costs[group.units[i]], 0);
-      }
+    const Indices first = first_of_node(problem);
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      if (first[i] != i) costs[first[i]] += std::exchange(costs[i], 0);
     }
     return costs;
   }
@@ -179,9 +194,8 @@ std::vector<int> smp_assignment(const Problem& problem) {
   for (int rank = 0; rank < problem.ranks; ++rank) ranks.push_back(rank);
   const Tree tree(problem);
   std::vector<int> assigned = Placing(tree, problem.units.size()).run(std::move(ranks));
-  for (const Tied& group : problem.tied) {
-    for (const std::size_t unit : group.units) assigned[unit] = assigned[group.units.front()];
-  }
+  const Indices first = first_of_node(problem);
+  for (std::size_t unit = 0; unit < assigned.size(); ++unit) assigned[unit] = assigned[first[unit]];
   return assigned;
 }
 

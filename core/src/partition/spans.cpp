@@ -4,15 +4,17 @@
 #include <map>
 #include <utility>
 
+#include "cost/link_cost.h"
+
 namespace smdp::partition {
 
-Spans::Spans(const Problem& problem, std::size_t stages, std::vector<double> in_flight)
-    : stages_(stages),
-      in_flight_(std::move(in_flight)),
-      cap_(problem.memory_cap),
+Spans::Spans(const Problem& problem, std::vector<double> in_flight, double cap)
+    : in_flight_(std::move(in_flight)),
+      cap_(cap),
       state_factor_(problem.state_factor),
       seconds_share_(1 - problem.memory_weight) {
   const std::size_t count = problem.units.size();
+  const cost::Link link{problem.latency, problem.bandwidth};
   for (std::vector<double>* sums : {&seconds_, &parameters_, &activations_}) sums->assign(count + 1, 0);
   hops_.assign(count + 1, 0);
   can_cut_.assign(count + 1, true);
@@ -21,8 +23,7 @@ Spans::Spans(const Problem& problem, std::size_t stages, std::vector<double> in_
     seconds_[i + 1] = seconds_[i] + (unit.forward + unit.backward_input + unit.backward_weight);
     parameters_[i + 1] = parameters_[i] + unit.parameter_bytes;
     activations_[i + 1] = activations_[i] + unit.activation_bytes;
-    const double transfer = problem.bandwidth > 0 ? unit.cut_bytes / problem.bandwidth : 0;
-    hops_[i + 1] = 2 * (problem.latency + transfer);
+    hops_[i + 1] = 2 * cost::transfer(unit.cut_bytes, link);
   }
   std::map<std::vector<std::size_t>, double> merged;
   for (const Tied& group : problem.tied) {
@@ -34,7 +35,7 @@ Spans::Spans(const Problem& problem, std::size_t stages, std::vector<double> in_
   double twice = 0;  // bytes of parameters that sums count again
   for (auto& [units, bytes] : merged) {
     tied_.push_back({bytes, units});
-    tied_seconds_.push_back(problem.latency + (problem.bandwidth > 0 ? bytes / problem.bandwidth : 0));
+    tied_seconds_.push_back(cost::all_reduce(bytes, 2, link));
     twice += bytes * static_cast<double>(units.size() - 1);
   }
   const double bytes = parameters_[count] - twice + activations_[count];
@@ -86,8 +87,7 @@ double Spans::parameter_bytes(std::size_t begin, std::size_t end) const {
 }
 
 double Spans::memory(std::size_t stage, std::size_t begin, std::size_t end) const {
-  const double held = in_flight_.empty() ? 1 : in_flight_[stage];
-  return state_factor_ * parameter_bytes(begin, end) + held * activation_bytes(begin, end);
+  return state_factor_ * parameter_bytes(begin, end) + in_flight_[stage] * activation_bytes(begin, end);
 }
 
 bool Spans::is_allowed(std::size_t stage, std::size_t begin, std::size_t end) const {

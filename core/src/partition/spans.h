@@ -10,11 +10,11 @@ namespace smdp::partition {
 
 class Spans {
  public:
-  // in_flight: microbatches whose activations each stage holds; empty: no stage has a cap.
-  Spans(const Problem& problem, std::size_t stages, std::vector<double> in_flight);
+  // in_flight: microbatches whose activations each stage holds. cap: bytes of a stage; 0: none.
+  Spans(const Problem& problem, std::vector<double> in_flight, double cap);
 
   std::size_t units() const { return seconds_.size() - 1; }
-  std::size_t stages() const { return stages_; }
+  std::size_t stages() const { return in_flight_.size(); }
 
   // Seconds; with memory_weight w: (1 - w) seconds + w (bytes of the span / bytes of all) (seconds of all).
   double load(std::size_t begin, std::size_t end) const;
@@ -29,8 +29,9 @@ class Spans {
 
   // Whether the cut at `begin` is allowed, and no unit is pinned to another stage.
   bool is_allowed(std::size_t stage, std::size_t begin, std::size_t end) const;
-  bool has_cap() const { return cap_ > 0 && !in_flight_.empty(); }
-  double cap() const { return cap_; }
+  bool is_over_cap(std::size_t stage, std::size_t begin, std::size_t end) const {
+    return cap_ > 0 && memory(stage, begin, end) > cap_;
+  }
 
  private:
   // A group's first unit at or behind `begin`; units() if there is none.
@@ -39,7 +40,6 @@ class Spans {
     return sums[end] - sums[begin];
   }
 
-  std::size_t stages_;
   std::vector<double> in_flight_;
   double cap_;
   double state_factor_;

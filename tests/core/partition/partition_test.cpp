@@ -45,8 +45,7 @@ Problem random_problem(Random& random, int most_units, int most_ranks) {
   problem.units.back().cut_bytes = 0;
   problem.latency = pick(random, 0, 2);
   problem.bandwidth = pick(random, 0, 3);
-  constexpr const char* kSchedules[] = {"1f1b", "gpipe", "smp_interleaved"};
-  problem.schedule = kSchedules[pick(random, 0, 2)];
+  problem.schedule = random() % 2 == 0 ? "1f1b" : "gpipe";
   if (pick(random, 0, 1) == 0) problem.memory_cap = pick(random, 100, 3000);
   if (pick(random, 0, 3) == 0) problem.memory_weight = pick(random, 0, 10) / 10.0;
   for (int groups = pick(random, 0, 2); groups > 0 && count > 1; --groups) {
@@ -297,20 +296,68 @@ TEST(Partition, LongChainsAreSimulatedInPart) {
   }
 }
 
+double peak(const Partition& partition) {
+  return *std::max_element(partition.peak_bytes.begin(), partition.peak_bytes.end());
+}
+
 TEST(Partition, SimulatedCutsKeepTheCap) {
-  Problem problem = language_model(14, 2, 2, 8);
-  problem.schedule = "interleaved_1f1b";
-  const Partition free = partition(problem);
-  const double most = *std::max_element(free.peak_bytes.begin(), free.peak_bytes.end());
-  problem.memory_cap = most * 0.97;
-  const std::string error = refusal(problem);
-  if (error.empty()) {
+  // Light in time and heavy in bytes, so that balance of seconds is far from what fits.
+  Random random(6);
+  for (const char* schedule : {"zb_1p", "smp_interleaved", "interleaved_1f1b", "zb_v", "auto"}) {
+    const bool is_split = schedule == std::string("interleaved_1f1b") || schedule == std::string("zb_v");
+    Problem problem = language_model(38, is_split ? 4 : 8, is_split ? 2 : 1, 8);
+    problem.tied.clear();
+    for (Unit& unit : problem.units) {
+      unit.parameter_bytes = pick(random, 1, 300);
+      unit.activation_bytes = pick(random, 0, 20);
+    }
+    problem.schedule = schedule;
+    const Partition free = partition(problem);
+    problem.memory_cap = 1;
+    const std::string error = refusal(problem);
+    const auto at = error.find("simulated needs ");
+    ASSERT_NE(at, std::string::npos) << error;
+    problem.memory_cap = std::stod(error.substr(at + 16)) + 1;
+    ASSERT_LT(problem.memory_cap, peak(free)) << schedule;
     const Partition bound = partition(problem);
-    EXPECT_LE(*std::max_element(bound.peak_bytes.begin(), bound.peak_bytes.end()), problem.memory_cap);
-    EXPECT_GE(bound.step, free.step);
+    EXPECT_LE(peak(bound), problem.memory_cap) << schedule;
   }
-  problem.memory_cap = 100;
-  EXPECT_NE(refusal(problem).find("smallest of the cuts that were simulated needs"), std::string::npos);
+}
+
+TEST(Partition, SplitBackwardNeedsNoMoreThan1F1B) {
+  // Without activations memory is the same whatever the schedule.
+  Random random(7);
+  Problem problem = language_model(38, 8, 1, 8);
+  problem.tied.clear();
+  for (Unit& unit : problem.units) {
+    unit.parameter_bytes = pick(random, 1, 300);
+    unit.activation_bytes = 0;
+  }
+  problem.memory_cap = 1;
+  const std::string error = refusal(problem);
+  problem.memory_cap = std::stod(error.substr(error.find("needs ") + 6));
+  EXPECT_EQ(refusal(problem), "");
+  problem.schedule = "zb_1p";
+  EXPECT_EQ(refusal(problem), "");
+}
+
+TEST(Partition, AutoGetsTheCap) {
+  Problem problem = language_model(6, 2, 1, 16);
+  problem.tied.clear();
+  problem.memory_cap = peak(partition(problem));
+  problem.schedule = "auto";
+  EXPECT_EQ(refusal(problem), "");
+}
+
+TEST(Partition, SearchesEndWhereSchedulesAreSlowToMake) {
+  for (const char* schedule : {"zb_1p", "auto"}) {
+    Problem problem = language_model(62, 16, 1, 32);
+    problem.schedule = schedule;
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(partition(problem).stages.size(), 16u);
+    // A bound against hangs, not a benchmark.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << schedule;
+  }
 }
 
 TEST(Partition, AHeavyHeadGetsAStageWithFewerLayers) {
@@ -343,8 +390,7 @@ TEST(Partition, LongChainsAreFast) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(partition(problem).stages.size(), 64u);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  RecordProperty("seconds", std::to_string(took.count()));
-  std::fprintf(stderr, "200 units, 64 stages: %.0f ms\n", took.count() * 1e3);
+  EXPECT_LT(took.count(), 20) << "seconds; about 0.1 where nothing instruments the code";
 }
 
 TEST(Partition, SmpsAlgorithm) {
@@ -367,6 +413,13 @@ TEST(Partition, SmpsAlgorithm) {
   problem.units.front().parameter_bytes = problem.units.back().parameter_bytes = 7;
   problem.tied = {{7, {0, 2}}};
   const Partition tied = partition(problem);
+  // Groups that overlap are one node, in whatever order they come.
+  problem.tied = {{7, {0, 2}}, {0, {0, 1}}};
+  const Partition once = partition(problem);
+  std::swap(problem.tied[0], problem.tied[1]);
+  const Partition swapped = partition(problem);
+  EXPECT_EQ(once.stages[0].units, swapped.stages[0].units);
+  EXPECT_EQ(once.stages[0].units.size() % 3, 0u);
   const auto holds_both = [](const Stage& stage) {
     return std::count(stage.units.begin(), stage.units.end(), 0u) ==
            std::count(stage.units.begin(), stage.units.end(), 2u);
@@ -396,7 +449,11 @@ TEST(Partition, WrongInput) {
   says([](Problem& p) { p.algorithm = "metis"; },
        "algorithm = 'metis' is not valid; allowed: pipeline, sum, bottleneck, smp");
   says([](Problem& p) { p.schedule = "nonsense"; }, "there is no schedule 'nonsense'");
-  says([](Problem& p) { p.schedule = "zb_v"; }, "zb_v has exactly 2 virtual stages");
+  says([](Problem& p) { p.schedule = "nonsense", p.algorithm = "smp"; }, "there is no schedule 'nonsense'");
+  says([](Problem& p) { p.algorithm = "smp", p.units[0].stage = 0; }, "units[0].stage = 0 is not valid; allowed: none");
+  says([](Problem& p) { p.algorithm = "smp", p.virtual_stages = 2; }, "virtual_stages = 2 is not valid; allowed: 1,");
+  says([](Problem& p) { p.algorithm = "sum", p.virtual_stages = 2, p.memory_cap = 9; }, "only pipeline simulates them");
+  says([](Problem& p) { p.schedule = "zb_v"; }, "virtual_stages = 1 is not valid; allowed: 2, with the schedule zb_v");
   says([](Problem& p) { p.units[0].name.assign(5000, '.'); }, "at most 256 dots");
   says([](Problem& p) { p.microbatches = 1 << 29; }, "microbatches=536870912 is not valid");
 }
