@@ -13,6 +13,7 @@ void bind_gradient_reducer(nanobind::module_& m);
 void bind_gradient_steps(nanobind::module_& m);
 void bind_observability(nanobind::module_& m);
 void bind_simulation(nanobind::module_& m);
+void bind_link_cost(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_sharding(nanobind::module_& m);
 void bind_pipeline(nanobind::module_& m);

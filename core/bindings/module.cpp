@@ -12,6 +12,7 @@ NB_MODULE(_core, m) {
   smdp::bind_gradient_steps(m);
   smdp::bind_observability(m);
   smdp::bind_simulation(m);
+  smdp::bind_link_cost(m);
   smdp::bind_memory(m);
   smdp::bind_sharding(m);
   smdp::bind_pipeline(m);

@@ -241,6 +241,12 @@ def simulate_ddp(layers: Sequence[tuple[float, float, Sequence[int]]], *, hosts:
     layers: (forward seconds, backward seconds, elements of each parameter).
     """
 
+def transfer_seconds(bytes: float, *, latency: float, bandwidth: float) -> float:
+    """Of one message over a link."""
+
+def all_reduce_seconds(bytes: float, ranks: int, *, latency: float, bandwidth: float) -> float:
+    """Of an all_reduce that sends as little as can be."""
+
 class Layers:
     """A run of equal transformer layers; smdp/memory.h tells its fields."""
 

@@ -1,4 +1,4 @@
-#include "cost/link_cost.h"
+#include "smdp/link_cost.h"
 
 namespace smdp::cost {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "cost/link_cost.h"
+#include "smdp/link_cost.h"
 #include "smdp/error.h"
 #include "smdp/memory.h"
 #include "smdp/pipeline/generate.h"

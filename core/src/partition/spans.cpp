@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "cost/link_cost.h"
+#include "smdp/link_cost.h"
 
 namespace smdp::partition {
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,9 +54,12 @@ def test_explain_names_every_rejected_one() -> None:
     assert sum(line.startswith("no: ") for line in text.stdout.splitlines()) == result["rejected"]
 
 
-def test_nothing_fits() -> None:
-    done = smdp(CONFIG, "--hosts", 1, "--batch", 512, "--sequence", 512, "--device-memory", "8GB")
+def test_nothing_fits(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    options = ["--batch", 512, "--sequence", 512, "--device-memory", "8GB", "--trace", trace]
+    done = smdp(CONFIG, "--hosts", 1, *options)
     assert done.returncode == 1
+    assert "nothing fits, so that" in done.stderr and not trace.exists()
     assert "Nothing fits 6.4 GB" in done.stdout and "try " in done.stdout
 
 
@@ -66,7 +70,8 @@ def test_nothing_fits() -> None:
         (["--link", "fast"], "--link='fast' is not valid; allowed: a rate above 0"),
         (["--device-memory", "40"], "--device-memory='40' is not valid; allowed: a size above 0, e.g. 40GB"),
         (["--interconnect", "0GBps"], "--interconnect='0GBps' is not valid"),
-        (["--tflops", "nan"], "flops = nan is not valid"),
+        (["--tflops", "nan"], "--tflops='nan' is not valid; allowed: a number above 0"),
+        (["--tflops", 0], "--tflops='0.0' is not valid"),
         (["--precision", "fp7"], "precision = 'fp7' is not valid"),
         (["--trace", "/nowhere/at/all.json"], "No such file or directory"),
     ],
@@ -85,9 +90,11 @@ def test_a_config_that_lacks_a_field(tmp_path: Path) -> None:
     assert done.returncode == 2 and "n_layer" in done.stderr
 
 
-def test_reference_script_names_files_that_are_there() -> None:
-    script = (DOCS / "examples" / "plan_reference_configs.sh").read_text(encoding="utf-8")
-    names = [word for word in script.split() if word.endswith(".json")]
-    assert len(names) == 3
-    for name in names:
-        assert (CONFIG.parent / name).exists()
+def test_reference_script() -> None:
+    script = DOCS / "examples" / "plan_reference_configs.sh"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(script)], capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Recommended: ") == 3

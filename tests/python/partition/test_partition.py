@@ -132,9 +132,7 @@ def test_no_input_crashes() -> None:
             "ranks": pick.choice([1, 2, 3, 5]),
             "virtual_stages": pick.choice([1, 1, 2, 3]),
             "microbatches": pick.choice([1, 2, 4, 9]),
-            "schedule": pick.choice(
-                ["1f1b", "zb_v", "auto", "v_min", "interleaved_1f1b", "forward_only", ""]
-            ),
+            "schedule": pick.choice(SCHEDULES),
             "algorithm": pick.choice(["pipeline", "bottleneck", "smp", "x"]),
         }
         name = pick.choice(["memory_cap", "latency", "bandwidth", "memory_weight"])

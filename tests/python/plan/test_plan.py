@@ -102,9 +102,20 @@ def test_recommended_has_the_fewest_features_of_the_fast_ones() -> None:
     fastest = min(option.seconds for option in found.options)
     assert best.seconds <= fastest * (1 + TOLERANCE)
     # A model that fits one device needs none.
-    assert best.candidate.features() == []
-    seconds = [option.seconds for option in found.options[1:10]]
-    assert seconds == sorted(seconds)
+    assert best.candidate.features() == {}
+    simulated = [option.seconds for option in found.options[1:] if option.simulation is not None]
+    others = [option.seconds for option in found.options[1:] if option.simulation is None]
+    assert len(simulated) > 10 and simulated == sorted(simulated) and others == sorted(others)
+
+
+def test_a_pipeline_comes_last() -> None:
+    """AWS's order: sharded states, checkpoints and tensor parallelism first, where they are as fast."""
+    cluster = Cluster(hosts=4, ranks_per_host=8, device_memory=16e9)
+    found = plan(gpt2(36, 4096, 32), cluster, batch=256, sequence=1024)
+    best = found.options[0].candidate
+    limit = min(option.seconds for option in found.options) * (1 + TOLERANCE)
+    without = [o for o in found.options if o.candidate.pipeline == 1 and o.step.total <= limit * 0.99]
+    assert without and best.pipeline == 1
 
 
 def test_simulation_agrees_with_the_closed_forms() -> None:
@@ -137,10 +148,14 @@ def test_every_rejection_says_why() -> None:
             assert one.option.estimate.peak > cluster.usable_memory
         else:
             assert one.what and one.why
-    names = {one.what for one in found.rejected if one.option is None}
-    assert "tensor 16" in names  # across hosts
-    all_of_them = [one for one in candidates(model, cluster, 32) if isinstance(one, Impossible)]
-    assert len(names) == len({one.what for one in all_of_them})
+    reasons = {one.what: one.why for one in found.rejected if one.option is None}
+    assert reasons["tensor 16"] == "tensor parallelism stays inside a host, which has 8 ranks"
+    assert any("a pipeline would reduce gradients" in why for why in reasons.values())
+    assert any("microbatches are no multiple of" in why for why in reasons.values())
+    all_of_them = {one.what for one in candidates(model, cluster, 32) if isinstance(one, Impossible)}
+    assert set(reasons) == all_of_them
+    three = plan(model, Cluster(hosts=3, **A100_HOSTS), batch=24, sequence=512)
+    assert "tensor parallelism is a power of two" in {one.why for one in three.rejected}
 
 
 def test_advice_where_nothing_fits() -> None:
@@ -150,6 +165,8 @@ def test_advice_where_nothing_fits() -> None:
     text = advice(found)
     assert "Nothing fits 32.0 GB (0.8 of the device's memory)" in text
     assert "optimizer: try more ranks to share optimizer states (--hosts)" in text
+    assert "--offload" in text
+    assert "--offload" not in advice(plan(gpt2(74, 8192, 64), cluster, batch=32, sequence=512, offload=True))
     needed = found.nearest.estimate.peak / 0.8
     larger = Cluster(hosts=1, ranks_per_host=8, device_memory=needed * 1.001, flops=312e12)
     assert plan(gpt2(74, 8192, 64), larger, batch=32, sequence=512).options
@@ -186,6 +203,7 @@ def test_offload_is_looked_at_when_asked() -> None:
         ({"device_memory": -1.0}, "device_memory = -1.0 is not valid"),
         ({"flops": float("nan")}, "flops = nan is not valid"),
         ({"margin": 1.5}, "margin = 1.5 is not valid; allowed: above 0, up to 1"),
+        ({"hosts": 65536, "ranks_per_host": 65536}, "hosts x ranks_per_host = 65536 x 65536 is not valid"),
         ({"link": "fast"}, "link = 'fast' is not valid; allowed: a number"),
     ],
 )

@@ -313,6 +313,7 @@ def _plan(
             precision=precision,
             flash_attention=flash_attention,
             offload=offload,
+            most=most,
         )
         if trace is not None and found.options:
             plan.write_trace(found, trace)
@@ -329,6 +330,8 @@ def _plan(
             console=Console(width=None if sys.stdout.isatty() else _FILE_WIDTH),
         )
     if not found.options:
+        if trace is not None:
+            typer.echo(f"smdp plan: nothing fits, so that {trace} was not written", err=True)
         raise typer.Exit(1)
 
 

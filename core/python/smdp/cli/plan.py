@@ -49,6 +49,7 @@ def run(
     precision: str,
     flash_attention: bool,
     offload: bool,
+    most: int,
 ) -> Plan:
     """Search; arguments are the command's.
 
@@ -56,6 +57,8 @@ def run(
         ValueError: An argument is wrong.
         ConfigError: The file, or an argument with a unit.
     """
+    if not 0 < tflops < 1e12:
+        raise config.invalid("--tflops", str(tflops), "a number above 0")
     cluster = Cluster(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
@@ -74,6 +77,7 @@ def run(
         precision=precision,
         flash_attention=flash_attention,
         offload=offload,
+        simulated=most + 2,
     )
 
 
@@ -85,8 +89,8 @@ def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
         console.print(f"Recommended: {best.candidate.describe()}", highlight=False, soft_wrap=True)
         console.print(
             f"{len(found.options)} settings fit, {len(found.rejected)} do not. Of those within 5 % of the"
-            " fastest the recommended one has the fewest features:"
-            f" {', '.join(best.candidate.features()) or 'none'}.",
+            " fastest the recommended one comes first in the order of advice; it uses"
+            f" {', '.join(best.candidate.features().values()) or 'no feature'}.",
             highlight=False,
             soft_wrap=True,
         )

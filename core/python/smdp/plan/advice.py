@@ -5,15 +5,15 @@ from __future__ import annotations
 from smdp import memory
 from smdp.plan.search import Plan
 
-# What helps against each kind, in the order in which to try it.
+# What helps against each kind, in the order in which to try it; {flash} and {offload} if not taken yet.
 _HELP = {
     "parameters": "more ranks for the pipeline or tensor parallelism (--hosts)",
     "gradients": "more ranks for the pipeline or tensor parallelism (--hosts)",
-    "optimizer": "more ranks to share optimizer states (--hosts), or states in host memory (--offload)",
-    "activations": "a smaller --batch or --sequence, or --flash-attention",
+    "optimizer": "more ranks to share optimizer states (--hosts){offload}",
+    "activations": "a smaller --batch or --sequence{flash}",
     "embedding": "a smaller --batch",
     "logits": "a smaller --batch, or more microbatches",
-    "transients": "a smaller --batch or --sequence, or --flash-attention",
+    "transients": "a smaller --batch or --sequence{flash}",
     "buckets": "smaller fusion buffers",
     "unsharded": "smaller layers, or tensor parallelism",
 }
@@ -30,12 +30,16 @@ def advice(found: Plan) -> str:
     stage = estimate.stages[estimate.peak_stage]
     kinds = sorted(memory.KINDS, key=lambda kind: -getattr(stage, kind))[:2]
     margin = found.cluster.margin
+    more = {
+        "flash": "" if found.flash_attention else ", or --flash-attention",
+        "offload": "" if found.offload else ", or states in host memory (--offload)",
+    }
     nearest = found.nearest.candidate.describe()
     lines = [
         f"Nothing fits {found.cluster.usable_memory / 1e9:.1f} GB ({margin:g} of the device's memory).",
         f"The nearest takes {estimate.peak / 1e9:.1f} GB: {nearest}.",
         *(
-            f"{getattr(stage, kind) / 1e9:.1f} GB of it are {kind}: try {_HELP[kind]}."
+            f"{getattr(stage, kind) / 1e9:.1f} GB of it are {kind}: try {_HELP[kind].format(**more)}."
             for kind in kinds
             if getattr(stage, kind) > 0
         ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 
 from smdp.memory import Architecture
 from smdp.plan.cluster import Cluster
 
 # In the order of AWS's advice for its model parallel library: what costs least is tried first.
-SHARDINGS = ("none", "zero1", "zero3")
+SHARDINGS = ("none", "zero1", "zero2", "zero3")
 CHECKPOINTINGS = ("none", "selective", "each", "group_2", "group_4", "contiguous")
 # Name and virtual stages per rank.
 SCHEDULES = (
@@ -38,24 +39,18 @@ class Candidate:
     sequence_parallel: bool = False
     offload_optimizer: bool = False
 
-    def features(self) -> list[str]:
-        """What of the library it uses, cheapest first."""
-        used = []
-        if self.sharding != "none":
-            used.append(self.sharding)
-        if self.checkpointing != "none":
-            used.append(f"checkpointing={self.checkpointing}")
-        if self.tensor > 1:
-            used.append(f"tensor={self.tensor}")
-        if self.sequence_parallel:
-            used.append("sequence_parallel")
-        if self.pipeline > 1:
-            used.append(f"pipeline={self.pipeline}")
-        if self.virtual_stages > 1 or self.schedule not in ("1f1b", "smp_interleaved"):
-            used.append(self.schedule)
-        if self.offload_optimizer:
-            used.append("offload_optimizer")
-        return used
+    def features(self) -> dict[int, str]:
+        """What of the library it uses, by its place in AWS's order of advice: the last to take last."""
+        all_of_them = [
+            (self.sharding != "none", self.sharding),
+            (self.checkpointing != "none", f"checkpointing={self.checkpointing}"),
+            (self.tensor > 1, f"tensor={self.tensor}"),
+            (self.sequence_parallel, "sequence_parallel"),
+            (self.pipeline > 1, f"pipeline={self.pipeline}"),
+            (self.virtual_stages > 1, self.schedule),
+            (self.offload_optimizer, "offload_optimizer"),
+        ]
+        return {place: name for place, (is_used, name) in enumerate(all_of_them) if is_used}
 
     def describe(self) -> str:
         """Give it on one line."""
@@ -91,9 +86,10 @@ def layouts(model: Architecture, cluster: Cluster) -> Iterator[tuple[int, int, i
     count = sum(run.count for run in model.layers)
     heads = min(run.heads for run in model.layers)
     for tensor in _divisors(cluster.ranks):
-        if tensor & (tensor - 1):
-            continue  # only powers of two are looked at
         what = f"tensor {tensor}"
+        if tensor & (tensor - 1):
+            yield Impossible(what, "tensor parallelism is a power of two")
+            continue
         if tensor > cluster.ranks_per_host:
             yield Impossible(
                 what, f"tensor parallelism stays inside a host, which has {cluster.ranks_per_host} ranks"
@@ -123,11 +119,19 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
                 f"a batch of {batch} cannot be divided by {data} ranks",
             )
             continue
+        if pipeline > 1:
+            yield Impossible(
+                f"pipeline {pipeline} x tensor {tensor} x data {data}, sharding zero2 or zero3",
+                "a pipeline would reduce gradients, and gather parameters, for every microbatch",
+            )
         for microbatches in _divisors(batch // data):
+            if pipeline > 1 and microbatches % pipeline:
+                yield Impossible(
+                    f"pipeline {pipeline} x tensor {tensor} x data {data}, interleaved_1f1b",
+                    f"{microbatches} microbatches are no multiple of {pipeline} stages",
+                )
             for schedule, virtual, active in _schedules(pipeline, microbatches, count):
-                for sharding in SHARDINGS:
-                    if (sharding != "none" and data == 1) or (sharding == "zero3" and pipeline > 1):
-                        continue  # nobody to share with; or parameters gathered for every microbatch
+                for sharding in _shardings(pipeline, data):
                     for checkpointing in CHECKPOINTINGS:
                         for is_sequence_parallel in (False, True) if tensor > 1 else (False,):
                             for is_offloaded in (False, True):
@@ -145,6 +149,13 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
                                     sequence_parallel=is_sequence_parallel,
                                     offload_optimizer=is_offloaded,
                                 )
+
+
+def _shardings(pipeline: int, data: int) -> tuple[str, ...]:
+    """Those that make sense: with somebody to share with, and without a pipeline where it would cost."""
+    if data == 1:
+        return ("none",)
+    return SHARDINGS[:2] if pipeline > 1 else SHARDINGS
 
 
 def _schedules(pipeline: int, microbatches: int, layers: int) -> Iterator[tuple[str, int, int]]:
@@ -166,4 +177,5 @@ def _schedules(pipeline: int, microbatches: int, layers: int) -> Iterator[tuple[
 
 
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+_MOST_RANKS = 2**17
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
@@ -53,6 +55,12 @@ class Cluster:
                 raise ValueError(
                     f"[smdp] {field.name} = {value!r} is not valid; allowed: a number above 0, up to 1e30"
                 )
+
+        if self.hosts * self.ranks_per_host > _MOST_RANKS:
+            raise ValueError(
+                f"[smdp] hosts x ranks_per_host = {self.hosts} x {self.ranks_per_host} is not valid; allowed:"
+                f" at most {_MOST_RANKS} ranks"
+            )
 
     @property
     def ranks(self) -> int:

@@ -13,8 +13,6 @@ from smdp.plan.work import work_of
 
 # A plan with fewer features is taken if its step is at most so much longer than the fastest.
 TOLERANCE = 0.05
-# So many of the fastest are simulated.
-_SIMULATED = 12
 # Computations of a schedule above which its closed form has to do.
 _MOST_CELLS = 1 << 16
 
@@ -63,7 +61,8 @@ class Plan:
     """What a search found.
 
     Attributes:
-        options: Those that fit, the recommended one first, then by time.
+        options: Those that fit: the recommended one, then those that were simulated, by time, then the
+            others, by the time of their closed forms.
         rejected: Those that do not.
         nearest: If none fits: the rejected one that takes the least.
     """
@@ -71,6 +70,8 @@ class Plan:
     cluster: Cluster
     batch: int
     sequence: int
+    flash_attention: bool = False
+    offload: bool = False
     options: list[Option] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     nearest: Option | None = None
@@ -85,6 +86,7 @@ def plan(
     precision: str = "bf16",
     flash_attention: bool = False,
     offload: bool = False,
+    simulated: int = 12,
 ) -> Plan:
     """Search pipeline x tensor x sharding x checkpointing x microbatches x schedule.
 
@@ -98,6 +100,7 @@ def plan(
         precision: As `smdp.memory.state_bytes` takes it.
         flash_attention: No matrix of scores is kept.
         offload: Also look at optimizer states in host memory.
+        simulated: How many of the fastest, and of the simplest nearly as fast, are simulated.
 
     Raises:
         ValueError: A value is wrong; the message names it and what is allowed.
@@ -106,8 +109,10 @@ def plan(
     _check("sequence", sequence)
     if not model.layers:
         raise ValueError("[smdp] the model has no layers to divide")
+    # What is wrong with the model or the sequence is wrong with every candidate.
+    memory.estimate(model, sequence=sequence, precision=precision)
     clock = Clock(model, cluster, work_of(model, sequence), sequence, precision)
-    found = Plan(cluster, batch, sequence)
+    found = Plan(cluster, batch, sequence, flash_attention, offload)
     usable = cluster.usable_memory
     for one in candidates(model, cluster, batch):
         if isinstance(one, Impossible):
@@ -146,7 +151,7 @@ def plan(
             found.nearest = option
     if found.options:
         found.nearest = None
-        _rank(found, clock, model)
+        _rank(found, clock, model, simulated)
     return found
 
 
@@ -164,15 +169,13 @@ def _too_much(estimate: memory.Estimate, cluster: Cluster) -> str:
     )
 
 
-def _rank(found: Plan, clock: Clock, model: memory.Architecture) -> None:
-    found.options.sort(key=_order)
-    fastest = [_simulated(option, clock, model) for option in found.options[:_SIMULATED]]
+def _rank(found: Plan, clock: Clock, model: memory.Architecture, simulated: int) -> None:
+    found.options.sort(key=lambda option: (option.step.total, _simplicity(option)))
+    fastest = [_simulated(option, clock, model) for option in found.options[:simulated]]
     # Among the rest may be simpler ones that are as fast within the tolerance.
     limit = min(option.seconds for option in fastest) * (1 + TOLERANCE)
-    simpler = sorted(
-        (option for option in found.options[_SIMULATED:] if option.step.total <= limit), key=_simplicity
-    )[:_SIMULATED]
-    fastest += [_simulated(option, clock, model) for option in simpler]
+    near = (option for option in found.options[simulated:] if option.step.total <= limit)
+    fastest += [_simulated(option, clock, model) for option in sorted(near, key=_simplicity)[:simulated]]
     chosen = {id(option.candidate) for option in fastest}
     others = [option for option in found.options if id(option.candidate) not in chosen]
     limit = min(option.seconds for option in fastest) * (1 + TOLERANCE)
@@ -181,15 +184,12 @@ def _rank(found: Plan, clock: Clock, model: memory.Architecture) -> None:
     found.options = [best, *(option for option in fastest if option is not best), *others]
 
 
-def _order(option: Option) -> tuple[float, int]:
-    return option.step.total, len(option.candidate.features())
-
-
-def _simplicity(option: Option) -> tuple[int, int, float]:
-    """Fewer features first, then less of each, then the faster."""
+def _simplicity(option: Option) -> tuple[int, int, int, float]:
+    """AWS's order: the latest feature first, then how many, then less of each, then the faster."""
     one = option.candidate
+    features = one.features()
     amount = CHECKPOINTINGS.index(one.checkpointing) + one.tensor + one.pipeline
-    return len(one.features()), amount, option.seconds
+    return max(features, default=-1), len(features), amount, option.seconds
 
 
 def _simulated(option: Option, clock: Clock, model: memory.Architecture) -> Option:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smdp._core import all_reduce_seconds, transfer_seconds
 from smdp.memory import Architecture, StateBytes, parameters, state_bytes
 from smdp.plan.candidates import Candidate
 from smdp.plan.cluster import Cluster
@@ -62,7 +63,9 @@ class Clock:
         if one.tensor > 1:
             # Two all-reduces in forward, two in backward; with sequence parallelism the same bytes in halves.
             size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
-            collectives = 2 * self._all_reduce(size, one.tensor, self._cluster.interconnect)
+            collectives = 2 * all_reduce_seconds(
+                size, one.tensor, latency=self._cluster.latency, bandwidth=self._cluster.interconnect
+            )
         if one.checkpointing == "selective":
             backward += self._work.scores * one.microbatch_size / speed
         elif one.checkpointing != "none":
@@ -84,7 +87,8 @@ class Clock:
             size /= one.tensor
         stays = one.pipeline * one.tensor <= self._cluster.ranks_per_host
         share = self._cluster.link / min(one.tensor, self._cluster.ranks_per_host)
-        return self._cluster.latency + size / (self._cluster.interconnect if stays else share)
+        rate = self._cluster.interconnect if stays else share
+        return transfer_seconds(size, latency=self._cluster.latency, bandwidth=rate)
 
     def step(self, one: Candidate) -> StepTime:
         """Give the time of a whole step, by closed forms; smdp.pipeline.simulate tells it exactly."""
@@ -97,8 +101,10 @@ class Clock:
         hop = self.hop(one)
         fill = one.pipeline - 1
         if one.schedule == "zb_v":
-            # (p - 1) forwards of a virtual stage, where weight gradients take as long as a forward.
-            waiting = fill * stage_forward / 2
+            # (p - 1) forwards of a virtual stage where there are enough microbatches, else up to all stages
+            # in turn; between the two the simulation of the best candidates has to tell.
+            enough = min(1.0, (one.microbatches - 1) / max(1, 2 * fill))
+            waiting = fill * (enough * stage_forward / 2 + (1 - enough) * both)
         elif one.schedule == "smp_interleaved" and one.active_microbatches < one.pipeline:
             # No more than `active` are under way: each of m / active rounds runs through all stages.
             rounds = one.microbatches / one.active_microbatches
@@ -123,10 +129,12 @@ class Clock:
             # Half an all-reduce of gradients; parameters are gathered for forward and for backward of each.
             gathers = self._over_data(self._states.parameters * own, one) * one.microbatches
             return max(0.0, gradients / 2 + gathers - one.microbatches * hidden_behind)
-        if one.sharding == "zero1":
-            # Gradients are scattered behind backward; parameters come back with nothing to hide behind.
+        if one.sharding in ("zero1", "zero2"):
+            # Gradients are scattered behind backward, by zero2 behind that of every microbatch; parameters
+            # come back with nothing to hide behind.
+            times = one.microbatches if one.sharding == "zero2" else 1
             gather = self._over_data(self._states.parameters * own, one) / 2
-            return max(0.0, gradients / 2 - hidden_behind) + gather
+            return times * max(0.0, gradients / 2 - hidden_behind) + gather
         return max(0.0, gradients - hidden_behind)
 
     def _over_data(self, size: float, one: Candidate) -> float:
@@ -136,12 +144,9 @@ class Clock:
         ranks_per_host / local groups share its link: 2 (M - 1) / M of the bytes each, over M hosts.
         """
         local = max(1, min(one.data, self._cluster.ranks_per_host // (one.pipeline * one.tensor)))
-        seconds = self._all_reduce(size, local, self._cluster.interconnect)
         groups = self._cluster.ranks_per_host // local
-        return seconds + self._all_reduce(size * groups, one.data // local, self._cluster.link)
-
-    def _all_reduce(self, size: float, ranks: int, rate: float) -> float:
-        """Seconds of a ring, or of anything else that sends as little."""
-        if ranks == 1:
-            return 0.0
-        return 2 * (ranks - 1) / ranks * size / rate + self._cluster.latency
+        latency = self._cluster.latency
+        inside = all_reduce_seconds(size, local, latency=latency, bandwidth=self._cluster.interconnect)
+        return inside + all_reduce_seconds(
+            size * groups, one.data // local, latency=latency, bandwidth=self._cluster.link
+        )

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "smdp/export.h"
+
 namespace smdp::cost {
 
 struct Link {
@@ -11,9 +13,9 @@ struct Link {
 };
 
 // Seconds of one message.
-double transfer(double bytes, const Link& link);
+SMDP_API double transfer(double bytes, const Link& link);
 
 // Seconds of an all_reduce that sends as little as can be: 2 (n - 1) / n of the bytes from each of n ranks.
-double all_reduce(double bytes, std::size_t ranks, const Link& link);
+SMDP_API double all_reduce(double bytes, std::size_t ranks, const Link& link);
 
 }  // namespace smdp::cost
