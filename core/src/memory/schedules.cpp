@@ -10,7 +10,12 @@
 namespace smdp::memory {
 namespace {
 
-using Form = double (*)(double p, double r, double m, double v, double active);
+// Of rank r of p: m microbatches, v virtual stages, `round` microbatches in the longest round of interleaved schedules.
+struct Shape {
+  double p, r, m, v, active, round;
+};
+
+using Form = double (*)(const Shape& at);
 
 struct Row {
   const char* name;
@@ -19,21 +24,27 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
-    {"gpipe", [](double, double, double m, double, double) { return m; }, 1},
-    {"smp_interleaved", [](double p, double, double, double, double active) { return p == 1 ? 1 : active; }, 1},
-    {"1f1b", [](double p, double r, double, double, double) { return p - r; }, 1},
-    {"interleaved_1f1b",
-     [](double p, double r, double, double v, double) { return ((v - 1) * p + 2 * (p - 1 - r) + 1) / v; }, 0},
-    {"looped_bfs", [](double, double, double m, double, double) { return m; }, 0},
-    // (v-1)p + (p-1-r) forwards of warm-up, one under way, and r whose weight gradient waits.
-    {"interleaved_zero_bubble", [](double p, double, double, double, double) { return p; }, 0},
-    {"zb_1p", [](double p, double, double, double, double) { return p; }, 1},
-    {"zb_2p", [](double p, double, double, double, double) { return 2 * p - 1; }, 1},
-    {"zb_v", [](double p, double, double, double, double) { return p; }, 2},
-    {"v_half", [](double p, double, double, double, double) { return p / 2 + 1; }, 2},
-    {"v_min", [](double p, double, double, double, double) { return p / 3 + 4.0 / 3; }, 2},
-    {"dualpipe_v", [](double p, double, double, double, double) { return p + 0.5; }, 2},
+    {"gpipe", [](const Shape& at) { return at.m; }, 1},
+    {"smp_interleaved", [](const Shape& at) { return at.p == 1 ? 1 : at.active; }, 1},
+    {"1f1b", [](const Shape& at) { return at.p - at.r; }, 1},
+    // A round in every virtual stage but the last, two for every hop to the last rank, and one under way.
+    {"interleaved_1f1b", [](const Shape& at) { return ((at.v - 1) * at.round + 2 * (at.p - 1 - at.r) + 1) / at.v; }, 0},
+    {"looped_bfs", [](const Shape& at) { return at.m; }, 0},
+    // One for every hop, one under way, and r whose weight gradient waits.
+    {"interleaved_zero_bubble", [](const Shape& at) { return ((at.v - 1) * at.round + at.p) / at.v; }, 0},
+    {"zb_1p", [](const Shape& at) { return at.p; }, 1},
+    {"zb_2p", [](const Shape& at) { return 2 * at.p - 1; }, 1},
+    {"zb_v", [](const Shape& at) { return at.p; }, 2},
+    {"v_half", [](const Shape& at) { return at.p / 2 + 1; }, 2},
+    {"v_min", [](const Shape& at) { return at.p / 3 + 4.0 / 3; }, 2},
+    {"dualpipe_v", [](const Shape& at) { return at.p + 0.5; }, 2},
 };
+
+// There are max(1, m / p) rounds, as equal as can be; pipeline/schedules/rounds.h makes them.
+std::int64_t longest_round(std::int64_t pipeline, std::int64_t microbatches) {
+  const std::int64_t rounds = std::max<std::int64_t>(1, microbatches / pipeline);
+  return (microbatches + rounds - 1) / rounds;
+}
 
 }  // namespace
 
@@ -59,9 +70,10 @@ double in_flight(const std::string& schedule, std::int64_t pipeline, std::int64_
              std::to_string(row.virtual_stages) + ", with the schedule " + schedule);
     }
     const auto active = static_cast<double>(active_microbatches == 0 ? pipeline + 2 : active_microbatches);
-    return std::min(static_cast<double>(microbatches),
-                    row.form(static_cast<double>(pipeline), static_cast<double>(rank),
-                             static_cast<double>(microbatches), static_cast<double>(virtual_stages), active));
+    const auto count = static_cast<double>(microbatches);
+    return std::min(count, row.form({static_cast<double>(pipeline), static_cast<double>(rank), count,
+                                     static_cast<double>(virtual_stages), active,
+                                     static_cast<double>(longest_round(pipeline, microbatches))}));
   }
   refuse("schedule", "'" + schedule + "'", known);
 }
