@@ -247,6 +247,7 @@ void bind_memory(nb::module_& m) {
       .def_ro("gradients", &StateBytes::gradients)
       .def_ro("optimizer", &StateBytes::optimizer)
       .def_ro("copy", &StateBytes::copy)
+      .def_ro("wire", &StateBytes::wire)
       .def_prop_ro("sum", &StateBytes::sum);
   m.def("state_bytes", &state_bytes, nb::arg("precision"), nb::arg("sharding") = "none", nb::arg("degree") = 1);
   m.def("even_stages", &even_stages, nb::arg("layers"), nb::arg("stages"),

@@ -45,7 +45,7 @@ struct Architecture {
   std::string name;
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;       // rows of the embedding; 0: none
-  std::int64_t positions = 0;        // rows of a learned position embedding
+  std::int64_t positions = 0;        // rows of a learned position embedding, no fewer than a sample's tokens; 0: none
   std::int64_t embedding_extra = 0;  // other parameters of the embedding, whole on every tensor-parallel rank
   bool has_embedding_dropout = false;
   std::vector<Layers> layers;
@@ -113,8 +113,9 @@ struct StageMemory {
   // What other moments of a step need beyond the logits' peak: layers that backward rebuilds, gradients of activations
   // and received tensors, or the optimizer's copy of the gradients.
   double transients = 0;
-  double buckets = 0;    // fusion buffers
-  double unsharded = 0;  // parameters gathered for use: the largest layer, and the next one
+  double buckets = 0;  // fusion buffers
+  // Parameters gathered for use: of embedding, layers and head, the two neighbours that are largest together.
+  double unsharded = 0;
   double host = 0;       // in host memory, not in total()
   double in_flight = 0;  // microbatches, not bytes
 
@@ -135,12 +136,13 @@ struct Estimate {
 SMDP_API Estimate estimate(const Architecture& architecture, const Setting& setting);
 SMDP_API Estimate estimate(const Trace& trace, const Setting& setting);
 
-// Bytes of states per parameter that a rank holds, as sharded.
+// Bytes of states per parameter that a rank holds, as sharded, and of what it sends.
 struct StateBytes {
   double parameters = 0;
   double gradients = 0;
   double optimizer = 0;
   double copy = 0;  // of gradients in fp32, for the time of the optimizer's step
+  double wire = 0;  // of a gradient that is reduced over data: never sharded, not in sum()
   double sum() const { return parameters + gradients + optimizer; }
 };
 
@@ -151,7 +153,8 @@ struct StateBytes {
 SMDP_API StateBytes state_bytes(const std::string& precision, const std::string& sharding, std::int64_t degree);
 
 // Microbatches whose activations rank `rank` holds at its peak, in units of all its virtual stages; at most
-// `microbatches`. Throws InvalidArgument: an unknown schedule, or one that needs other virtual stages.
+// `microbatches`, and never below what the generated schedule keeps if hops take no time. Throws InvalidArgument: an
+// unknown schedule, or one that needs other virtual stages.
 SMDP_API double in_flight(const std::string& schedule, std::int64_t pipeline, std::int64_t rank,
                           std::int64_t microbatches, std::int64_t virtual_stages, std::int64_t active_microbatches = 0);
 

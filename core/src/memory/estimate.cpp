@@ -43,7 +43,8 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   double backward = 0;
   double gradients = 0;
   double received = 0;
-  double largest = 0;
+  double gathered = 0;
+  double previous = 0;
   double logits = 0;
   const double waiting = runs_all_forwards_first(setting.schedule) ? std::max(1.0, in_flight) : 1;
   for (const Span& span : spans) {
@@ -57,7 +58,8 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
       stage.logits += piece.logits * waiting + piece.logits_extra;
       gradients = std::max(gradients, piece.gradients);
       received = std::max(received, piece.input);
-      if (piece.is_layer) largest = std::max(largest, piece.parameters);
+      gathered = std::max(gathered, previous + piece.parameters);
+      previous = piece.parameters;
     }
   }
   double resident = in_flight;
@@ -82,11 +84,23 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   }
   if (setting.data == 1) return stage;
   const StateBytes whole = state_bytes(setting.precision, "none", 1);
-  stage.buckets = std::min(2.0 * static_cast<double>(setting.bucket_bytes), whole.gradients * local);
+  stage.buckets = std::min(2.0 * static_cast<double>(setting.bucket_bytes), whole.wire * local);
   if (setting.sharding == "zero3") {
-    stage.unsharded = std::min(2 * largest, local) * whole.parameters;
+    stage.unsharded = std::min(gathered, local) * whole.parameters;
   }
   return stage;
+}
+
+// A learned table of positions has no row for what lies behind its end.
+void check_positions(const Architecture& architecture, const Setting& setting) {
+  if (architecture.positions == 0) return;
+  const auto check_length = [&](const char* name, std::int64_t length) {
+    if (length <= architecture.positions) return;
+    refuse(name, std::to_string(length),
+           "at most " + std::to_string(architecture.positions) + ", the rows of the model's position embedding");
+  };
+  check_length("sequence", setting.sequence);
+  if (architecture.layers.back().has_cross_attention) check_length("decoder_sequence", setting.decoder_sequence);
 }
 
 Estimate estimate_pieces(const Pieces& pieces, const Setting& setting) {
@@ -133,6 +147,7 @@ Estimate estimate(const Architecture& architecture, const Setting& setting) {
     known.sequence = architecture.sequence;
   }
   check_count("sequence", known.sequence, 1, 1 << 30);
+  check_positions(architecture, known);
   return estimate_pieces(pieces_of(architecture, known), known);
 }
 

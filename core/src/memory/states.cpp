@@ -13,17 +13,18 @@ struct Precision {
   double gradients;
   double optimizer;  // sharded from zero1 on
   double copy;       // of gradients in fp32 during the step, where none is kept
+  double wire;       // of gradients, which travel once where they are kept twice
 };
 
 // Adam: two moments of 4 bytes; masters are 4 more. The rows are those of the ZeRO paper, of AWS's documentation and
 // of Megatron's distributed optimizer, whose fp16 keeps a second, fp32 gradient with the optimizer's shard.
 constexpr std::array<Precision, 6> kPrecisions{{
-    {"fp32", 4, 4, 8, 0},
-    {"fp16", 2, 2, 12, 4},
-    {"bf16", 2, 2, 12, 4},
-    {"amp", 6, 6, 8, 0},
-    {"megatron_bf16", 2, 4, 12, 0},
-    {"megatron_fp16", 2, 2, 16, 0},
+    {"fp32", 4, 4, 8, 0, 4},
+    {"fp16", 2, 2, 12, 4, 2},
+    {"bf16", 2, 2, 12, 4, 2},
+    {"amp", 6, 6, 8, 0, 4},
+    {"megatron_bf16", 2, 4, 12, 0, 4},
+    {"megatron_fp16", 2, 2, 16, 0, 2},
 }};
 
 const Precision& find(const std::string& name) {
@@ -49,7 +50,7 @@ StateBytes state_bytes(const std::string& precision, const std::string& sharding
   const auto ranks = static_cast<double>(degree);
   const double optimizer = level >= 1 ? ranks : 1;
   return {row.parameters / (level >= 3 ? ranks : 1), row.gradients / (level >= 2 ? ranks : 1),
-          row.optimizer / optimizer, row.copy / optimizer};
+          row.optimizer / optimizer, row.copy / optimizer, row.wire};
 }
 
 }  // namespace smdp::memory

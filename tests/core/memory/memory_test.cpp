@@ -226,7 +226,12 @@ TEST(Estimate, ShardedParametersAreGatheredForUse) {
   setting.sharding = "zero3";
   const Estimate found = estimate(gpt(4, 64, 8), setting);
   EXPECT_EQ(found.stages[0].parameters, 2 * parameters(gpt(4, 64, 8)) / 16);
-  EXPECT_EQ(found.stages[0].unsharded, 2 * 2 * layer_parameters(gpt_layers(1, 64, 8), 1).local(1));
+  const double layer = layer_parameters(gpt_layers(1, 64, 8), 1).local(1);
+  EXPECT_EQ(found.stages[0].unsharded, 2 * (1064 * 64 + layer)) << "the embedding and the first layer";
+  Architecture plain = gpt(4, 64, 8);
+  plain.vocabulary = plain.outputs = 0;
+  plain.is_tied = false;
+  EXPECT_EQ(estimate(plain, setting).stages[0].unsharded, 2 * 2 * layer);
   setting.sharding_degree = 4;
   EXPECT_EQ(estimate(gpt(4, 64, 8), setting).stages[0].parameters, 2 * parameters(gpt(4, 64, 8)) / 4);
   setting.sharding_degree = 5;
@@ -248,6 +253,44 @@ TEST(Estimate, DecoderMayHaveItsOwnLength) {
   setting.pipeline = 2;
   const Estimate found = estimate(model, setting);
   EXPECT_EQ(found.stages[0].parameters + found.stages[1].parameters, 4 * (parameters(model) + 1000 * 64));
+}
+
+TEST(Estimate, LearnedPositionsBoundTheSequence) {
+  const auto message = [](const Architecture& model, const Setting& setting) -> std::string {
+    try {
+      estimate(model, setting);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  Architecture model = gpt(4, 64, 8);
+  Setting setting = setting_of();
+  setting.sequence = 64;
+  EXPECT_EQ(message(model, setting), "nothing");
+  setting.decoder_sequence = 65;
+  EXPECT_EQ(message(model, setting), "nothing") << "it has no decoder";
+  model.layers.back().has_cross_attention = true;
+  EXPECT_EQ(
+      message(model, setting),
+      "[smdp] decoder_sequence = 65 is not valid; allowed: at most 64, the rows of the model's position embedding");
+  setting.sequence = 65;
+  EXPECT_EQ(message(model, setting),
+            "[smdp] sequence = 65 is not valid; allowed: at most 64, the rows of the model's position embedding");
+  model.positions = 0;
+  EXPECT_EQ(message(model, setting), "nothing") << "rotary positions have no end";
+}
+
+TEST(StateBytes, OneGradientTravels) {
+  for (const auto& [precision, wire] :
+       {std::pair("fp32", 4), {"fp16", 2}, {"bf16", 2}, {"amp", 4}, {"megatron_bf16", 4}, {"megatron_fp16", 2}}) {
+    EXPECT_EQ(state_bytes(precision, "none", 1).wire, wire) << precision;
+    EXPECT_EQ(state_bytes(precision, "zero3", 8).wire, wire) << precision;
+  }
+  Setting setting = setting_of();
+  setting.data = 2;
+  setting.precision = "amp";
+  EXPECT_EQ(estimate(gpt(4, 64, 8), setting).stages[0].buckets, 4 * parameters(gpt(4, 64, 8)));
 }
 
 TEST(InFlight, ClosedForms) {

@@ -54,6 +54,7 @@ def test_zero_table(elements: float, ranks: int, printed: tuple[float, ...]) -> 
 def test_unsharded_states() -> None:
     bytes_of = {name: memory.state_bytes(name).sum for name in ("fp32", "fp16", "bf16", "amp")}
     assert bytes_of == {"fp32": 16, "fp16": 16, "bf16": 16, "amp": 20}
+    assert memory.state_bytes("amp").wire == 4
     assert [size * 16 for size in (7.5, 128, 1000)] == [120, 2048, 16000]
 
 

@@ -39,6 +39,10 @@ def test_wrong_types(options: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"sequence": 0}, "sequence = 0 is not valid; allowed: an integer from 1"),
+        (
+            {"sequence": 65},
+            "sequence = 65 is not valid; allowed: at most 64, the rows of the model's position",
+        ),
         ({"pipeline": 0}, "pipeline = 0 is not valid; allowed: an integer from 1"),
         ({"pipeline": 5}, "pipeline x virtual_stages = 5 is not valid; allowed: at most the 4 layers"),
         ({"schedule": "2f2b"}, "schedule = '2f2b' is not valid; allowed: gpipe, smp_interleaved, 1f1b,"),
@@ -66,6 +70,21 @@ def test_wrong_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r"^\[smdp\] ") as caught:
         memory.estimate(MODEL, **{"sequence": 16, **options})
     assert message in str(caught.value)
+
+
+def test_rotary_positions_have_no_end() -> None:
+    llama = memory.read_config(
+        {
+            "model_type": "llama",
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 96,
+            "vocab_size": 100,
+            "max_position_embeddings": 64,
+        }
+    )
+    assert memory.estimate(llama, sequence=4096).peak > memory.estimate(llama, sequence=64).peak
 
 
 def test_setting_and_options_exclude_each_other() -> None:
