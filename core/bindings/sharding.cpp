@@ -38,11 +38,14 @@ void bind_sharding(nb::module_& m) {
   nb::class_<Owner>(m, "Owner", "A piece of a parameter, and the rank that owns it.")
       .def_ro("rank", &Owner::rank)
       .def_ro("piece", &Owner::piece);
-  nb::class_<Move>(m, "Move", "Bytes that go from one rank's shard to another's, or stay.")
+  nb::class_<Move>(m, "Move", "Rows of bytes that go from one rank's shard to another's, or stay.")
       .def_ro("source", &Move::source)
       .def_ro("source_offset", &Move::source_offset)
+      .def_ro("source_stride", &Move::source_stride)
       .def_ro("target", &Move::target)
       .def_ro("target_offset", &Move::target_offset)
+      .def_ro("target_stride", &Move::target_stride)
+      .def_ro("rows", &Move::rows)
       .def_ro("bytes", &Move::bytes);
   nb::class_<ParameterShards>(m, "ParameterShards",
                               "Equal shards of a list of parameters that lie one after the other.")

@@ -74,16 +74,21 @@ SMDP_API std::vector<Piece> holdings(const std::vector<Parameter>& parameters, c
 // Bytes of a rank's shard.
 SMDP_API std::int64_t shard_bytes(const std::vector<Parameter>& parameters, const Layout& layout, std::int64_t rank);
 
+// `rows` runs of `bytes` each: run i goes from source_offset + i * source_stride to target_offset + i * target_stride.
 struct Move {
   std::int64_t source = 0;         // rank
   std::int64_t source_offset = 0;  // in its shard
+  std::int64_t source_stride = 0;  // bytes from one run's begin to the next one's; 0 of a single run
   std::int64_t target = 0;
   std::int64_t target_offset = 0;
-  std::int64_t bytes = 0;
+  std::int64_t target_stride = 0;
+  std::int64_t rows = 1;
+  std::int64_t bytes = 0;  // of one run
 };
 
 // Everything that the ranks of `target` need, each byte once, sorted by target and target offset. Of several copies a
-// rank takes its own, else they take turns. Throws InvalidArgument.
+// rank takes its own, else they take turns. Rows of a matrix that tensor parallelism cuts along its columns are one
+// move. Throws InvalidArgument, also where the plan has more than 2^22 moves.
 SMDP_API std::vector<Move> reshard(const std::vector<Parameter>& parameters, const Layout& source,
                                    const Layout& target);
 

@@ -5,7 +5,12 @@ mine = sharding.ParameterShards(parameters, ranks=8).pieces(rank)
 
 before = sharding.layout(Placement(pipeline=2, tensor=2, data=2), stages=[0, 1])
 after = sharding.layout(Placement(tensor=4), stages=[0, 0])
-for move in sharding.reshard(parameters, before, after): ...
+for move in sharding.reshard(parameters, before, after):
+    for row in range(move.rows):
+        begin = move.source_offset + row * move.source_stride
+        data = before_shards[move.source][begin : begin + move.bytes]
+        begin = move.target_offset + row * move.target_stride
+        after_shards[move.target][begin : begin + move.bytes] = data
 """
 
 from __future__ import annotations
@@ -38,6 +43,10 @@ __all__ = [
     "shard_bytes",
 ]
 
+# The core's own limits, refused here before anything of that size is made.
+_MOST_RANKS = 2**20
+_MOST_ELEMENTS = 2**48
+
 
 def parameter(
     shape: Sequence[int], *, element_size: int = 4, split: int | None = None, sections: int = 1
@@ -55,14 +64,15 @@ def parameter(
     Raises:
         ValueError: A size is wrong, or there is no such dimension.
     """
+    shape = _shape(shape)
+    if not _is_integer(element_size, 1, 64):
+        raise _wrong("element_size", element_size, "1, 2, 4, 8, 16, 32, 64")
     if split is None:
         return ShardedParameter(length=prod(shape), element_size=element_size)
-    if not 0 <= split < len(shape):
-        raise ValueError(
-            f"[smdp] split = {split} is not valid; allowed: None, or one of {len(shape)} dimensions"
-        )
-    if sections < 1 or shape[split] % sections != 0:
-        raise ValueError(f"[smdp] sections = {sections} is not valid; allowed: a divisor of {shape[split]}")
+    if not _is_integer(split, 0, len(shape) - 1):
+        raise _wrong("split", split, f"None, or one of {len(shape)} dimensions")
+    if not _is_integer(sections, 1, _MOST_ELEMENTS) or shape[split] % sections != 0:
+        raise _wrong("sections", sections, f"a divisor of {shape[split]}")
     return ShardedParameter(
         outer=prod(shape[:split]) * sections,
         length=shape[split] // sections,
@@ -78,7 +88,16 @@ def layout(placement: Placement, stages: Sequence[int | Sequence[int]]) -> Shard
     Args:
         placement: The ranks.
         stages: Of each parameter the stage that holds it, or, if it is tied, all stages that do, ascending.
+
+    Raises:
+        ValueError: There are too many ranks, or there is no such stage.
     """
+    if placement.size > _MOST_RANKS:
+        raise ValueError(
+            f"[smdp] pipeline x tensor x data = {placement.pipeline} x {placement.tensor} x {placement.data}"
+            f" is not valid; allowed: at most {_MOST_RANKS} ranks"
+        )
+    holders = _holders(stages, placement.pipeline)
     ranks = [
         placement.rank(pp=pp, tp=tp, rdp=rdp)
         for pp in range(placement.pipeline)
@@ -89,6 +108,39 @@ def layout(placement: Placement, stages: Sequence[int | Sequence[int]]) -> Shard
         pipeline=placement.pipeline,
         tensor=placement.tensor,
         data=placement.data,
-        stages=[[each] if isinstance(each, int) else list(each) for each in stages],
+        stages=holders,
         ranks=ranks,
     )
+
+
+def _wrong(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"[smdp] {name} = {value!r:.120} is not valid; allowed: {allowed}")
+
+
+def _is_integer(value: object, smallest: int, largest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(shape)
+    except TypeError:
+        raise _wrong("shape", shape, "a sequence of integers") from None
+    for index, size in enumerate(sizes):
+        if not _is_integer(size, 0, _MOST_ELEMENTS):
+            raise _wrong(f"shape[{index}]", size, f"an integer from 0 to {_MOST_ELEMENTS}")
+    # Without the zeros, so that no product of some of them is too large for the core either.
+    if prod(size for size in sizes if size > 0) > _MOST_ELEMENTS:
+        raise _wrong("shape", sizes, f"at most {_MOST_ELEMENTS} elements")
+    return sizes
+
+
+def _holders(stages: Sequence[int | Sequence[int]], pipeline: int) -> list[list[int]]:
+    try:
+        holders = [[each] if isinstance(each, (int, float)) else list(each) for each in stages]
+    except TypeError:
+        raise _wrong("stages", stages, "a stage, or several, of each parameter") from None
+    for stage in (stage for each in holders for stage in each):
+        if not _is_integer(stage, 0, pipeline - 1):
+            raise _wrong("stage", stage, f"an integer from 0 to {pipeline - 1}")
+    return holders

@@ -8,8 +8,8 @@ namespace {
 
 constexpr double kMostElements = static_cast<double>(std::int64_t{1} << 48);
 
-// Rows of split parameters are pieces of their own; a plan of more would not fit in memory.
-constexpr double kMostPieces = 1 << 26;
+// Rows of split parameters are pieces of their own, and all of them are in memory at once.
+constexpr double kMostPieces = 1 << 22;
 
 }  // namespace
 
@@ -68,8 +68,9 @@ void check(const std::vector<Parameter>& parameters, const Layout& layout) {
     pieces += rows * static_cast<double>(layout.tensor) * static_cast<double>(stages.size());
   }
   if (pieces > kMostPieces) {
-    throw InvalidArgument("[smdp] tensor parallelism cuts these parameters into " + std::to_string(pieces) +
-                          " pieces; allowed: at most 2^26. Plan fewer parameters at a time.");
+    throw InvalidArgument("[smdp] tensor parallelism cuts these parameters into " +
+                          std::to_string(static_cast<std::int64_t>(std::min(pieces, 1e18))) +
+                          " pieces; allowed: at most 2^22. Plan fewer parameters at a time.");
   }
   if (layout.ranks.empty()) return;
   std::vector<std::int64_t> sorted = layout.ranks;

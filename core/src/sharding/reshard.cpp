@@ -4,8 +4,12 @@
 // that holds it, and of a parameter that tensor parallelism keeps whole one per tensor slice as well. Each rank of the
 // target takes a parameter from one copy, so that it gets every byte once by construction.
 #include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
 
 #include "sharding/layout.h"
+#include "smdp/error.h"
 
 namespace smdp::sharding {
 namespace {
@@ -60,18 +64,58 @@ const Copy& choose(const std::vector<Copy>& copies, std::int64_t rank) {
   return copies[static_cast<std::size_t>(rank) % copies.size()];
 }
 
-void add(const Move& move, std::vector<Move>& plan) {
-  if (!plan.empty()) {
-    Move& last = plan.back();
-    if (last.source == move.source && last.target == move.target &&
-        last.source_offset + last.bytes == move.source_offset &&
-        last.target_offset + last.bytes == move.target_offset) {
-      last.bytes += move.bytes;
-      return;
-    }
+// A plan under way. A matrix that comes from several ranks comes from them in turn, row by row, so that a row continues
+// the newest move from its own source, not the plan's last one.
+class Plan {
+ public:
+  explicit Plan(std::int64_t sources) : newest_(static_cast<std::size_t>(sources), kNone) {}
+
+  void add(const Move& run) {
+    if (++runs_ > kMostRuns) throw InvalidArgument(too_much("2^26 pieces to send"));
+    std::size_t& newest = newest_[static_cast<std::size_t>(run.source)];
+    if (newest != kNone && moves_[newest].target == run.target && extend(moves_[newest], run)) return;
+    if (moves_.size() == kMostMoves) throw InvalidArgument(too_much("2^22 moves"));
+    newest = moves_.size();
+    moves_.push_back(run);
   }
-  plan.push_back(move);
-}
+
+  std::vector<Move> take() { return std::move(moves_); }
+
+ private:
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+  // A plan of more does not fit in memory, as objects of Python above all.
+  static constexpr std::size_t kMostMoves = std::size_t{1} << 22;
+  // Stages that share a parameter multiply them; more take seconds.
+  static constexpr std::int64_t kMostRuns = std::int64_t{1} << 26;
+
+  static std::string too_much(const std::string& most) {
+    return "[smdp] the plan from one layout to the other has more than " + most +
+           ", which is the most allowed. Plan fewer parameters at a time.";
+  }
+
+  static bool extend(Move& move, const Move& run) {
+    const std::int64_t source = run.source_offset - move.source_offset;
+    const std::int64_t target = run.target_offset - move.target_offset;
+    if (move.rows == 1 && source == move.bytes && target == move.bytes) {
+      move.bytes += run.bytes;
+      return true;
+    }
+    if (run.bytes != move.bytes || source <= 0) return false;
+    if (move.rows == 1) {
+      move.source_stride = source;
+      move.target_stride = target;
+    } else if (source != move.rows * move.source_stride || target != move.rows * move.target_stride) {
+      return false;
+    }
+    ++move.rows;
+    return true;
+  }
+
+  std::vector<Move> moves_;
+  std::vector<std::size_t> newest_;  // of each source
+  std::int64_t runs_ = 0;
+};
 
 }  // namespace
 
@@ -79,19 +123,25 @@ std::vector<Move> reshard(const std::vector<Parameter>& parameters, const Layout
   const LaidOut from(parameters, source);
   const LaidOut to(parameters, target);
   const Copies copies = copies_of(parameters, from);
-  std::vector<Move> plan;
+  Plan plan(from.size());
   for (std::int64_t rank = 0; rank < to.size(); ++rank) {
     for (const Piece& piece : to.holdings(to.coordinates(rank))) {
       const std::vector<Held>& held = choose(copies[piece.parameter], rank).pieces;
       auto at = std::partition_point(held.begin(), held.end(), [&](const Held& one) { return one.end <= piece.begin; });
       for (std::int64_t begin = piece.begin; begin < piece.end; ++at) {
         const std::int64_t end = std::min(piece.end, at->end);
-        add({at->rank, at->offset + begin - at->begin, rank, piece.offset + begin - piece.begin, end - begin}, plan);
+        Move run;
+        run.source = at->rank;
+        run.source_offset = at->offset + begin - at->begin;
+        run.target = rank;
+        run.target_offset = piece.offset + begin - piece.begin;
+        run.bytes = end - begin;
+        plan.add(run);
         begin = end;
       }
     }
   }
-  return plan;
+  return plan.take();
 }
 
 }  // namespace smdp::sharding

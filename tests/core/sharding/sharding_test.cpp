@@ -168,12 +168,16 @@ TEST(Reshard, GivesEveryTargetByteOnceAndRight) {
     std::pair<std::int64_t, std::int64_t> last{-1, -1};
     for (const Move& move : reshard(list, source, target)) {
       ASSERT_GT(move.bytes, 0);
+      ASSERT_GT(move.rows, 0);
       EXPECT_LT(last, std::pair(move.target, move.target_offset)) << "sorted";
       last = {move.target, move.target_offset};
-      for (std::int64_t i = 0; i < move.bytes; ++i) {
-        int& cell = after[static_cast<std::size_t>(move.target)].at(static_cast<std::size_t>(move.target_offset + i));
+      for (std::int64_t i = 0; i < move.rows * move.bytes; ++i) {
+        const std::int64_t row = i / move.bytes;
+        const std::int64_t to = move.target_offset + row * move.target_stride + i % move.bytes;
+        const std::int64_t from = move.source_offset + row * move.source_stride + i % move.bytes;
+        int& cell = after[static_cast<std::size_t>(move.target)].at(static_cast<std::size_t>(to));
         ASSERT_EQ(cell, -1) << "written twice";
-        cell = before[static_cast<std::size_t>(move.source)].at(static_cast<std::size_t>(move.source_offset + i));
+        cell = before[static_cast<std::size_t>(move.source)].at(static_cast<std::size_t>(from));
         ASSERT_NE(cell, -1) << "alignment was sent";
       }
     }
@@ -189,8 +193,40 @@ TEST(Reshard, SameLayoutSendsNothingToOthers) {
     for (const Move& move : reshard(list, layout, layout)) {
       EXPECT_EQ(move.source, move.target);
       EXPECT_EQ(move.source_offset, move.target_offset);
+      EXPECT_EQ(move.source_stride, move.target_stride);
     }
   }
+}
+
+Layout tensor_layout(std::int64_t tensor, std::int64_t data = 1) { return {1, tensor, data, {{0}}, {}}; }
+
+TEST(Reshard, RowsOfAMatrixAreOneMove) {
+  const std::vector<Parameter> columns{{4096, 64, 2, 4, true}};
+  const std::vector<Move> cut = reshard(columns, tensor_layout(1), tensor_layout(2));
+  ASSERT_EQ(cut.size(), 2U);
+  EXPECT_EQ(cut[1].target, 1);
+  EXPECT_EQ(cut[1].source_offset, 32 * 8);
+  EXPECT_EQ(cut[1].source_stride, 64 * 8);
+  EXPECT_EQ(cut[1].target_stride, 32 * 8);
+  EXPECT_EQ(cut[1].rows, 4096);
+  EXPECT_EQ(cut[1].bytes, 32 * 8);
+  EXPECT_EQ(reshard(columns, tensor_layout(2), tensor_layout(1)).size(), 2U) << "rows of two ranks in turn";
+  EXPECT_EQ(reshard(columns, tensor_layout(4), tensor_layout(2)).size(), 4U);
+  // Shards end within rows: a part of one before, and behind.
+  EXPECT_LE(reshard(columns, tensor_layout(4, 3), tensor_layout(2, 5)).size(), 3U * 4 * (3 + 5));
+}
+
+// A plan of half a million rows, and more pieces than fit.
+TEST(Reshard, ManyRowsTakeLittleMemory) {
+  const Parameter thin{1 << 19, 8, 1, 4, true};
+  EXPECT_EQ(reshard({thin}, tensor_layout(8), tensor_layout(4)).size(), 8U);
+  Parameter thinner = thin;
+  thinner.outer = (1 << 19) + 1;
+  EXPECT_THROW(reshard({thinner}, tensor_layout(8), tensor_layout(4)), InvalidArgument);
+  // Many stages that share it take every row each.
+  std::vector<std::int64_t> all(1024);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_THROW(reshard({thin}, tensor_layout(8), {1024, 1, 1, {all}, {}}), InvalidArgument);
 }
 
 TEST(Reshard, WrongInputIsRefused) {

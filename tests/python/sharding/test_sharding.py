@@ -47,10 +47,13 @@ def test_checkpoint_moves_between_layouts() -> None:
         after = [np.zeros_like(shard) for shard in expected]
         written = 0
         for move in sharding.reshard(parameters, source, target):
-            data = before[move.source][move.source_offset : move.source_offset + move.bytes]
-            assert len(data) == move.bytes
-            after[move.target][move.target_offset : move.target_offset + move.bytes] += data
-            written += move.bytes
+            for row in range(move.rows):
+                source_begin = move.source_offset + row * move.source_stride
+                target_begin = move.target_offset + row * move.target_stride
+                data = before[move.source][source_begin : source_begin + move.bytes]
+                assert len(data) == move.bytes
+                after[move.target][target_begin : target_begin + move.bytes] += data
+                written += move.bytes
         for got, wanted in zip(after, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
         whole = target.tensor
@@ -59,6 +62,14 @@ def test_checkpoint_moves_between_layouts() -> None:
             for array, (_, split, _) in zip(arrays, shapes, strict=True)
         ]
         assert written == sum(once)
+
+
+def test_rows_of_a_matrix_are_one_move() -> None:
+    columns = [sharding.parameter((2**18, 64), split=1)]
+    whole, halves = (sharding.layout(Placement(tensor=tensor), [0]) for tensor in (1, 2))
+    for source, target in ((whole, halves), (halves, whole)):
+        moves = sharding.reshard(columns, source, target)
+        assert [(move.rows, move.bytes) for move in moves] == [(2**18, 32 * 4)] * 2
 
 
 def test_tensor_slices_are_those_of_chunk() -> None:
@@ -104,7 +115,31 @@ def test_optimizer_shards() -> None:
             "sections = 3 is not valid; allowed: a divisor of 4",
         ),
         (lambda: sharding.ParameterShards([sharding.parameter((4,), element_size=3)], 2), "element_size = 3"),
-        (lambda: sharding.ParameterShards([sharding.parameter((-4,))], 2), "length = -4"),
+        (lambda: sharding.ParameterShards([sharding.parameter((-4,))], 2), "shape[0] = -4"),
+        (lambda: sharding.parameter((-2, -2)), "shape[0] = -2 is not valid; allowed: an integer from 0 to"),
+        (lambda: sharding.parameter((2, 4.5)), "shape[1] = 4.5"),
+        (lambda: sharding.parameter((True,)), "shape[0] = True"),
+        (lambda: sharding.parameter((10**100,)), "shape[0] = 1000"),
+        (lambda: sharding.parameter(4), "shape = 4 is not valid; allowed: a sequence of integers"),
+        (
+            lambda: sharding.parameter((2**40, 2**40)),
+            "shape = (1099511627776, 1099511627776) is not valid; allowed: at most 281474976710656 elements",
+        ),
+        (lambda: sharding.parameter((2**40, 2**40, 0), split=2), "at most 281474976710656 elements"),
+        (
+            lambda: sharding.parameter((4,), element_size=4.0),
+            "element_size = 4.0 is not valid; allowed: 1, 2",
+        ),
+        (lambda: sharding.parameter((4,), split=0.0), "split = 0.0 is not valid; allowed: None, or one of 1"),
+        (lambda: sharding.parameter((4,), split=0, sections=2.0), "sections = 2.0"),
+        (
+            lambda: sharding.layout(Placement(pipeline=10**8), [0]),
+            "pipeline x tensor x data = 100000000 x 1 x 1 is not valid; allowed: at most 1048576 ranks",
+        ),
+        (lambda: sharding.layout(Placement(2), [0.5]), "stage = 0.5"),
+        (lambda: sharding.layout(Placement(2), [[0, 2**70]]), "stage = 1180591620717411303424"),
+        (lambda: sharding.layout(Placement(2), [None]), "stages = [None] is not valid; allowed: a stage, or"),
+        (lambda: sharding.layout(Placement(2), 0), "stages = 0 is not valid; allowed: a stage, or several"),
         (
             lambda: sharding.ParameterShards([], 0),
             "ranks = 0 is not valid; allowed: an integer from 1 to 1048576",
