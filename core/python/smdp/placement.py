@@ -56,11 +56,11 @@ class Placement:
         for name in ("pipeline", "tensor", "data"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"[smdp] {name} = {value!r} is not valid; allowed: an integer from 1")
-        if self.strategy not in STRATEGIES:
+                raise ValueError(f"[smdp] {name} = {value!r:.120} is not valid; allowed: an integer from 1")
+        if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
             allowed = ", ".join(STRATEGIES)
             raise ValueError(
-                f"[smdp] placement_strategy = {self.strategy!r} is not valid; allowed: {allowed}"
+                f"[smdp] placement_strategy = {self.strategy!r:.120} is not valid; allowed: {allowed}"
             )
 
     @classmethod
@@ -96,8 +96,7 @@ class Placement:
         place = Coordinates(pp, tp, rdp)._asdict()
         rank = 0
         for name, size in self._axes():
-            if not 0 <= place[name] < size:
-                raise ValueError(f"[smdp] {name} = {place[name]} is not valid; allowed: 0 to {size - 1}")
+            _check_index(name, place[name], size)
             rank = rank * size + place[name]
         return rank
 
@@ -107,8 +106,7 @@ class Placement:
         Raises:
             ValueError: There is no such rank.
         """
-        if not 0 <= rank < self.size:
-            raise ValueError(f"[smdp] rank = {rank} is not valid; allowed: 0 to {self.size - 1}")
+        _check_index("rank", rank, self.size)
         place = {}
         for name, size in reversed(self._axes()):
             rank, place[name] = divmod(rank, size)
@@ -125,8 +123,7 @@ class Placement:
         Raises:
             ValueError: There is no such kind or rank.
         """
-        if kind not in _SHARED:
-            raise _unknown(kind)
+        _check_kind(kind)
         own = self.coordinates(rank)._asdict()
         sizes = dict(self._axes())
         choices = {
@@ -143,8 +140,7 @@ class Placement:
 
     def groups(self, kind: Kind) -> list[tuple[int, ...]]:
         """Give all groups of a kind, by their first rank; each rank is in one."""
-        if kind not in _SHARED:
-            raise _unknown(kind)
+        _check_kind(kind)
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
             place = self.coordinates(rank)._asdict()
@@ -162,5 +158,13 @@ class Placement:
         return [(_LETTERS[letter], sizes[_LETTERS[letter]]) for letter in order]
 
 
-def _unknown(kind: str) -> ValueError:
-    return ValueError(f"[smdp] group {kind!r} is not valid; allowed: {', '.join(_SHARED)}")
+def _check_index(name: str, value: object, size: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"[smdp] {name} = {value!r:.120} is not valid; allowed: an integer, 0 to {size - 1}")
+    if not 0 <= value < size:
+        raise ValueError(f"[smdp] {name} = {value} is not valid; allowed: 0 to {size - 1}")
+
+
+def _check_kind(kind: object) -> None:
+    if not isinstance(kind, str) or kind not in _SHARED:
+        raise ValueError(f"[smdp] group {kind!r:.120} is not valid; allowed: {', '.join(_SHARED)}")

@@ -85,6 +85,7 @@ def change(path: list[Any], value: object) -> str:
         ("3", "trace = 3 is not valid; allowed: an object"),
         ('{"smdp_trace": 1}', "trace lacks the field units"),
         (change(["smdp_trace"], 2), "smdp_trace = 2 is not valid; allowed: 1"),
+        (change(["smdp_trace"], True), "smdp_trace = True is not valid; allowed: 1"),
         (change(["colour"], 2), "'colour' is not valid; allowed: the fields microbatch_size, name"),
         (change(["units"], []), "units = [] is not valid; allowed: at least one unit"),
         (change(["units"], {}), "units = {} is not valid; allowed: a list of objects"),
@@ -139,6 +140,29 @@ def test_wrong_traces(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(smdp.ConfigError, match=r"trace\.json") as from_file:
         Trace.read(path)
     assert message in str(from_file.value)
+
+
+@pytest.mark.parametrize("text", [None, 1, [], {}])
+def test_text_of_another_type(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"^\[smdp\] a trace must be JSON text, not "):
+        Trace.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"units": "abc"}, "units = 'abc' is not valid; allowed: a tuple of Unit objects"),
+        ({"units": None}, "units = None"),
+        ({"units": (Unit(name="a"), 1)}, "units[1] = 1 is not valid; allowed: a Unit object"),
+        ({"units": ()}, "units = [] is not valid; allowed: at least one unit"),
+        ({"units": (Unit(name="a"),), "tied": "abc"}, "tied = 'abc' is not valid; allowed: a tuple of Tied"),
+        ({"units": (Unit(name="a"),), "tied": ({},)}, "tied[0] = {} is not valid; allowed: a Tied object"),
+    ],
+)
+def test_fields_of_another_type(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^\[smdp\] trace: ") as caught:
+        Trace(**fields)
+    assert message in str(caught.value)
 
 
 def test_missing_and_binary_files(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_right_most_letter_varies_fastest(place: int) -> None:
         ({"tensor": -2}, "tensor = -2"),
         ({"data": 1.5}, "data = 1.5"),
         ({"data": True}, "data = True"),
+        ({"strategy": []}, "placement_strategy = [] is not valid; allowed: cluster"),
         ({"strategy": "DDP"}, "'DDP' is not valid; allowed: cluster, spread, DPT"),
     ],
 )
@@ -97,9 +98,16 @@ def test_wrong_places() -> None:
     placement = Placement(2, 2, 2)
     with pytest.raises(ValueError, match="rank = 8 is not valid; allowed: 0 to 7"):
         placement.coordinates(8)
+    for rank in (1.5, True, "1", None):
+        with pytest.raises(ValueError, match=rf"rank = {rank!r} is not valid; allowed: an integer, 0 to 7"):
+            placement.coordinates(rank)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"pp = 0\.0 is not valid; allowed: an integer, 0 to 1"):
+        placement.rank(pp=0.0, tp=0, rdp=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tp = 2 is not valid; allowed: 0 to 1"):
         placement.rank(pp=0, tp=2, rdp=0)
     with pytest.raises(ValueError, match="group 'cp' is not valid; allowed: pp, tp, rdp, dp, mp"):
         placement.group("cp", 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"group \[\] is not valid"):
+        placement.groups([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a multiple of pipeline x tensor = 2 x 3 = 6"):
         Placement.of_world(8, pipeline=2, tensor=3)

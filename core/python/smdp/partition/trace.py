@@ -102,6 +102,8 @@ class Trace:
         Raises:
             ValueError: It is no JSON, or no trace.
         """
+        if not isinstance(text, (str, bytes)):
+            raise ValueError(f"[smdp] a trace must be JSON text, not {type(text).__name__}")
         try:
             values = json.loads(text)
         except RecursionError:
@@ -109,8 +111,9 @@ class Trace:
         except ValueError as error:
             raise ValueError(f"[smdp] a trace must be JSON: {error}") from None
         values = _object("trace", values, {"smdp_trace", *(field.name for field in fields(cls))}, {"units"})
-        if values.pop("smdp_trace", None) != VERSION:
-            raise _wrong("smdp_trace", json.loads(text).get("smdp_trace"), str(VERSION))
+        version = values.pop("smdp_trace", None)
+        if isinstance(version, bool) or version != VERSION:
+            raise _wrong("smdp_trace", version, str(VERSION))
         values["units"] = _objects("units", values["units"], _unit)
         values["tied"] = _objects("tied", values.get("tied", []), _tied)
         return cls(**values)
@@ -172,7 +175,17 @@ def _check_whole(place: str, value: object, smallest: int, largest: int) -> None
         raise _wrong(place, value, f"an integer from {smallest} to {largest}")
 
 
+def _check_type(place: str, values: object, kind: type) -> None:
+    allowed = f"a tuple of {kind.__name__} objects"
+    if not isinstance(values, tuple):
+        raise _wrong(place, values, allowed)
+    for index, value in enumerate(values):
+        if not isinstance(value, kind):
+            raise _wrong(f"{place}[{index}]", value, f"a {kind.__name__} object")
+
+
 def _check_units(units: tuple[Unit, ...]) -> None:
+    _check_type("units", units, Unit)
     if not units:
         raise _wrong("units", [], "at least one unit")
     places: dict[str, int] = {}
@@ -207,6 +220,7 @@ def _check_units(units: tuple[Unit, ...]) -> None:
 
 
 def _check_tied(tied: tuple[Tied, ...], owned: dict[str, int]) -> None:
+    _check_type("tied", tied, Tied)
     shared: dict[str, int] = {}
     for index, group in enumerate(tied):
         place = f"tied[{index}]"
