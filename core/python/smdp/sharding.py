@@ -92,6 +92,8 @@ def layout(placement: Placement, stages: Sequence[int | Sequence[int]]) -> Shard
     Raises:
         ValueError: There are too many ranks, or there is no such stage.
     """
+    if not isinstance(placement, Placement):
+        raise _wrong("placement", placement, "a Placement")
     if placement.size > _MOST_RANKS:
         raise ValueError(
             f"[smdp] pipeline x tensor x data = {placement.pipeline} x {placement.tensor} x {placement.data}"

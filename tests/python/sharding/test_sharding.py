@@ -136,6 +136,8 @@ def test_optimizer_shards() -> None:
             lambda: sharding.layout(Placement(pipeline=10**8), [0]),
             "pipeline x tensor x data = 100000000 x 1 x 1 is not valid; allowed: at most 1048576 ranks",
         ),
+        (lambda: sharding.layout(None, [0]), "placement = None is not valid; allowed: a Placement"),
+        (lambda: sharding.layout(Placement(2), [True]), "stage = True"),
         (lambda: sharding.layout(Placement(2), [0.5]), "stage = 0.5"),
         (lambda: sharding.layout(Placement(2), [[0, 2**70]]), "stage = 1180591620717411303424"),
         (lambda: sharding.layout(Placement(2), [None]), "stages = [None] is not valid; allowed: a stage, or"),
