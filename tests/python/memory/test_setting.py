@@ -94,6 +94,15 @@ def test_setting_and_options_exclude_each_other() -> None:
         memory.estimate(MODEL, memory.Setting(sequence=16), tensor=2)
 
 
+def test_model_and_setting_are_some() -> None:
+    with pytest.raises(
+        TypeError, match=r"\[smdp\] model = None is not valid; allowed: an Architecture, a Trace"
+    ):
+        memory.estimate(None, sequence=16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"\[smdp\] setting = 16 is not valid; allowed: a Setting"):
+        memory.estimate(MODEL, 16)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_device_memory_is_a_number(value: float) -> None:
     with pytest.raises(ValueError, match=r"device_memory = "):

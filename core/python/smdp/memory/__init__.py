@@ -81,6 +81,10 @@ def estimate(model: Architecture | Trace, setting: Setting | None = None, **opti
             raise _explain(options) from None
     elif options:
         raise TypeError(f"[smdp] estimate() takes a setting or its fields, not both: {', '.join(options)}")
+    if not isinstance(model, (Architecture, Trace)):
+        raise TypeError(f"[smdp] model = {model!r:.120} is not valid; allowed: an Architecture, a Trace")
+    if not isinstance(setting, Setting):
+        raise TypeError(f"[smdp] setting = {setting!r:.120} is not valid; allowed: a Setting")
     if isinstance(model, Trace):
         return estimate_trace_memory(*model.memory_arguments(), setting=setting)
     return estimate_memory(model, setting)
