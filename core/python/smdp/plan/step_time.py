@@ -124,7 +124,7 @@ class Clock:
         if one.data == 1:
             return 0.0
         own = self._parameters / (one.pipeline * one.tensor)
-        gradients = self._over_data(self._states.gradients * own, one)
+        gradients = self._over_data(self._states.wire * own, one)
         if one.sharding == "zero3":
             # Half an all-reduce of gradients; parameters are gathered for forward and for backward of each.
             gathers = self._over_data(self._states.parameters * own, one) * one.microbatches
