@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "bind.h"
-#include "smdp/error.h"
 #include "smdp/pipeline/formats.h"
 #include "smdp/pipeline/generate.h"
 #include "smdp/pipeline/lowering.h"
@@ -43,21 +42,9 @@ std::vector<std::vector<std::string>> rows_of(const Schedule& schedule) {
   return rows;
 }
 
-pipeline::Transport parse_transport(std::string_view name) {
-  if (name == "rendezvous") return pipeline::Transport::kRendezvous;
-  if (name == "buffered") return pipeline::Transport::kBuffered;
-  if (name == "single_stream") return pipeline::Transport::kSingleStream;
-  throw InvalidArgument("[smdp] transport='" + std::string(name.substr(0, 60)) +
-                        "' is not valid; allowed: rendezvous, buffered, single_stream.");
-}
-
-pipeline::Check parse_check(std::string_view name) {
-  std::string names;
-  for (const pipeline::Check check : pipeline::all_checks()) {
-    if (name_of(check) == name) return check;
-    names += (names.empty() ? "" : ", ") + std::string(name_of(check));
-  }
-  throw InvalidArgument("[smdp] check='" + std::string(name.substr(0, 60)) + "' is not valid; allowed: " + names + ".");
+std::optional<std::string> placement_name(const pipeline::ScheduleInfo& info) {
+  if (!info.placement) return std::nullopt;
+  return std::string(name_of(*info.placement));
 }
 
 void bind_data(nb::module_& m) {
@@ -172,21 +159,29 @@ void bind_pipeline(nb::module_& m) {
   m.def(
       "pipeline_schedules",
       [] {
-        std::vector<std::tuple<std::string, std::string, int>> names;
+        using Info = std::tuple<std::string, std::string, int, int, std::optional<std::string>, bool>;
+        std::vector<Info> infos;
         for (const pipeline::ScheduleInfo& info : pipeline::schedule_names()) {
-          names.emplace_back(info.name, info.description, info.usual_virtual_stages);
+          infos.emplace_back(info.name, info.description, info.usual_virtual_stages, info.virtual_stages,
+                             placement_name(info), info.is_split);
         }
-        return names;
+        return infos;
       },
-      "(name, one line, usual virtual stages per rank) of every schedule.");
+      "(name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W) of every "
+      "schedule.");
   m.def(
       "pipeline_generate",
       [](const std::string& name, int stages, int microbatches, int virtual_stages, int active_microbatches,
-         const std::optional<Costs>& costs, std::optional<double> memory_cap) {
-        return pipeline::generate(name, {stages, microbatches, virtual_stages, active_microbatches, costs, memory_cap});
+         const std::optional<Costs>& costs, std::optional<double> memory_cap,
+         const std::optional<std::string>& placement) {
+        pipeline::GenerateOptions options{stages, microbatches, virtual_stages, active_microbatches, costs, memory_cap,
+                                          {}};
+        if (placement) options.placement = pipeline::parse_placement(*placement);
+        return pipeline::generate(name, options);
       },
       nb::arg("name"), nb::kw_only(), nb::arg("stages"), nb::arg("microbatches"), nb::arg("virtual_stages") = 1,
-      nb::arg("active_microbatches") = 0, nb::arg("costs") = nb::none(), nb::arg("memory_cap") = nb::none(), Release());
+      nb::arg("active_microbatches") = 0, nb::arg("costs") = nb::none(), nb::arg("memory_cap") = nb::none(),
+      nb::arg("placement") = nb::none(), Release());
   m.def("pipeline_simulate", &pipeline::simulate, nb::arg("schedule"), nb::arg("costs"), Release());
   m.def(
       "pipeline_lower_bounds",
@@ -201,9 +196,10 @@ void bind_pipeline(nb::module_& m) {
          int buffers, const std::optional<Costs>& costs, std::optional<double> memory_cap, int active_microbatches,
          const std::vector<Schedule>& replicas, const std::vector<Schedule>& alternates) {
         pipeline::VerifyOptions options;
-        for (const std::string& check : checks) options.checks.push_back(parse_check(check));
+        for (const std::string& check : checks) options.checks.push_back(pipeline::parse_check(check));
         options.transports.clear();
-        for (const std::string& transport : transports) options.transports.push_back(parse_transport(transport));
+        for (const std::string& transport : transports)
+          options.transports.push_back(pipeline::parse_transport(transport));
         options.buffers = buffers;
         options.costs = costs;
         options.memory_cap = memory_cap;

@@ -757,10 +757,12 @@ def pipeline_gantt(schedule: PipelineSchedule, simulation: PipelineSimulation, w
 
 def pipeline_chrome_trace(schedule: PipelineSchedule, simulation: PipelineSimulation) -> str: ...
 
-def pipeline_schedules() -> list[tuple[str, str, int]]:
-    """(name, one line, usual virtual stages per rank) of every schedule."""
+def pipeline_schedules() -> list[tuple[str, str, int, int, str | None, bool]]:
+    """
+    (name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W) of every schedule.
+    """
 
-def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None) -> PipelineSchedule: ...
+def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None, placement: str | None = None) -> PipelineSchedule: ...
 
 def pipeline_simulate(schedule: PipelineSchedule, costs: PipelineCosts) -> PipelineSimulation: ...
 

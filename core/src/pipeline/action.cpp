@@ -4,7 +4,7 @@
 #include <charconv>
 #include <optional>
 
-#include "smdp/error.h"
+#include "common/argument.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -24,12 +24,11 @@ std::optional<ActionKind> kind_named(std::string_view name) {
   return std::nullopt;
 }
 
-[[noreturn]] void refuse(std::string_view text, const char* why) {
+[[noreturn]] void refuse_action(std::string_view text, const char* why) {
   std::string names;
   for (const std::string_view name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
   // What a user pastes may be a whole file.
-  const std::string shown(text.substr(0, 60));
-  throw InvalidArgument("[smdp] '" + shown + "' is no action: " + why +
+  throw InvalidArgument("[smdp] '" + shown(text) + "' is no action: " + why +
                         ". Write stage, kind, microbatch, e.g. 2F0, 1UNSHARD or (0F5;3B1)OVERLAP_F_B; kinds: " + names +
                         ".");
 }
@@ -38,15 +37,10 @@ std::optional<ActionKind> kind_named(std::string_view name) {
 int take_number(std::string_view& text, std::string_view whole) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc::result_out_of_range || value > kLargest) refuse(whole, "a number in it is too large");
+  if (error == std::errc::result_out_of_range || value > kLargest) refuse_action(whole, "a number in it is too large");
   if (error != std::errc() || value < 0) return -1;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return value;
-}
-
-bool takes_microbatch(ActionKind kind) {
-  return (is_compute(kind) && kind != ActionKind::kOverlap) || is_transfer(kind) || kind == ActionKind::kOffload ||
-         kind == ActionKind::kReload;
 }
 
 std::string_view trim(std::string_view text) {
@@ -60,22 +54,22 @@ Action parse_single(std::string_view text, std::string_view whole) {
   text = trim(text);
   Action action;
   action.stage = take_number(text, whole);
-  if (action.stage < 0) refuse(whole, "it does not begin with a stage");
+  if (action.stage < 0) refuse_action(whole, "it does not begin with a stage");
   std::size_t length = 0;
   while (length < text.size() && (text[length] == '_' || (text[length] >= 'A' && text[length] <= 'Z'))) ++length;
   const std::optional<ActionKind> kind = kind_named(text.substr(0, length));
-  if (!kind || *kind == ActionKind::kOverlap) refuse(whole, "its kind is unknown");
+  if (!kind || *kind == ActionKind::kOverlap) refuse_action(whole, "its kind is unknown");
   action.kind = *kind;
   text.remove_prefix(length);
   const int number = take_number(text, whole);
   if (action.kind == ActionKind::kReduceTied) {
-    if (number < 0) refuse(whole, "it lacks the number of its group");
+    if (number < 0) refuse_action(whole, "it lacks the number of its group");
     action.other_stage = number;
-  } else if (takes_microbatch(action.kind)) {
-    if (number < 0) refuse(whole, "it lacks a microbatch");
+  } else if (has_microbatch(action.kind)) {
+    if (number < 0) refuse_action(whole, "it lacks a microbatch");
     action.microbatch = number;
   } else if (number >= 0) {
-    refuse(whole, "its kind takes no microbatch");
+    refuse_action(whole, "its kind takes no microbatch");
   }
   if (is_transfer(action.kind)) {
     const bool is_upwards = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvBackward;
@@ -83,10 +77,10 @@ Action parse_single(std::string_view text, std::string_view whole) {
     if (!text.empty() && text.front() == '>') {
       text.remove_prefix(1);
       action.other_stage = take_number(text, whole);
-      if (action.other_stage < 0) refuse(whole, "after > there is no stage");
+      if (action.other_stage < 0) refuse_action(whole, "after > there is no stage");
     }
   }
-  if (!text.empty()) refuse(whole, "something follows it");
+  if (!text.empty()) refuse_action(whole, "something follows it");
   return action;
 }
 
@@ -119,12 +113,12 @@ Action parse_action(std::string_view text) {
   const std::size_t end = whole.find(')');
   if (end == std::string_view::npos || middle == std::string_view::npos || middle > end ||
       trim(whole.substr(end + 1)) != "OVERLAP_F_B") {
-    refuse(whole, "a pair is (forward;backward)OVERLAP_F_B");
+    refuse_action(whole, "a pair is (forward;backward)OVERLAP_F_B");
   }
   const Action forward = parse_single(whole.substr(1, middle - 1), whole);
   const Action backward = parse_single(whole.substr(middle + 1, end - middle - 1), whole);
   if (forward.kind != ActionKind::kForward || !is_input_gradient(backward.kind)) {
-    refuse(whole, "a pair is an F, then a B or an I");
+    refuse_action(whole, "a pair is an F, then a B or an I");
   }
   return {.kind = ActionKind::kOverlap,
           .second_kind = backward.kind,

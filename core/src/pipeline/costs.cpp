@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "smdp/error.h"
+#include "common/argument.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -10,21 +10,17 @@ namespace {
 // Sums of as many as a schedule can have stay finite.
 constexpr double kLargest = 1e100;
 
-void check_value(const char* field, double value, int stage = -1) {
-  if (value >= 0 && value <= kLargest) return;
-  const std::string where = stage < 0 ? "" : "[" + std::to_string(stage) + "]";
-  throw InvalidArgument("[smdp] " + std::string(field) + where + "=" + std::to_string(value) +
-                        " is not valid; allowed: 0 to 1e100.");
-}
-
 void check_values(const char* field, const std::vector<double>& values, int stages, bool may_be_empty = false) {
   if (may_be_empty && values.empty()) return;
   if (values.size() != static_cast<std::size_t>(stages)) {
-    throw InvalidArgument("[smdp] " + std::string(field) + " has " + std::to_string(values.size()) +
-                          " values, the schedule " + std::to_string(stages) +
-                          " virtual stages; give one for each, or one number for all.");
+    refuse(field, "a list of " + std::to_string(values.size()),
+           "one for each of " + std::to_string(stages) + " virtual stages, or one number for all");
   }
-  for (int stage = 0; stage < stages; ++stage) check_value(field, values[static_cast<std::size_t>(stage)], stage);
+  for (int stage = 0; stage < stages; ++stage) {
+    const double value = values[static_cast<std::size_t>(stage)];
+    // Names are made for errors only: there may be many stages.
+    if (!(value >= 0 && value <= kLargest)) check_amount(field + ("[" + std::to_string(stage) + "]"), value, kLargest);
+  }
 }
 
 }  // namespace
@@ -47,12 +43,12 @@ void check_costs(const Costs& costs, int stages) {
   check_values("activation_bytes", costs.activation_bytes, stages);
   check_values("stash_bytes", costs.stash_bytes, stages, true);
   check_values("receive_bytes", costs.receive_bytes, stages, true);
-  check_value("hop", costs.hop);
-  check_value("unshard", costs.unshard);
-  check_value("reduce_grad", costs.reduce_grad);
-  check_value("reduce_tied", costs.reduce_tied);
-  check_value("offload", costs.offload);
-  check_value("reload", costs.reload);
+  check_amount("hop", costs.hop, kLargest);
+  check_amount("unshard", costs.unshard, kLargest);
+  check_amount("reduce_grad", costs.reduce_grad, kLargest);
+  check_amount("reduce_tied", costs.reduce_tied, kLargest);
+  check_amount("offload", costs.offload, kLargest);
+  check_amount("reload", costs.reload, kLargest);
 }
 
 }  // namespace smdp::pipeline

@@ -8,8 +8,6 @@
 namespace smdp::pipeline {
 namespace {
 
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
-
 class Ledger {
  public:
   Ledger(const Schedule& schedule, const Costs& costs)
@@ -24,11 +22,6 @@ class Ledger {
   }
 
  private:
-  bool is_in_range(const Action& action) const {
-    return action.stage >= 0 && action.stage < schedule_.stages() && action.microbatch >= 0 &&
-           action.microbatch < schedule_.microbatches;
-  }
-
   double stash(int stage) const {
     return costs_.stash_bytes.empty() ? costs_.activation_bytes[at(stage)] : costs_.stash_bytes[at(stage)];
   }
@@ -43,7 +36,7 @@ class Ledger {
   }
 
   void begin(const Action& action, int index) {
-    if (!is_in_range(action)) return;
+    if (!is_in_range(schedule_, action)) return;
     if (is_receive(action.kind)) {
       if (costs_.receive_bytes.empty()) return;
       take(costs_.receive_bytes[at(action.stage)], index);
@@ -60,7 +53,7 @@ class Ledger {
   }
 
   void end(const Action& action) {
-    if (!is_in_range(action)) return;
+    if (!is_in_range(schedule_, action)) return;
     const double bytes = costs_.activation_bytes[at(action.stage)];
     switch (action.kind) {
       case ActionKind::kForward:

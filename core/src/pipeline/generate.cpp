@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "common/argument.h"
 #include "pipeline/schedules/schedules.h"
-#include "smdp/error.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -16,29 +16,59 @@ struct Generator {
   Schedule (*make)(const GenerateOptions& options);
 };
 
+constexpr Placement kLoop = Placement::kLoop;
+constexpr Placement kV = Placement::kV;
+
 constexpr std::array kGenerators{
-    Generator{{"gpipe", "all forwards, then all backwards; SMP's simple"}, gpipe},
+    Generator{{"gpipe", "all forwards, then all backwards; SMP's simple", 1, 1, kLoop, false, "looped_bfs"}, gpipe},
     Generator{{"smp_interleaved", "backward first, bounded by active_microbatches; SMP's interleaved"},
               smp_interleaved},
-    Generator{{"1f1b", "a forward and a backward in turn; at most p microbatches kept"}, one_f_one_b},
+    Generator{{"1f1b", "a forward and a backward in turn; at most p microbatches kept", 1, 1, kLoop, false,
+               "interleaved_1f1b"},
+              one_f_one_b},
     Generator{{"interleaved_1f1b", "1F1B over v virtual stages per rank: the bubble divided by v", 2},
               interleaved_1f1b},
     Generator{{"looped_bfs", "all microbatches through one virtual stage after the other", 2}, looped_bfs},
-    Generator{{"interleaved_zero_bubble", "interleaved, weight gradients fill the end", 2}, interleaved_zero_bubble},
-    Generator{{"zb_1p", "zero bubble with the activations of 1F1B"}, zb_1p},
-    Generator{{"zb_2p", "zero bubble with twice the activations, no bubble of span"}, zb_2p},
-    Generator{{"zb_v", "zero bubble, two virtual stages per rank in a V", 2}, zb_v},
-    Generator{{"v_half", "a V with half of the activations", 2}, v_half},
-    Generator{{"v_min", "a V with a third of the activations", 2}, v_min},
-    Generator{{"dualpipe_v", "a V with forward and backward overlapped in pairs", 2}, dualpipe_v},
-    Generator{{"forward_only", "evaluation: no backward"}, forward_only},
-    Generator{{"auto", "the shortest of all on the given times, within a memory cap"}, automatic},
+    Generator{{"interleaved_zero_bubble", "interleaved, weight gradients fill the end", 2, 0, kLoop, true},
+              interleaved_zero_bubble},
+    Generator{{"zb_1p", "zero bubble with the activations of 1F1B", 1, 1, kLoop, true, "interleaved_zero_bubble"},
+              zb_1p},
+    Generator{{"zb_2p", "zero bubble with twice the activations, no bubble of span", 1, 1, kLoop, true, "zb_v"}, zb_2p},
+    Generator{{"zb_v", "zero bubble, two virtual stages per rank in a V", 2, 2, kV, true, "interleaved_zero_bubble"},
+              zb_v},
+    Generator{{"v_half", "a V with half of the activations", 2, 2, kV, true, "interleaved_zero_bubble"}, v_half},
+    Generator{{"v_min", "a V with a third of the activations", 2, 2, kV, true, "interleaved_zero_bubble"}, v_min},
+    Generator{
+        {"dualpipe_v", "a V with forward and backward overlapped in pairs", 2, 2, kV, true, "interleaved_zero_bubble"},
+        dualpipe_v},
+    Generator{{"forward_only", "evaluation: no backward", 1, 0, std::nullopt}, forward_only},
+    Generator{{"auto", "the shortest of all on the given times, within a memory cap", 1, 0, std::nullopt, true},
+              automatic},
 };
 
-void require_range(const char* field, int value, int least, int most, const std::string& why = "") {
-  if (value >= least && value <= most) return;
-  throw InvalidArgument("[smdp] " + std::string(field) + "=" + std::to_string(value) + " is not valid; allowed" + why +
-                        ": " + std::to_string(least) + " to " + std::to_string(most) + ".");
+const Generator& find(std::string_view name) {
+  const auto found = std::find_if(kGenerators.begin(), kGenerators.end(),
+                                  [&](const Generator& generator) { return generator.info.name == name; });
+  if (found != kGenerators.end()) return *found;
+  std::string names;
+  for (const Generator& generator : kGenerators) {
+    names += (names.empty() ? "" : ", ") + std::string(generator.info.name);
+  }
+  throw InvalidArgument("[smdp] there is no schedule '" + shown(name) + "'; allowed: " + names);
+}
+
+void check_virtual_stages(const ScheduleInfo& info, int virtual_stages) {
+  if (info.virtual_stages == 0 || info.virtual_stages == virtual_stages) return;
+  refuse("virtual_stages", std::to_string(virtual_stages),
+         std::to_string(info.virtual_stages) + " for " + std::string(info.name) + "; " + std::string(info.others) +
+             " has others");
+}
+
+void check_placement(const ScheduleInfo& info, const GenerateOptions& options) {
+  if (!options.placement || info.name == "forward_only" || info.placement == options.placement) return;
+  const char* own = !info.placement ? "none for auto, which takes the better one" : info.placement == kV ? "v" : "loop";
+  refuse("placement", *options.placement == kV ? "v" : "loop",
+         own + (info.placement ? " for " + std::string(info.name) : ""));
 }
 
 }  // namespace
@@ -54,14 +84,6 @@ Schedule blank(std::string name, Placement placement, const GenerateOptions& opt
   return schedule;
 }
 
-void require_virtual_stages(const char* name, const GenerateOptions& options, int count, const char* instead) {
-  if (options.virtual_stages == count) return;
-  throw InvalidArgument("[smdp] " + std::string(name) + " has exactly " + std::to_string(count) +
-                        (count == 1 ? " virtual stage" : " virtual stages") + " per rank: virtual_stages=" +
-                        std::to_string(options.virtual_stages) + "; the nearest number that it can have is " +
-                        std::to_string(count) + ", and " + instead + " has others.");
-}
-
 Costs costs_or_unit(const GenerateOptions& options) {
   return options.costs ? *options.costs : uniform_costs(options.stages * options.virtual_stages);
 }
@@ -72,30 +94,24 @@ std::vector<ScheduleInfo> schedule_names() {
   return names;
 }
 
+const ScheduleInfo& schedule_info(std::string_view name) { return find(name).info; }
+
 Schedule generate(std::string_view name, const GenerateOptions& options) {
-  const auto found = std::find_if(kGenerators.begin(), kGenerators.end(),
-                                  [&](const Generator& generator) { return generator.info.name == name; });
-  if (found == kGenerators.end()) {
-    std::string names;
-    for (const Generator& generator : kGenerators) {
-      names += (names.empty() ? "" : ", ") + std::string(generator.info.name);
-    }
-    throw InvalidArgument("[smdp] there is no schedule '" + std::string(name.substr(0, 60)) + "'; allowed: " + names +
-                          ".");
-  }
-  require_range("stages", options.stages, 1, kMaxRanks);
-  require_range("virtual_stages", options.virtual_stages, 1, kMaxStages / options.stages,
-                " with " + std::to_string(options.stages) + " stages");
+  const Generator& generator = find(name);
+  check_count("stages", options.stages, 1, kMaxRanks);
+  check_count("virtual_stages", options.virtual_stages, 1, kMaxStages / options.stages,
+              " with " + std::to_string(options.stages) + " stages");
   const int stages = options.stages * options.virtual_stages;
-  require_range("microbatches", options.microbatches, 1, kMaxCells / stages,
-                " with " + std::to_string(stages) + " virtual stages");
-  require_range("active_microbatches", options.active_microbatches, 0, kMaxCells);
+  check_count("microbatches", options.microbatches, 1, kMaxCells / stages,
+              " with " + std::to_string(stages) + " virtual stages");
+  check_count("active_microbatches", options.active_microbatches, 0, kMaxCells);
   if (options.costs) check_costs(*options.costs, stages);
   if (options.memory_cap && !(std::isfinite(*options.memory_cap) && *options.memory_cap > 0)) {
-    throw InvalidArgument("[smdp] memory_cap=" + std::to_string(*options.memory_cap) +
-                          " is not valid; allowed: a number of bytes above 0.");
+    refuse("memory_cap", shown(*options.memory_cap), "a number of bytes above 0");
   }
-  return found->make(options);
+  check_virtual_stages(generator.info, options.virtual_stages);
+  check_placement(generator.info, options);
+  return generator.make(options);
 }
 
 }  // namespace smdp::pipeline

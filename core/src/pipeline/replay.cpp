@@ -9,8 +9,6 @@ namespace {
 
 constexpr double kNever = -1;
 
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
-
 class Player {
  public:
   Player(const Schedule& schedule, const DataEdges& edges, const Costs& costs, ReplayMode mode)
@@ -81,10 +79,6 @@ class Player {
 
   std::size_t cells(int count) const { return at(count) * microbatches_; }
   std::size_t cell(int row, int microbatch) const { return at(row) * microbatches_ + at(microbatch); }
-
-  bool is_in_range(int stage, int microbatch) const {
-    return stage >= 0 && stage < schedule_.stages() && microbatch >= 0 && microbatch < schedule_.microbatches;
-  }
 
   // Latest of what the action needs, or kNever and what is missing.
   double ready_at(const Action& action, Action* missing) const {
@@ -181,10 +175,7 @@ class Player {
 
   bool is_playable(const Action& action) const {
     if (is_transfer(action.kind) && mode_ == ReplayMode::kOrderOnly) return false;
-    if (action.kind == ActionKind::kOverlap) {
-      return is_in_range(action.stage, action.microbatch) && is_in_range(action.other_stage, action.other_microbatch);
-    }
-    return !(is_compute(action.kind) || is_transfer(action.kind)) || is_in_range(action.stage, action.microbatch);
+    return !(is_compute(action.kind) || is_transfer(action.kind)) || is_in_range(schedule_, action);
   }
 
   void advance(int rank, std::vector<Interval>& timeline) {

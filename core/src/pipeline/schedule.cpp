@@ -1,17 +1,23 @@
 #include "smdp/pipeline/schedule.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "smdp/error.h"
+#include "common/argument.h"
 
 namespace smdp::pipeline {
-namespace {
 
-void require(bool holds, const std::string& what) {
-  if (!holds) throw InvalidArgument("[smdp] schedule: " + what + ".");
+std::string_view name_of(Placement placement) { return placement == Placement::kV ? "v" : "loop"; }
+
+Placement parse_placement(std::string_view name) {
+  for (const Placement placement : {Placement::kLoop, Placement::kV}) {
+    if (name_of(placement) == name) return placement;
+  }
+  refuse("placement", "'" + shown(name) + "'", "loop, v");
 }
-
-}  // namespace
 
 std::vector<int> place(Placement placement, int ranks, int virtual_stages) {
   std::vector<int> rank_of;
@@ -27,29 +33,30 @@ std::vector<int> place(Placement placement, int ranks, int virtual_stages) {
 void check_shape(const Schedule& schedule) {
   const int ranks = schedule.ranks();
   const int stages = schedule.stages();
-  require(ranks >= 1 && ranks <= kMaxRanks,
-          "rows=" + std::to_string(schedule.rows.size()) + " is not valid; allowed: 1 to " + std::to_string(kMaxRanks));
-  require(stages >= 1 && stages <= kMaxStages, "rank_of has " + std::to_string(schedule.rank_of.size()) +
-                                                   " virtual stages; allowed: 1 to " + std::to_string(kMaxStages));
-  require(schedule.microbatches >= 1 && schedule.microbatches <= kMaxCells / stages,
-          "microbatches=" + std::to_string(schedule.microbatches) + " is not valid; allowed with " +
-              std::to_string(stages) + " virtual stages: 1 to " + std::to_string(kMaxCells / stages));
+  const std::string last_stage = "stages from 0 to " + std::to_string(stages - 1);
+  check_count("rows", static_cast<std::int64_t>(schedule.rows.size()), 1, kMaxRanks);
+  check_count("virtual stages", static_cast<std::int64_t>(schedule.rank_of.size()), 1, kMaxStages);
+  check_count("microbatches", schedule.microbatches, 1, kMaxCells / stages,
+              " with " + std::to_string(stages) + " virtual stages");
   for (int stage = 0; stage < stages; ++stage) {
-    const int rank = schedule.rank_of[static_cast<std::size_t>(stage)];
-    require(rank >= 0 && rank < ranks, "rank_of[" + std::to_string(stage) + "]=" + std::to_string(rank) +
-                                           " is not valid; allowed: 0 to " + std::to_string(ranks - 1));
+    const int rank = schedule.rank_of[at(stage)];
+    // Names are made for errors only: there may be many stages.
+    if (rank < 0 || rank >= ranks) check_count("rank_of[" + std::to_string(stage) + "]", rank, 0, ranks - 1);
   }
-  for (const auto& [source, target] : schedule.skip_edges) {
-    require(source >= 0 && source < target && target < stages && target != source + 1,
-            "skip edge " + std::to_string(source) + " -> " + std::to_string(target) +
-                " is not valid; it goes from a stage to a later one, past at least one, of " + std::to_string(stages));
+  check_count("skip edges", static_cast<std::int64_t>(schedule.skip_edges.size()), 0,
+              kMaxCells / schedule.microbatches);
+  std::vector<std::pair<int, int>> edges = schedule.skip_edges;
+  std::sort(edges.begin(), edges.end());
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    const auto [source, target] = edges[i];
+    const bool is_valid = source >= 0 && source < target && target < stages && target != source + 1;
+    if (is_valid && (i == 0 || edges[i] != edges[i - 1])) continue;
+    refuse("skip edge", std::to_string(source) + " -> " + std::to_string(target),
+           "from a stage to a later one, past at least one, each once; " + last_stage);
   }
-  require(schedule.skip_edges.size() <= static_cast<std::size_t>(kMaxCells / schedule.microbatches),
-          std::to_string(schedule.skip_edges.size()) + " skip edges are too many");
   for (const std::vector<int>& group : schedule.tied) {
     for (const int stage : group) {
-      require(stage >= 0 && stage < stages,
-              "a tied group holds stage " + std::to_string(stage) + "; allowed: 0 to " + std::to_string(stages - 1));
+      if (stage < 0 || stage >= stages) refuse("a stage of a tied group", std::to_string(stage), last_stage);
     }
   }
 }

@@ -4,9 +4,9 @@
 #include <limits>
 #include <string>
 
+#include "common/argument.h"
 #include "pipeline/footprint.h"
 #include "pipeline/replay.h"
-#include "smdp/error.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -33,7 +33,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs) {
   check_costs(costs, schedule.stages());
   Replay played = replay(schedule, DataEdges(schedule), costs, ReplayMode::kTimed);
   if (!played.stuck.empty()) {
-    throw InvalidArgument("[smdp] simulation: schedule '" + schedule.name + "' stops before its end: " +
+    throw InvalidArgument("[smdp] simulation: schedule '" + shown(schedule.name) + "' stops before its end: " +
                           explain(schedule, played.stuck) + "; verify() says which rule it breaks.");
   }
   Simulation result;
@@ -45,7 +45,8 @@ Simulation simulate(const Schedule& schedule, const Costs& costs) {
     double begin = std::numeric_limits<double>::infinity();
     double end = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      if (is_transfer(row[i].kind)) continue;
+      // What takes no time, such as an UNSHARD that a stream hides, neither begins nor ends a rank's work.
+      if (!is_compute(row[i].kind) && times[i].end <= times[i].start) continue;
       begin = std::min(begin, times[i].start);
       end = std::max(end, times[i].end);
       for_each_part(row[i], [&](const Action& part) { result.work += work_of(part, costs); });

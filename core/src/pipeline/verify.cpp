@@ -5,9 +5,9 @@
 #include <cmath>
 #include <string>
 
+#include "common/argument.h"
 #include "pipeline/checks/checks.h"
 #include "pipeline/surroundings.h"
-#include "smdp/error.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -45,26 +45,26 @@ Found run(Check check, const Schedule& schedule, const DataEdges& edges, const V
 void check_options(const Schedule& schedule, const VerifyOptions& options) {
   if (options.costs) check_costs(*options.costs, schedule.stages());
   if (options.memory_cap && !(std::isfinite(*options.memory_cap) && *options.memory_cap >= 0)) {
-    throw InvalidArgument("[smdp] memory_cap=" + std::to_string(*options.memory_cap) +
-                          " is not valid; allowed: a finite number of bytes, 0 or above.");
+    refuse("memory_cap", shown(*options.memory_cap), "a finite number of bytes, 0 or above");
   }
-  if (options.buffers < 1) {
-    throw InvalidArgument("[smdp] buffers=" + std::to_string(options.buffers) +
-                          " is not valid; allowed: 1 or more (none is the rendezvous transport).");
-  }
-  if (options.active_microbatches < 0) {
-    throw InvalidArgument("[smdp] active_microbatches=" + std::to_string(options.active_microbatches) +
-                          " is not valid; allowed: 0 (any) or more.");
-  }
+  check_count("buffers", options.buffers, 1, kLargestCount, "; none is the rendezvous transport");
+  check_count("active_microbatches", options.active_microbatches, 0, kLargestCount, "; 0: any");
+  if (options.transports.empty()) refuse("transports", "[]", "at least one of rendezvous, buffered, single_stream");
   for (const auto* others : {&options.replicas, &options.alternates}) {
     for (const Schedule& other : *others) check_shape(other);
+  }
+  for (std::size_t i = 0; i < options.replicas.size(); ++i) {
+    if (options.replicas[i].ranks() == schedule.ranks()) continue;
+    refuse("replicas[" + std::to_string(i) + "]",
+           "a schedule of " + std::to_string(options.replicas[i].ranks()) + " ranks",
+           "schedules of " + std::to_string(schedule.ranks()) + " ranks, as the one to verify");
   }
 }
 
 std::string describe(Check check, const Schedule& schedule, const Violation& violation, const std::string& what,
                      const std::string& rows) {
-  std::string text = "[smdp] schedule '" + schedule.name + "' breaks " + std::string(name_of(check)) + ": rank " +
-                     std::to_string(violation.rank);
+  std::string text = "[smdp] schedule '" + shown(schedule.name) + "' breaks " + std::string(name_of(check)) +
+                     ": rank " + std::to_string(violation.rank);
   if (violation.stage >= 0) text += ", stage " + std::to_string(violation.stage);
   if (violation.microbatch >= 0) text += ", microbatch " + std::to_string(violation.microbatch);
   return text + ", " + violation.action + ": " + what + "." + rows;
@@ -81,6 +81,22 @@ std::vector<Check> all_checks() {
   std::vector<Check> checks;
   for (std::size_t i = 0; i < kNames.size(); ++i) checks.push_back(static_cast<Check>(i));
   return checks;
+}
+
+Check parse_check(std::string_view name) {
+  std::string names;
+  for (const Check check : all_checks()) {
+    if (name_of(check) == name) return check;
+    names += (names.empty() ? "" : ", ") + std::string(name_of(check));
+  }
+  refuse("check", "'" + shown(name) + "'", names);
+}
+
+Transport parse_transport(std::string_view name) {
+  if (name == "rendezvous") return Transport::kRendezvous;
+  if (name == "buffered") return Transport::kBuffered;
+  if (name == "single_stream") return Transport::kSingleStream;
+  refuse("transport", "'" + shown(name) + "'", "rendezvous, buffered, single_stream");
 }
 
 Violation violation_at(Check check, const Schedule& schedule, int rank, int index, const std::string& what) {
@@ -107,14 +123,6 @@ bool has_transfers(const Schedule& schedule) {
   return std::any_of(schedule.rows.begin(), schedule.rows.end(), [](const auto& row) {
     return std::any_of(row.begin(), row.end(), [](const Action& action) { return is_transfer(action.kind); });
   });
-}
-
-bool is_in_range(const Schedule& schedule, const Action& action) {
-  if (action.stage < 0 || action.stage >= schedule.stages()) return false;
-  const bool has_microbatch = (is_compute(action.kind) && action.kind != ActionKind::kOverlap) ||
-                              is_transfer(action.kind) || action.kind == ActionKind::kOffload ||
-                              action.kind == ActionKind::kReload;
-  return !has_microbatch || (action.microbatch >= 0 && action.microbatch < schedule.microbatches);
 }
 
 std::optional<Violation> verify(const Schedule& schedule, const VerifyOptions& options) {

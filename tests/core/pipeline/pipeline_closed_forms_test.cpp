@@ -1,10 +1,14 @@
 // Makespan, bubble and peak of every schedule against the closed forms, and against the bounds that none can beat.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "pipeline/schedules.h"
+#include "smdp/error.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -231,6 +235,64 @@ TEST(Tables, NeverWorseThanTheAuthorsVHalfAndVMin) {
   }
 }
 
+TEST(ClosedForms, ZeroBubbleKeepsItsPromiseWithHops) {
+  for (const double hop : {0.0, 0.1, 0.5}) {
+    for (int p = 2; p <= 8; ++p) {
+      GenerateOptions options;
+      options.stages = p;
+      options.microbatches = 3 * p;
+      options.costs = uniform_costs(p);
+      options.costs->hop = hop;
+      EXPECT_LE(peak(simulate(generate("zb_2p", options), *options.costs)), 2 * p - 1) << "p " << p << " hop " << hop;
+    }
+  }
+}
+
+// Seconds and bytes that differ by stage, seeded.
+Costs random_costs(std::mt19937_64& random, int stages) {
+  std::uniform_real_distribution<double> any(0.25, 2);
+  Costs costs = uniform_costs(stages);
+  for (auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight, &costs.activation_bytes}) {
+    for (double& value : *values) value = any(random);
+  }
+  costs.hop = random() % 2 == 0 ? 0 : any(random) / 8;
+  return costs;
+}
+
+TEST(Auto, NoNamedScheduleIsShorterOnRandomTimes) {
+  std::mt19937_64 random(7);
+  int compared = 0;
+  for (int round = 0; round < 60; ++round) {
+    GenerateOptions options;
+    options.stages = 2 + static_cast<int>(random() % 4);
+    options.microbatches = 1 + static_cast<int>(random() % 12);
+    options.virtual_stages = 1 + round % 4;
+    options.costs = random_costs(random, options.stages * options.virtual_stages);
+    const double most = peak(simulate(generate("looped_bfs", options), *options.costs));
+    if (round % 3 > 0) options.memory_cap = most * (0.4 + 0.2 * static_cast<double>(random() % 4));
+    Schedule best;
+    try {
+      best = generate("auto", options);
+    } catch (const InvalidArgument&) {
+      ASSERT_TRUE(options.memory_cap);  // it is too small
+    }
+    for (const ScheduleInfo& info : schedule_names()) {
+      if (info.name == "forward_only" || info.name == "auto") continue;
+      if (info.virtual_stages > 0 && info.virtual_stages != options.virtual_stages) continue;
+      if (!is_possible(std::string(info.name), options.stages, options.microbatches)) continue;
+      const Simulation other = simulate(generate(info.name, options), *options.costs);
+      if (options.memory_cap && peak(other) > *options.memory_cap) continue;
+      ASSERT_FALSE(best.rows.empty()) << info.name << " keeps within the cap, round " << round;
+      EXPECT_LE(simulate(best, *options.costs).makespan, other.makespan * (1 + 1e-12))
+          << info.name << " round " << round;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 200);
+}
+
+TEST(Auto, TooManyVirtualStagesAreRefused) { EXPECT_THROW(make("auto", 2, 1, 65), InvalidArgument); }
+
 // Stages of unequal times, hops, and a cap that rules some schedules out.
 TEST(Auto, NoNamedScheduleWithinTheCapIsShorter) {
   for (const int v : {1, 2, 4}) {
@@ -262,6 +324,38 @@ TEST(Auto, NoNamedScheduleWithinTheCapIsShorter) {
       }
     }
   }
+}
+
+TEST(LowerBounds, NoScheduleBeatsThemOnRandomTimes) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 300; ++round) {
+    const std::vector<ScheduleInfo> all = schedule_names();
+    const ScheduleInfo& info = all[random() % all.size()];
+    const std::vector<int> counts = virtual_stages_of(std::string(info.name));
+    GenerateOptions options;
+    options.stages = 1 + static_cast<int>(random() % 6);
+    options.microbatches = 1 + static_cast<int>(random() % 13);
+    options.virtual_stages = counts[random() % counts.size()];
+    if (!is_possible(std::string(info.name), options.stages, options.microbatches)) continue;
+    options.costs = random_costs(random, options.stages * options.virtual_stages);
+    const Schedule schedule = generate(info.name, options);
+    const Simulation result = simulate(schedule, *options.costs);
+    const LowerBounds bounds = lower_bounds(schedule, *options.costs);
+    EXPECT_GE(result.makespan, bounds.makespan * (1 - 1e-12)) << info.name << " round " << round;
+    EXPECT_GE(result.span, bounds.span * (1 - 1e-12)) << info.name << " round " << round;
+  }
+}
+
+// A guard against something quadratic; docs/benchmarks.md has the time itself, a tenth of this.
+TEST(Speed, LargeSchedulesTakeLessThanASecond) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+  GTEST_SKIP() << "the build is slow on purpose";
+#endif
+  const auto begin = std::chrono::steady_clock::now();
+  const Schedule schedule = make("interleaved_1f1b", 64, 512, 4);
+  const Simulation result = simulate(schedule, of_full_stage(schedule));
+  EXPECT_FALSE(verify(schedule));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1)) << result.makespan;
 }
 
 TEST(LowerBounds, NoScheduleBeatsThem) {

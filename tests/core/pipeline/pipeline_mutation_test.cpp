@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,6 +115,15 @@ std::optional<Place> find(const Schedule& schedule, Random& random, Wanted&& wan
 
 bool is_work(const Action& action) { return is_compute(action.kind) || is_transfer(action.kind); }
 
+// Any action; every other time one of those that are few, if there are any.
+Place any_place(const Schedule& schedule, Random& random) {
+  if (below(random, 2) == 0) {
+    const auto place = find(schedule, random, [](const auto& row, std::size_t i) { return !is_work(row[i]); });
+    if (place) return *place;
+  }
+  return *find(schedule, random, [](const auto&, std::size_t) { return true; });
+}
+
 ActionKind reversed(ActionKind kind) {
   switch (kind) {
     case ActionKind::kSendForward:
@@ -131,40 +142,52 @@ bool depends(const Action& later, const Action& earlier) {
   bool is_found = false;
   for_each_part(later, [&](const Action& use) {
     for_each_part(earlier, [&](const Action& made) {
-      if (use.stage != made.stage || use.microbatch != made.microbatch) return;
+      if (use.stage != made.stage) return;
+      const bool is_reduced = (use.kind == ActionKind::kReduceGrad || use.kind == ActionKind::kReduceTied) &&
+                              (made.kind == ActionKind::kBackward || made.kind == ActionKind::kBackwardWeight);
+      const bool is_whole = is_compute(use.kind) && made.kind == ActionKind::kUnshard;
+      const bool is_used = use.kind == ActionKind::kReshard && is_compute(made.kind);
+      is_found = is_found || is_reduced || is_whole || is_used;
+      if (use.microbatch != made.microbatch) return;
+      const bool is_moved = (use.kind == ActionKind::kOffload && made.kind == ActionKind::kForward) ||
+                            (use.kind == ActionKind::kReload && made.kind == ActionKind::kOffload) ||
+                            (is_input_gradient(use.kind) && made.kind == ActionKind::kReload);
       const bool is_input = use.kind == ActionKind::kForward && made.kind == ActionKind::kRecvForward;
       const bool is_gradient =
           is_input_gradient(use.kind) && (made.kind == ActionKind::kForward || made.kind == ActionKind::kRecvBackward);
       const bool is_weight = use.kind == ActionKind::kBackwardWeight && made.kind == ActionKind::kBackwardInput;
       const bool is_sent = (use.kind == ActionKind::kSendForward && made.kind == ActionKind::kForward) ||
                            (use.kind == ActionKind::kSendBackward && is_input_gradient(made.kind));
-      is_found = is_found || is_input || is_gradient || is_weight || is_sent;
+      is_found = is_found || is_moved || is_input || is_gradient || is_weight || is_sent;
     });
   });
   return is_found;
 }
 
-// Returns the mutation's name, or empty if the schedule has no place for it.
-std::string mutate(Schedule& schedule, Random& random) {
+// Returns the mutation's name, or empty if the schedule has no place for it. `touched`: kinds of what it moved.
+std::string mutate(Schedule& schedule, Random& random, std::set<ActionKind>& touched) {
   auto& rows = schedule.rows;
   switch (below(random, 6)) {
     case 0: {
-      const auto place = find(schedule, random, [](const auto& row, std::size_t i) { return is_work(row[i]); });
-      auto& row = rows[place->rank];
-      row.erase(row.begin() + static_cast<std::ptrdiff_t>(place->index));
+      const Place place = any_place(schedule, random);
+      auto& row = rows[place.rank];
+      touched.insert(row[place.index].kind);
+      row.erase(row.begin() + static_cast<std::ptrdiff_t>(place.index));
       return "drop";
     }
     case 1: {
-      const auto place = find(schedule, random, [](const auto& row, std::size_t i) { return is_work(row[i]); });
-      auto& row = rows[place->rank];
-      const Action copy = row[place->index];
+      const Place place = any_place(schedule, random);
+      auto& row = rows[place.rank];
+      const Action copy = row[place.index];
+      touched.insert(copy.kind);
       row.insert(row.begin() + below(random, row.size() + 1), copy);
       return "duplicate";
     }
     case 2: {
       // Anywhere in a row, two actions of which the later one needs the earlier one.
-      std::size_t earlier = 0;
+      const bool wants_few = below(random, 2) == 0;
       const auto place = find(schedule, random, [&](const auto& row, std::size_t i) {
+        if (wants_few && is_work(row[i])) return false;
         for (std::size_t before = 0; before < i; ++before) {
           if (depends(row[i], row[before])) return true;
         }
@@ -172,7 +195,12 @@ std::string mutate(Schedule& schedule, Random& random) {
       });
       if (!place) return "";
       auto& row = rows[place->rank];
-      while (!depends(row[place->index], row[earlier])) ++earlier;
+      std::vector<std::size_t> all;
+      for (std::size_t before = 0; before < place->index; ++before) {
+        if (depends(row[place->index], row[before])) all.push_back(before);
+      }
+      const std::size_t earlier = all[static_cast<std::size_t>(below(random, all.size()))];
+      touched.insert({row[place->index].kind, row[earlier].kind});
       std::swap(row[place->index], row[earlier]);
       return "swap across a dependency";
     }
@@ -212,18 +240,27 @@ TEST(Mutation, EveryOneIsFoundAndNoValidScheduleIsRefused) {
   const char* text = std::getenv("SMDP_FUZZ_ROUNDS");
   const int rounds = std::max(10'000, text == nullptr ? 0 : std::atoi(text));
   int mutations = 0;
+  std::map<std::string, std::set<ActionKind>> touched;
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     Random random(static_cast<std::uint64_t>(round));
     Schedule schedule = random_schedule(random);
     const auto refused = verify(schedule);
     ASSERT_FALSE(refused) << refused->message;
-    const std::string mutation = mutate(schedule, random);
+    std::set<ActionKind> kinds;
+    const std::string mutation = mutate(schedule, random, kinds);
     if (mutation.empty()) continue;
+    touched[mutation].merge(kinds);
     ++mutations;
     ASSERT_TRUE(verify(schedule)) << mutation << " of\n" << to_json(schedule);
   }
-  EXPECT_GT(mutations, rounds * 3 / 4);
+  EXPECT_GT(mutations, rounds * 2 / 3);
+  for (int kind = 0; kind <= static_cast<int>(ActionKind::kReduceTied); ++kind) {
+    const auto one = static_cast<ActionKind>(kind);
+    for (const char* mutation : {"drop", "duplicate", "swap across a dependency"}) {
+      EXPECT_TRUE(touched[mutation].contains(one)) << mutation << " of " << name_of(one);
+    }
+  }
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Every schedule passes all checks; the published negative examples fail the one that is meant for them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "pipeline/schedules.h"
 #include "smdp/error.h"
@@ -112,11 +114,66 @@ TEST(Verify, TiedReductionsAreDependenciesToo) {
   Schedule schedule = add_tied_reductions(make("1f1b", 2, 2), {{0, 1}});
   auto& row = schedule.rows[1];
   std::rotate(row.begin(), row.end() - 1, row.end());
-  const auto found = verify(schedule);
+  const auto found = verify(schedule, only(Check::kAcyclicity));
   ASSERT_TRUE(found);
-  EXPECT_EQ(found->check, Check::kAcyclicity);
   EXPECT_NE(found->message.find("rank 0 at 0B0 waits for 1B0"), std::string::npos) << found->message;
   EXPECT_NE(found->message.find("rank 1 at 1REDUCE_TIED0 waits for 0REDUCE_TIED0"), std::string::npos);
+}
+
+TEST(Verify, GradientsAreReducedOnceTheyAreWhole) {
+  EXPECT_EQ(broken(from_csv("0REDUCE_GRAD,0F0,0B0")), "local_order");
+  EXPECT_EQ(broken(from_csv("0F0,0B0,0F1,0REDUCE_GRAD,0B1")), "local_order");
+  EXPECT_EQ(broken(from_csv("0F0,0I0,0REDUCE_GRAD,0W0")), "local_order");
+  EXPECT_EQ(broken(from_csv("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD")), "completeness");
+  EXPECT_EQ(broken(from_csv("0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n")), "completeness");
+  EXPECT_EQ(broken(from_csv("0F0,0REDUCE_GRAD")), "local_order");  // an evaluation has none
+  EXPECT_EQ(broken(from_csv("0F0,0B0,0REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD\n")), "none");
+}
+
+TEST(Verify, TiedGradientsAreReducedOnceByEveryMember) {
+  const Schedule bare = make("zb_1p", 3, 4);
+  const Schedule good = add_send_recv(add_tied_reductions(bare, {{0, 2}}));
+  EXPECT_EQ(broken(good), "none");
+  Schedule bad = bare;
+  bad.tied = {{0, 2}};
+  EXPECT_EQ(broken(bad), "none") << "nothing is lowered yet";
+  EXPECT_EQ(broken(add_send_recv(bad)), "completeness");
+  bad = good;
+  for (auto& row : bad.rows) {
+    std::erase_if(row, [](const Action& action) { return action.kind == ActionKind::kReduceTied; });
+  }
+  EXPECT_EQ(broken(bad), "completeness");
+  bad = good;
+  for (auto& row : bad.rows) row.insert(row.end(), row.back());
+  EXPECT_EQ(broken(bad), "completeness");
+  bad = good;
+  for (auto* row : {&bad.rows[0], &bad.rows[2]}) std::rotate(row->begin(), row->end() - 1, row->end());
+  EXPECT_EQ(broken(bad), "local_order");
+  bad = good;
+  bad.rows[1].push_back({.kind = ActionKind::kReduceTied, .stage = 1, .other_stage = 0});
+  EXPECT_EQ(broken(bad), "completeness");
+}
+
+TEST(Verify, PassesRunOnce) {
+  const Schedule lowered =
+      add_tied_reductions(add_reduce_grad(add_offload(add_unshard_reshard(make("gpipe", 2, 6)), {0}, 1)), {{0, 1}});
+  EXPECT_THROW(add_unshard_reshard(lowered), InvalidArgument);
+  EXPECT_THROW(add_offload(lowered, {1}), InvalidArgument);
+  EXPECT_THROW(add_reduce_grad(lowered), InvalidArgument);
+  EXPECT_THROW(add_tied_reductions(lowered, {{0, 1}}), InvalidArgument);
+  EXPECT_THROW(add_send_recv(add_send_recv(lowered)), InvalidArgument);
+}
+
+// Rank 1 enters the reduction before it sends what rank 0 must have to come there.
+TEST(Verify, TiedReductionsHoldTransfersUp) {
+  const Schedule schedule = from_csv(
+      "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_TIED0\n"
+      "1RECV_F0,1F0,1B0,1REDUCE_TIED0,1SEND_B0\n");
+  EXPECT_EQ(broken(schedule), "deadlock");
+  for (const Transport transport : {Transport::kRendezvous, Transport::kBuffered, Transport::kSingleStream}) {
+    EXPECT_EQ(broken(schedule, only(Check::kDeadlock, transport)), "deadlock");
+  }
+  EXPECT_NE(verify(schedule)->message.find("rank 1 at 1REDUCE_TIED0"), std::string::npos);
 }
 
 TEST(Verify, MatchingNamesPeersAndOrder) {
@@ -260,6 +317,10 @@ TEST(Verify, CollectiveOrder) {
   EXPECT_EQ(broken(ours, options), "none");
   options.replicas[0].rows[1].pop_back();
   EXPECT_EQ(broken(ours, options), "collective_order");
+  for (const int ranks : {2, 4}) {
+    options.replicas = {add_reduce_grad(make("1f1b", ranks, 4))};
+    EXPECT_THROW(verify(ours, options), InvalidArgument);
+  }
 }
 
 TEST(Verify, Placement) {
@@ -293,10 +354,126 @@ TEST(Verify, TrainingAndEvaluationAlternate) {
   EXPECT_EQ(broken(sharded), "alternation");
 }
 
+TEST(Verify, EvaluationBesideAV) {
+  for (const char* name : {"zb_v", "v_half", "dualpipe_v"}) {
+    GenerateOptions options;
+    options.stages = 4;
+    options.microbatches = 9;
+    options.virtual_stages = 2;
+    options.placement = Placement::kV;
+    const Schedule eval = generate("forward_only", options);
+    EXPECT_EQ(eval.rank_of, place(Placement::kV, 4, 2));
+    EXPECT_EQ(broken(add_send_recv(eval)), "none");
+    VerifyOptions checks;
+    checks.alternates = {eval};
+    EXPECT_EQ(broken(add_send_recv(generate(name, options)), checks), "none") << name;
+    options.placement = Placement::kLoop;
+    EXPECT_THROW(generate(name, options), InvalidArgument);
+  }
+}
+
+TEST(Schedules, AreWhatTheirEntrySays) {
+  for (const ScheduleInfo& info : schedule_names()) {
+    const std::string name(info.name);
+    if (name == "auto") continue;
+    EXPECT_EQ(&schedule_info(name), &schedule_info(info.name));
+    const int v = info.usual_virtual_stages;
+    const Schedule schedule = make(name, 3, 8, v);
+    bool has_weight = false;
+    for (const auto& row : schedule.rows) {
+      for (const Action& action : row) has_weight = has_weight || action.kind == ActionKind::kBackwardWeight;
+    }
+    EXPECT_EQ(has_weight, info.is_split) << name;
+    if (info.placement) {
+      EXPECT_EQ(schedule.rank_of, place(*info.placement, 3, v)) << name;
+    }
+    if (info.virtual_stages > 0) {
+      EXPECT_EQ(info.virtual_stages, v) << name;
+      EXPECT_THROW(make(name, 3, 8, v + 1), InvalidArgument) << name;
+      EXPECT_NO_THROW(make(std::string(info.others), 3, 8, 3 - v)) << name;
+    } else {
+      EXPECT_NO_THROW(make(name, 3, 8, v + 1)) << name;
+    }
+  }
+  EXPECT_THROW(schedule_info("2f2b"), InvalidArgument);
+}
+
+TEST(Formats, BlankLinesQuotesAndEmptyRanks) {
+  EXPECT_EQ(from_csv("0F0,0B0\n\n \r\n").ranks(), 1);
+  EXPECT_EQ(from_csv("\"0F0\",\"0B0\"\r\n\"1F0\",\"1B0\"\r\n").rows[1].size(), 2U);
+  Schedule schedule = make("1f1b", 2, 2);
+  schedule.rows.emplace_back();
+  EXPECT_EQ(from_csv(to_csv(schedule)).rows, schedule.rows);
+  EXPECT_THROW(from_csv("\n\n"), InvalidArgument);
+}
+
+TEST(Formats, JsonAsOthersWriteIt) {
+  const auto named = [](const std::string& name, const std::string& count = "1") {
+    return from_json("{\"name\": \"" + name + "\", \"microbatches\": " + count +
+                     ", \"rank_of\": [0], \"rows\": [[\"0F0\"]], \"forward_only\": true}");
+  };
+  EXPECT_EQ(named("\\ud83d\\ude00").name, "\xF0\x9F\x98\x80");
+  EXPECT_EQ(named("\\ud83dx").name, "\xEF\xBF\xBDx");
+  EXPECT_EQ(named("\\ud83d\\u0041").name,
+            "\xEF\xBF\xBD"
+            "A");
+  for (const char* count : {"01", "00", "010", "-01"}) EXPECT_THROW(named("a", count), InvalidArgument) << count;
+  EXPECT_EQ(named("a", "10").microbatches, 10);
+}
+
+TEST(Formats, SkipEdgesStandOnce) {
+  Schedule schedule = make("1f1b", 4, 2);
+  schedule.skip_edges = {{0, 2}, {1, 3}, {0, 2}};
+  EXPECT_THROW(verify(schedule), InvalidArgument);
+}
+
+TEST(Messages, AreTextAndKeepSmallNumbers) {
+  const auto message = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  // A character of two bytes across the place where the text is cut, and bytes that are none.
+  std::string text = "x";
+  for (int i = 0; i < 40; ++i) text += "\xC3\xA9";
+  const std::string cut = message([&] { from_csv(text); });
+  EXPECT_NE(cut.find(text.substr(0, 59) + "' is no action"), std::string::npos) << cut;
+  EXPECT_NE(message([&] { make("\xFF\xC3", 1, 1); })
+                .find("'?"
+                      "?'"),
+            std::string::npos);
+  GenerateOptions options;
+  options.costs = uniform_costs(1, -1e-9);
+  EXPECT_NE(message([&] { generate("1f1b", options); }).find("forward[0] = -1e-09"), std::string::npos);
+}
+
+TEST(Lowering, UnshardTakesNoQuadraticTime) {
+  const Schedule schedule = make("interleaved_1f1b", 1, 2, 20'000);
+  const Schedule lowered = add_unshard_reshard(schedule, 20'000);
+  EXPECT_EQ(lowered.rows[0].size(), schedule.rows[0].size() + 2 * 20'000);
+  EXPECT_FALSE(verify(lowered));
+}
+
+TEST(Simulate, SpanIsThatOfWhatTakesTime) {
+  const Schedule schedule = make("zb_2p", 4, 16);
+  const Schedule lowered = add_send_recv(add_reduce_grad(add_unshard_reshard(schedule)));
+  EXPECT_EQ(simulate(schedule, uniform_costs(4)).span, 48);
+  EXPECT_EQ(simulate(lowered, uniform_costs(4)).span, 48);
+  Costs costs = uniform_costs(4);
+  costs.unshard = 0.5;
+  EXPECT_GT(simulate(lowered, costs).span, 48);
+}
+
 TEST(Verify, WrongOptionsAreNamed) {
   const Schedule schedule = make("1f1b", 2, 2);
   VerifyOptions options;
   options.buffers = 0;
+  EXPECT_THROW(verify(schedule, options), InvalidArgument);
+  options = {};
+  options.transports.clear();
   EXPECT_THROW(verify(schedule, options), InvalidArgument);
   EXPECT_THROW(verify(Schedule{}), InvalidArgument);
   EXPECT_THROW(make("1f1b", 0, 1), InvalidArgument);

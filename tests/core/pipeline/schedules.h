@@ -32,12 +32,8 @@ inline double peak(const Simulation& simulation) {
 
 // Numbers of virtual stages that a schedule can have, of 1 to 4.
 inline std::vector<int> virtual_stages_of(const std::string& name) {
-  for (const char* one : {"gpipe", "1f1b", "zb_1p", "zb_2p"}) {
-    if (name == one) return {1};
-  }
-  for (const char* two : {"zb_v", "v_half", "v_min", "dualpipe_v"}) {
-    if (name == two) return {2};
-  }
+  const int only = schedule_info(name).virtual_stages;
+  if (only > 0) return {only};
   return {1, 2, 3, 4};
 }
 

@@ -83,6 +83,7 @@ FROZEN = {
         "--stages",
         "--microbatches",
         "--virtual-stages",
+        "--active-microbatches",
         "--forward",
         "--backward-input",
         "--backward-weight",

@@ -45,12 +45,12 @@ def test_files_are_written(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["2f2b"], "there is no schedule '2f2b'; allowed: gpipe"),
-        (["1f1b", "--stages", "0"], "stages=0 is not valid"),
+        (["1f1b", "--stages", "0"], "stages = 0 is not valid"),
         (["1f1b", "--virtual-stages", "2"], "interleaved_1f1b has others"),
-        (["1f1b", "--forward", "nan"], "forward[0]=nan is not valid"),
+        (["1f1b", "--forward", "nan"], "forward[0] = nan is not valid"),
         (["1f1b", "--output", "a.gif"], "names ending in .csv"),
         (["1f1b", "--output", "/nonexistent/a.csv"], "No such file"),
-        (["dualpipe_v", "--microbatches", "7"], "the nearest number that it can have is 8"),
+        (["dualpipe_v", "--microbatches", "7"], "allowed: 8 or more"),
     ],
 )
 def test_wrong_options_are_told(options: list[str], message: str) -> None:
@@ -64,3 +64,16 @@ def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.Monkey
     done = CliRunner().invoke(cli.app, ["schedule", "show", "1f1b", "-o", str(tmp_path / "a.png")])
     assert done.exit_code == 2
     assert "pip install matplotlib" in done.output
+
+
+def test_a_wrong_width_writes_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "a.csv"
+    done = CliRunner().invoke(cli.app, ["schedule", "show", "1f1b", "--width", "5", "--output", str(output)])
+    assert done.exit_code == 2 and "width = 5 is not valid" in done.output
+    assert not output.exists()
+
+
+def test_active_microbatches() -> None:
+    few = json.loads(show("smp_interleaved", "--active-microbatches", "2", "--json"))
+    many = json.loads(show("smp_interleaved", "--json"))
+    assert max(few["peak_activations"]) == 2 < max(many["peak_activations"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from smdp import pipeline
 
 @pytest.mark.parametrize("name", pipeline.SCHEDULES)
 def test_every_schedule_is_made_verified_and_written(name: str) -> None:
-    virtual = 2 if name in {"zb_v", "v_half", "v_min", "dualpipe_v"} else 1
+    virtual = pipeline.schedule_info(name).virtual_stages or 1
     schedule = pipeline.generate(name, stages=3, microbatches=6, virtual_stages=virtual)
     pipeline.verify(schedule)
     lowered = schedule.lower(unshard=2, offload=[0], tied=[(0, schedule.stages - 1)])
@@ -44,7 +45,7 @@ def test_times_of_each_stage() -> None:
     schedule = pipeline.generate("gpipe", stages=2, microbatches=2)
     result = pipeline.simulate(schedule, forward=[1, 3], backward_input=[1, 2], backward_weight=0)
     assert result.makespan == 1 + 3 + 3 + 2 + 2 + 1
-    with pytest.raises(ValueError, match=r"forward has 3 values, the schedule 2 virtual stages"):
+    with pytest.raises(ValueError, match=r"forward = a list of 3 is not valid; allowed: one for each of 2"):
         pipeline.simulate(schedule, forward=[1, 2, 3], backward_input=1, backward_weight=1)
 
 
@@ -54,23 +55,26 @@ def test_auto_keeps_within_the_cap_and_beats_what_it_may() -> None:
     pipeline.verify(tight, memory_cap=2)
     times = {"forward": 1, "backward_input": 1, "backward_weight": 1}
     assert pipeline.simulate(unlimited, **times).makespan <= pipeline.simulate(tight, **times).makespan
-    with pytest.raises(ValueError, match=r"memory_cap=0\.5.* the smallest cap that would do is 1"):
+    with pytest.raises(ValueError, match=r"memory_cap = 0\.5 is not valid; allowed: 1 bytes"):
         pipeline.generate("auto", stages=4, microbatches=8, memory_cap=0.5)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"stages": 0}, r"stages=0 is not valid; allowed: 1 to"),
-        ({"stages": 10**12}, r"stages=1000000000000 is not valid"),
-        ({"microbatches": -1}, r"microbatches=-1 is not valid"),
-        ({"virtual_stages": 3}, r"1f1b has exactly 1 virtual stage.*interleaved_1f1b"),
-        ({"virtual_stages": 10**6}, r"virtual_stages=1000000 is not valid"),
-        ({"forward": float("nan")}, r"forward\[0\]=nan is not valid"),
-        ({"backward_weight": -1}, r"backward_weight\[0\]=-1.0* is not valid"),
-        ({"hop": float("inf")}, r"hop=inf is not valid"),
-        ({"memory_cap": 0}, r"memory_cap=0.0* is not valid"),
-        ({"active_microbatches": -3}, r"active_microbatches=-3 is not valid"),
+        ({"stages": 0}, r"stages = 0 is not valid; allowed: an integer from 1 to"),
+        ({"stages": 10**12}, r"stages = 1000000000000 is not valid"),
+        ({"microbatches": -1}, r"microbatches = -1 is not valid"),
+        (
+            {"virtual_stages": 3},
+            r"virtual_stages = 3 is not valid; allowed: 1 for 1f1b; interleaved_1f1b has others",
+        ),
+        ({"virtual_stages": 10**6}, r"virtual_stages = 1000000 is not valid"),
+        ({"forward": float("nan")}, r"forward\[0\] = nan is not valid"),
+        ({"backward_weight": -1}, r"backward_weight\[0\] = -1 is not valid"),
+        ({"hop": float("inf")}, r"hop = inf is not valid"),
+        ({"memory_cap": 0}, r"memory_cap = 0 is not valid"),
+        ({"active_microbatches": -3}, r"active_microbatches = -3 is not valid"),
     ],
 )
 def test_wrong_numbers_are_named(arguments: dict[str, float], message: str) -> None:
@@ -82,26 +86,28 @@ def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"there is no schedule '2f2b'; allowed: gpipe, .*auto"):
         pipeline.generate("2f2b", stages=2, microbatches=2)
     schedule = pipeline.generate("1f1b", stages=2, microbatches=2)
-    with pytest.raises(ValueError, match=r"check='order' is not valid; allowed: empty_stages"):
+    with pytest.raises(ValueError, match=r"check = 'order' is not valid; allowed: empty_stages"):
         pipeline.verify(schedule, checks=["order"])
-    with pytest.raises(ValueError, match=r"transport='tcp' is not valid; allowed: rendezvous"):
+    with pytest.raises(ValueError, match=r"transport = 'tcp' is not valid; allowed: rendezvous"):
         pipeline.verify(schedule, transports=["tcp"])
-    with pytest.raises(ValueError, match=r"dualpipe_v .* microbatches=7.* 8"):
+    with pytest.raises(ValueError, match=r"microbatches = 7 is not valid; allowed: 8 or more for dualpipe_v"):
         pipeline.generate("dualpipe_v", stages=4, microbatches=7, virtual_stages=2)
-    with pytest.raises(TypeError, match=r"microbatches=2\.5 is not valid; allowed: an integer"):
+    with pytest.raises(TypeError, match=r"microbatches = 2\.5 is not valid; allowed: an integer"):
         pipeline.generate("1f1b", stages=2, microbatches=2.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"forward='fast' is not valid"):
+    with pytest.raises(TypeError, match=r"forward = 'fast' is not valid"):
         pipeline.generate("1f1b", stages=2, microbatches=2, forward="fast")  # type: ignore[arg-type]
 
 
 def test_what_is_no_number_or_no_schedule_is_told() -> None:
     schedule = pipeline.generate("1f1b", stages=2, microbatches=2)
     times = {"forward": 1, "backward_input": 1, "backward_weight": 1}
-    with pytest.raises(TypeError, match=r"forward='12' is not valid"):
+    with pytest.raises(TypeError, match=r"forward = '12' is not valid"):
         pipeline.simulate(schedule, **times | {"forward": "12"})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"hop='x' is not valid"):
+    with pytest.raises(TypeError, match=r"hop = 'x' is not valid"):
         pipeline.simulate(schedule, **times, hop="x")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"forward\[0\]=1000.* is not valid; allowed: 0 to 1e100"):
+    with pytest.raises(
+        ValueError, match=r"forward\[0\] = 1e\+308 is not valid; allowed: a number from 0 to 1e\+100"
+    ):
         pipeline.simulate(schedule, **times | {"forward": 1e308})
     with pytest.raises(TypeError, match="'1f1b' is no schedule"):
         pipeline.verify("1f1b")  # type: ignore[arg-type]
@@ -110,6 +116,101 @@ def test_what_is_no_number_or_no_schedule_is_told() -> None:
     pipeline.verify(schedule, checks="acyclicity", transports="rendezvous")
     nothing = pipeline.simulate(schedule, forward=0, backward_input=0, backward_weight=0)
     assert nothing.bubble == 0 and nothing.draw() == "rank 0 \nrank 1 \n"
+
+
+TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: pipeline.generate(None, stages=1, microbatches=1), r"schedule = None is not valid"),  # type: ignore[arg-type]
+        (lambda s: pipeline.Schedule.from_csv(b""), r"text = b'' is not valid; allowed: a str"),  # type: ignore[arg-type]
+        (
+            lambda s: pipeline.Schedule.from_csv("\ud800"),
+            r"text = '.ud800' is not valid; allowed: text without",
+        ),
+        (lambda s: pipeline.Schedule.from_json(7), r"text = 7 is not valid"),  # type: ignore[arg-type]
+        (
+            lambda s: s.lower(skip_edges=[("a", "b")]),
+            r"skip_edges\[0\]\[0\] = 'a' is not valid; allowed: an integer",
+        ),
+        (
+            lambda s: s.lower(skip_edges=[(0, 1, 2)]),
+            r"skip_edges\[0\] = \(0, 1, 2\) is not valid; allowed: 2 int",
+        ),
+        (lambda s: s.lower(skip_edges=3), r"skip_edges = 3 is not valid"),
+        (lambda s: s.lower(skip_edges=[(0, 2), (0, 2)]), r"skip edge = 0 -> 2 is not valid; allowed: .*once"),
+        (lambda s: s.lower(offload=[2**40]), r"offload\[0\] = 1099511627776 is not valid"),
+        (
+            lambda s: s.lower(offload=[9]),
+            r"a stage of offload = 9 is not valid; allowed: an integer from 0 to 2",
+        ),
+        (lambda s: s.lower(tied=[0]), r"tied\[0\] = 0 is not valid; allowed: integers"),
+        (lambda s: s.lower(send_recv=False).lower(), r"rank 0 already has 0REDUCE_GRAD"),
+        (lambda s: pipeline.verify(s, checks=[]), r"checks = \[\] is not valid; allowed: at least one"),
+        (
+            lambda s: pipeline.verify(s, transports=()),
+            r"transports = \(\) is not valid; allowed: at least one",
+        ),
+        (lambda s: pipeline.verify(s, checks=3), r"checks = 3 is not valid"),
+        (lambda s: pipeline.verify(s, replicas=[1]), r"replicas = \[1\] is not valid"),
+        (
+            lambda s: pipeline.verify(s, replicas=[pipeline.generate("1f1b", stages=2, microbatches=2)]),
+            r"replicas\[0\] = a schedule of 2 ranks is not valid; allowed: schedules of 3 ranks",
+        ),
+        (lambda s: pipeline.simulate(s, **TIMES | {"forward": -1e-9}), r"forward\[0\] = -1e-09 is not valid"),
+        (lambda s: pipeline.Schedule.from_csv("x" + "\u00e9" * 40), "'x\u00e9*' is no action"),
+        (lambda s: pipeline.Schedule.from_json('{"' + "\u00e9" * 40), "string with its closing quote"),
+        (
+            lambda s: pipeline.generate("a" + "\u00e9" * 40, stages=1, microbatches=1),
+            "no schedule 'a\u00e9*'",
+        ),
+        (lambda s: pipeline.verify(s, checks=["a" + "\u00e9" * 40]), "check = 'a\u00e9*' is not valid"),
+        (
+            lambda s: pipeline.generate("1f1b", stages=1, microbatches=1, placement="v"),
+            "placement = v is not valid",
+        ),
+        (
+            lambda s: pipeline.generate("auto", stages=1, microbatches=1, virtual_stages=800),
+            "virtual_stages = 800",
+        ),
+        (lambda s: pipeline.schedule_info("2f2b"), "there is no schedule '2f2b'"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[pipeline.Schedule], object], message: str) -> None:
+    schedule = pipeline.generate("1f1b", stages=3, microbatches=2)
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        call(schedule)
+    assert str(caught.value).startswith("[smdp] ")
+    assert not isinstance(caught.value, UnicodeError)
+
+
+def test_reductions_have_their_place() -> None:
+    for text in ("0REDUCE_GRAD,0F0,0B0", "0F0,0I0,0REDUCE_GRAD,0W0"):
+        with pytest.raises(pipeline.LocalOrderError, match="it is reduced after the last B or W"):
+            pipeline.verify(pipeline.Schedule.from_csv(text))
+    lowered = json.loads(pipeline.generate("1f1b", stages=2, microbatches=2).lower(tied=[[0, 1]]).to_json())
+    lowered["rows"] = [[action for action in row if "TIED" not in action] for row in lowered["rows"]]
+    with pytest.raises(pipeline.CompletenessError, match="0REDUCE_TIED0: the row lacks it"):
+        pipeline.verify(pipeline.Schedule.from_json(json.dumps(lowered)))
+
+
+def test_evaluation_stands_beside_a_v() -> None:
+    train = pipeline.generate("zb_v", stages=4, microbatches=8, virtual_stages=2)
+    evaluation = pipeline.generate("forward_only", stages=4, microbatches=8, virtual_stages=2, placement="v")
+    pipeline.verify(train.lower(), alternates=[evaluation.lower()])
+    with pytest.raises(pipeline.AlternationError):
+        pipeline.verify(
+            train, alternates=[pipeline.generate("forward_only", stages=4, microbatches=8, virtual_stages=2)]
+        )
+
+
+def test_what_schedules_are() -> None:
+    info = pipeline.schedule_info("zb_v")
+    assert (info.virtual_stages, info.placement, info.is_split) == (2, "v", True)
+    assert pipeline.schedule_info("interleaved_1f1b").virtual_stages is None
+    assert not pipeline.schedule_info("1f1b").is_split
 
 
 def test_violations_are_errors_of_their_own() -> None:
@@ -158,10 +259,10 @@ def test_csv_that_is_none(text: str, message: str) -> None:
         ("[]", "an object"),
         ('{"rows": []}', "'microbatches' is missing"),
         ('{"rows": [["0F0"]], "rank_of": [0], "microbatches": 1.5}', "an integer"),
-        ('{"rows": [["0F0"]], "rank_of": [3], "microbatches": 1}', r"rank_of\[0\]=3 is not valid"),
+        ('{"rows": [["0F0"]], "rank_of": [3], "microbatches": 1}', r"rank_of\[0\] = 3 is not valid"),
         ('{"rows": [["0Z0"]], "rank_of": [0], "microbatches": 1}', r"rows\[0\]\[0\]: '0Z0' is no action"),
         ('{"colour": 1}', "there is no field 'colour'"),
-        ('{"version": 2}', "version=2 is not valid"),
+        ('{"version": 2}', "version = 2 is not valid"),
         ('{"name": "a", "name": "b"}', "twice"),
     ],
 )
@@ -181,7 +282,7 @@ def test_drawing_and_trace() -> None:
     schedule = pipeline.generate("1f1b", stages=2, microbatches=3)
     assert schedule.draw().splitlines() == ["rank 0 01..aa2bb.cc", "rank 1 .0aa1bb2cc.."]
     assert all(len(line) <= 40 for line in schedule.draw(width=40).splitlines())
-    with pytest.raises(ValueError, match="width=3 is not valid"):
+    with pytest.raises(ValueError, match="width = 3 is not valid"):
         schedule.draw(width=3)
     result = pipeline.simulate(schedule, forward=1, backward_input=1, backward_weight=1)
     assert result.draw() == schedule.draw()

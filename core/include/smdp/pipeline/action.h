@@ -1,6 +1,7 @@
 // What a rank of a pipeline does: one entry of a schedule's row.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -51,6 +52,14 @@ inline bool is_compute(ActionKind kind) { return kind <= ActionKind::kBackward |
 inline bool is_input_gradient(ActionKind kind) {
   return kind == ActionKind::kBackwardInput || kind == ActionKind::kBackward;
 }
+
+// One of a stage; a pair has two.
+inline bool has_microbatch(ActionKind kind) {
+  return kind <= ActionKind::kRecvBackward || kind == ActionKind::kOffload || kind == ActionKind::kReload;
+}
+
+// Ranks, stages and microbatches are int, places in containers are not.
+inline std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 // The two halves of kOverlap.
 inline Action forward_of(const Action& pair) {

@@ -14,7 +14,8 @@ namespace smdp::pipeline {
 SMDP_API std::string to_csv(const Schedule& schedule);
 
 // Ranks, placement, skip edges and tied groups follow from the rows, and so does the number of microbatches unless it
-// is given. Empty cells are left out. Throws InvalidArgument with line, cell and what is allowed.
+// is given. Empty cells are left out, and so are blank lines at the end; a last row without actions is a comma. Throws
+// InvalidArgument with line, cell and what is allowed.
 SMDP_API Schedule from_csv(std::string_view text, int microbatches = 0);
 
 SMDP_API std::string to_json(const Schedule& schedule);

@@ -1,5 +1,5 @@
 // Passes that turn a schedule of computations into one that an engine can execute. Each adds one kind of action and
-// leaves the order of the others. Run them in this order.
+// leaves the order of the others. Run them in this order, each once: InvalidArgument if a row has what it adds.
 #pragma once
 
 #include <utility>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,11 @@ enum class Placement {
   kLoop,  // virtual stage s on rank s mod p
   kV,     // down the ranks and up again: 0 .. p-1, p-1 .. 0, ...
 };
+
+SMDP_API std::string_view name_of(Placement placement);
+
+// loop, v. Throws InvalidArgument.
+SMDP_API Placement parse_placement(std::string_view name);
 
 struct Schedule {
   std::string name;
@@ -38,6 +44,16 @@ inline constexpr int kMaxCells = 1 << 22;  // virtual stages x microbatches
 
 // rank_of for so many virtual stages per rank.
 SMDP_API std::vector<int> place(Placement placement, int ranks, int virtual_stages);
+
+// Whether stage and microbatch, if the kind has one, are those of the schedule; of a pair both halves'.
+inline bool is_in_range(const Schedule& schedule, const Action& action) {
+  bool is_inside = true;
+  for_each_part(action, [&](const Action& part) {
+    is_inside = is_inside && part.stage >= 0 && part.stage < schedule.stages() &&
+                (!has_microbatch(part.kind) || (part.microbatch >= 0 && part.microbatch < schedule.microbatches));
+  });
+  return is_inside;
+}
 
 // Throws InvalidArgument unless ranks, stages, edges and groups are in range and within the bounds above. Rows may hold
 // anything: that is the verifier's matter.

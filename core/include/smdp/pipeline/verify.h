@@ -15,9 +15,9 @@ namespace smdp::pipeline {
 // In the order in which they run: later ones rely on earlier ones.
 enum class Check {
   kEmptyStages,      // every virtual stage takes part, also one without layers
-  kCompleteness,     // per stage and microbatch one F, and one B or one I and one W; nothing else
+  kCompleteness,     // computations and reductions: each that there must be, once
   kPlacement,        // every stage on its rank; parameters whole when used
-  kLocalOrder,       // F before I before W, receive before use before send, reload before backward
+  kLocalOrder,       // F before I before W before reductions, receive before use before send, reload before backward
   kAcyclicity,       // computations over all ranks can be put in one order
   kMatching,         // sends and receives of a channel are the same, in the same order
   kDeadlock,         // no rank waits for ever, whatever the transport buffers
@@ -29,11 +29,17 @@ enum class Check {
 SMDP_API std::string_view name_of(Check check);
 SMDP_API std::vector<Check> all_checks();
 
+// The reverse of name_of. Throws InvalidArgument.
+SMDP_API Check parse_check(std::string_view name);
+
 enum class Transport {
   kRendezvous,    // a send ends when its receive begins: no buffers
   kBuffered,      // `buffers` messages per direction of a pair
   kSingleStream,  // transfers of a pair of ranks run one after the other, as each side issued them (NCCL)
 };
+
+// rendezvous, buffered, single_stream. Throws InvalidArgument.
+SMDP_API Transport parse_transport(std::string_view name);
 
 struct VerifyOptions {
   std::vector<Check> checks;  // empty: all

@@ -218,6 +218,10 @@ def _show_schedule(
     virtual_stages: Annotated[
         int | None, typer.Option("--virtual-stages", help="Per rank. Default: what the schedule needs.")
     ] = None,
+    active_microbatches: Annotated[
+        int | None,
+        typer.Option("--active-microbatches", help="smp_interleaved: most under way. Default: stages + 2."),
+    ] = None,
     forward: Annotated[float, typer.Option("--forward", help="Time of a full stage.")] = 1,
     backward_input: Annotated[float, typer.Option("--backward-input", help="Of its input gradient.")] = 1,
     backward_weight: Annotated[float, typer.Option("--backward-weight", help="Of its weight gradient.")] = 1,
@@ -241,6 +245,7 @@ def _show_schedule(
             stages=stages,
             microbatches=microbatches,
             virtual_stages=virtual_stages,
+            active_microbatches=active_microbatches,
             forward=forward,
             backward_input=backward_input,
             backward_weight=backward_weight,

@@ -18,6 +18,7 @@ def show(
     stages: int,
     microbatches: int,
     virtual_stages: int | None,
+    active_microbatches: int | None,
     forward: float,
     backward_input: float,
     backward_weight: float,
@@ -35,6 +36,7 @@ def show(
         stages: Pipeline stages.
         microbatches: Number of microbatches.
         virtual_stages: Per rank. Default: what the schedule needs.
+        active_microbatches: For smp_interleaved: most under way. Default: stages + 2.
         forward: Time of a full stage; virtual stages share it, the two below and one unit of activations.
         backward_input: Of its input gradient.
         backward_weight: Of its weight gradient.
@@ -52,7 +54,7 @@ def show(
     """
     if output is not None and output.suffix not in FORMATS:
         raise ValueError(
-            f"--output={str(output)!r} is not valid; allowed: names ending in {', '.join(FORMATS)}"
+            f"--output = {str(output)!r} is not valid; allowed: names ending in {', '.join(FORMATS)}"
         )
     virtual = virtual_stages if virtual_stages is not None else pipeline.usual_virtual_stages(name)
     part = 1 / max(1, virtual)
@@ -68,11 +70,13 @@ def show(
         stages=stages,
         microbatches=microbatches,
         virtual_stages=virtual,
+        active_microbatches=active_microbatches,
         memory_cap=memory_cap,
         **times,
     )
     pipeline.verify(schedule.lower())
     result = pipeline.simulate(schedule, **times)
+    drawing = result.draw(width=width)  # before anything is written: the width may be wrong
     if trace is not None:
         trace.write_text(result.chrome_trace(), encoding="utf-8")
     if output is not None:
@@ -95,7 +99,7 @@ def show(
     if as_json:
         return json.dumps(figures, indent=2)
     return (
-        f"{result.draw(width=width)}"
+        f"{drawing}"
         f"{schedule.name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %, at most "
         f"{max(result.peak_activations):g} microbatches' activations on a rank\n"
         "digit: forward of that microbatch, letter: its backward, ':': weight gradient, '*': both overlapped"

@@ -21,7 +21,9 @@ from ._errors import MemoryCapError as MemoryCapError
 from ._errors import PlacementError as PlacementError
 from ._errors import ScheduleError as ScheduleError
 from ._generate import SCHEDULES as SCHEDULES
+from ._generate import ScheduleInfo as ScheduleInfo
 from ._generate import generate as generate
+from ._generate import schedule_info as schedule_info
 from ._generate import usual_virtual_stages as usual_virtual_stages
 from ._schedule import Schedule as Schedule
 from ._simulate import Link as Link
@@ -46,10 +48,12 @@ __all__ = [
     "PlacementError",
     "Schedule",
     "ScheduleError",
+    "ScheduleInfo",
     "Simulation",
     "TimedAction",
     "generate",
     "lower_bounds",
+    "schedule_info",
     "simulate",
     "usual_virtual_stages",
     "verify",

@@ -22,13 +22,13 @@ def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
         values = [number(name, value)] * stages if isinstance(value, (int, float)) else _numbers(name, value)
     except TypeError:
         raise TypeError(
-            f"[smdp] {name}={value!r:.60} is not valid; allowed: a number, or one for each of {stages} "
-            "virtual stages"
+            f"[smdp] {name} = {value!r:.60} is not valid; allowed: a number, or one for each of "
+            f"{stages} virtual stages"
         ) from None
     if len(values) != stages:
         raise ValueError(
-            f"[smdp] {name} has {len(values)} values, the schedule {stages} virtual stages; "
-            "give one for each, or one number for all"
+            f"[smdp] {name} = a list of {len(values)} is not valid; allowed: one for each of {stages} "
+            "virtual stages, or one number for all"
         )
     return values
 
@@ -43,9 +43,9 @@ def integer(name: str, value: SupportsIndex) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"[smdp] {name}={value!r:.60} is not valid; allowed: an integer") from None
+        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: an integer") from None
     if not -(2**31) <= number < 2**31:
-        raise ValueError(f"[smdp] {name}={str(number)[:40]} is not valid; allowed: an integer below 2^31")
+        raise ValueError(f"[smdp] {name} = {str(number)[:40]} is not valid; allowed: an integer below 2^31")
     return number
 
 
@@ -60,16 +60,75 @@ def number(name: str, value: object) -> float:
             raise TypeError
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"[smdp] {name}={value!r:.60} is not valid; allowed: a number") from None
+        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: a number") from None
 
 
 def _numbers(name: str, values: Iterable[object]) -> list[float]:
     return [number(name, value) for value in values]
 
 
-def names(value: str | Iterable[str]) -> list[str]:
-    """Give a list of names, also of a single one."""
-    return [value] if isinstance(value, str) else list(value)
+def integers(name: str, values: Iterable[SupportsIndex], count: int | None = None) -> list[int]:
+    """Give a list of ints, of this length if one is given.
+
+    Raises:
+        TypeError: It is no list of integers.
+        ValueError: It has another length, or one is far too large.
+    """
+    allowed = "integers" if count is None else f"{count} integers"
+    try:
+        found = list(values)
+    except TypeError:
+        raise TypeError(f"[smdp] {name} = {values!r:.60} is not valid; allowed: {allowed}") from None
+    if isinstance(values, (str, bytes)) or (count is not None and len(found) != count):
+        raise ValueError(f"[smdp] {name} = {values!r:.60} is not valid; allowed: {allowed}")
+    return [integer(f"{name}[{index}]", value) for index, value in enumerate(found)]
+
+
+def lists(name: str, values: Iterable[Iterable[SupportsIndex]], count: int | None = None) -> list[list[int]]:
+    """Give lists of ints; see integers().
+
+    Raises:
+        TypeError: It is no list of lists of integers.
+        ValueError: As integers().
+    """
+    try:
+        found = list(values)
+    except TypeError:
+        raise TypeError(f"[smdp] {name} = {values!r:.60} is not valid; allowed: lists of integers") from None
+    return [integers(f"{name}[{index}]", value, count) for index, value in enumerate(found)]
+
+
+def text(name: str, value: object) -> str:
+    """Give text that the core can take.
+
+    Raises:
+        TypeError: It is no str.
+        ValueError: It holds half of a surrogate pair.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"[smdp] {name} = {value!r:.60} is not valid; allowed: text without half of a surrogate pair, "
+            f"as at character {error.start}"
+        ) from None
+    return value
+
+
+def names(name: str, value: str | Iterable[str]) -> list[str]:
+    """Give a list of names, also of a single one.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: As text().
+    """
+    try:
+        found = [value] if isinstance(value, str) else list(value)
+    except TypeError:
+        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: names") from None
+    return [text(f"{name}[{index}]", one) for index, one in enumerate(found)]
 
 
 def make(

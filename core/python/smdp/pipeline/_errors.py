@@ -45,7 +45,7 @@ class EmptyStageError(ScheduleError):
 
 
 class CompletenessError(ScheduleError):
-    """A computation is missing, there twice, or out of range."""
+    """A computation or a reduction is missing, there twice, or out of range."""
 
 
 class PlacementError(ScheduleError):

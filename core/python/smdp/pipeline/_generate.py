@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from smdp import _core
 
 from . import _costs
 from ._costs import PerStage
 from ._schedule import Schedule
 
+
+class ScheduleInfo(NamedTuple):
+    """What a schedule is."""
+
+    name: str
+    description: str  # one line
+    usual_virtual_stages: int  # per rank, unless somebody wants another number
+    virtual_stages: int | None  # the only number per rank that it can have; None: any
+    placement: str | None  # "loop" or "v"; None: either
+    is_split: bool  # it has, or may have, input and weight gradients apart
+
+
+_INFOS = {
+    name: ScheduleInfo(name, line, usual, only or None, placement, is_split)
+    for name, line, usual, only, placement, is_split in _core.pipeline_schedules()
+}
+
 #: Names of the schedules, and what each is in one line.
-SCHEDULES: dict[str, str] = {name: line for name, line, _ in _core.pipeline_schedules()}
+SCHEDULES: dict[str, str] = {name: info.description for name, info in _INFOS.items()}
 
 _LARGEST_STAGES = 1 << 16
-_USUAL = {name: usual for name, _, usual in _core.pipeline_schedules()}
+
+
+def schedule_info(name: str) -> ScheduleInfo:
+    """Give what a schedule is.
+
+    Raises:
+        ValueError: There is no such schedule.
+    """
+    if name not in _INFOS:
+        raise ValueError(f"[smdp] there is no schedule {name!r:.60}; allowed: {', '.join(_INFOS)}")
+    return _INFOS[name]
 
 
 def usual_virtual_stages(name: str) -> int:
@@ -20,7 +49,7 @@ def usual_virtual_stages(name: str) -> int:
 
     1 for names that are none, so that generate() may refuse them.
     """
-    return _USUAL.get(name, 1)
+    return _INFOS[name].usual_virtual_stages if name in _INFOS else 1
 
 
 def generate(
@@ -36,6 +65,7 @@ def generate(
     hop: float = 0.0,
     activation_bytes: PerStage = 1.0,
     memory_cap: float | None = None,
+    placement: str | None = None,
 ) -> Schedule:
     """Make a schedule of computations; Schedule.lower() adds communication.
 
@@ -52,6 +82,7 @@ def generate(
         hop: Seconds from rank to rank.
         activation_bytes: Per virtual stage, of a microbatch.
         memory_cap: For auto: most bytes of activations per rank.
+        placement: For forward_only: "v" beside a schedule in a V, else "loop", the default.
 
     Raises:
         ValueError: There is no such schedule, or it cannot have one of the numbers; the message names the
@@ -71,7 +102,7 @@ def generate(
         )
     return Schedule(
         _core.pipeline_generate(
-            name,
+            _costs.text("schedule", name),
             stages=stages,
             microbatches=_costs.integer("microbatches", microbatches),
             virtual_stages=virtual_stages,
@@ -80,5 +111,6 @@ def generate(
             else _costs.integer("active_microbatches", active_microbatches),
             costs=costs,
             memory_cap=None if memory_cap is None else _costs.number("memory_cap", memory_cap),
+            placement=None if placement is None else _costs.text("placement", placement),
         )
     )

@@ -106,22 +106,24 @@ class Schedule:
             send_recv: Add sends and receives, in an order that no transport can deadlock on.
 
         Raises:
-            ValueError: An argument is wrong, or the computations cannot be put in order.
+            ValueError: An argument is wrong, the schedule has what is to be added, or the
+                computations cannot be put in order.
         """
         core = self._core
-        if skip_edges:
-            core = core.with_skip_edges([(int(source), int(target)) for source, target in skip_edges])
+        edges = _costs.lists("skip_edges", skip_edges, 2)
+        if edges:
+            core = core.with_skip_edges([(source, target) for source, target in edges])
         if unshard is not None:
             core = _core.pipeline_add_unshard_reshard(core, _costs.integer("unshard", unshard))
-        if offload:
+        offloaded = _costs.integers("offload", offload)
+        if offloaded:
             horizon = _costs.integer("offload_horizon", offload_horizon)
-            core = _core.pipeline_add_offload(core, [int(stage) for stage in offload], horizon)
+            core = _core.pipeline_add_offload(core, offloaded, horizon)
         if reduce_grad:
             core = _core.pipeline_add_reduce_grad(core)
-        if tied:
-            core = _core.pipeline_add_tied_reductions(
-                core, [[int(stage) for stage in group] for group in tied]
-            )
+        groups = _costs.lists("tied", tied)
+        if groups:
+            core = _core.pipeline_add_tied_reductions(core, groups)
         if send_recv:
             core = _core.pipeline_add_send_recv(core)
         return Schedule(core)
@@ -143,8 +145,8 @@ class Schedule:
         """
         count = 0 if microbatches is None else _costs.integer("microbatches", microbatches)
         if microbatches is not None and count < 1:
-            raise ValueError(f"[smdp] microbatches={count} is not valid; allowed: 1 or more")
-        return cls(_core.pipeline_from_csv(text, count))
+            raise ValueError(f"[smdp] microbatches = {count} is not valid; allowed: an integer from 1")
+        return cls(_core.pipeline_from_csv(_costs.text("text", text), count))
 
     def to_json(self) -> str:
         """Give JSON that keeps all of the schedule."""
@@ -157,7 +159,7 @@ class Schedule:
         Raises:
             ValueError: With the field, its value and what is allowed.
         """
-        return cls(_core.pipeline_from_json(text))
+        return cls(_core.pipeline_from_json(_costs.text("text", text)))
 
     def draw(self, path: str | Path | None = None, *, width: int = 120) -> str:
         """Draw the schedule with F = I = W = 1 on a full stage; Simulation.draw() does it with other times.

@@ -14,11 +14,30 @@ from ._schedule import Schedule, core_of
 TRANSPORTS = ("rendezvous", "buffered", "single_stream")
 
 
+def _names(name: str, value: str | Sequence[str] | None) -> list[str]:
+    """Give names; none for None, which is all of them. An empty list is an error: it would prove nothing."""
+    if value is None:
+        return []
+    found = _costs.names(name, value)
+    if not found:
+        raise ValueError(f"[smdp] {name} = {value!r} is not valid; allowed: at least one, or None for all")
+    return found
+
+
+def _cores(name: str, schedules: Sequence[Schedule]) -> list[_core.PipelineSchedule]:
+    try:
+        return [core_of(schedule) for schedule in schedules]
+    except TypeError:
+        raise TypeError(
+            f"[smdp] {name} = {schedules!r:.60} is not valid; allowed: a list of smdp.pipeline.Schedule"
+        ) from None
+
+
 def verify(
     schedule: Schedule,
     *,
-    checks: Sequence[str] = (),
-    transports: Sequence[str] = TRANSPORTS,
+    checks: str | Sequence[str] | None = None,
+    transports: str | Sequence[str] | None = None,
     buffers: int = 1,
     memory_cap: float | None = None,
     activation_bytes: PerStage = 1.0,
@@ -35,7 +54,7 @@ def verify(
         checks: Names of the checks to run. Default: empty_stages, completeness, placement, local_order,
             acyclicity, matching, deadlock, memory_cap, collective_order, alternation.
         transports: On which there must be no deadlock: "rendezvous" (no buffers), "buffered",
-            "single_stream" (one in-order stream per pair of ranks, as NCCL).
+            "single_stream" (one in-order stream per pair of ranks, as NCCL). Default: all three.
         buffers: Messages per direction of a pair that the buffered transport takes.
         memory_cap: Most bytes per rank. Default: any.
         activation_bytes: Per virtual stage, as in simulate().
@@ -52,8 +71,8 @@ def verify(
     core = core_of(schedule)
     violation = _core.pipeline_verify(
         core,
-        checks=_costs.names(checks),
-        transports=_costs.names(transports),
+        checks=_names("checks", checks),
+        transports=_names("transports", transports) or list(TRANSPORTS),
         buffers=_costs.integer("buffers", buffers),
         costs=_costs.make(
             core.stages,
@@ -68,8 +87,8 @@ def verify(
         active_microbatches=0
         if active_microbatches is None
         else _costs.integer("active_microbatches", active_microbatches),
-        replicas=[core_of(replica) for replica in replicas],
-        alternates=[core_of(alternate) for alternate in alternates],
+        replicas=_cores("replicas", replicas),
+        alternates=_cores("alternates", alternates),
     )
     if violation is not None:
         raise BY_CHECK[violation.check](

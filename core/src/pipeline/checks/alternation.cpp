@@ -6,12 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/checks/checks.h"
 
 namespace smdp::pipeline {
 namespace {
-
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 enum Kept : std::uint8_t { kActivation = 1, kValue = 2, kGradient = 4, kOffloaded = 8, kParameters = 16 };
 
@@ -119,7 +118,7 @@ Found check_alternation(const Schedule& schedule, const VerifyOptions& options) 
       return violation_of(
           Check::kAlternation, schedule, ours < 0 ? 0 : ours, {.kind = ActionKind::kForward, .stage = stage},
           "stage " + std::to_string(stage) + " is on rank " + std::to_string(ours) + ", in the alternate '" +
-              one->name + "' on rank " + std::to_string(theirs) + " (-1: nowhere)");
+              shown(one->name) + "' on rank " + std::to_string(theirs) + " (-1: nowhere)");
     }
   }
   return std::nullopt;

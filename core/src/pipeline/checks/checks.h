@@ -31,7 +31,4 @@ Violation violation_of(Check check, const Schedule& schedule, int rank, const Ac
 
 bool has_transfers(const Schedule& schedule);
 
-// Whether stage and microbatch, if the kind has one, are those of the schedule.
-bool is_in_range(const Schedule& schedule, const Action& action);
-
 }  // namespace smdp::pipeline

@@ -4,12 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/checks/checks.h"
 
 namespace smdp::pipeline {
 namespace {
-
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 bool is_collective(ActionKind kind) {
   return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceTied;
@@ -86,10 +85,10 @@ Found check_replica(const Schedule& schedule, const Schedule& replica) {
       const std::string they = i < theirs.size() ? to_text(other[at(theirs[i])]) : "nothing";
       if (i < ours.size()) {
         return violation_at(Check::kCollectiveOrder, schedule, rank, ours[i],
-                            "the same rank of replica '" + replica.name + "' enters " + they + " at this point");
+                            "the same rank of replica '" + shown(replica.name) + "' enters " + they + " at this point");
       }
       return violation_of(Check::kCollectiveOrder, schedule, rank, other[at(theirs[i])],
-                          "replica '" + replica.name + "' enters it, this rank does not");
+                          "replica '" + shown(replica.name) + "' enters it, this rank does not");
     }
   }
   return std::nullopt;

@@ -1,3 +1,7 @@
+// Computations: per stage and microbatch one F, and one B or one I and one W. Reductions: a schedule may leave
+// gradients to somebody else; if it has a REDUCE_GRAD, then one per stage, and once it is lowered, one REDUCE_TIED per
+// tied group and rank that holds one of its stages.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,16 +28,88 @@ std::optional<ActionKind> missing_from(std::uint8_t seen, bool is_forward_only) 
   return std::nullopt;
 }
 
+constexpr ActionKind kReduceGrad = ActionKind::kReduceGrad;
+constexpr ActionKind kReduceTied = ActionKind::kReduceTied;
+
+Found check_reduce_grad(const Schedule& schedule) {
+  std::vector<char> seen(schedule.rank_of.size(), 0);
+  bool is_any = false;
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    const auto& row = schedule.rows[at(rank)];
+    for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+      if (row[at(index)].kind != kReduceGrad) continue;
+      char& cell = seen[at(row[at(index)].stage)];
+      if (cell != 0) {
+        return violation_at(Check::kCompleteness, schedule, rank, index,
+                            "a duplicate: a stage's gradients are reduced once");
+      }
+      cell = 1;
+      is_any = true;
+    }
+  }
+  for (int stage = 0; is_any && stage < schedule.stages(); ++stage) {
+    if (seen[at(stage)] != 0) continue;
+    return violation_of(Check::kCompleteness, schedule, schedule.rank_of[at(stage)],
+                        {.kind = kReduceGrad, .stage = stage},
+                        "no row has it, but other stages' gradients are reduced; it is all of them or none");
+  }
+  return std::nullopt;
+}
+
+bool is_lowered(const Schedule& schedule) {
+  return std::any_of(schedule.rows.begin(), schedule.rows.end(), [](const auto& row) {
+    return std::any_of(row.begin(), row.end(), [](const Action& action) { return !is_compute(action.kind); });
+  });
+}
+
+Found check_reduce_tied(const Schedule& schedule) {
+  const int groups = static_cast<int>(schedule.tied.size());
+  const bool is_needed = groups > 0 && !schedule.forward_only && is_lowered(schedule);
+  std::vector<char> seen(schedule.tied.size());
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    const auto& row = schedule.rows[at(rank)];
+    std::fill(seen.begin(), seen.end(), 0);
+    for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+      const Action& action = row[at(index)];
+      if (action.kind != kReduceTied) continue;
+      const int group = action.other_stage;
+      const bool is_group = group >= 0 && group < groups;
+      if (!is_group || std::find(schedule.tied[at(group)].begin(), schedule.tied[at(group)].end(), action.stage) ==
+                           schedule.tied[at(group)].end()) {
+        return violation_at(Check::kCompleteness, schedule, rank, index,
+                            "stage " + std::to_string(action.stage) + " is no member of group " +
+                                std::to_string(group) + "; the schedule has " + std::to_string(groups) +
+                                " tied groups");
+      }
+      if (seen[at(group)] != 0) {
+        return violation_at(Check::kCompleteness, schedule, rank, index,
+                            "a duplicate: a rank enters the reduction of a tied group once");
+      }
+      seen[at(group)] = 1;
+    }
+    for (int group = 0; is_needed && group < groups; ++group) {
+      for (const int stage : schedule.tied[at(group)]) {
+        if (schedule.rank_of[at(stage)] != rank || seen[at(group)] != 0) continue;
+        return violation_of(Check::kCompleteness, schedule, rank,
+                            {.kind = kReduceTied, .stage = stage, .other_stage = group},
+                            "the row lacks it; in a lowered schedule every rank that holds a stage of a tied group "
+                            "enters its reduction");
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Found check_completeness(const Schedule& schedule) {
-  const auto microbatches = static_cast<std::size_t>(schedule.microbatches);
+  const auto microbatches = at(schedule.microbatches);
   std::vector<std::uint8_t> seen(schedule.rank_of.size() * microbatches, 0);
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
-    const auto& row = schedule.rows[static_cast<std::size_t>(rank)];
+    const auto& row = schedule.rows[at(rank)];
     for (int index = 0; index < static_cast<int>(row.size()); ++index) {
       const char* wrong = nullptr;
-      for_each_part(row[static_cast<std::size_t>(index)], [&](const Action& part) {
+      for_each_part(row[at(index)], [&](const Action& part) {
         if (wrong != nullptr) return;
         if (!is_in_range(schedule, part)) {
           wrong = "out of range";
@@ -42,8 +118,7 @@ Found check_completeness(const Schedule& schedule) {
             wrong = "a backward in a forward-only schedule";
             return;
           }
-          auto& cell =
-              seen[static_cast<std::size_t>(part.stage) * microbatches + static_cast<std::size_t>(part.microbatch)];
+          auto& cell = seen[at(part.stage) * microbatches + at(part.microbatch)];
           if ((cell & bit(part.kind)) != 0) {
             wrong = "a duplicate";
           } else if (part.kind == ActionKind::kBackward && (cell & (kI | kW)) != 0) {
@@ -65,14 +140,14 @@ Found check_completeness(const Schedule& schedule) {
   }
   for (int stage = 0; stage < schedule.stages(); ++stage) {
     for (int i = 0; i < schedule.microbatches; ++i) {
-      const auto missing = missing_from(
-          seen[static_cast<std::size_t>(stage) * microbatches + static_cast<std::size_t>(i)], schedule.forward_only);
+      const auto missing = missing_from(seen[at(stage) * microbatches + at(i)], schedule.forward_only);
       if (!missing) continue;
-      return violation_of(Check::kCompleteness, schedule, schedule.rank_of[static_cast<std::size_t>(stage)],
+      return violation_of(Check::kCompleteness, schedule, schedule.rank_of[at(stage)],
                           {.kind = *missing, .stage = stage, .microbatch = i}, "no row has it");
     }
   }
-  return std::nullopt;
+  if (Found found = check_reduce_grad(schedule)) return found;
+  return check_reduce_tied(schedule);
 }
 
 }  // namespace smdp::pipeline

@@ -1,8 +1,10 @@
 // Runs the transfers of all rows on three kinds of transport. Computations only pass the time here: that their inputs
 // are there is shown by local order and acyclicity, except on a single stream, where a receive does not hold its row up
-// and the computation does.
+// and the computation does. A tied reduction holds its row up until all ranks that have one of its group are there.
 #include <algorithm>
 #include <deque>
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,8 +13,6 @@
 
 namespace smdp::pipeline {
 namespace {
-
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 // Both sides of a pair of ranks.
 struct Pair {
@@ -42,6 +42,13 @@ class Runner {
     if (transport == Transport::kSingleStream) {
       value_state_.resize(at(edges.count()) * at(schedule.microbatches), 0);
       gradient_state_.resize(value_state_.size(), 0);
+    }
+    for (const auto& row : schedule.rows) {
+      std::set<int> groups;
+      for (const Action& action : row) {
+        if (action.kind == ActionKind::kReduceTied) groups.insert(action.other_stage);
+      }
+      for (const int group : groups) ++tied_[group].members;
     }
   }
 
@@ -83,6 +90,11 @@ class Runner {
   int place_of(int rank) const { return next_[at(rank)]; }
 
  private:
+  struct Tied {
+    int members = 0;
+    std::set<int> arrived;  // ranks
+  };
+
   const Action& at_head(int rank) const { return schedule_.rows[at(rank)][at(next_[at(rank)])]; }
 
   bool has_ended(int rank) const { return next_[at(rank)] >= static_cast<int>(schedule_.rows[at(rank)].size()); }
@@ -108,10 +120,20 @@ class Runner {
         // What names no peer of this schedule is for the check of matching.
         if (is_wrong(action, rank)) continue;
         if (!transfer(action, rank)) return;
+      } else if (action.kind == ActionKind::kReduceTied) {
+        if (!enter(tied_[action.other_stage], rank)) return;
       } else if (transport_ == Transport::kSingleStream && is_compute(action.kind) && !has_inputs(action)) {
         return;
       }
     }
+  }
+
+  // Whether all members are there.
+  bool enter(Tied& group, int rank) {
+    const bool is_new = group.arrived.insert(rank).second;
+    if (static_cast<int>(group.arrived.size()) < group.members) return false;
+    if (is_new) moved_.insert(moved_.end(), group.arrived.begin(), group.arrived.end());
+    return true;
   }
 
   bool transfer(const Action& action, int rank) {
@@ -184,6 +206,7 @@ class Runner {
   const int buffers_;
   std::vector<int> next_;
   std::vector<std::vector<Pair>> pairs_;  // by the lower rank; a rank has few peers
+  std::map<int, Tied> tied_;
   std::vector<int> moved_;
   std::vector<char> value_state_;
   std::vector<char> gradient_state_;

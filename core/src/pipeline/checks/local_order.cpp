@@ -1,5 +1,5 @@
 // What can be seen in one row: a computation stands after what it needs there, a send after its computation, a receive
-// before its use, an offloaded activation is back before its backward.
+// before its use, an offloaded activation is back before its backward, gradients are reduced when they are whole.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,8 +8,6 @@
 
 namespace smdp::pipeline {
 namespace {
-
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 enum Flag : std::uint8_t {
   kForwarded = 1,
@@ -26,11 +24,14 @@ class Reader {
         has_transfers_(has_transfers(schedule)),
         done_(schedule.rank_of.size() * at(schedule.microbatches), 0),
         has_value_(has_transfers_ ? at(edges.count()) * at(schedule.microbatches) : 0, 0),
-        has_gradient_(has_value_.size(), 0) {}
+        has_gradient_(has_value_.size(), 0),
+        weights_(schedule.rank_of.size(), 0) {}
 
   // Why the action cannot stand here, or empty.
   std::string read(const Action& action, int rank) {
     if (!is_in_range(schedule_, action)) return "";
+    if (action.kind == ActionKind::kReduceGrad) return why_not_whole(action.stage);
+    if (action.kind == ActionKind::kReduceTied) return why_not_tied_whole(action.other_stage, rank);
     if (!is_compute(action.kind) && !is_transfer(action.kind) && action.kind != ActionKind::kOffload &&
         action.kind != ActionKind::kReload) {
       return "";
@@ -52,11 +53,11 @@ class Reader {
           return missing;
         }
         done |= kGradient;
-        if (action.kind == ActionKind::kBackward) done |= kWeight;
+        if (action.kind == ActionKind::kBackward) add_weight(action.stage, done);
         return "";
       case ActionKind::kBackwardWeight:
         if (!need(kGradient)) return "I of the same stage and microbatch has not run";
-        done |= kWeight;
+        add_weight(action.stage, done);
         return "";
       case ActionKind::kSendForward:
         return need(kForwarded) ? "" : "what it sends has not been computed";
@@ -87,6 +88,29 @@ class Reader {
   }
 
  private:
+  void add_weight(int stage, std::uint8_t& done) {
+    if ((done & kWeight) == 0) ++weights_[at(stage)];
+    done |= kWeight;
+  }
+
+  // Why the gradient of the stage's weights cannot be reduced yet, or empty.
+  std::string why_not_whole(int stage) const {
+    if (weights_[at(stage)] == schedule_.microbatches) return "";
+    return "only " + std::to_string(weights_[at(stage)]) + " of " + std::to_string(schedule_.microbatches) +
+           " microbatches have added their weight gradient to stage " + std::to_string(stage) +
+           "; it is reduced after the last B or W";
+  }
+
+  // The weight is one for all stages of the group that the rank holds.
+  std::string why_not_tied_whole(int group, int rank) const {
+    if (group < 0 || group >= static_cast<int>(schedule_.tied.size())) return "";
+    for (const int stage : schedule_.tied[at(group)]) {
+      if (schedule_.rank_of[at(stage)] != rank) continue;
+      if (std::string missing = why_not_whole(stage); !missing.empty()) return missing;
+    }
+    return "";
+  }
+
   std::string needs(const Action& action, const std::vector<int>& edges, bool is_forward, int rank) const {
     for (const int edge : edges) {
       const int other = is_forward ? edges_.source(edge) : edges_.target(edge);
@@ -112,6 +136,7 @@ class Reader {
   std::vector<std::uint8_t> done_;
   std::vector<std::uint8_t> has_value_;  // by edge and microbatch
   std::vector<std::uint8_t> has_gradient_;
+  std::vector<int> weights_;  // per stage: microbatches whose weight gradient is there
 };
 
 }  // namespace

@@ -11,8 +11,6 @@
 namespace smdp::pipeline {
 namespace {
 
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
-
 struct Place {
   int rank;
   int index;

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "common/argument.h"
 #include "pipeline/checks/checks.h"
 #include "pipeline/footprint.h"
 
@@ -12,9 +13,9 @@ Found check_memory_cap(const Schedule& schedule, const VerifyOptions& options) {
     const Footprint kept = footprint(schedule, rank, costs);
     // Sums of equal terms in another order differ in the last bit.
     if (options.memory_cap && kept.peak > *options.memory_cap * (1 + 1e-12)) {
-      return violation_at(Check::kMemoryCap, schedule, rank, kept.peak_index,
-                          "the rank keeps " + std::to_string(kept.peak) + " bytes here, its peak; the cap is " +
-                              std::to_string(*options.memory_cap));
+      return violation_at(
+          Check::kMemoryCap, schedule, rank, kept.peak_index,
+          "the rank keeps " + shown(kept.peak) + " bytes here, its peak; the cap is " + shown(*options.memory_cap));
     }
     if (options.active_microbatches > 0 && kept.most_active > options.active_microbatches) {
       return violation_at(Check::kMemoryCap, schedule, rank, kept.most_active_index,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,12 +21,24 @@ bool is_blank(std::string_view cell) {
   return std::all_of(cell.begin(), cell.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
 }
 
+// Lines without a cell at the end are no ranks; a rank that does nothing there has a comma.
+std::string_view without_blank_end(std::string_view text) {
+  for (;;) {
+    const std::size_t line = text.empty() ? 0 : text.rfind('\n', text.size() - 1) + 1;
+    if (!is_blank(text.substr(line))) return text;
+    if (line == 0) return {};
+    text.remove_suffix(text.size() - line + 1);
+  }
+}
+
 std::vector<std::vector<Action>> parse_rows(std::string_view text) {
+  text = without_blank_end(text);
   std::vector<std::vector<Action>> rows;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
     std::vector<Action> row;
     for (std::size_t cell = 0; !line.empty(); ++cell) {
       const std::size_t comma = std::min(line.find(','), line.size());
@@ -77,7 +90,7 @@ std::string to_csv(const Schedule& schedule) {
   std::string text;
   for (const auto& row : schedule.rows) {
     for (std::size_t i = 0; i < row.size(); ++i) text += (i == 0 ? "" : ",") + to_text(row[i]);
-    text += "\n";
+    text += row.empty() ? ",\n" : "\n";
   }
   return text;
 }
@@ -90,6 +103,7 @@ Schedule from_csv(std::string_view text, int microbatches) {
   schedule.forward_only = true;
   long highest = 0;
   std::map<int, std::vector<int>> tied;
+  std::set<std::pair<int, int>> skip_edges;
   for (auto& row : schedule.rows) {
     for (Action& action : row) {
       for_each_part(action, [&](const Action& part) {
@@ -98,13 +112,12 @@ Schedule from_csv(std::string_view text, int microbatches) {
       });
       if (action.kind == ActionKind::kReduceTied) tied[action.other_stage].push_back(action.stage);
       const std::pair edge{std::min(action.stage, action.other_stage), std::max(action.stage, action.other_stage)};
-      if (is_transfer(action.kind) && edge.second - edge.first > 1 && edge.second < schedule.stages() &&
-          std::find(schedule.skip_edges.begin(), schedule.skip_edges.end(), edge) == schedule.skip_edges.end()) {
-        schedule.skip_edges.push_back(edge);
+      if (is_transfer(action.kind) && edge.second - edge.first > 1 && edge.second < schedule.stages()) {
+        skip_edges.insert(edge);
       }
     }
   }
-  std::sort(schedule.skip_edges.begin(), schedule.skip_edges.end());
+  schedule.skip_edges.assign(skip_edges.begin(), skip_edges.end());
   // Groups are numbered from 0; a hole would be a group without members.
   for (auto& [group, stages] : tied) {
     if (group != static_cast<int>(schedule.tied.size())) {

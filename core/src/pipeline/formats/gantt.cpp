@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "smdp/error.h"
+#include "common/argument.h"
 #include "smdp/pipeline/formats.h"
 
 namespace smdp::pipeline {
@@ -41,9 +41,7 @@ double time_of_cell(const Simulation& simulation, int width) {
 }  // namespace
 
 std::string gantt(const Schedule& schedule, const Simulation& simulation, int width) {
-  if (width < 20 || width > 100'000) {
-    throw InvalidArgument("[smdp] width=" + std::to_string(width) + " is not valid; allowed: 20 to 100000 characters.");
-  }
+  check_count("width", width, 20, 100'000);
   const std::string last = std::to_string(schedule.ranks() - 1);
   const int room = std::max(8, width - static_cast<int>(last.size()) - 6);
   const double cell = time_of_cell(simulation, room);

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/formats/json_cursor.h"
 #include "pipeline/formats/quote.h"
 #include "pipeline/formats/read.h"
-#include "smdp/error.h"
 #include "smdp/pipeline/formats.h"
 
 namespace smdp::pipeline {
@@ -57,7 +57,7 @@ Action read_action(JsonCursor& cursor, std::size_t rank, std::size_t index) {
   if (mark == std::string::npos) return action;
   const auto [end, error] = std::from_chars(text.data() + mark + 1, text.data() + text.size(), action.peer);
   if (error != std::errc() || end != text.data() + text.size() || action.peer < 0 || !is_transfer(action.kind)) {
-    throw InvalidArgument(place() + "'" + text.substr(0, 60) + "' has an @ that no rank of a transfer follows.");
+    throw InvalidArgument(place() + "'" + shown(text) + "' has an @ that no rank of a transfer follows.");
   }
   return action;
 }
@@ -76,14 +76,11 @@ void read_field(JsonCursor& cursor, const std::string& name, Schedule& schedule)
   if (name == "format") {
     const std::string format = cursor.string(name);
     if (format != kFormat) {
-      throw InvalidArgument("[smdp] JSON: format='" + format.substr(0, 60) + "' is not valid; allowed: '" +
-                            std::string(kFormat) + "'.");
+      refuse("JSON: format", "'" + shown(format) + "'", "'" + std::string(kFormat) + "'");
     }
   } else if (name == "version") {
     const int version = cursor.integer(name);
-    if (version != 1) {
-      throw InvalidArgument("[smdp] JSON: version=" + std::to_string(version) + " is not valid; allowed: 1.");
-    }
+    if (version != 1) refuse("JSON: version", std::to_string(version), "1");
   } else if (name == "name") {
     schedule.name = cursor.string(name);
   } else if (name == "microbatches") {
@@ -105,7 +102,7 @@ void read_field(JsonCursor& cursor, const std::string& name, Schedule& schedule)
   } else if (name == "rows") {
     read_rows(cursor, schedule);
   } else {
-    throw InvalidArgument("[smdp] JSON: there is no field '" + name.substr(0, 60) +
+    throw InvalidArgument("[smdp] JSON: there is no field '" + shown(name) +
                           "'; allowed: format, version, name, microbatches, forward_only, rank_of, skip_edges, tied, "
                           "rows.");
   }
@@ -144,7 +141,7 @@ Schedule from_json(std::string_view text) {
   while (cursor.next('{', "schedule")) {
     const std::string name = cursor.key();
     if (!seen.insert(name).second) {
-      throw InvalidArgument("[smdp] JSON: the field '" + name.substr(0, 60) + "' is there twice.");
+      throw InvalidArgument("[smdp] JSON: the field '" + shown(name) + "' is there twice.");
     }
     read_field(cursor, name, schedule);
   }

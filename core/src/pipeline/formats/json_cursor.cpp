@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "smdp/error.h"
+#include "common/argument.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -14,19 +14,27 @@ void append_utf8(std::string& text, unsigned code) {
   } else if (code < 0x800) {
     text += static_cast<char>(0xC0 | (code >> 6));
     text += static_cast<char>(0x80 | (code & 0x3F));
-  } else {
+  } else if (code < 0x10000) {
     text += static_cast<char>(0xE0 | (code >> 12));
+    text += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
+    text += static_cast<char>(0x80 | (code & 0x3F));
+  } else {
+    text += static_cast<char>(0xF0 | (code >> 18));
+    text += static_cast<char>(0x80 | ((code >> 12) & 0x3F));
     text += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
     text += static_cast<char>(0x80 | (code & 0x3F));
   }
 }
 
+bool is_high_half(unsigned code) { return code >= 0xD800 && code <= 0xDBFF; }
+bool is_low_half(unsigned code) { return code >= 0xDC00 && code <= 0xDFFF; }
+
 }  // namespace
 
 void JsonCursor::refuse(std::string_view what, const std::string& allowed) const {
-  const std::string_view rest = text_.substr(std::min(at_, text_.size()), 40);
-  throw InvalidArgument("[smdp] JSON, character " + std::to_string(at_) + ", " + std::string(what) + ": found '" +
-                        std::string(rest) + "'; allowed: " + allowed + ".");
+  const std::string rest = shown(text_.substr(std::min(at_, text_.size())), 40);
+  throw InvalidArgument("[smdp] JSON, character " + std::to_string(at_) + ", " + shown(what) + ": found '" + rest +
+                        "'; allowed: " + allowed + ".");
 }
 
 void JsonCursor::skip_space() {
@@ -84,8 +92,17 @@ std::string JsonCursor::string(std::string_view what) {
         break;
       case 'u': {
         const unsigned code = hex4(what);
+        if (is_high_half(code) && text_.substr(at_, 2) == "\\u") {
+          at_ += 2;
+          const unsigned low = hex4(what);
+          if (is_low_half(low)) {
+            append_utf8(value, 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00));
+            break;
+          }
+          at_ -= 6;
+        }
         // Half of a surrogate pair is no character, and Python could not read it as text.
-        append_utf8(value, code >= 0xD800 && code <= 0xDFFF ? 0xFFFD : code);
+        append_utf8(value, is_high_half(code) || is_low_half(code) ? 0xFFFD : code);
         break;
       }
       default:
@@ -102,7 +119,10 @@ int JsonCursor::integer(std::string_view what) {
   int value = 0;
   const char* begin = text_.data() + std::min(at_, text_.size());
   const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-  if (error != std::errc()) refuse(what, "an integer");
+  const std::string_view digits(begin, static_cast<std::size_t>(end - begin));
+  const std::string_view unsigned_digits = digits.substr(digits.starts_with('-') ? 1 : 0);
+  const bool has_zero = unsigned_digits.size() > 1 && unsigned_digits.front() == '0';
+  if (error != std::errc() || has_zero) refuse(what, "an integer");
   at_ += static_cast<std::size_t>(end - begin);
   if (at_ < text_.size() && (text_[at_] == '.' || text_[at_] == 'e' || text_[at_] == 'E')) refuse(what, "an integer");
   return value;

@@ -1,25 +1,22 @@
-#include <algorithm>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "smdp/error.h"
+#include "common/argument.h"
+#include "pipeline/lowering/require.h"
 #include "smdp/pipeline/lowering.h"
 
 namespace smdp::pipeline {
 
 Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int horizon) {
   check_shape(schedule);
-  if (horizon < 1) {
-    throw InvalidArgument("[smdp] horizon=" + std::to_string(horizon) +
-                          " is not valid; allowed: 1 or more computations between a reload and its backward.");
-  }
+  check_count("horizon", horizon, 1);
+  require_without(schedule, "add_offload", "OFFLOAD",
+                  [](ActionKind kind) { return kind == ActionKind::kOffload || kind == ActionKind::kReload; });
+  std::vector<char> is_offloaded(schedule.rank_of.size(), 0);
   for (const int stage : stages) {
-    if (stage >= 0 && stage < schedule.stages()) continue;
-    throw InvalidArgument("[smdp] offload of stage " + std::to_string(stage) + ": there are " +
-                          std::to_string(schedule.stages()) + " virtual stages; allowed: 0 to " +
-                          std::to_string(schedule.stages() - 1) + ".");
+    check_count("a stage of offload", stage, 0, schedule.stages() - 1);
+    is_offloaded[at(stage)] = 1;
   }
   Schedule result = schedule;
   if (schedule.forward_only) return result;  // nothing is kept
@@ -33,7 +30,7 @@ Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, i
       if (!is_compute(row[i].kind)) continue;
       computations.push_back(i);
       for_each_part(row[i], [&](const Action& part) {
-        if (std::find(stages.begin(), stages.end(), part.stage) == stages.end()) return;
+        if (!is_in_range(schedule, part) || is_offloaded[at(part.stage)] == 0) return;
         const std::pair key{part.stage, part.microbatch};
         if (part.kind == ActionKind::kForward) {
           forward_at[key] = computations.size() - 1;

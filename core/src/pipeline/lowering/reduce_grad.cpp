@@ -1,11 +1,14 @@
 #include <vector>
 
+#include "pipeline/lowering/require.h"
 #include "smdp/pipeline/lowering.h"
 
 namespace smdp::pipeline {
 
 Schedule add_reduce_grad(const Schedule& schedule) {
   check_shape(schedule);
+  require_without(schedule, "add_reduce_grad", "REDUCE_GRAD",
+                  [](ActionKind kind) { return kind == ActionKind::kReduceGrad; });
   Schedule result = schedule;
   for (auto& row : result.rows) {
     std::vector<int> last(schedule.rank_of.size(), -1);

@@ -6,15 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/data_edges.h"
+#include "pipeline/lowering/require.h"
 #include "pipeline/replay.h"
-#include "smdp/error.h"
 #include "smdp/pipeline/lowering.h"
 
 namespace smdp::pipeline {
 namespace {
-
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
 struct Moment {
   bool is_start = true;  // of the action, or its end
@@ -45,7 +44,7 @@ class Placer {
 
  private:
   // Ends come before starts: a value that is there travels before anybody goes on. Times are whole numbers, since every
-  // computation takes 1 or 2; so a place for each of them sorts faster than comparing.
+  // computation takes 1, 2 or, as a pair, 3; so a place for each of them sorts faster than comparing.
   std::vector<Moment> in_order(const Replay& played) const {
     const auto bucket = [](double time, bool is_start) {
       return 2 * static_cast<std::size_t>(time) + (is_start ? 1 : 0);
@@ -107,18 +106,11 @@ class Placer {
 };
 
 void require_plain(const Schedule& schedule) {
-  const auto is_in_range = [&](const Action& action) {
-    return action.stage >= 0 && action.stage < schedule.stages() && action.microbatch >= 0 &&
-           action.microbatch < schedule.microbatches;
-  };
+  require_without(schedule, "add_send_recv", "transfers", is_transfer);
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
     for (const Action& action : schedule.rows[at(rank)]) {
-      if (is_transfer(action.kind)) {
-        throw InvalidArgument("[smdp] add_send_recv: rank " + std::to_string(rank) + " already has " + to_text(action) +
-                              "; give a schedule without transfers.");
-      }
       for_each_part(action, [&](const Action& part) {
-        if (!is_compute(part.kind) || is_in_range(part)) return;
+        if (!is_compute(part.kind) || is_in_range(schedule, part)) return;
         throw InvalidArgument("[smdp] add_send_recv: rank " + std::to_string(rank) + " has " + to_text(part) +
                               ", out of range: " + std::to_string(schedule.stages()) + " virtual stages, " +
                               std::to_string(schedule.microbatches) + " microbatches.");
@@ -135,7 +127,7 @@ Schedule add_send_recv(const Schedule& schedule) {
   const DataEdges edges(schedule);
   const Replay played = replay(schedule, edges, uniform_costs(schedule.stages()), ReplayMode::kOrderOnly);
   if (!played.stuck.empty()) {
-    throw InvalidArgument("[smdp] add_send_recv: schedule '" + schedule.name +
+    throw InvalidArgument("[smdp] add_send_recv: schedule '" + shown(schedule.name) +
                           "' cannot be put in one order: " + explain(schedule, played.stuck) + ".");
   }
   return Placer(schedule, edges).run(played);

@@ -1,10 +1,13 @@
 #include <vector>
 
+#include "pipeline/lowering/require.h"
 #include "smdp/pipeline/lowering.h"
 
 namespace smdp::pipeline {
 
 Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::vector<int>>& groups) {
+  require_without(schedule, "add_tied_reductions", "REDUCE_TIED",
+                  [](ActionKind kind) { return kind == ActionKind::kReduceTied; });
   Schedule result = schedule;
   result.tied = groups;
   check_shape(result);

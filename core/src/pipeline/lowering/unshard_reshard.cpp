@@ -1,67 +1,134 @@
 #include <algorithm>
-#include <string>
+#include <set>
+#include <utility>
 #include <vector>
 
-#include "smdp/error.h"
+#include "common/argument.h"
+#include "pipeline/lowering/require.h"
 #include "smdp/pipeline/lowering.h"
 
 namespace smdp::pipeline {
 namespace {
 
-// For each action the next `count` different stages that the row computes from there on, nearest first.
-std::vector<std::vector<int>> next_stages(const std::vector<Action>& row, int count) {
-  std::vector<std::vector<int>> next(row.size());
-  std::vector<int> stages;
-  for (std::size_t i = row.size(); i-- > 0;) {
-    if (is_compute(row[i].kind)) {
-      // Both halves of a pair are needed at once; the forward, visited last, ends up in front.
-      std::vector<int> own;
-      for_each_part(row[i], [&](const Action& part) { own.push_back(part.stage); });
-      for (auto stage = own.rbegin(); stage != own.rend(); ++stage) {
-        stages.erase(std::remove(stages.begin(), stages.end(), *stage), stages.end());
-        stages.insert(stages.begin(), *stage);
-      }
+// Goes through a row and keeps whole the `count` different stages that the row computes from there on.
+class Sharder {
+ public:
+  Sharder(const Schedule& schedule, const std::vector<Action>& row, int count)
+      : schedule_(schedule), row_(row), count_(at(count)), stages_(schedule.rank_of.size()) {
+    for (std::size_t i = row.size(); i-- > 0;) {
+      for_each_use(i, [&](int stage, std::size_t use) { stages_[at(stage)].uses.push_back(use); });
     }
-    const auto kept = std::min(stages.size(), static_cast<std::size_t>(count));
-    next[i].assign(stages.begin(), stages.begin() + static_cast<std::ptrdiff_t>(kept));
+    for (int stage = 0; stage < schedule.stages(); ++stage) queue(stage);
   }
-  return next;
-}
+
+  std::vector<Action> run() {
+    std::vector<Action> lowered;
+    for (std::size_t i = 0; i < row_.size(); ++i) {
+      if (is_compute(row_[i].kind)) {
+        choose();
+        reshard(lowered);
+        unshard(lowered);
+      }
+      lowered.push_back(row_[i]);
+      for_each_use(i, [&](int stage, std::size_t use) {
+        near_.erase({use, stage});
+        stages_[at(stage)].uses.pop_back();
+        queue(stage);
+        leaving_.push_back(stage);
+      });
+    }
+    near_.clear();
+    leaving_.clear();
+    for (int stage = 0; stage < schedule_.stages(); ++stage) leaving_.push_back(stage);
+    reshard(lowered);
+    return lowered;
+  }
+
+ private:
+  struct Stage {
+    std::vector<std::size_t> uses;  // the next one last
+    std::size_t unsharded_at = 0;   // 1 for the first one; 0: it is sharded
+  };
+  using Queue = std::set<std::pair<std::size_t, int>>;  // next use, stage
+
+  // Both halves of a pair are needed at once; the forward comes first.
+  template <typename Visit>
+  void for_each_use(std::size_t i, Visit&& visit) const {
+    if (!is_compute(row_[i].kind) || !is_in_range(schedule_, row_[i])) return;
+    const bool is_one_stage = row_[i].kind == ActionKind::kOverlap && row_[i].stage == row_[i].other_stage;
+    std::size_t use = 2 * i;
+    for_each_part(row_[i], [&](const Action& part) {
+      if (use == 2 * i || !is_one_stage) visit(part.stage, use);
+      ++use;
+    });
+  }
+
+  void queue(int stage) {
+    if (!stages_[at(stage)].uses.empty()) far_.emplace(stages_[at(stage)].uses.back(), stage);
+  }
+
+  // The nearest into near_; who is crowded out may have to go.
+  void choose() {
+    while (!far_.empty() && (near_.size() < count_ || *far_.begin() < *near_.rbegin())) {
+      if (near_.size() == count_) {
+        leaving_.push_back(near_.rbegin()->second);
+        far_.insert(near_.extract(std::prev(near_.end())));
+      }
+      coming_.push_back(*far_.begin());
+      near_.insert(far_.extract(far_.begin()));
+    }
+  }
+
+  bool is_near(int stage) const {
+    const auto& uses = stages_[at(stage)].uses;
+    return !uses.empty() && near_.contains({uses.back(), stage});
+  }
+
+  // The one first unsharded first.
+  void reshard(std::vector<Action>& lowered) {
+    std::set<std::pair<std::size_t, int>> gone;
+    for (const int stage : leaving_) {
+      const std::size_t since = stages_[at(stage)].unsharded_at;
+      if (since > 0 && !is_near(stage)) gone.emplace(since, stage);
+    }
+    for (const auto& [since, stage] : gone) {
+      lowered.push_back({.kind = ActionKind::kReshard, .stage = stage});
+      stages_[at(stage)].unsharded_at = 0;
+    }
+    leaving_.clear();
+  }
+
+  // The one needed first first.
+  void unshard(std::vector<Action>& lowered) {
+    std::sort(coming_.begin(), coming_.end());
+    for (const auto& [use, stage] : coming_) {
+      if (stages_[at(stage)].unsharded_at > 0 || !is_near(stage)) continue;
+      lowered.push_back({.kind = ActionKind::kUnshard, .stage = stage});
+      stages_[at(stage)].unsharded_at = ++unsharded_;
+    }
+    coming_.clear();
+  }
+
+  const Schedule& schedule_;
+  const std::vector<Action>& row_;
+  const std::size_t count_;
+  std::vector<Stage> stages_;
+  Queue near_;
+  Queue far_;
+  std::vector<int> leaving_;
+  std::vector<std::pair<std::size_t, int>> coming_;
+  std::size_t unsharded_ = 0;
+};
 
 }  // namespace
 
 Schedule add_unshard_reshard(const Schedule& schedule, int max_unsharded) {
   check_shape(schedule);
-  if (max_unsharded < 2) {
-    throw InvalidArgument(
-        "[smdp] max_unsharded=" + std::to_string(max_unsharded) +
-        " is not valid; allowed: 2 or more, since a pair of overlapped computations uses two stages.");
-  }
+  check_count("max_unsharded", max_unsharded, 2, kLargestCount, ", since a pair of computations uses two stages");
+  require_without(schedule, "add_unshard_reshard", "UNSHARD",
+                  [](ActionKind kind) { return kind == ActionKind::kUnshard || kind == ActionKind::kReshard; });
   Schedule result = schedule;
-  for (auto& row : result.rows) {
-    std::vector<Action> lowered;
-    std::vector<int> whole;  // stages, the one first unsharded first
-    const std::vector<std::vector<int>> nearest = next_stages(row, max_unsharded);
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (is_compute(row[i].kind)) {
-        const std::vector<int>& next = nearest[i];
-        const auto is_next = [&](int stage) { return std::find(next.begin(), next.end(), stage) != next.end(); };
-        for (const int stage : whole) {
-          if (!is_next(stage)) lowered.push_back({.kind = ActionKind::kReshard, .stage = stage});
-        }
-        whole.erase(std::remove_if(whole.begin(), whole.end(), [&](int stage) { return !is_next(stage); }),
-                    whole.end());
-        for (const int stage : next) {
-          if (std::find(whole.begin(), whole.end(), stage) != whole.end()) continue;
-          lowered.push_back({.kind = ActionKind::kUnshard, .stage = stage});
-          whole.push_back(stage);
-        }
-      }
-      lowered.push_back(row[i]);
-    }
-    for (const int stage : whole) lowered.push_back({.kind = ActionKind::kReshard, .stage = stage});
-    row = std::move(lowered);
-  }
+  for (auto& row : result.rows) row = Sharder(schedule, row, max_unsharded).run();
   return result;
 }
 

@@ -1,5 +1,5 @@
-// auto: the shortest of all schedules on the given times that keeps within the memory cap. The candidates are the named
-// ones that have this number of virtual stages, and list scheduling under the cap itself, in a loop and in a V.
+// auto: the shortest of all schedules on the given times that keeps within the memory cap. The candidates are all named
+// ones that can have these numbers, and list scheduling under the cap itself, in a loop and in a V.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/schedules/best_greedy.h"
 #include "pipeline/schedules/schedules.h"
 #include "smdp/error.h"
@@ -14,19 +15,22 @@
 namespace smdp::pipeline {
 namespace {
 
+// Whenever a rank is free, list scheduling looks at all of its stages.
+constexpr int kMostVirtualStages = 64;
+
 std::vector<Schedule> candidates(const GenerateOptions& options, const Costs& costs) {
-  std::vector<Schedule> all;
   const int v = options.virtual_stages;
-  if (v == 1) {
-    all = {one_f_one_b(options), gpipe(options), zb_1p(options), zb_2p(options)};
-  } else {
-    all = {interleaved_1f1b(options), interleaved_zero_bubble(options), looped_bfs(options)};
-  }
-  if (v == 2) {
-    all.push_back(zb_v(options));
-    all.push_back(v_half(options));
-    all.push_back(v_min(options));
-    if (options.microbatches >= 2 * options.stages) all.push_back(dualpipe_v(options));
+  // Of equals the first one is taken: those that are made for this number come before those that have any.
+  std::vector<ScheduleInfo> named = schedule_names();
+  std::stable_partition(named.begin(), named.end(), [&](const ScheduleInfo& info) { return info.virtual_stages == v; });
+  std::vector<Schedule> all;
+  for (const ScheduleInfo& info : named) {
+    if (info.name == "auto" || info.name == "forward_only") continue;
+    try {
+      all.push_back(generate(info.name, options));
+    } catch (const InvalidArgument&) {
+      // It cannot have these numbers.
+    }
   }
   for (const Placement placement : {Placement::kLoop, Placement::kV}) {
     if (placement == Placement::kV && v == 1) continue;
@@ -45,6 +49,7 @@ std::vector<Schedule> candidates(const GenerateOptions& options, const Costs& co
 }  // namespace
 
 Schedule automatic(const GenerateOptions& options) {
+  check_count("virtual_stages", options.virtual_stages, 1, kMostVirtualStages, " for auto");
   const Costs costs = costs_or_unit(options);
   std::optional<Schedule> best;
   std::optional<Score> best_score;
@@ -58,9 +63,9 @@ Schedule automatic(const GenerateOptions& options) {
     best_score = score;
   }
   if (!best) {
-    throw InvalidArgument("[smdp] auto: no schedule keeps within memory_cap=" + std::to_string(*options.memory_cap) +
-                          " bytes per rank; the smallest cap that would do is " + std::to_string(least) +
-                          ". Use smaller microbatches, checkpoint activations, or more stages.");
+    refuse("memory_cap", shown(*options.memory_cap),
+           shown(least) + " bytes per rank or more, the least of all schedules; use smaller microbatches, checkpoint " +
+               "activations, or more stages");
   }
   return std::move(*best);
 }

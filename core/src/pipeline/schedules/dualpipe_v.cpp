@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "common/argument.h"
 #include "pipeline/schedules/schedules.h"
-#include "smdp/error.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -52,13 +52,10 @@ class Row {
 }  // namespace
 
 Schedule dualpipe_v(const GenerateOptions& options) {
-  require_virtual_stages("dualpipe_v", options, 2, "zb_v");
   const int p = options.stages;
   if (options.microbatches < 2 * p) {
-    throw InvalidArgument("[smdp] dualpipe_v needs at least as many microbatches as virtual stages: microbatches=" +
-                          std::to_string(options.microbatches) + ", virtual stages 2 x " + std::to_string(p) +
-                          "; the nearest number that it can have is " + std::to_string(2 * p) +
-                          ", and zb_v takes any.");
+    refuse("microbatches", std::to_string(options.microbatches),
+           std::to_string(2 * p) + " or more for dualpipe_v, the number of its virtual stages; zb_v takes any");
   }
   Schedule schedule = blank("dualpipe_v", Placement::kV, options);
   for (int rank = 0; rank < p; ++rank) {

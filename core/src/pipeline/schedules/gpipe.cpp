@@ -4,7 +4,6 @@
 namespace smdp::pipeline {
 
 Schedule gpipe(const GenerateOptions& options) {
-  require_virtual_stages("gpipe", options, 1, "looped_bfs");
   Schedule schedule = blank("gpipe", Placement::kLoop, options);
   for (int rank = 0; rank < options.stages; ++rank) {
     auto& row = schedule.rows[static_cast<std::size_t>(rank)];

@@ -15,8 +15,6 @@ namespace {
 
 constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
-std::size_t at(int value) { return static_cast<std::size_t>(value); }
-
 class Greedy {
  public:
   Greedy(Schedule blank, const Costs& costs, const GreedyRules& rules)

@@ -10,12 +10,12 @@
 namespace smdp::pipeline {
 
 struct GreedyRules {
-  bool is_split = true;           // I and W apart; W fills the time in which nothing else is ready
-  double memory_cap = 0;          // bytes of activations per rank; 0: any
-  int active_microbatches = 0;    // most between the start of their first F and the end of their last backward; 0: any
-  bool is_backward_first = true;  // where both are ready
-  double patience = 0;            // leave a gap alone that is shorter than this part of a W
-  double forward_patience = 0;    // and one before an input gradient that is shorter than this part of an F
+  bool is_split = true;                    // I and W apart; W fills the time in which nothing else is ready
+  double memory_cap = 0;                   // bytes of activations per rank; 0: any
+  int active_microbatches = 0;             // most between the starts of F and of the backward on stage 0; 0: any
+  bool is_backward_first = true;           // where both are ready
+  double patience = 0;                     // leave a gap alone that is shorter than this part of a W
+  double forward_patience = 0;             // and one before an input gradient that is shorter than this part of an F
   std::vector<std::vector<Action>> order;  // per rank: forwards and input gradients in this order; empty: any
   int lookahead = 0;  // with an order: how far behind the next action one may be that runs while that is not ready
 };

@@ -7,7 +7,6 @@
 namespace smdp::pipeline {
 
 Schedule one_f_one_b(const GenerateOptions& options) {
-  require_virtual_stages("1f1b", options, 1, "interleaved_1f1b");
   Schedule schedule = blank("1f1b", Placement::kLoop, options);
   for (int rank = 0; rank < options.stages; ++rank) {
     auto& row = schedule.rows[static_cast<std::size_t>(rank)];

@@ -25,9 +25,6 @@ Schedule automatic(const GenerateOptions& options);
 // A schedule without actions.
 Schedule blank(std::string name, Placement placement, const GenerateOptions& options);
 
-// Throws InvalidArgument unless there are `count` virtual stages per rank.
-void require_virtual_stages(const char* name, const GenerateOptions& options, int count, const char* instead);
-
 // The options' costs, or 1 per virtual stage of all kinds.
 Costs costs_or_unit(const GenerateOptions& options);
 

@@ -8,7 +8,6 @@
 namespace smdp::pipeline {
 
 Schedule v_half(const GenerateOptions& options) {
-  require_virtual_stages("v_half", options, 2, "zb_v");
   const Costs costs = costs_or_unit(options);
   const double largest = *std::max_element(costs.activation_bytes.begin(), costs.activation_bytes.end());
   // Two slots per hop one way, one the other: on every rank both virtual stages' lifetimes add up to 6 (p - 1).

@@ -8,7 +8,6 @@
 namespace smdp::pipeline {
 
 Schedule v_min(const GenerateOptions& options) {
-  require_virtual_stages("v_min", options, 2, "zb_v");
   const Costs costs = costs_or_unit(options);
   const double largest = *std::max_element(costs.activation_bytes.begin(), costs.activation_bytes.end());
   // One slot per hop: both virtual stages' lifetimes add up to about 4p slots of 6. Activations come and go in pairs.

@@ -9,7 +9,6 @@
 namespace smdp::pipeline {
 
 Schedule zb_1p(const GenerateOptions& options) {
-  require_virtual_stages("zb_1p", options, 1, "interleaved_zero_bubble");
   const Costs costs = costs_or_unit(options);
   const double largest = *std::max_element(costs.activation_bytes.begin(), costs.activation_bytes.end());
   Schedule best = interleaved_zero_bubble(options);

@@ -43,7 +43,6 @@ class Row {
 }  // namespace
 
 Schedule zb_v(const GenerateOptions& options) {
-  require_virtual_stages("zb_v", options, 2, "interleaved_zero_bubble");
   Schedule schedule = blank("zb_v", Placement::kV, options);
   const int p = options.stages;
   const int full = std::max(2 * p - 1, options.microbatches);
