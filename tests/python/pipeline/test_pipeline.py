@@ -241,7 +241,7 @@ def test_violations_are_errors_of_their_own() -> None:
         ("0F0,0X0", r"line 1, cell 2: '0X0' is no action: its kind is unknown"),
         ("0F0\n1F", r"line 2, cell 1: '1F' is no action: it lacks a microbatch"),
         ("5F0", "stage 0 is in no line"),
-        ("99999999F0", "stage 99999999 is not valid"),
+        ("99999999F0", "stage = 99999999 is not valid; allowed: an integer from 0 to 65535"),
         ("0F99999999999", "too large"),
         ("0F1000000000", "microbatches"),
         ("(0F0;0F1)OVERLAP_F_B", "a pair is an F, then a B or an I"),

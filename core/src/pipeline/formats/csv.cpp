@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/formats/read.h"
-#include "smdp/error.h"
 #include "smdp/pipeline/formats.h"
 
 namespace smdp::pipeline {
@@ -54,7 +54,7 @@ std::vector<std::vector<Action>> parse_rows(std::string_view text) {
     }
     rows.push_back(std::move(row));
     if (rows.size() > static_cast<std::size_t>(kMaxRanks)) {
-      throw InvalidArgument("[smdp] CSV: there are more than " + std::to_string(kMaxRanks) + " lines, one per rank.");
+      refuse("CSV: lines", "more than " + std::to_string(kMaxRanks), "one per rank, up to that many");
     }
   }
   return rows;
@@ -66,10 +66,7 @@ std::vector<int> placement_of(const std::vector<std::vector<Action>>& rows) {
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     for (const Action& action : rows[rank]) {
       for_each_part(action, [&](const Action& part) {
-        if (part.stage >= kMaxStages) {
-          throw InvalidArgument("[smdp] CSV: stage " + std::to_string(part.stage) + " is not valid; allowed: 0 to " +
-                                std::to_string(kMaxStages - 1) + ".");
-        }
+        check_count("CSV: stage", part.stage, 0, kMaxStages - 1);
         const auto stage = static_cast<std::size_t>(part.stage);
         if (stage >= rank_of.size()) rank_of.resize(stage + 1, -1);
         if (rank_of[stage] < 0) rank_of[stage] = static_cast<int>(rank);
