@@ -15,7 +15,7 @@ namespace smdp::pipeline {
 struct GenerateOptions {
   int stages = 1;  // pipeline stages, one per rank
   int microbatches = 1;
-  int virtual_stages = 1;              // per rank
+  int virtual_stages = 1;              // per rank; auto: at most 64
   int active_microbatches = 0;         // smp_interleaved: most in flight; 0: stages + 2, as in SMP
   std::optional<Costs> costs;          // smp_interleaved, zb_1p, zb_2p, v_half, v_min, auto; default: 1 each, no hop
   std::optional<double> memory_cap;    // auto: bytes of activations per rank

@@ -73,7 +73,7 @@ def generate(
         name: One of SCHEDULES.
         stages: Pipeline stages, one per rank.
         microbatches: Number of microbatches.
-        virtual_stages: Per rank. Schedules in a V have exactly 2.
+        virtual_stages: Per rank. Schedules in a V have exactly 2, auto at most 64.
         active_microbatches: For smp_interleaved: most that are under way. Default: stages + 2.
         forward: Seconds per virtual stage. Only smp_interleaved, zb_1p, zb_2p, v_half, v_min and auto look at
             times and bytes.
