@@ -75,8 +75,8 @@ struct Partition {
 
 // The best partition. Deterministic; of equal ones "sum" and "bottleneck" take that whose cuts come first.
 //
-// "sum" minimises  sum t_k + (m - 1) X + 2 sum hop_k + tied,  over all cuts, where hop_k is the latency plus cut_bytes /
-// bandwidth of the k-th cut, and `tied` is latency plus bytes / bandwidth for each further stage that uses a group's
+// "sum" minimises  sum t_k + (m - 1) X + 2 sum hop_k + tied,  over all cuts, where hop_k is the latency plus cut_bytes
+// / bandwidth of the k-th cut, and `tied` is latency plus bytes / bandwidth for each further stage that uses a group's
 // parameters: for two stages exactly an all-reduce. It is what 1F1B takes at most, but for the hops that its steady
 // state waits for; GPipe's step, too, where all stages have one ratio of forward to backward. Memory of stage k:
 // state_factor times its parameter_bytes, plus activation_bytes times the microbatches in flight by closed form
@@ -84,8 +84,8 @@ struct Partition {
 // "bottleneck" take no cap.
 // "pipeline" starts there for 1F1B and GPipe, one stage per rank, and moves single cuts as long as the simulated step
 // becomes shorter. Otherwise the simulator decides, about bytes as well, between all cuts; where that would take more
-// than about a second, between those that are Pareto-optimal in (X, the rest of the sum) and that which holds the least,
-// and what moving single cuts makes of the best.
+// than about a second, between those that are Pareto-optimal in (X, the rest of the sum) and that which holds the
+// least, and what moving single cuts makes of the best.
 //
 // Throws InvalidArgument: a value is wrong, with field, value and what is allowed; or no cut fits, with the smallest
 // cap and the smallest number of ranks that would do.

@@ -17,7 +17,7 @@ constexpr std::ptrdiff_t kDeepest = 256;
 void check_unit(const Unit& unit, const std::string& place, int stages) {
   if (unit.name.empty()) refuse(place + ".name", "''", "a name that is not empty");
   if (std::count(unit.name.begin(), unit.name.end(), '.') > kDeepest) {
-    refuse(place + ".name", "'" + unit.name.substr(0, 60) + "...'", "at most " + std::to_string(kDeepest) + " dots");
+    refuse(place + ".name", "'" + shown(unit.name) + "...'", "at most " + std::to_string(kDeepest) + " dots");
   }
   check_amount(place + ".forward", unit.forward);
   check_amount(place + ".backward_input", unit.backward_input);
@@ -40,7 +40,7 @@ void check_units(const Problem& problem, int stages) {
     }
     if (pinned != nullptr && unit.stage < pinned->stage) {
       refuse(place + ".stage", std::to_string(unit.stage),
-             std::to_string(pinned->stage) + " or more, as '" + pinned->name + "' runs before it on that");
+             std::to_string(pinned->stage) + " or more, as '" + shown(pinned->name) + "' runs before it on that");
     }
     pinned = &unit;
   }
@@ -62,9 +62,9 @@ void check_tied(const Problem& problem) {
       shared[unit] += group.bytes;
       // Doubles that were added in another order differ in their last digits.
       if (shared[unit] > problem.units[unit].parameter_bytes * (1 + 1e-9)) {
-        refuse(place + ".bytes", std::to_string(group.bytes),
-               "no more than the parameter_bytes of '" + problem.units[unit].name + "', " +
-                   std::to_string(problem.units[unit].parameter_bytes));
+        refuse(place + ".bytes", shown(group.bytes),
+               "no more than the parameter_bytes of '" + shown(problem.units[unit].name) + "', " +
+                   shown(problem.units[unit].parameter_bytes));
       }
     }
   }
@@ -81,7 +81,7 @@ void check_schedule(const Problem& problem) {
     refuse("virtual_stages", std::to_string(problem.virtual_stages), "1, with the algorithm smp");
   }
   if (problem.algorithm != "pipeline" && problem.memory_cap > 0) {
-    refuse("memory_cap", std::to_string(problem.memory_cap),
+    refuse("memory_cap", shown(problem.memory_cap),
            "0, with the algorithm " + problem.algorithm + " and several stages per rank: only pipeline simulates them");
   }
 }
@@ -103,7 +103,7 @@ void check(const Problem& problem) {
   check_amount("bandwidth", problem.bandwidth);
   constexpr const char* kAlgorithms[] = {"pipeline", "sum", "bottleneck", "smp"};
   if (std::find(std::begin(kAlgorithms), std::end(kAlgorithms), problem.algorithm) == std::end(kAlgorithms)) {
-    refuse("algorithm", "'" + problem.algorithm.substr(0, 60) + "'", "pipeline, sum, bottleneck, smp");
+    refuse("algorithm", "'" + shown(problem.algorithm) + "'", "pipeline, sum, bottleneck, smp");
   }
   const auto stages = std::int64_t{problem.ranks} * problem.virtual_stages;
   const auto units = static_cast<std::int64_t>(problem.units.size());

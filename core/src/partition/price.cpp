@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "smdp/link_cost.h"
 #include "smdp/error.h"
+#include "smdp/link_cost.h"
 #include "smdp/memory.h"
 #include "smdp/pipeline/generate.h"
 #include "smdp/pipeline/simulate.h"

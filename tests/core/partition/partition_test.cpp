@@ -437,7 +437,7 @@ TEST(Partition, WrongInput) {
   says([](Problem& p) { p.units.clear(); }, "units = 0 of them is not valid; allowed: 1 to 4096");
   says([](Problem& p) { p.ranks = 0; }, "ranks = 0 is not valid; allowed: an integer from 1");
   says([](Problem& p) { p.ranks = 7; }, "ranks x virtual_stages = 7 x 1 is not valid; allowed: at most 6");
-  says([](Problem& p) { p.units[2].forward = -1; }, "units[2].forward = -1.0");
+  says([](Problem& p) { p.units[2].forward = -1; }, "units[2].forward = -1");
   says([](Problem& p) { p.units[1].cut_bytes = std::nan(""); }, "units[1].cut_bytes = nan");
   says([](Problem& p) { p.units[1].backward_weight = INFINITY; }, "units[1].backward_weight = inf");
   says([](Problem& p) { p.units[3].stage = 2; }, "units[3].stage = 2 is not valid; allowed: an integer from -1 to 1");
@@ -455,7 +455,7 @@ TEST(Partition, WrongInput) {
   says([](Problem& p) { p.algorithm = "sum", p.virtual_stages = 2, p.memory_cap = 9; }, "only pipeline simulates them");
   says([](Problem& p) { p.schedule = "zb_v"; }, "virtual_stages = 1 is not valid; allowed: 2, with the schedule zb_v");
   says([](Problem& p) { p.units[0].name.assign(5000, '.'); }, "at most 256 dots");
-  says([](Problem& p) { p.microbatches = 1 << 29; }, "microbatches=536870912 is not valid");
+  says([](Problem& p) { p.microbatches = 1 << 29; }, "microbatches = 536870912 is not valid");
 }
 
 }  // namespace

@@ -119,6 +119,10 @@ def test_wrong_input() -> None:
         partition(trace, ranks=2, precision="fp8")
     with pytest.raises(ValueError, match="bandwidth = nan"):
         partition(trace, ranks=2, bandwidth=float("nan"))
+    with pytest.raises(ValueError, match="latency = -1e-09 is not valid"):
+        partition(trace, ranks=2, latency=-1e-9)
+    with pytest.raises(ValueError, match="algorithm = 'x"):
+        partition(trace, ranks=2, algorithm="x" + "\u00e9" * 80)
 
 
 SCHEDULES = ["1f1b", "zb_v", "auto", "v_min", "interleaved_1f1b", "forward_only", ""]
