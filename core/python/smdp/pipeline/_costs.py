@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from typing import SupportsFloat, SupportsIndex
 
 from smdp import _core
 
@@ -56,9 +56,9 @@ def number(name: str, value: object) -> float:
         TypeError: It is no number, or text of one.
     """
     try:
-        if isinstance(value, (str, bytes)):
+        if not isinstance(value, (SupportsFloat, SupportsIndex)):  # float() would read text as well
             raise TypeError
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: a number") from None
 
