@@ -36,7 +36,7 @@ std::vector<std::vector<std::string>> rows_of(const Schedule& schedule) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& row : schedule.rows) {
     std::vector<std::string> texts;
-    for (const pipeline::Action& action : row) texts.push_back(to_text(action));
+    for (const pipeline::Action& action : row) texts.push_back(to_text(schedule, action));
     rows.push_back(std::move(texts));
   }
   return rows;
@@ -138,7 +138,14 @@ void bind_passes(nb::module_& m) {
   m.def("pipeline_add_reduce_grad", &pipeline::add_reduce_grad, nb::arg("schedule"), Release());
   m.def("pipeline_add_tied_reductions", &pipeline::add_tied_reductions, nb::arg("schedule"), nb::arg("groups"),
         Release());
-  m.def("pipeline_add_send_recv", &pipeline::add_send_recv, nb::arg("schedule"), Release());
+  m.def(
+      "pipeline_add_send_recv",
+      [](const Schedule& schedule, const std::vector<std::tuple<int, int, std::string>>& payloads) {
+        std::vector<pipeline::EdgePayload> all;
+        for (const auto& [source, target, payload] : payloads) all.push_back({source, target, payload});
+        return add_send_recv(schedule, all);
+      },
+      nb::arg("schedule"), nb::arg("payloads"), "payloads: (source stage, target stage, what travels).", Release());
 }
 
 void bind_formats(nb::module_& m) {

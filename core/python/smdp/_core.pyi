@@ -743,7 +743,8 @@ def pipeline_add_reduce_grad(schedule: PipelineSchedule) -> PipelineSchedule: ..
 
 def pipeline_add_tied_reductions(schedule: PipelineSchedule, groups: Sequence[Sequence[int]]) -> PipelineSchedule: ...
 
-def pipeline_add_send_recv(schedule: PipelineSchedule) -> PipelineSchedule: ...
+def pipeline_add_send_recv(schedule: PipelineSchedule, payloads: Sequence[tuple[int, int, str]]) -> PipelineSchedule:
+    """payloads: (source stage, target stage, what travels)."""
 
 def pipeline_to_csv(schedule: PipelineSchedule) -> str: ...
 

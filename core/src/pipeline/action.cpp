@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "common/argument.h"
+#include "pipeline/trim.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -41,13 +42,6 @@ int take_number(std::string_view& text, std::string_view whole) {
   if (error != std::errc() || value < 0) return -1;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return value;
-}
-
-std::string_view trim(std::string_view text) {
-  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  return text;
 }
 
 Action parse_single(std::string_view text, std::string_view whole) {

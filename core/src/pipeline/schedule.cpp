@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "common/argument.h"
+#include "pipeline/payload.h"
 
 namespace smdp::pipeline {
 
@@ -28,6 +30,34 @@ std::vector<int> place(Placement placement, int ranks, int virtual_stages) {
     }
   }
   return rank_of;
+}
+
+bool Schedule::operator==(const Schedule& other) const {
+  const auto rest_of = [](const Schedule& schedule) {
+    return std::tie(schedule.name, schedule.microbatches, schedule.forward_only, schedule.rank_of, schedule.skip_edges,
+                    schedule.tied);
+  };
+  if (rest_of(*this) != rest_of(other)) return false;
+  if (payloads == other.payloads) return rows == other.rows;
+  const auto is_equal = [&](const Action& ours, Action theirs) {
+    if (payload_of(*this, ours) != payload_of(other, theirs)) return false;
+    theirs.payload = ours.payload;
+    return ours == theirs;
+  };
+  return std::equal(rows.begin(), rows.end(), other.rows.begin(), other.rows.end(),
+                    [&](const std::vector<Action>& ours, const std::vector<Action>& theirs) {
+                      return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), is_equal);
+                    });
+}
+
+std::string_view payload_of(const Schedule& schedule, const Action& action) {
+  const bool is_said = action.payload >= 0 && static_cast<std::size_t>(action.payload) < schedule.payloads.size();
+  return is_said ? std::string_view(schedule.payloads[at(action.payload)]) : std::string_view();
+}
+
+std::string to_text(const Schedule& schedule, const Action& action) {
+  const std::string_view payload = payload_of(schedule, action);
+  return payload.empty() ? to_text(action) : to_text(action) + ":" + std::string(payload);
 }
 
 void check_shape(const Schedule& schedule) {
@@ -54,6 +84,8 @@ void check_shape(const Schedule& schedule) {
     refuse("skip edge", std::to_string(source) + " -> " + std::to_string(target),
            "from a stage to a later one, past at least one, each once; " + last_stage);
   }
+  check_count("payloads", static_cast<std::int64_t>(schedule.payloads.size()), 0, kMaxPayloads);
+  for (const std::string& payload : schedule.payloads) check_payload(payload);
   for (const std::vector<int>& group : schedule.tied) {
     for (const int stage : group) {
       if (stage < 0 || stage >= stages) refuse("a stage of a tied group", std::to_string(stage), last_stage);

@@ -67,6 +67,8 @@ const char* const kPieces[] = {
     " ",
     "microbatches",
     "RELOAD",
+    ":float32[2x3]",
+    "+int8[]",
 };
 
 std::string damaged(std::string text, Random& random) {
@@ -121,6 +123,7 @@ std::vector<Schedule> seeds() {
     const std::string name(info.name);
     const Schedule schedule = make(name, 2, 4, virtual_stages_of(name).back());
     all.push_back(schedule);
+    all.push_back(add_send_recv(schedule, {{0, 1, "float32[4x16]+bool[4]"}}));
     all.push_back(add_send_recv(add_tied_reductions(
         add_reduce_grad(add_offload(add_unshard_reshard(schedule, 2), {0}, 1)), {{0, schedule.stages() - 1}})));
   }

@@ -75,8 +75,22 @@ Schedule any_order(Random& random) {
   }
 }
 
+const std::vector<std::string> kPayloads{"float32[4x16]", "bfloat16[4x16]", "float32[4x8]", "float32[4x16]+bool[4]"};
+
+// Every other edge says what it carries.
+Schedule with_transfers(const Schedule& schedule, Random& random) {
+  std::vector<EdgePayload> payloads;
+  const auto add = [&](int source, int target) {
+    const auto which = static_cast<std::size_t>(below(random, 2 * kPayloads.size()));
+    if (which < kPayloads.size()) payloads.push_back({source, target, kPayloads[which]});
+  };
+  for (int stage = 0; stage + 1 < schedule.stages(); ++stage) add(stage, stage + 1);
+  for (const auto& [source, target] : schedule.skip_edges) add(source, target);
+  return add_send_recv(schedule, payloads);
+}
+
 Schedule random_schedule(Random& random) {
-  if (below(random, 2) == 0) return add_send_recv(any_order(random));
+  if (below(random, 2) == 0) return with_transfers(any_order(random), random);
   const std::vector<ScheduleInfo> names = schedule_names();
   for (;;) {
     const std::string name(names[static_cast<std::size_t>(below(random, names.size()))].name);
@@ -91,7 +105,7 @@ Schedule random_schedule(Random& random) {
     if (below(random, 3) == 0) schedule = add_offload(schedule, {below(random, schedule.rank_of.size())}, 1);
     if (below(random, 2) == 0) schedule = add_reduce_grad(schedule);
     if (below(random, 3) == 0) schedule = add_tied_reductions(schedule, {{0, schedule.stages() - 1}});
-    return add_send_recv(schedule);
+    return with_transfers(schedule, random);
   }
 }
 
@@ -113,7 +127,10 @@ std::optional<Place> find(const Schedule& schedule, Random& random, Wanted&& wan
   return places[static_cast<std::size_t>(below(random, places.size()))];
 }
 
-bool is_work(const Action& action) { return is_compute(action.kind) || is_transfer(action.kind); }
+// What most of a row is.
+bool is_work(const Action& action) {
+  return (is_compute(action.kind) && action.kind != ActionKind::kOverlap) || is_transfer(action.kind);
+}
 
 // Any action; every other time one of those that are few, if there are any.
 Place any_place(const Schedule& schedule, Random& random) {
@@ -167,7 +184,7 @@ bool depends(const Action& later, const Action& earlier) {
 // Returns the mutation's name, or empty if the schedule has no place for it. `touched`: kinds of what it moved.
 std::string mutate(Schedule& schedule, Random& random, std::set<ActionKind>& touched) {
   auto& rows = schedule.rows;
-  switch (below(random, 6)) {
+  switch (below(random, 7)) {
     case 0: {
       const Place place = any_place(schedule, random);
       auto& row = rows[place.rank];
@@ -222,6 +239,17 @@ std::string mutate(Schedule& schedule, Random& random, std::set<ActionKind>& tou
       action.kind = reversed(action.kind);
       return "send for receive";
     }
+    case 5: {
+      const auto place =
+          find(schedule, random, [](const auto& row, std::size_t i) { return is_transfer(row[i].kind); });
+      if (!place) return "";
+      Action& action = rows[place->rank][place->index];
+      const std::string& other = kPayloads[static_cast<std::size_t>(below(random, kPayloads.size()))];
+      if (payload_of(schedule, action) == other) return "";
+      action.payload = static_cast<std::int16_t>(schedule.payloads.size());
+      schedule.payloads.push_back(other);
+      return "wrong payload";
+    }
     default: {
       // A send and a receive with the same peer, one after the other: the peer has them in the same order.
       const auto place = find(schedule, random, [](const auto& row, std::size_t i) {
@@ -252,7 +280,11 @@ TEST(Mutation, EveryOneIsFoundAndNoValidScheduleIsRefused) {
     if (mutation.empty()) continue;
     touched[mutation].merge(kinds);
     ++mutations;
-    ASSERT_TRUE(verify(schedule)) << mutation << " of\n" << to_json(schedule);
+    const auto found = verify(schedule);
+    ASSERT_TRUE(found) << mutation << " of\n" << to_json(schedule);
+    if (mutation == "wrong payload") {
+      ASSERT_EQ(found->check, Check::kMatching) << found->message;
+    }
   }
   EXPECT_GT(mutations, rounds * 2 / 3);
   for (int kind = 0; kind <= static_cast<int>(ActionKind::kReduceTied); ++kind) {

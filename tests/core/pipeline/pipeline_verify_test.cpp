@@ -194,6 +194,82 @@ TEST(Verify, MatchingNamesPeersAndOrder) {
   EXPECT_EQ(broken(bad, only(Check::kMatching)), "matching");
 }
 
+Action& transfer_in(Schedule& schedule, std::size_t rank, const char* text) {
+  for (Action& action : schedule.rows[rank]) {
+    if (to_text(action) == text) return action;
+  }
+  throw InvalidArgument(text);
+}
+
+TEST(Verify, MatchingComparesDtypesAndShapes) {
+  Schedule bare = make("1f1b", 4, 6);
+  bare.skip_edges = {{0, 2}};
+  const std::string usual = "float32[8x512x768]";
+  const Schedule good = add_send_recv(bare, {{0, 1, usual}, {0, 2, usual + "+int64[8x512]"}, {2, 3, "bool[]"}});
+  EXPECT_EQ(broken(good), "none");
+  EXPECT_EQ(good.payloads.size(), 3U);
+  EXPECT_EQ(from_json(to_json(good)), good);
+  EXPECT_EQ(from_csv(to_csv(good)).payloads, good.payloads);
+  EXPECT_NE(to_csv(good).find("0SEND_F1:float32[8x512x768],"), std::string::npos);
+  EXPECT_NE(to_csv(good).find("0RECV_B1>2:float32[8x512x768]+int64[8x512],"), std::string::npos);
+  EXPECT_EQ(to_csv(add_send_recv(bare)).find(':'), std::string::npos) << "torch reads what says nothing";
+
+  struct Wrong {
+    std::size_t rank;
+    const char* transfer;
+    const char* payload;  // "": it says nothing
+    const char* message;
+  };
+  for (const Wrong& wrong : {
+           Wrong{1, "1RECV_F2", "float32[8x512x512]",
+                 "it receives float32[8x512x512] where 0SEND_F2 of rank 0 sends float32[8x512x768]: the shapes differ"},
+           Wrong{
+               1, "1RECV_F2", "bfloat16[8x512x768]",
+               "it receives bfloat16[8x512x768] where 0SEND_F2 of rank 0 sends float32[8x512x768]: the dtypes differ"},
+           Wrong{0, "0SEND_F3", "float32[8x768]",
+                 "it receives float32[8x512x768] where 0SEND_F3 of rank 0 sends float32[8x768]: the shapes differ"},
+           Wrong{1, "1SEND_B0", "float16[8x512x768]", "sends float16[8x512x768]: the dtypes differ"},
+           Wrong{0, "0RECV_B1>2", "float32[8x512x768]+int32[8x512]", "the dtypes of tensor 1 differ"},
+           Wrong{2, "2RECV_F1>0", "float32[8x512x768]", "2 tensors are sent and 1 received"},
+           Wrong{3, "3RECV_F4", "bool[1]", "it receives bool[1] where 2SEND_F4 of rank 2 sends bool[]: the shapes"},
+           Wrong{3, "3RECV_F4", "", "it receives something where 2SEND_F4 of rank 2 sends bool[]"},
+           Wrong{1, "1SEND_F0", "bool[]", "what is received is not said"},
+       }) {
+    Schedule bad = good;
+    Action& action = transfer_in(bad, wrong.rank, wrong.transfer);
+    action.payload = -1;
+    if (*wrong.payload != '\0') {
+      action.payload = static_cast<std::int16_t>(bad.payloads.size());
+      bad.payloads.emplace_back(wrong.payload);
+    }
+    EXPECT_EQ(broken(bad), "matching") << wrong.transfer;
+    EXPECT_NE(verify(bad)->message.find(wrong.message), std::string::npos) << verify(bad)->message;
+    EXPECT_NE(from_json(to_json(bad)), good);
+    EXPECT_EQ(from_json(to_json(bad)), bad);
+  }
+  // The same by another number is the same.
+  Schedule same = good;
+  same.payloads.push_back(usual);
+  transfer_in(same, 0, "0SEND_F3").payload = 3;
+  EXPECT_EQ(broken(same), "none");
+  EXPECT_EQ(same, good);
+}
+
+TEST(Lowering, PayloadsAreTextOfAnEdge) {
+  const Schedule schedule = make("1f1b", 3, 2);
+  for (const char* wrong : {"", "float32", "float32[8,512]", "[8]", "float32[8x]", "float32[x8]", "float32[-1]",
+                            "float32[08]", "float32[8]+", "float32[8]int8[8]", "float32[99999999999999999999]",
+                            "Float32[8]", "float32]8[", "float32[[8]]", "float32[8]@1"}) {
+    EXPECT_THROW(add_send_recv(schedule, {{0, 1, wrong}}), InvalidArgument) << wrong;
+    EXPECT_THROW(from_csv(std::string("0F0,0SEND_F0:") + wrong), InvalidArgument) << wrong;
+  }
+  for (const auto& [source, target] : {std::pair(0, 2), {1, 0}, {-1, 0}, {2, 3}}) {
+    EXPECT_THROW(add_send_recv(schedule, {{source, target, "bool[]"}}), InvalidArgument) << source << " " << target;
+  }
+  EXPECT_THROW(add_send_recv(schedule, {{0, 1, "bool[]"}, {0, 1, "bool[]"}}), InvalidArgument);
+  EXPECT_THROW(from_csv("0F0:bool[]"), InvalidArgument);
+}
+
 // Both traces as published, filled up to whole forwards or steps: stages 0 and 2 on rank 0, 1 and 3 on rank 1.
 Schedule trace_a() {
   return from_csv(

@@ -146,6 +146,18 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
             lambda s: s.lower(offload=[9]),
             r"a stage of offload = 9 is not valid; allowed: an integer from 0 to 2",
         ),
+        (lambda s: s.lower(payloads=3), r"payloads = 3 is not valid; allowed: a mapping"),  # type: ignore[arg-type]
+        (
+            lambda s: s.lower(payloads={1: "bool[]"}),
+            r"a key of payloads = 1 is not valid; allowed: 2 integers",
+        ),  # type: ignore[dict-item]
+        (lambda s: s.lower(payloads={(0, 1): 1}), r"payloads\[\(0, 1\)\] = 1 is not valid; allowed: a str"),  # type: ignore[dict-item]
+        (
+            lambda s: s.lower(payloads={(0, 1): "f32"}),
+            r"payload = 'f32' is not valid; allowed: for each tensor",
+        ),
+        (lambda s: s.lower(payloads={(0, 2): "bool[]"}), r"payload of stages = 0 -> 2 is not valid"),
+        (lambda s: s.lower(payloads={(0, 1): "bool[]"}, send_recv=False), r"payloads are carried by sends"),
         (lambda s: s.lower(tied=[0]), r"tied\[0\] = 0 is not valid; allowed: integers"),
         (lambda s: s.lower(send_recv=False).lower(), r"rank 0 already has 0REDUCE_GRAD"),
         (lambda s: pipeline.verify(s, checks=[]), r"checks = \[\] is not valid; allowed: at least one"),
@@ -276,6 +288,20 @@ def test_json_is_json() -> None:
     document = json.loads(schedule.to_json())
     assert document["rank_of"] == [0, 1] and document["microbatches"] == 3
     assert document["rows"] == schedule.rows
+
+
+def test_what_travels_is_said_and_compared() -> None:
+    schedule = pipeline.generate("1f1b", stages=3, microbatches=2)
+    lowered = schedule.lower(payloads={(0, 1): "float32[8x512x768]", (1, 2): "bfloat16[8x512x768]"})
+    pipeline.verify(lowered)
+    assert lowered.rows[0][1] == "0SEND_F0:float32[8x512x768]"
+    assert pickle.loads(pickle.dumps(lowered)) == lowered
+    text = lowered.to_json().replace("1RECV_F0:float32[8x512x768]", "1RECV_F0:float32[8x512x512]")
+    with pytest.raises(
+        pipeline.MatchingError, match=r"x512\] where 0SEND_F0 .*x768\]: the shapes differ"
+    ) as caught:
+        pipeline.verify(pipeline.Schedule.from_json(text))
+    assert (caught.value.rank, caught.value.action) == (1, "1RECV_F0")
 
 
 def test_drawing_and_trace() -> None:

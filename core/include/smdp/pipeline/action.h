@@ -33,6 +33,7 @@ enum class ActionKind : std::uint8_t {
 struct Action {
   ActionKind kind = ActionKind::kForward;
   ActionKind second_kind = ActionKind::kBackward;  // kOverlap: I or B, the backward; `stage`, `microbatch`: the forward
+  std::int16_t payload = -1;                       // send and receive: what travels, a place in Schedule::payloads
   int stage = -1;                                  // virtual stage
   int microbatch = -1;
   int other_stage = -1;       // send and receive: at the other end; kOverlap: of the backward; kReduceTied: the group
@@ -85,7 +86,7 @@ SMDP_API std::string_view name_of(ActionKind kind);
 // As in torch's CSV: 2F0, 1UNSHARD, (0F5;3B1)OVERLAP_F_B. A transfer past a stage names the other one: 0SEND_F1>3.
 SMDP_API std::string to_text(const Action& action);
 
-// The reverse; peer stays -1. Throws InvalidArgument.
+// The reverse; peer and payload stay -1. Throws InvalidArgument.
 SMDP_API Action parse_action(std::string_view text);
 
 }  // namespace smdp::pipeline

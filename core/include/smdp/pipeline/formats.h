@@ -10,7 +10,7 @@
 
 namespace smdp::pipeline {
 
-// One line per rank, as torch.distributed.pipelining reads and writes it.
+// One line per rank, as torch.distributed.pipelining reads and writes it; torch knows no payloads.
 SMDP_API std::string to_csv(const Schedule& schedule);
 
 // Ranks, placement, skip edges and tied groups follow from the rows, and so does the number of microbatches unless it

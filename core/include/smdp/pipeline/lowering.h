@@ -2,7 +2,7 @@
 // leaves the order of the others. Run them in this order, each once: InvalidArgument if a row has what it adds.
 #pragma once
 
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "smdp/export.h"
@@ -24,8 +24,16 @@ SMDP_API Schedule add_reduce_grad(const Schedule& schedule);
 // REDUCE_TIED at the end of the rows that hold a stage of the group, in one order on all of them.
 SMDP_API Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::vector<int>>& groups);
 
+// What one virtual stage hands to another: dtype and shape, as in "float32[8x512x768]", a + between several tensors.
+struct EdgePayload {
+  int source = 0;  // virtual stages: neighbours or a skip edge
+  int target = 0;
+  std::string payload;  // the gradient that comes back has the same
+};
+
 // SEND and RECV for every value that changes rank. All transfers stand in one global order, on both sides, so that not
-// even a transport without buffers can deadlock. Throws InvalidArgument if the computations cannot be ordered.
-SMDP_API Schedule add_send_recv(const Schedule& schedule);
+// even a transport without buffers can deadlock. Of edges that `payloads` leaves out, nothing is said. Throws
+// InvalidArgument: the computations cannot be ordered, or a payload is none, or of no edge, or there twice.
+SMDP_API Schedule add_send_recv(const Schedule& schedule, const std::vector<EdgePayload>& payloads = {});
 
 }  // namespace smdp::pipeline

@@ -30,17 +30,20 @@ struct Schedule {
   std::vector<std::vector<Action>> rows;        // per rank
   std::vector<std::pair<int, int>> skip_edges;  // values that pass stages by: (source, target), target > source + 1
   std::vector<std::vector<int>> tied;           // groups of virtual stages that share a weight
+  std::vector<std::string> payloads;            // what transfers carry: "float32[8x512x768]", of several tensors with +
 
   int ranks() const { return static_cast<int>(rows.size()); }
   int stages() const { return static_cast<int>(rank_of.size()); }  // virtual ones
 
-  bool operator==(const Schedule&) const = default;
+  // Payloads by their text: each may list them in its own order.
+  SMDP_API bool operator==(const Schedule& other) const;
 };
 
 // Bounds of what is accepted, so that no input asks for more memory than there is.
 inline constexpr int kMaxRanks = 4096;
 inline constexpr int kMaxStages = 1 << 16;
-inline constexpr int kMaxCells = 1 << 22;  // virtual stages x microbatches
+inline constexpr int kMaxCells = 1 << 22;           // virtual stages x microbatches
+inline constexpr int kMaxPayloads = (1 << 15) - 1;  // different ones
 
 // rank_of for so many virtual stages per rank.
 SMDP_API std::vector<int> place(Placement placement, int ranks, int virtual_stages);
@@ -55,8 +58,14 @@ inline bool is_in_range(const Schedule& schedule, const Action& action) {
   return is_inside;
 }
 
-// Throws InvalidArgument unless ranks, stages, edges and groups are in range and within the bounds above. Rows may hold
-// anything: that is the verifier's matter.
+// What a transfer carries; empty where nothing is said.
+SMDP_API std::string_view payload_of(const Schedule& schedule, const Action& action);
+
+// As to_text(action), and what it carries after a colon: 0SEND_F1:float32[8x512x768].
+SMDP_API std::string to_text(const Schedule& schedule, const Action& action);
+
+// Throws InvalidArgument unless ranks, stages, edges, groups and payloads are in range and within the bounds above.
+// Rows may hold anything: that is the verifier's matter.
 SMDP_API void check_shape(const Schedule& schedule);
 
 }  // namespace smdp::pipeline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 from smdp import _core
@@ -129,6 +129,24 @@ def names(name: str, value: str | Iterable[str]) -> list[str]:
     except TypeError:
         raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: names") from None
     return [text(f"{name}[{index}]", one) for index, one in enumerate(found)]
+
+
+def payloads(name: str, value: Mapping[tuple[int, int], str]) -> list[tuple[int, int, str]]:
+    """Give what edges carry, as (source, target, payload).
+
+    Raises:
+        TypeError: It is no mapping, or not from pairs of integers to text.
+        ValueError: As integers() and text().
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"[smdp] {name} = {value!r:.60} is not valid; allowed: a mapping from (source, target) to text"
+        )
+    found = []
+    for key, payload in value.items():
+        source, target = integers(f"a key of {name}", key, 2)
+        found.append((source, target, text(f"{name}[{key!r:.60}]", payload)))
+    return found
 
 
 def make(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from smdp import _core
@@ -15,7 +15,8 @@ class Schedule:
 
     An action is text as in torch.distributed.pipelining: virtual stage, kind, microbatch ("2F0"). Kinds are
     F, I (input gradient), W (weight gradient), B (both), SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD,
-    REDUCE_GRAD, "(0F5;3B1)OVERLAP_F_B", and smdp's own OFFLOAD, RELOAD and REDUCE_TIED.
+    REDUCE_GRAD, "(0F5;3B1)OVERLAP_F_B", and smdp's own OFFLOAD, RELOAD and REDUCE_TIED. A send or receive may
+    say what it carries: "0SEND_F1:float32[8x512x768]".
     """
 
     __slots__ = ("_core",)
@@ -92,6 +93,7 @@ class Schedule:
         reduce_grad: bool = True,
         tied: Sequence[Sequence[int]] = (),
         send_recv: bool = True,
+        payloads: Mapping[tuple[int, int], str] | None = None,
     ) -> Schedule:
         """Add what an engine needs to execute the computations.
 
@@ -104,6 +106,9 @@ class Schedule:
             reduce_grad: Add REDUCE_GRAD after the last gradient of each stage.
             tied: Groups of virtual stages that share a weight; adds REDUCE_TIED.
             send_recv: Add sends and receives, in an order that no transport can deadlock on.
+            payloads: What a virtual stage hands to another, by (source, target): neighbours or a skip edge. A
+                dtype and a shape, "float32[8x512x768]"; several tensors with + between. The gradient that
+                comes back has the same. Default: sends and receives do not say.
 
         Raises:
             ValueError: An argument is wrong, the schedule has what is to be added, or the
@@ -124,8 +129,13 @@ class Schedule:
         groups = _costs.lists("tied", tied)
         if groups:
             core = _core.pipeline_add_tied_reductions(core, groups)
+        carried = _costs.payloads("payloads", {} if payloads is None else payloads)
         if send_recv:
-            core = _core.pipeline_add_send_recv(core)
+            core = _core.pipeline_add_send_recv(core, carried)
+        elif carried:
+            raise ValueError(
+                "[smdp] payloads are carried by sends and receives; allowed: none, or send_recv=True"
+            )
         return Schedule(core)
 
     def to_csv(self) -> str:

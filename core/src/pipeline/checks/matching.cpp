@@ -1,12 +1,15 @@
 // Every value that changes rank has one send and one receive, each naming the other's rank, and both sides of a channel
 // (all transfers from one rank to another) have them in the same order. Source, target, stage, direction and microbatch
-// are the tag; shape and dtype follow from stage and microbatch.
+// are the tag; if either side says which dtypes and shapes travel, the other says the same.
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "common/argument.h"
 #include "pipeline/checks/checks.h"
+#include "pipeline/payload.h"
 
 namespace smdp::pipeline {
 namespace {
@@ -28,10 +31,24 @@ const Action& action_at(const Schedule& schedule, const Place& place) {
 // The receive that belongs to a send.
 Action receive_of(const Action& send, int rank) {
   return {.kind = send.kind == ActionKind::kSendForward ? ActionKind::kRecvForward : ActionKind::kRecvBackward,
+          .payload = send.payload,
           .stage = send.other_stage,
           .microbatch = send.microbatch,
           .other_stage = send.stage,
           .peer = rank};
+}
+
+Found check_payloads(const Schedule& schedule, const Action& send, const Place& receive) {
+  const std::string_view sent = payload_of(schedule, send);
+  const std::string_view received = payload_of(schedule, action_at(schedule, receive));
+  if (sent == received) return std::nullopt;
+  const auto named = [](std::string_view payload) {
+    return payload.empty() ? std::string("something") : shown(payload, 200);
+  };
+  return violation_at(Check::kMatching, schedule, receive.rank, receive.index,
+                      "it receives " + named(received) + " where " + to_text(send) + " of rank " +
+                          std::to_string(action_at(schedule, receive).peer) + " sends " + named(sent) + ": " +
+                          difference_of(sent, received));
 }
 
 // Every value that has to travel is sent.
@@ -121,12 +138,18 @@ Found check_matching(const Schedule& schedule, const DataEdges& edges) {
       if (i >= channel.sends.size()) {
         return violation_at(Check::kMatching, schedule, receive.rank, receive.index, name + "; nobody sends this one");
       }
-      const Action expected = receive_of(action_at(schedule, channel.sends[i]), ends.first);
+      const Action& send = action_at(schedule, channel.sends[i]);
+      Action expected = receive_of(send, ends.first);
       if (expected == action_at(schedule, receive)) continue;
+      expected.payload = action_at(schedule, receive).payload;
+      if (expected == action_at(schedule, receive)) {
+        if (Found found = check_payloads(schedule, send, receive)) return found;
+        continue;
+      }
       return violation_at(Check::kMatching, schedule, receive.rank, receive.index,
                           "receive " + std::to_string(i) + " of rank " + std::to_string(ends.second) + " from rank " +
-                              std::to_string(ends.first) + " meets " + to_text(action_at(schedule, channel.sends[i])) +
-                              ", which belongs to " + to_text(expected));
+                              std::to_string(ends.first) + " meets " + to_text(send) + ", which belongs to " +
+                              to_text(expected));
     }
   }
   return check_all_sent(schedule, edges);

@@ -31,7 +31,7 @@ std::string_view without_blank_end(std::string_view text) {
   }
 }
 
-std::vector<std::vector<Action>> parse_rows(std::string_view text) {
+std::vector<std::vector<Action>> parse_rows(std::string_view text, PayloadTable& payloads) {
   text = without_blank_end(text);
   std::vector<std::vector<Action>> rows;
   while (!text.empty()) {
@@ -46,7 +46,7 @@ std::vector<std::vector<Action>> parse_rows(std::string_view text) {
       line.remove_prefix(std::min(comma + 1, line.size()));
       if (is_blank(content)) continue;
       try {
-        row.push_back(parse_action(content));
+        row.push_back(read_action(content, payloads));
       } catch (const InvalidArgument& error) {
         throw InvalidArgument("[smdp] CSV, line " + std::to_string(rows.size() + 1) + ", cell " +
                               std::to_string(cell + 1) + ": " + without_tag(error.what()));
@@ -86,7 +86,7 @@ std::vector<int> placement_of(const std::vector<std::vector<Action>>& rows) {
 std::string to_csv(const Schedule& schedule) {
   std::string text;
   for (const auto& row : schedule.rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) text += (i == 0 ? "" : ",") + to_text(row[i]);
+    for (std::size_t i = 0; i < row.size(); ++i) text += (i == 0 ? "" : ",") + to_text(schedule, row[i]);
     text += row.empty() ? ",\n" : "\n";
   }
   return text;
@@ -95,7 +95,8 @@ std::string to_csv(const Schedule& schedule) {
 Schedule from_csv(std::string_view text, int microbatches) {
   Schedule schedule;
   schedule.name = "csv";
-  schedule.rows = parse_rows(text);
+  PayloadTable payloads(schedule);
+  schedule.rows = parse_rows(text, payloads);
   schedule.rank_of = placement_of(schedule.rows);
   schedule.forward_only = true;
   long highest = 0;

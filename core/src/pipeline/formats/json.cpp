@@ -3,7 +3,8 @@
 //   {"format": "smdp.pipeline.schedule", "version": 1, "name": "1f1b", "microbatches": 8, "forward_only": false,
 //    "rank_of": [0, 1], "skip_edges": [[0, 2]], "tied": [[0, 1]], "rows": [["0F0", ...], ...]}
 //
-// An action is written as in CSV. A peer other than the rank of the transfer's other stage follows it: 0SEND_F1@3.
+// An action is written as in CSV, 0SEND_F1:float32[8x16] with what it carries. A peer other than the rank of the
+// transfer's other stage follows it: 0SEND_F1@3.
 #include <charconv>
 #include <set>
 #include <string>
@@ -44,13 +45,13 @@ std::vector<int> read_integers(JsonCursor& cursor, std::string_view what) {
   return values;
 }
 
-Action read_action(JsonCursor& cursor, std::size_t rank, std::size_t index) {
+Action read_cell(JsonCursor& cursor, PayloadTable& payloads, std::size_t rank, std::size_t index) {
   const std::string text = cursor.string("rows");
   const std::size_t mark = text.find('@');
   const auto place = [&] { return "[smdp] JSON, rows[" + std::to_string(rank) + "][" + std::to_string(index) + "]: "; };
   Action action;
   try {
-    action = parse_action(std::string_view(text).substr(0, mark));
+    action = read_action(std::string_view(text).substr(0, mark), payloads);
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(place() + without_tag(error.what()));
   }
@@ -63,11 +64,12 @@ Action read_action(JsonCursor& cursor, std::size_t rank, std::size_t index) {
 }
 
 void read_rows(JsonCursor& cursor, Schedule& schedule) {
+  PayloadTable payloads(schedule);
   cursor.open('[', "rows");
   while (cursor.next('[', "rows")) {
     std::vector<Action> row;
     cursor.open('[', "rows");
-    while (cursor.next('[', "rows")) row.push_back(read_action(cursor, schedule.rows.size(), row.size()));
+    while (cursor.next('[', "rows")) row.push_back(read_cell(cursor, payloads, schedule.rows.size(), row.size()));
     schedule.rows.push_back(std::move(row));
   }
 }
@@ -120,7 +122,7 @@ std::string to_json(const Schedule& schedule) {
           });
   text += ", \"tied\": " + array_of(schedule.tied, integers);
   const auto action_text = [&](const Action& action) {
-    std::string one = "\"" + to_text(action);
+    std::string one = "\"" + to_text(schedule, action);
     if (is_transfer(action.kind)) {
       const bool is_known = action.other_stage >= 0 && action.other_stage < schedule.stages();
       const int usual = is_known ? schedule.rank_of[static_cast<std::size_t>(action.other_stage)] : -1;

@@ -4,6 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "common/argument.h"
+#include "pipeline/payload.h"
+#include "pipeline/trim.h"
 #include "smdp/pipeline/schedule.h"
 
 namespace smdp::pipeline {
@@ -12,6 +15,18 @@ namespace smdp::pipeline {
 inline std::string without_tag(std::string_view message) {
   constexpr std::string_view kTag = "[smdp] ";
   return std::string(message.substr(0, kTag.size()) == kTag ? message.substr(kTag.size()) : message);
+}
+
+// An action and, after a colon, what it carries.
+inline Action read_action(std::string_view text, PayloadTable& payloads) {
+  const std::size_t colon = text.find(':');
+  Action action = parse_action(text.substr(0, colon));
+  if (colon == std::string_view::npos) return action;
+  if (!is_transfer(action.kind)) {
+    throw InvalidArgument("[smdp] '" + shown(text) + "' is no action: only a send or a receive has a payload.");
+  }
+  action.payload = payloads.place_of(trim(text.substr(colon + 1)));
+  return action;
 }
 
 // Gives each transfer that names no peer the rank of the stage at its other end.

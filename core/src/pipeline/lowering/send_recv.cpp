@@ -2,6 +2,7 @@
 // its SEND and its RECV enter both rows at that moment. So both rows follow one global order of all transfers, in which
 // the first one that is not done has both its ranks ready: no transport can deadlock on it.
 #include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "common/argument.h"
 #include "pipeline/data_edges.h"
 #include "pipeline/lowering/require.h"
+#include "pipeline/payload.h"
 #include "pipeline/replay.h"
 #include "smdp/pipeline/lowering.h"
 
@@ -23,8 +25,18 @@ struct Moment {
 
 class Placer {
  public:
-  Placer(const Schedule& schedule, const DataEdges& edges) : schedule_(schedule), edges_(edges), result_(schedule) {
+  Placer(const Schedule& schedule, const DataEdges& edges, const std::vector<EdgePayload>& payloads)
+      : schedule_(schedule), edges_(edges), result_(schedule), payloads_(at(edges.count()), -1) {
     for (auto& row : result_.rows) row.clear();
+    PayloadTable table(result_);
+    for (const EdgePayload& one : payloads) {
+      const int edge = edges.between(one.source, one.target);
+      if (edge < 0 || payloads_[at(edge)] >= 0) {
+        refuse("payload of stages", std::to_string(one.source) + " -> " + std::to_string(one.target),
+               "a stage and the next one, or a skip edge, each once");
+      }
+      payloads_[at(edge)] = table.place_of(one.payload);
+    }
   }
 
   Schedule run(const Replay& played) {
@@ -76,24 +88,27 @@ class Placer {
   void send(const Action& action, int rank) {
     if (action.kind == ActionKind::kForward) {
       for (const int edge : edges_.out(action.stage)) {
-        transfer(ActionKind::kSendForward, ActionKind::kRecvForward, action, edges_.target(edge), rank);
+        transfer(ActionKind::kSendForward, ActionKind::kRecvForward, action, edge, edges_.target(edge), rank);
       }
     } else if (is_input_gradient(action.kind)) {
       for (const int edge : edges_.in(action.stage)) {
-        transfer(ActionKind::kSendBackward, ActionKind::kRecvBackward, action, edges_.source(edge), rank);
+        transfer(ActionKind::kSendBackward, ActionKind::kRecvBackward, action, edge, edges_.source(edge), rank);
       }
     }
   }
 
-  void transfer(ActionKind send, ActionKind receive, const Action& producer, int consumer, int rank) {
+  void transfer(ActionKind send, ActionKind receive, const Action& producer, int edge, int consumer, int rank) {
     const int to = schedule_.rank_of[at(consumer)];
     if (to == rank) return;
+    const std::int16_t payload = payloads_[at(edge)];
     result_.rows[at(rank)].push_back({.kind = send,
+                                      .payload = payload,
                                       .stage = producer.stage,
                                       .microbatch = producer.microbatch,
                                       .other_stage = consumer,
                                       .peer = to});
     result_.rows[at(to)].push_back({.kind = receive,
+                                    .payload = payload,
                                     .stage = consumer,
                                     .microbatch = producer.microbatch,
                                     .other_stage = producer.stage,
@@ -103,6 +118,7 @@ class Placer {
   const Schedule& schedule_;
   const DataEdges& edges_;
   Schedule result_;
+  std::vector<std::int16_t> payloads_;  // by edge
 };
 
 void require_plain(const Schedule& schedule) {
@@ -121,7 +137,7 @@ void require_plain(const Schedule& schedule) {
 
 }  // namespace
 
-Schedule add_send_recv(const Schedule& schedule) {
+Schedule add_send_recv(const Schedule& schedule, const std::vector<EdgePayload>& payloads) {
   check_shape(schedule);
   require_plain(schedule);
   const DataEdges edges(schedule);
@@ -130,7 +146,7 @@ Schedule add_send_recv(const Schedule& schedule) {
     throw InvalidArgument("[smdp] add_send_recv: schedule '" + shown(schedule.name) +
                           "' cannot be put in one order: " + explain(schedule, played.stuck) + ".");
   }
-  return Placer(schedule, edges).run(played);
+  return Placer(schedule, edges, payloads).run(played);
 }
 
 }  // namespace smdp::pipeline
