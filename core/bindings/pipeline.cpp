@@ -74,7 +74,7 @@ void bind_data(nb::module_& m) {
           [](Costs* self, std::vector<double> forward, std::vector<double> backward_input,
              std::vector<double> backward_weight, std::vector<double> activation_bytes, std::vector<double> stash_bytes,
              std::vector<double> receive_bytes, double hop, double unshard, double reduce_grad, double reduce_tied,
-             double offload, double reload) {
+             double reduce_norm, double offload, double reload) {
             new (self) Costs{std::move(forward),
                              std::move(backward_input),
                              std::move(backward_weight),
@@ -85,14 +85,15 @@ void bind_data(nb::module_& m) {
                              unshard,
                              reduce_grad,
                              reduce_tied,
+                             reduce_norm,
                              offload,
                              reload};
           },
           nb::kw_only(), nb::arg("forward"), nb::arg("backward_input"), nb::arg("backward_weight"),
           nb::arg("activation_bytes"), nb::arg("stash_bytes") = std::vector<double>{},
           nb::arg("receive_bytes") = std::vector<double>{}, nb::arg("hop") = 0.0, nb::arg("unshard") = 0.0,
-          nb::arg("reduce_grad") = 0.0, nb::arg("reduce_tied") = 0.0, nb::arg("offload") = 0.0,
-          nb::arg("reload") = 0.0);
+          nb::arg("reduce_grad") = 0.0, nb::arg("reduce_tied") = 0.0, nb::arg("reduce_norm") = 0.0,
+          nb::arg("offload") = 0.0, nb::arg("reload") = 0.0);
   nb::class_<Simulation>(m, "PipelineSimulation", "What simulate() finds; see simulate.h.")
       .def_ro("makespan", &Simulation::makespan)
       .def_ro("span", &Simulation::span)
@@ -138,6 +139,7 @@ void bind_passes(nb::module_& m) {
   m.def("pipeline_add_reduce_grad", &pipeline::add_reduce_grad, nb::arg("schedule"), Release());
   m.def("pipeline_add_tied_reductions", &pipeline::add_tied_reductions, nb::arg("schedule"), nb::arg("groups"),
         Release());
+  m.def("pipeline_add_reduce_norm", &pipeline::add_reduce_norm, nb::arg("schedule"), Release());
   m.def(
       "pipeline_add_send_recv",
       [](const Schedule& schedule, const std::vector<std::tuple<int, int, std::string>>& payloads) {

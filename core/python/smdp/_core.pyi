@@ -685,7 +685,7 @@ class PipelineSchedule:
 class PipelineCosts:
     """Times and bytes per virtual stage; see costs.h."""
 
-    def __init__(self, *, forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], activation_bytes: Sequence[float], stash_bytes: Sequence[float] = [], receive_bytes: Sequence[float] = [], hop: float = 0.0, unshard: float = 0.0, reduce_grad: float = 0.0, reduce_tied: float = 0.0, offload: float = 0.0, reload: float = 0.0) -> None: ...
+    def __init__(self, *, forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], activation_bytes: Sequence[float], stash_bytes: Sequence[float] = [], receive_bytes: Sequence[float] = [], hop: float = 0.0, unshard: float = 0.0, reduce_grad: float = 0.0, reduce_tied: float = 0.0, reduce_norm: float = 0.0, offload: float = 0.0, reload: float = 0.0) -> None: ...
 
 class PipelineSimulation:
     """What simulate() finds; see simulate.h."""
@@ -742,6 +742,8 @@ def pipeline_add_offload(schedule: PipelineSchedule, stages: Sequence[int], hori
 def pipeline_add_reduce_grad(schedule: PipelineSchedule) -> PipelineSchedule: ...
 
 def pipeline_add_tied_reductions(schedule: PipelineSchedule, groups: Sequence[Sequence[int]]) -> PipelineSchedule: ...
+
+def pipeline_add_reduce_norm(schedule: PipelineSchedule) -> PipelineSchedule: ...
 
 def pipeline_add_send_recv(schedule: PipelineSchedule, payloads: Sequence[tuple[int, int, str]]) -> PipelineSchedule:
     """payloads: (source stage, target stage, what travels)."""

@@ -10,9 +10,9 @@
 namespace smdp::pipeline {
 namespace {
 
-constexpr std::array<std::string_view, 15> kNames{
+constexpr std::array<std::string_view, 16> kNames{
     "F",       "I",       "W",           "B",           "SEND_F",  "RECV_F", "SEND_B",      "RECV_B",
-    "UNSHARD", "RESHARD", "REDUCE_GRAD", "OVERLAP_F_B", "OFFLOAD", "RELOAD", "REDUCE_TIED",
+    "UNSHARD", "RESHARD", "REDUCE_GRAD", "OVERLAP_F_B", "OFFLOAD", "RELOAD", "REDUCE_TIED", "REDUCE_NORM",
 };
 
 // So that a stage's neighbour is a number, too.
@@ -47,6 +47,10 @@ int take_number(std::string_view& text, std::string_view whole) {
 Action parse_single(std::string_view text, std::string_view whole) {
   text = trim(text);
   Action action;
+  if (text == name_of(ActionKind::kReduceNorm)) {
+    action.kind = ActionKind::kReduceNorm;
+    return action;
+  }
   action.stage = take_number(text, whole);
   if (action.stage < 0) refuse_action(whole, "it does not begin with a stage");
   std::size_t length = 0;
@@ -54,6 +58,7 @@ Action parse_single(std::string_view text, std::string_view whole) {
   const std::optional<ActionKind> kind = kind_named(text.substr(0, length));
   if (!kind || *kind == ActionKind::kOverlap) refuse_action(whole, "its kind is unknown");
   action.kind = *kind;
+  if (action.kind == ActionKind::kReduceNorm) refuse_action(whole, "its kind takes no stage");
   text.remove_prefix(length);
   const int number = take_number(text, whole);
   if (action.kind == ActionKind::kReduceTied) {
@@ -89,6 +94,7 @@ std::string to_text(const Action& action) {
   if (action.kind == ActionKind::kOverlap) {
     return "(" + to_text(forward_of(action)) + ";" + to_text(backward_of(action)) + ")OVERLAP_F_B";
   }
+  if (action.kind == ActionKind::kReduceNorm) return std::string(name_of(action.kind));
   std::string text = std::to_string(action.stage);
   text += name_of(action.kind);
   if (action.kind == ActionKind::kReduceTied) return text + std::to_string(action.other_stage);

@@ -47,6 +47,7 @@ void check_costs(const Costs& costs, int stages) {
   check_amount("unshard", costs.unshard, kLargest);
   check_amount("reduce_grad", costs.reduce_grad, kLargest);
   check_amount("reduce_tied", costs.reduce_tied, kLargest);
+  check_amount("reduce_norm", costs.reduce_norm, kLargest);
   check_amount("offload", costs.offload, kLargest);
   check_amount("reload", costs.reload, kLargest);
 }

@@ -28,7 +28,7 @@ class Player {
     for (const auto& row : schedule.rows) {
       for (const Action& action : row) {
         has_transfers_ = has_transfers_ || (mode == ReplayMode::kTimed && is_transfer(action.kind));
-        if (action.kind == ActionKind::kReduceTied) ++tied_[action.other_stage].members;
+        if (is_joint(action.kind)) ++joint_[group_of(action)].members;
       }
     }
   }
@@ -67,7 +67,7 @@ class Player {
   }
 
  private:
-  struct Tied {
+  struct Joint {
     int members = 0;
     std::vector<int> arrived;  // ranks
     double last = 0;
@@ -124,8 +124,9 @@ class Player {
         const double backward = ready_at(backward_of(action), missing);
         return backward == kNever ? kNever : std::max(forward, backward);
       }
-      case ActionKind::kReduceTied: {
-        const Tied& group = tied_.at(action.other_stage);
+      case ActionKind::kReduceTied:
+      case ActionKind::kReduceNorm: {
+        const Joint& group = joint_.at(group_of(action));
         *missing = action;
         return static_cast<int>(group.arrived.size()) < group.members ? kNever : group.last;
       }
@@ -164,6 +165,8 @@ class Player {
         return costs_.reduce_grad;
       case ActionKind::kReduceTied:
         return costs_.reduce_tied;
+      case ActionKind::kReduceNorm:
+        return costs_.reduce_norm;
       case ActionKind::kOffload:
         return costs_.offload;
       case ActionKind::kReload:
@@ -188,7 +191,7 @@ class Player {
         timeline[next] = {clock, clock};
         continue;
       }
-      if (action.kind == ActionKind::kReduceTied) arrive(tied_[action.other_stage], rank);
+      if (is_joint(action.kind)) arrive(joint_[group_of(action)], rank);
       if (action.kind == ActionKind::kOverlap && mode_ == ReplayMode::kTimed) {
         if (is_half_done_[at(rank)] == 0) {
           if (!play(forward_of(action), rank, timeline[next])) return;
@@ -217,7 +220,7 @@ class Player {
     return true;
   }
 
-  void arrive(Tied& group, int rank) {
+  void arrive(Joint& group, int rank) {
     if (std::find(group.arrived.begin(), group.arrived.end(), rank) != group.arrived.end()) return;
     group.arrived.push_back(rank);
     group.last = std::max(group.last, clock_[at(rank)]);
@@ -307,7 +310,7 @@ class Player {
   std::vector<double> gradient_end_;
   std::vector<double> forward_arrival_;
   std::vector<double> backward_arrival_;
-  std::map<int, Tied> tied_;
+  std::map<int, Joint> joint_;
   std::map<std::pair<int, int>, Link> links_;
   Link* last_link_ = nullptr;
 };
@@ -332,7 +335,7 @@ std::pair<int, int> find(const Schedule& schedule, const Action& wanted, const s
     const auto& row = schedule.rows[at(rank)];
     for (int index = 0; index < static_cast<int>(row.size()); ++index) {
       const bool waits_itself =
-          wanted.kind == ActionKind::kReduceTied && stuck_at[at(rank)] != nullptr && stuck_at[at(rank)]->index == index;
+          is_joint(wanted.kind) && stuck_at[at(rank)] != nullptr && stuck_at[at(rank)]->index == index;
       if (!waits_itself && is_what(wanted, row[at(index)])) return {rank, index};
     }
   }

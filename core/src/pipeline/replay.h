@@ -16,7 +16,7 @@ namespace smdp::pipeline {
 struct Stuck {
   int rank;
   int index;         // in its row
-  Action waits_for;  // a computation, a send or a tied reduction
+  Action waits_for;  // a computation, a send or a reduction of several ranks
 };
 
 struct Replay {

@@ -69,6 +69,7 @@ const char* const kPieces[] = {
     "RELOAD",
     ":float32[2x3]",
     "+int8[]",
+    "REDUCE_NORM",
 };
 
 std::string damaged(std::string text, Random& random) {
@@ -112,7 +113,8 @@ void use(const Schedule& schedule) {
   } catch (const InvalidArgument&) {
   }
   try {
-    add_send_recv(add_tied_reductions(add_reduce_grad(add_offload(add_unshard_reshard(schedule), {0}, 1)), {{0}}));
+    add_send_recv(add_reduce_norm(
+        add_tied_reductions(add_reduce_grad(add_offload(add_unshard_reshard(schedule), {0}, 1)), {{0}})));
   } catch (const InvalidArgument&) {
   }
 }
@@ -124,8 +126,8 @@ std::vector<Schedule> seeds() {
     const Schedule schedule = make(name, 2, 4, virtual_stages_of(name).back());
     all.push_back(schedule);
     all.push_back(add_send_recv(schedule, {{0, 1, "float32[4x16]+bool[4]"}}));
-    all.push_back(add_send_recv(add_tied_reductions(
-        add_reduce_grad(add_offload(add_unshard_reshard(schedule, 2), {0}, 1)), {{0, schedule.stages() - 1}})));
+    all.push_back(add_send_recv(add_reduce_norm(add_tied_reductions(
+        add_reduce_grad(add_offload(add_unshard_reshard(schedule, 2), {0}, 1)), {{0, schedule.stages() - 1}}))));
   }
   return all;
 }

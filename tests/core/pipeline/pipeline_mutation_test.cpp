@@ -105,6 +105,7 @@ Schedule random_schedule(Random& random) {
     if (below(random, 3) == 0) schedule = add_offload(schedule, {below(random, schedule.rank_of.size())}, 1);
     if (below(random, 2) == 0) schedule = add_reduce_grad(schedule);
     if (below(random, 3) == 0) schedule = add_tied_reductions(schedule, {{0, schedule.stages() - 1}});
+    if (below(random, 3) == 0) schedule = add_reduce_norm(schedule);
     return with_transfers(schedule, random);
   }
 }
@@ -159,6 +160,10 @@ bool depends(const Action& later, const Action& earlier) {
   bool is_found = false;
   for_each_part(later, [&](const Action& use) {
     for_each_part(earlier, [&](const Action& made) {
+      if (use.kind == ActionKind::kReduceNorm) {
+        is_found = is_found || made.kind == ActionKind::kBackward || made.kind == ActionKind::kBackwardWeight ||
+                   made.kind == ActionKind::kReduceGrad || made.kind == ActionKind::kReduceTied;
+      }
       if (use.stage != made.stage) return;
       const bool is_reduced = (use.kind == ActionKind::kReduceGrad || use.kind == ActionKind::kReduceTied) &&
                               (made.kind == ActionKind::kBackward || made.kind == ActionKind::kBackwardWeight);
@@ -287,7 +292,7 @@ TEST(Mutation, EveryOneIsFoundAndNoValidScheduleIsRefused) {
     }
   }
   EXPECT_GT(mutations, rounds * 2 / 3);
-  for (int kind = 0; kind <= static_cast<int>(ActionKind::kReduceTied); ++kind) {
+  for (int kind = 0; kind <= static_cast<int>(ActionKind::kReduceNorm); ++kind) {
     const auto one = static_cast<ActionKind>(kind);
     for (const char* mutation : {"drop", "duplicate", "swap across a dependency"}) {
       EXPECT_TRUE(touched[mutation].contains(one)) << mutation << " of " << name_of(one);

@@ -43,7 +43,7 @@ TEST(Verify, EveryScheduleIsValidBareAndLowered) {
           lowered = add_offload(lowered, {0}, 2);
           lowered = add_reduce_grad(lowered);
           if (lowered.stages() > 1) lowered = add_tied_reductions(lowered, {{0, lowered.stages() - 1}});
-          lowered = add_send_recv(lowered);
+          lowered = add_send_recv(add_reduce_norm(lowered));
           const auto later = verify(lowered);
           ASSERT_FALSE(later) << later->message;
           Costs costs = of_full_stage(schedule);
@@ -161,7 +161,66 @@ TEST(Verify, PassesRunOnce) {
   EXPECT_THROW(add_offload(lowered, {1}), InvalidArgument);
   EXPECT_THROW(add_reduce_grad(lowered), InvalidArgument);
   EXPECT_THROW(add_tied_reductions(lowered, {{0, 1}}), InvalidArgument);
+  EXPECT_THROW(add_reduce_norm(add_reduce_norm(lowered)), InvalidArgument);
   EXPECT_THROW(add_send_recv(add_send_recv(lowered)), InvalidArgument);
+}
+
+TEST(Verify, TheNormIsReducedOnceByEveryRankAfterAllElse) {
+  const auto is_norm = [](const Action& action) { return action.kind == ActionKind::kReduceNorm; };
+  Schedule bare = make("zb_1p", 3, 4);
+  bare.rows.emplace_back();  // a rank without a stage
+  const Schedule good = add_send_recv(add_reduce_norm(add_tied_reductions(add_reduce_grad(bare), {{0, 2}})));
+  EXPECT_EQ(broken(good), "none");
+  EXPECT_EQ(good.rows[3].size(), 1U);
+  EXPECT_EQ(to_text(good.rows[1].back()), "REDUCE_NORM");
+  EXPECT_EQ(from_json(to_json(good)), good);
+  EXPECT_EQ(from_csv(to_csv(good)).rows, good.rows);
+  EXPECT_EQ(add_reduce_norm(make("forward_only", 2, 2)), make("forward_only", 2, 2));
+  EXPECT_EQ(broken(from_csv("0F0,REDUCE_NORM")), "local_order");  // an evaluation has none
+  for (const char* wrong : {"0REDUCE_NORM", "REDUCE_NORM0", "REDUCE_NORM:bool[]", "F0"}) {
+    EXPECT_THROW(from_csv(std::string("0F0,") + wrong), InvalidArgument) << wrong;
+  }
+  Costs costs = uniform_costs(3);
+  const double before = simulate(good, costs).makespan;
+  costs.reduce_norm = 0.5;
+  EXPECT_EQ(simulate(good, costs).makespan, before + 0.5);
+
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    Schedule bad = good;
+    std::erase_if(bad.rows[rank], is_norm);
+    EXPECT_EQ(broken(bad), "completeness") << rank;
+    EXPECT_EQ(verify(bad)->rank, static_cast<int>(rank));
+    EXPECT_EQ(broken(bad, only(Check::kCollectiveOrder)), "collective_order") << rank;
+    bad = good;
+    bad.rows[rank].push_back(bad.rows[rank].back());
+    EXPECT_EQ(broken(bad), "completeness") << rank;
+    EXPECT_EQ(broken(bad, only(Check::kCollectiveOrder)), "collective_order") << rank;
+  }
+  // Before the last weight gradient; before a reduction.
+  Schedule bad = add_reduce_norm(bare);
+  std::swap(bad.rows[1].back(), bad.rows[1][bad.rows[1].size() - 2]);
+  EXPECT_EQ(broken(bad), "local_order");
+  bad = good;
+  std::swap(bad.rows[1].back(), bad.rows[1][bad.rows[1].size() - 2]);
+  EXPECT_EQ(broken(bad), "local_order");
+  EXPECT_NE(verify(bad)->message.find("1REDUCE_GRAD: the gradients' norm has been reduced already"), std::string::npos)
+      << verify(bad)->message;
+  // In the other order than the rank at the other end of a tied group: each waits for the other.
+  bad = good;
+  std::swap(bad.rows[2].back(), bad.rows[2][bad.rows[2].size() - 2]);
+  EXPECT_EQ(broken(bad), "local_order");
+  EXPECT_EQ(broken(bad, only(Check::kCollectiveOrder)), "collective_order");
+  EXPECT_EQ(broken(bad, only(Check::kDeadlock)), "deadlock");
+  EXPECT_EQ(broken(bad, only(Check::kAcyclicity)), "acyclicity");
+  EXPECT_NE(verify(bad, only(Check::kAcyclicity))->message.find("rank 2 at REDUCE_NORM waits for REDUCE_NORM"),
+            std::string::npos)
+      << verify(bad, only(Check::kAcyclicity))->message;
+  // A replica that clips, and one that does not.
+  VerifyOptions options;
+  options.replicas = {good};
+  EXPECT_EQ(broken(good, options), "none");
+  for (auto& row : options.replicas[0].rows) std::erase_if(row, is_norm);
+  EXPECT_EQ(broken(good, options), "collective_order");
 }
 
 // Rank 1 enters the reduction before it sends what rank 0 must have to come there.

@@ -18,7 +18,7 @@ def test_every_schedule_is_made_verified_and_written(name: str) -> None:
     virtual = pipeline.schedule_info(name).virtual_stages or 1
     schedule = pipeline.generate(name, stages=3, microbatches=6, virtual_stages=virtual)
     pipeline.verify(schedule)
-    lowered = schedule.lower(unshard=2, offload=[0], tied=[(0, schedule.stages - 1)])
+    lowered = schedule.lower(unshard=2, offload=[0], tied=[(0, schedule.stages - 1)], reduce_norm=True)
     pipeline.verify(lowered, replicas=[lowered])
     assert pipeline.Schedule.from_json(lowered.to_json()) == lowered
     assert pickle.loads(pickle.dumps(lowered)) == lowered
@@ -206,6 +206,19 @@ def test_reductions_have_their_place() -> None:
     lowered["rows"] = [[action for action in row if "TIED" not in action] for row in lowered["rows"]]
     with pytest.raises(pipeline.CompletenessError, match="0REDUCE_TIED0: the row lacks it"):
         pipeline.verify(pipeline.Schedule.from_json(json.dumps(lowered)))
+
+
+def test_the_norm_is_reduced_by_every_rank() -> None:
+    lowered = pipeline.generate("1f1b", stages=3, microbatches=2).lower(reduce_norm=True)
+    assert [row[-1] for row in lowered.rows] == ["REDUCE_NORM"] * 3
+    document = json.loads(lowered.to_json())
+    document["rows"][1].pop()
+    with pytest.raises(pipeline.CompletenessError, match="rank 1, REDUCE_NORM: the row lacks it") as caught:
+        pipeline.verify(pipeline.Schedule.from_json(json.dumps(document)))
+    assert caught.value.stage == -1
+    times = {"forward": 1, "backward_input": 1, "backward_weight": 1}
+    bare = pipeline.simulate(lowered, **times).makespan
+    assert pipeline.simulate(lowered, **times, reduce_norm=0.25).makespan == bare + 0.25
 
 
 def test_evaluation_stands_beside_a_v() -> None:

@@ -10,7 +10,7 @@
 
 namespace smdp::pipeline {
 
-// In brackets what a table shows, which is what torch.distributed.pipelining writes; the last three are smdp's own.
+// In brackets what a table shows, which is what torch.distributed.pipelining writes; the last four are smdp's own.
 enum class ActionKind : std::uint8_t {
   kForward,         // [F]
   kBackwardInput,   // [I] gradient of the stage's input
@@ -27,6 +27,7 @@ enum class ActionKind : std::uint8_t {
   kOffload,         // [OFFLOAD] move a microbatch's activations to the host
   kReload,          // [RELOAD] and back
   kReduceTied,      // [REDUCE_TIED] sum the gradient of a tied weight over the stages that hold it
+  kReduceNorm,      // [REDUCE_NORM] sum the squares of all gradients over all ranks, for clipping; has no stage
 };
 
 // -1 where a field says nothing.
@@ -52,6 +53,15 @@ inline bool is_compute(ActionKind kind) { return kind <= ActionKind::kBackward |
 // I or B: what the earlier stages wait for.
 inline bool is_input_gradient(ActionKind kind) {
   return kind == ActionKind::kBackwardInput || kind == ActionKind::kBackward;
+}
+
+// What ranks of one pipeline enter together: the members of a tied group, or all ranks.
+inline bool is_joint(ActionKind kind) { return kind == ActionKind::kReduceTied || kind == ActionKind::kReduceNorm; }
+
+// Which of them: the tied group, or kNormGroup.
+inline constexpr int kNormGroup = -1;
+inline int group_of(const Action& joint) {
+  return joint.kind == ActionKind::kReduceNorm ? kNormGroup : joint.other_stage;
 }
 
 // One of a stage; a pair has two.
@@ -83,7 +93,8 @@ void for_each_part(const Action& action, Visit&& visit) {
 
 SMDP_API std::string_view name_of(ActionKind kind);
 
-// As in torch's CSV: 2F0, 1UNSHARD, (0F5;3B1)OVERLAP_F_B. A transfer past a stage names the other one: 0SEND_F1>3.
+// As in torch's CSV: 2F0, 1UNSHARD, (0F5;3B1)OVERLAP_F_B; REDUCE_NORM. A transfer past a stage names the other one:
+// 0SEND_F1>3.
 SMDP_API std::string to_text(const Action& action);
 
 // The reverse; peer and payload stay -1. Throws InvalidArgument.

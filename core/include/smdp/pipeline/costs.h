@@ -16,9 +16,10 @@ struct Costs {
   std::vector<double> stash_bytes;       // what of them is left between I and W; empty: all
   std::vector<double> receive_bytes;     // of a receive buffer, from RECV to the end of what consumes it; empty: 0
   double hop = 0;                        // from the end of a computation to the start on another rank
-  double unshard = 0;                    // these five hold the rank up; the default is that streams hide them
+  double unshard = 0;                    // these six hold the rank up; the default is that streams hide them
   double reduce_grad = 0;
   double reduce_tied = 0;
+  double reduce_norm = 0;
   double offload = 0;
   double reload = 0;
 };

@@ -24,6 +24,9 @@ SMDP_API Schedule add_reduce_grad(const Schedule& schedule);
 // REDUCE_TIED at the end of the rows that hold a stage of the group, in one order on all of them.
 SMDP_API Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::vector<int>>& groups);
 
+// REDUCE_NORM at the end of every row, where gradients are clipped by their global norm.
+SMDP_API Schedule add_reduce_norm(const Schedule& schedule);
+
 // What one virtual stage hands to another: dtype and shape, as in "float32[8x512x768]", a + between several tensors.
 struct EdgePayload {
   int source = 0;  // virtual stages: neighbours or a skip edge

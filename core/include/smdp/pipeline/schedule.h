@@ -48,7 +48,8 @@ inline constexpr int kMaxPayloads = (1 << 15) - 1;  // different ones
 // rank_of for so many virtual stages per rank.
 SMDP_API std::vector<int> place(Placement placement, int ranks, int virtual_stages);
 
-// Whether stage and microbatch, if the kind has one, are those of the schedule; of a pair both halves'.
+// Whether stage and microbatch, if the kind has one, are those of the schedule; of a pair both halves'. kReduceNorm,
+// which has no stage, never is.
 inline bool is_in_range(const Schedule& schedule, const Action& action) {
   bool is_inside = true;
   for_each_part(action, [&](const Action& part) {

@@ -22,7 +22,7 @@ enum class Check {
   kMatching,         // sends and receives of a channel are the same, in the same order
   kDeadlock,         // no rank waits for ever, whatever the transport buffers
   kMemoryCap,        // bytes and microbatches in flight
-  kCollectiveOrder,  // members enter collectives in one order
+  kCollectiveOrder,  // members enter collectives in one order: data parallel, tied, norm
   kAlternation,      // nothing is left over when a step ends
 };
 

@@ -162,6 +162,7 @@ def make(
     unshard: float = 0.0,
     reduce_grad: float = 0.0,
     reduce_tied: float = 0.0,
+    reduce_norm: float = 0.0,
     offload: float = 0.0,
     reload: float = 0.0,
 ) -> _core.PipelineCosts:
@@ -177,6 +178,7 @@ def make(
         unshard=number("unshard", unshard),
         reduce_grad=number("reduce_grad", reduce_grad),
         reduce_tied=number("reduce_tied", reduce_tied),
+        reduce_norm=number("reduce_norm", reduce_norm),
         offload=number("offload", offload),
         reload=number("reload", reload),
     )

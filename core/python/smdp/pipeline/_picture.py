@@ -10,7 +10,7 @@ from typing import Any
 
 _COLORS = {"F": "#4c78a8", "I": "#54a24b", "W": "#b7d7a8", "B": "#f58518", "OVERLAP_F_B": "#b279a2"}
 _OTHER = "#999999"
-_KIND = re.compile(r"(?:\d+|\(.*\))([A-Z_]+)")
+_KIND = re.compile(r"(?:\d+|\(.*\))?([A-Z_]+)")
 _MICROBATCH = re.compile(r"[FIWB](\d+)")
 _MOST_LABELS = 2000  # more than that nobody can read
 

@@ -15,8 +15,8 @@ class Schedule:
 
     An action is text as in torch.distributed.pipelining: virtual stage, kind, microbatch ("2F0"). Kinds are
     F, I (input gradient), W (weight gradient), B (both), SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD,
-    REDUCE_GRAD, "(0F5;3B1)OVERLAP_F_B", and smdp's own OFFLOAD, RELOAD and REDUCE_TIED. A send or receive may
-    say what it carries: "0SEND_F1:float32[8x512x768]".
+    REDUCE_GRAD, "(0F5;3B1)OVERLAP_F_B", and smdp's own OFFLOAD, RELOAD, REDUCE_TIED and REDUCE_NORM, which
+    has no stage. A send or receive may say what it carries: "0SEND_F1:float32[8x512x768]".
     """
 
     __slots__ = ("_core",)
@@ -92,6 +92,7 @@ class Schedule:
         offload_horizon: int = 4,
         reduce_grad: bool = True,
         tied: Sequence[Sequence[int]] = (),
+        reduce_norm: bool = False,
         send_recv: bool = True,
         payloads: Mapping[tuple[int, int], str] | None = None,
     ) -> Schedule:
@@ -105,6 +106,8 @@ class Schedule:
             offload_horizon: Computations between a RELOAD and its backward.
             reduce_grad: Add REDUCE_GRAD after the last gradient of each stage.
             tied: Groups of virtual stages that share a weight; adds REDUCE_TIED.
+            reduce_norm: Add REDUCE_NORM, which sums the squares of the gradients over all ranks, as clipping
+                by the global norm needs.
             send_recv: Add sends and receives, in an order that no transport can deadlock on.
             payloads: What a virtual stage hands to another, by (source, target): neighbours or a skip edge. A
                 dtype and a shape, "float32[8x512x768]"; several tensors with + between. The gradient that
@@ -129,6 +132,8 @@ class Schedule:
         groups = _costs.lists("tied", tied)
         if groups:
             core = _core.pipeline_add_tied_reductions(core, groups)
+        if reduce_norm:
+            core = _core.pipeline_add_reduce_norm(core)
         carried = _costs.payloads("payloads", {} if payloads is None else payloads)
         if send_recv:
             core = _core.pipeline_add_send_recv(core, carried)

@@ -116,6 +116,7 @@ def simulate(
     unshard: float = 0.0,
     reduce_grad: float = 0.0,
     reduce_tied: float = 0.0,
+    reduce_norm: float = 0.0,
     offload: float = 0.0,
     reload: float = 0.0,
 ) -> Simulation:
@@ -136,6 +137,7 @@ def simulate(
         unshard: Seconds that an UNSHARD holds the rank up; so for the others. Default: streams hide them.
         reduce_grad: Of a REDUCE_GRAD.
         reduce_tied: Of a REDUCE_TIED, which its members enter together.
+        reduce_norm: Of a REDUCE_NORM, which all ranks enter together.
         offload: Of an OFFLOAD.
         reload: Of a RELOAD.
 
@@ -156,6 +158,7 @@ def simulate(
         unshard=unshard,
         reduce_grad=reduce_grad,
         reduce_tied=reduce_tied,
+        reduce_norm=reduce_norm,
         offload=offload,
         reload=reload,
     )

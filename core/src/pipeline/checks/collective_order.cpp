@@ -1,5 +1,6 @@
 // Collectives are entered by all members, in one order: tied reductions by the ranks that hold a stage of the group,
-// and what a rank does with its stages' shards by the same rank of every replica.
+// the norm of the gradients by all ranks, and these and what a rank does with its stages' shards by the same rank of
+// every replica.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -11,30 +12,53 @@ namespace smdp::pipeline {
 namespace {
 
 bool is_collective(ActionKind kind) {
-  return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceTied;
+  return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || is_joint(kind);
 }
 
-std::vector<int> collectives_of(const std::vector<Action>& row, bool only_tied) {
+std::vector<int> collectives_of(const std::vector<Action>& row, bool only_joint) {
   std::vector<int> places;
   for (int index = 0; index < static_cast<int>(row.size()); ++index) {
     const ActionKind kind = row[at(index)].kind;
-    if (only_tied ? kind == ActionKind::kReduceTied : is_collective(kind)) places.push_back(index);
+    if (only_joint ? is_joint(kind) : is_collective(kind)) places.push_back(index);
   }
   return places;
 }
 
 bool is_member(const Schedule& schedule, int group, int rank) {
+  if (group == kNormGroup) return true;
   const auto& stages = schedule.tied[at(group)];
   return std::any_of(stages.begin(), stages.end(), [&](int stage) { return schedule.rank_of[at(stage)] == rank; });
 }
 
-Found check_tied(const Schedule& schedule) {
-  std::vector<std::vector<int>> tied(schedule.rows.size());
+// How often each rank enters the norm: without tied groups, the only question of order.
+Found check_norm(const Schedule& schedule, const std::vector<std::vector<int>>& joint) {
+  const auto norms_of = [&](int rank) {
+    std::vector<int> places;
+    for (const int index : joint[at(rank)]) {
+      if (schedule.rows[at(rank)][at(index)].kind == ActionKind::kReduceNorm) places.push_back(index);
+    }
+    return places;
+  };
+  const std::vector<int> first = norms_of(0);
+  for (int rank = 1; rank < schedule.ranks(); ++rank) {
+    const std::vector<int> norms = norms_of(rank);
+    if (norms.size() == first.size()) continue;
+    const bool has_more = norms.size() > first.size();
+    return violation_at(Check::kCollectiveOrder, schedule, has_more ? rank : 0,
+                        has_more ? norms[first.size()] : first[norms.size()],
+                        "rank " + std::to_string(has_more ? 0 : rank) + ", a member too, does not enter it");
+  }
+  return std::nullopt;
+}
+
+Found check_joint(const Schedule& schedule) {
+  std::vector<std::vector<int>> joint(schedule.rows.size());
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
     const auto& row = schedule.rows[at(rank)];
-    tied[at(rank)] = collectives_of(row, true);
-    for (const int index : tied[at(rank)]) {
+    joint[at(rank)] = collectives_of(row, true);
+    for (const int index : joint[at(rank)]) {
       const int group = row[at(index)].other_stage;
+      if (row[at(index)].kind == ActionKind::kReduceNorm) continue;
       if (group < 0 || group >= static_cast<int>(schedule.tied.size()) || !is_member(schedule, group, rank)) {
         return violation_at(Check::kCollectiveOrder, schedule, rank, index,
                             "the rank is no member of group " + std::to_string(group) + "; the schedule has " +
@@ -42,13 +66,14 @@ Found check_tied(const Schedule& schedule) {
       }
     }
   }
+  if (Found found = check_norm(schedule, joint)) return found;
   // Two ranks meet in the groups of which both are members: there they must agree.
   for (int a = 0; a < schedule.ranks(); ++a) {
     for (int b = a + 1; b < schedule.ranks() && !schedule.tied.empty(); ++b) {
       const auto shared = [&](int rank) {
         std::vector<int> places;
-        for (const int index : tied[at(rank)]) {
-          if (is_member(schedule, schedule.rows[at(rank)][at(index)].other_stage, rank == a ? b : a)) {
+        for (const int index : joint[at(rank)]) {
+          if (is_member(schedule, group_of(schedule.rows[at(rank)][at(index)]), rank == a ? b : a)) {
             places.push_back(index);
           }
         }
@@ -63,7 +88,7 @@ Found check_tied(const Schedule& schedule) {
           return violation_at(Check::kCollectiveOrder, schedule, rank, index,
                               "rank " + std::to_string(rank == a ? b : a) + ", a member too, does not enter it");
         }
-        if (schedule.rows[at(a)][at(of_a[i])].other_stage == schedule.rows[at(b)][at(of_b[i])].other_stage) continue;
+        if (group_of(schedule.rows[at(a)][at(of_a[i])]) == group_of(schedule.rows[at(b)][at(of_b[i])])) continue;
         return violation_at(
             Check::kCollectiveOrder, schedule, rank, index,
             "rank " + std::to_string(a) + " enters " + to_text(schedule.rows[at(a)][at(of_a[i])]) + " at this point");
@@ -97,7 +122,7 @@ Found check_replica(const Schedule& schedule, const Schedule& replica) {
 }  // namespace
 
 Found check_collective_order(const Schedule& schedule, const VerifyOptions& options) {
-  if (Found found = check_tied(schedule)) return found;
+  if (Found found = check_joint(schedule)) return found;
   for (const Schedule& replica : options.replicas) {
     if (Found found = check_replica(schedule, replica)) return found;
   }

@@ -1,6 +1,6 @@
 // Computations: per stage and microbatch one F, and one B or one I and one W. Reductions: a schedule may leave
-// gradients to somebody else; if it has a REDUCE_GRAD, then one per stage, and once it is lowered, one REDUCE_TIED per
-// tied group and rank that holds one of its stages.
+// gradients to somebody else; if it has a REDUCE_GRAD, then one per stage, if it has a REDUCE_NORM, then one per rank,
+// and once it is lowered, one REDUCE_TIED per tied group and rank that holds one of its stages.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -54,6 +54,29 @@ Found check_reduce_grad(const Schedule& schedule) {
                         "no row has it, but other stages' gradients are reduced; it is all of them or none");
   }
   return std::nullopt;
+}
+
+Found check_reduce_norm(const Schedule& schedule) {
+  constexpr auto is_norm = [](const Action& action) { return action.kind == ActionKind::kReduceNorm; };
+  int without = -1;
+  bool is_any = false;
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    const auto& row = schedule.rows[at(rank)];
+    const auto first = std::find_if(row.begin(), row.end(), is_norm);
+    if (first == row.end()) {
+      if (without < 0) without = rank;
+      continue;
+    }
+    is_any = true;
+    const auto second = std::find_if(first + 1, row.end(), is_norm);
+    if (second == row.end()) continue;
+    return violation_at(Check::kCompleteness, schedule, rank, static_cast<int>(second - row.begin()),
+                        "a duplicate: a rank enters the reduction of the gradients' norm once");
+  }
+  if (!is_any || without < 0) return std::nullopt;
+  return violation_of(Check::kCompleteness, schedule, without, {.kind = ActionKind::kReduceNorm},
+                      "the row lacks it, but other ranks reduce the gradients' norm; it is all of them or none, also "
+                      "a rank without a stage");
 }
 
 bool is_lowered(const Schedule& schedule) {
@@ -110,7 +133,7 @@ Found check_completeness(const Schedule& schedule) {
     for (int index = 0; index < static_cast<int>(row.size()); ++index) {
       const char* wrong = nullptr;
       for_each_part(row[at(index)], [&](const Action& part) {
-        if (wrong != nullptr) return;
+        if (wrong != nullptr || part.kind == ActionKind::kReduceNorm) return;
         if (!is_in_range(schedule, part)) {
           wrong = "out of range";
         } else if (is_compute(part.kind)) {
@@ -147,6 +170,7 @@ Found check_completeness(const Schedule& schedule) {
     }
   }
   if (Found found = check_reduce_grad(schedule)) return found;
+  if (Found found = check_reduce_norm(schedule)) return found;
   return check_reduce_tied(schedule);
 }
 

@@ -1,6 +1,7 @@
 // Runs the transfers of all rows on three kinds of transport. Computations only pass the time here: that their inputs
 // are there is shown by local order and acyclicity, except on a single stream, where a receive does not hold its row up
-// and the computation does. A tied reduction holds its row up until all ranks that have one of its group are there.
+// and the computation does. A reduction of a tied group, or of the norm, holds its row up until all ranks that have one
+// are there.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -46,9 +47,9 @@ class Runner {
     for (const auto& row : schedule.rows) {
       std::set<int> groups;
       for (const Action& action : row) {
-        if (action.kind == ActionKind::kReduceTied) groups.insert(action.other_stage);
+        if (is_joint(action.kind)) groups.insert(group_of(action));
       }
-      for (const int group : groups) ++tied_[group].members;
+      for (const int group : groups) ++joint_[group].members;
     }
   }
 
@@ -90,7 +91,7 @@ class Runner {
   int place_of(int rank) const { return next_[at(rank)]; }
 
  private:
-  struct Tied {
+  struct Joint {
     int members = 0;
     std::set<int> arrived;  // ranks
   };
@@ -120,8 +121,8 @@ class Runner {
         // What names no peer of this schedule is for the check of matching.
         if (is_wrong(action, rank)) continue;
         if (!transfer(action, rank)) return;
-      } else if (action.kind == ActionKind::kReduceTied) {
-        if (!enter(tied_[action.other_stage], rank)) return;
+      } else if (is_joint(action.kind)) {
+        if (!enter(joint_[group_of(action)], rank)) return;
       } else if (transport_ == Transport::kSingleStream && is_compute(action.kind) && !has_inputs(action)) {
         return;
       }
@@ -129,7 +130,7 @@ class Runner {
   }
 
   // Whether all members are there.
-  bool enter(Tied& group, int rank) {
+  bool enter(Joint& group, int rank) {
     const bool is_new = group.arrived.insert(rank).second;
     if (static_cast<int>(group.arrived.size()) < group.members) return false;
     if (is_new) moved_.insert(moved_.end(), group.arrived.begin(), group.arrived.end());
@@ -206,7 +207,7 @@ class Runner {
   const int buffers_;
   std::vector<int> next_;
   std::vector<std::vector<Pair>> pairs_;  // by the lower rank; a rank has few peers
-  std::map<int, Tied> tied_;
+  std::map<int, Joint> joint_;
   std::vector<int> moved_;
   std::vector<char> value_state_;
   std::vector<char> gradient_state_;

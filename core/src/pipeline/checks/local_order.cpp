@@ -1,5 +1,6 @@
 // What can be seen in one row: a computation stands after what it needs there, a send after its computation, a receive
-// before its use, an offloaded activation is back before its backward, gradients are reduced when they are whole.
+// before its use, an offloaded activation is back before its backward, gradients are reduced when they are whole, and
+// their norm when they are reduced.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,13 +26,19 @@ class Reader {
         done_(schedule.rank_of.size() * at(schedule.microbatches), 0),
         has_value_(has_transfers_ ? at(edges.count()) * at(schedule.microbatches) : 0, 0),
         has_gradient_(has_value_.size(), 0),
-        weights_(schedule.rank_of.size(), 0) {}
+        weights_(schedule.rank_of.size(), 0),
+        has_norm_(schedule.rows.size(), 0) {}
 
   // Why the action cannot stand here, or empty.
   std::string read(const Action& action, int rank) {
+    if (action.kind == ActionKind::kReduceNorm) return why_no_norm(rank);
     if (!is_in_range(schedule_, action)) return "";
-    if (action.kind == ActionKind::kReduceGrad) return why_not_whole(action.stage);
-    if (action.kind == ActionKind::kReduceTied) return why_not_tied_whole(action.other_stage, rank);
+    if (action.kind == ActionKind::kReduceGrad || action.kind == ActionKind::kReduceTied) {
+      if (has_norm_[at(rank)] != 0)
+        return "the gradients' norm has been reduced already; it is that of reduced gradients";
+      return action.kind == ActionKind::kReduceGrad ? why_not_whole(action.stage)
+                                                    : why_not_tied_whole(action.other_stage, rank);
+    }
     if (!is_compute(action.kind) && !is_transfer(action.kind) && action.kind != ActionKind::kOffload &&
         action.kind != ActionKind::kReload) {
       return "";
@@ -111,6 +118,17 @@ class Reader {
     return "";
   }
 
+  // Once per rank: the second one is a duplicate, which completeness finds.
+  std::string why_no_norm(int rank) {
+    if (has_norm_[at(rank)] != 0) return "";
+    has_norm_[at(rank)] = 1;
+    for (int stage = 0; stage < schedule_.stages(); ++stage) {
+      if (schedule_.rank_of[at(stage)] != rank) continue;
+      if (std::string missing = why_not_whole(stage); !missing.empty()) return missing;
+    }
+    return "";
+  }
+
   std::string needs(const Action& action, const std::vector<int>& edges, bool is_forward, int rank) const {
     for (const int edge : edges) {
       const int other = is_forward ? edges_.source(edge) : edges_.target(edge);
@@ -136,7 +154,8 @@ class Reader {
   std::vector<std::uint8_t> done_;
   std::vector<std::uint8_t> has_value_;  // by edge and microbatch
   std::vector<std::uint8_t> has_gradient_;
-  std::vector<int> weights_;  // per stage: microbatches whose weight gradient is there
+  std::vector<int> weights_;    // per stage: microbatches whose weight gradient is there
+  std::vector<char> has_norm_;  // per rank
 };
 
 }  // namespace

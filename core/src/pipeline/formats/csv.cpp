@@ -65,6 +65,7 @@ std::vector<int> placement_of(const std::vector<std::vector<Action>>& rows) {
   std::vector<int> rank_of;
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     for (const Action& action : rows[rank]) {
+      if (action.kind == ActionKind::kReduceNorm) continue;  // of no stage
       for_each_part(action, [&](const Action& part) {
         check_count("CSV: stage", part.stage, 0, kMaxStages - 1);
         const auto stage = static_cast<std::size_t>(part.stage);
