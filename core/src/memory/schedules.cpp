@@ -6,6 +6,7 @@
 
 #include "common/argument.h"
 #include "smdp/memory.h"
+#include "smdp/pipeline/generate.h"
 
 namespace smdp::memory {
 namespace {
@@ -20,24 +21,24 @@ using Form = double (*)(const Shape& at);
 struct Row {
   const char* name;
   Form form;
-  std::int64_t virtual_stages;  // the only number the schedule has; 0: any
 };
 
 constexpr Row kRows[] = {
-    {"gpipe", [](const Shape& at) { return at.m; }, 1},
-    {"smp_interleaved", [](const Shape& at) { return at.p == 1 ? 1 : at.active; }, 1},
-    {"1f1b", [](const Shape& at) { return at.p - at.r; }, 1},
+    {"gpipe", [](const Shape& at) { return at.m; }},
+    // Of those under way every virtual stage may keep its part.
+    {"smp_interleaved", [](const Shape& at) { return at.p == 1 ? 1 : at.active; }},
+    {"1f1b", [](const Shape& at) { return at.p - at.r; }},
     // A round in every virtual stage but the last, two for every hop to the last rank, and one under way.
-    {"interleaved_1f1b", [](const Shape& at) { return ((at.v - 1) * at.round + 2 * (at.p - 1 - at.r) + 1) / at.v; }, 0},
-    {"looped_bfs", [](const Shape& at) { return at.m; }, 0},
+    {"interleaved_1f1b", [](const Shape& at) { return ((at.v - 1) * at.round + 2 * (at.p - 1 - at.r) + 1) / at.v; }},
+    {"looped_bfs", [](const Shape& at) { return at.m; }},
     // One for every hop, one under way, and r whose weight gradient waits.
-    {"interleaved_zero_bubble", [](const Shape& at) { return ((at.v - 1) * at.round + at.p) / at.v; }, 0},
-    {"zb_1p", [](const Shape& at) { return at.p; }, 1},
-    {"zb_2p", [](const Shape& at) { return 2 * at.p - 1; }, 1},
-    {"zb_v", [](const Shape& at) { return at.p; }, 2},
-    {"v_half", [](const Shape& at) { return at.p / 2 + 1; }, 2},
-    {"v_min", [](const Shape& at) { return at.p / 3 + 4.0 / 3; }, 2},
-    {"dualpipe_v", [](const Shape& at) { return at.p + 0.5; }, 2},
+    {"interleaved_zero_bubble", [](const Shape& at) { return ((at.v - 1) * at.round + at.p) / at.v; }},
+    {"zb_1p", [](const Shape& at) { return at.p; }},
+    {"zb_2p", [](const Shape& at) { return 2 * at.p - 1; }},
+    {"zb_v", [](const Shape& at) { return at.p; }},
+    {"v_half", [](const Shape& at) { return at.p / 2 + 1; }},
+    {"v_min", [](const Shape& at) { return at.p / 3 + 4.0 / 3; }},
+    {"dualpipe_v", [](const Shape& at) { return at.p + 0.5; }},
 };
 
 // There are max(1, m / p) rounds, as equal as can be; pipeline/schedules/rounds.h makes them.
@@ -46,10 +47,19 @@ std::int64_t longest_round(std::int64_t pipeline, std::int64_t microbatches) {
   return (microbatches + rounds - 1) / rounds;
 }
 
+const Row& row_of(const std::string& schedule) {
+  std::string known;
+  for (const Row& row : kRows) {
+    if (schedule == row.name) return row;
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  refuse("schedule", "'" + schedule + "'", known);
+}
+
 }  // namespace
 
 bool is_v_shape(const std::string& schedule) {
-  return schedule == "zb_v" || schedule == "v_half" || schedule == "v_min" || schedule == "dualpipe_v";
+  return pipeline::schedule_info(row_of(schedule).name).placement == pipeline::Placement::kV;
 }
 
 bool runs_all_forwards_first(const std::string& schedule) { return schedule == "gpipe" || schedule == "looped_bfs"; }
@@ -61,21 +71,16 @@ double in_flight(const std::string& schedule, std::int64_t pipeline, std::int64_
   check_count("microbatches", microbatches, 1, 1 << 30);
   check_count("virtual_stages", virtual_stages, 1, 1 << 20);
   check_count("active_microbatches", active_microbatches, 0, 1 << 30);
-  std::string known;
-  for (const Row& row : kRows) {
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
-    if (schedule != row.name) continue;
-    if (row.virtual_stages != 0 && virtual_stages != row.virtual_stages) {
-      refuse("virtual_stages", std::to_string(virtual_stages),
-             std::to_string(row.virtual_stages) + ", with the schedule " + schedule);
-    }
-    const auto active = static_cast<double>(active_microbatches == 0 ? pipeline + 2 : active_microbatches);
-    const auto count = static_cast<double>(microbatches);
-    return std::min(count, row.form({static_cast<double>(pipeline), static_cast<double>(rank), count,
-                                     static_cast<double>(virtual_stages), active,
-                                     static_cast<double>(longest_round(pipeline, microbatches))}));
+  const Row& row = row_of(schedule);
+  const int only = pipeline::schedule_info(row.name).virtual_stages;
+  if (only != 0 && virtual_stages != only) {
+    refuse("virtual_stages", std::to_string(virtual_stages), std::to_string(only) + ", with the schedule " + schedule);
   }
-  refuse("schedule", "'" + schedule + "'", known);
+  const auto active = static_cast<double>(active_microbatches == 0 ? pipeline + 2 : active_microbatches);
+  const auto count = static_cast<double>(microbatches);
+  return std::min(count, row.form({static_cast<double>(pipeline), static_cast<double>(rank), count,
+                                   static_cast<double>(virtual_stages), active,
+                                   static_cast<double>(longest_round(pipeline, microbatches))}));
 }
 
 }  // namespace smdp::memory

@@ -44,6 +44,7 @@ std::vector<std::vector<Span>> spans_of(const Pieces& pieces, const Setting& set
     check_sizes(sizes, layers, stages);
   }
   std::vector<std::vector<Span>> ranks(static_cast<std::size_t>(setting.pipeline));
+  const bool is_v = is_v_shape(setting.schedule);
   std::size_t piece = 0;
   for (std::int64_t stage = 0; stage < stages; ++stage) {
     Span span{piece, piece};
@@ -56,7 +57,7 @@ std::vector<std::vector<Span>> spans_of(const Pieces& pieces, const Setting& set
     if (stage == stages - 1) span.end = pieces.list.size();
     piece = span.end;
     const std::int64_t turn = stage % setting.pipeline;
-    const bool is_back = is_v_shape(setting.schedule) && stage >= setting.pipeline;
+    const bool is_back = is_v && stage >= setting.pipeline;
     ranks[static_cast<std::size_t>(is_back ? setting.pipeline - 1 - turn : turn)].push_back(span);
   }
   return ranks;
