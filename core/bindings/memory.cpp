@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "bind.h"
 
 namespace nb = nanobind;
@@ -218,8 +219,14 @@ void bind_estimate(nb::module_& m) {
       .def_ro("stages", &Estimate::stages)
       .def_ro("peak", &Estimate::peak)
       .def_ro("peak_stage", &Estimate::peak_stage)
-      .def("fits", &Estimate::fits, nb::arg("device_memory"), nb::kw_only(), nb::arg("margin") = 0.8,
-           "Whether the peak is at most `margin` of so many bytes.");
+      .def(
+          "fits",
+          [](const Estimate& estimate, nb::handle device_memory, nb::handle margin) {
+            return estimate.fits(number_of("device_memory", device_memory), number_of("margin", margin));
+          },
+          nb::arg("device_memory").none(), nb::kw_only(), nb::arg("margin").none() = 0.8,
+          nb::sig("def fits(self, device_memory: float, *, margin: float = 0.8) -> bool"),
+          "Whether the peak is at most `margin` of so many bytes.");
   m.def("estimate_memory", nb::overload_cast<const Architecture&, const Setting&>(&estimate), nb::arg("architecture"),
         nb::arg("setting"));
   m.def(
@@ -250,11 +257,27 @@ void bind_memory(nb::module_& m) {
       .def_ro("wire", &StateBytes::wire)
       .def_prop_ro("sum", &StateBytes::sum);
   m.def("state_bytes", &state_bytes, nb::arg("precision"), nb::arg("sharding") = "none", nb::arg("degree") = 1);
-  m.def("even_stages", &even_stages, nb::arg("layers"), nb::arg("stages"),
-        "Layers per stage, as even as can be; what remains goes to the middle.");
-  m.def("in_flight", &in_flight, nb::arg("schedule"), nb::kw_only(), nb::arg("pipeline"), nb::arg("rank"),
-        nb::arg("microbatches"), nb::arg("virtual_stages") = 1, nb::arg("active_microbatches") = 0,
-        "Microbatches whose activations a pipeline rank holds at its peak.");
+  m.def(
+      "even_stages",
+      [](nb::handle layers, nb::handle stages) {
+        return even_stages(integer_of("layers", layers), integer_of("stages", stages));
+      },
+      nb::arg("layers").none(), nb::arg("stages").none(),
+      nb::sig("def even_stages(layers: int, stages: int) -> list[int]"),
+      "Layers per stage, as even as can be; what remains goes to the middle.");
+  m.def(
+      "in_flight",
+      [](const std::string& schedule, nb::handle pipeline, nb::handle rank, nb::handle microbatches,
+         nb::handle virtual_stages, nb::handle active_microbatches) {
+        return in_flight(schedule, integer_of("pipeline", pipeline), integer_of("rank", rank),
+                         integer_of("microbatches", microbatches), integer_of("virtual_stages", virtual_stages),
+                         integer_of("active_microbatches", active_microbatches));
+      },
+      nb::arg("schedule"), nb::kw_only(), nb::arg("pipeline").none(), nb::arg("rank").none(),
+      nb::arg("microbatches").none(), nb::arg("virtual_stages").none() = 1, nb::arg("active_microbatches").none() = 0,
+      nb::sig("def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, "
+              "active_microbatches: int = 0) -> float"),
+      "Microbatches whose activations a pipeline rank holds at its peak.");
   m.def(
       "deepspeed_memory",
       [](std::int64_t stage, double elements, double largest_layer, std::int64_t gpus_per_host, std::int64_t hosts,

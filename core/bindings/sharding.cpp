@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "bind.h"
 
 namespace nb = nanobind;
@@ -50,9 +51,22 @@ void bind_sharding(nb::module_& m) {
   nb::class_<ParameterShards>(m, "ParameterShards",
                               "Equal shards of a list of parameters that lie one after the other.")
       .def(nb::init<std::vector<Parameter>, std::int64_t>(), nb::arg("parameters"), nb::arg("ranks"))
-      .def("bytes", nb::overload_cast<std::int64_t>(&ParameterShards::bytes, nb::const_), nb::arg("rank"))
-      .def("pieces", &ParameterShards::pieces, nb::arg("rank"), "What a rank owns, in the order of its shard.")
-      .def("owners", &ParameterShards::owners, nb::arg("parameter"), "Who owns a parameter, in its order.");
+      .def(
+          "bytes",
+          [](const ParameterShards& shards, nb::handle rank) { return shards.bytes(integer_of("rank", rank)); },
+          nb::arg("rank").none(), nb::sig("def bytes(self, rank: int) -> int"))
+      .def(
+          "pieces",
+          [](const ParameterShards& shards, nb::handle rank) { return shards.pieces(integer_of("rank", rank)); },
+          nb::arg("rank").none(), nb::sig("def pieces(self, rank: int) -> list[Piece]"),
+          "What a rank owns, in the order of its shard.")
+      .def(
+          "owners",
+          [](const ParameterShards& shards, nb::handle parameter) {
+            return shards.owners(integer_of("parameter", parameter));
+          },
+          nb::arg("parameter").none(), nb::sig("def owners(self, parameter: int) -> list[Owner]"),
+          "Who owns a parameter, in its order.");
   nb::class_<Layout>(m, "ShardingLayout", "smdp/sharding.h tells its fields.")
       .def(
           "__init__",

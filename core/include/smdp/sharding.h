@@ -43,8 +43,8 @@ class SMDP_API ParameterShards {
 
   std::int64_t bytes() const { return begins_.back(); }  // of all shards, alignment included
   std::int64_t bytes(std::int64_t rank) const;
-  std::vector<Piece> pieces(std::int64_t rank) const;      // in the order of the shard
-  std::vector<Owner> owners(std::size_t parameter) const;  // in the order of the parameter
+  std::vector<Piece> pieces(std::int64_t rank) const;       // in the order of the shard
+  std::vector<Owner> owners(std::int64_t parameter) const;  // in the order of the parameter
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
  private:

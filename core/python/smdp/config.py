@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from smdp._errors import ConfigError
+from smdp._shown import shown
 
 ALGORITHMS = ("auto", "one_shot", "two_shot", "direct", "ring", "recursive_doubling", "tree")
 KERNELS = ("generic", "avx2", "avx512", "neon")
@@ -164,7 +165,7 @@ def options(environ: Mapping[str, str] = os.environ, *, master_addr: str | None 
 
 def invalid(name: str, value: object, allowed: str) -> ConfigError:
     """Make the one-line error for a wrong value."""
-    text = str(value)
+    text = value if isinstance(value, str) else shown(value, 120)
     if len(text) > 120:
         text = text[:117] + "..."
     return ConfigError(f"{name}={text!r} is not valid; allowed: {allowed}")

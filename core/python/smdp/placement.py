@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Literal, NamedTuple, TypeAlias
 
+from smdp._shown import shown
+
 STRATEGIES = ("cluster", "spread", *("".join(letters) for letters in permutations("DPT")))
 
 Kind: TypeAlias = Literal["pp", "tp", "rdp", "dp", "mp"]
@@ -56,11 +58,13 @@ class Placement:
         for name in ("pipeline", "tensor", "data"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"[smdp] {name} = {value!r:.120} is not valid; allowed: an integer from 1")
+                raise ValueError(
+                    f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: an integer from 1"
+                )
         if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
             allowed = ", ".join(STRATEGIES)
             raise ValueError(
-                f"[smdp] placement_strategy = {self.strategy!r:.120} is not valid; allowed: {allowed}"
+                f"[smdp] placement_strategy = {shown(self.strategy, 120)} is not valid; allowed: {allowed}"
             )
 
     @classmethod
@@ -74,7 +78,9 @@ class Placement:
         """
         one = cls(pipeline, tensor, 1, strategy)
         if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-            raise ValueError(f"[smdp] world_size = {world_size!r} is not valid; allowed: an integer from 1")
+            raise ValueError(
+                f"[smdp] world_size = {shown(world_size, 120)} is not valid; allowed: an integer from 1"
+            )
         if world_size % one.size != 0:
             raise ValueError(
                 f"[smdp] world_size = {world_size} is not valid; allowed: a multiple of"
@@ -160,11 +166,13 @@ class Placement:
 
 def _check_index(name: str, value: object, size: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"[smdp] {name} = {value!r:.120} is not valid; allowed: an integer, 0 to {size - 1}")
+        raise ValueError(
+            f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: an integer, 0 to {size - 1}"
+        )
     if not 0 <= value < size:
         raise ValueError(f"[smdp] {name} = {value} is not valid; allowed: 0 to {size - 1}")
 
 
 def _check_kind(kind: object) -> None:
     if not isinstance(kind, str) or kind not in _SHARED:
-        raise ValueError(f"[smdp] group {kind!r:.120} is not valid; allowed: {', '.join(_SHARED)}")
+        raise ValueError(f"[smdp] group {shown(kind, 120)} is not valid; allowed: {', '.join(_SHARED)}")

@@ -27,6 +27,7 @@ from smdp._core import ShardingLayout as ShardingLayout
 from smdp._core import holdings as holdings
 from smdp._core import reshard as reshard
 from smdp._core import shard_bytes as shard_bytes
+from smdp._shown import shown
 from smdp.placement import Placement
 
 __all__ = [
@@ -116,7 +117,7 @@ def layout(placement: Placement, stages: Sequence[int | Sequence[int]]) -> Shard
 
 
 def _wrong(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"[smdp] {name} = {value!r:.120} is not valid; allowed: {allowed}")
+    return ValueError(f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: {allowed}")
 
 
 def _is_integer(value: object, smallest: int, largest: int) -> bool:

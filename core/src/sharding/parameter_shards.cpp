@@ -48,10 +48,11 @@ std::vector<Piece> ParameterShards::pieces(std::int64_t rank) const {
   return found;
 }
 
-std::vector<Owner> ParameterShards::owners(std::size_t parameter) const {
-  check_count("parameter", static_cast<std::int64_t>(parameter), 0, static_cast<std::int64_t>(parameters_.size()) - 1);
-  const std::int64_t first = begins_[parameter];
-  const std::int64_t last = first + size_of(parameters_[parameter]);
+std::vector<Owner> ParameterShards::owners(std::int64_t parameter) const {
+  check_count("parameter", parameter, 0, static_cast<std::int64_t>(parameters_.size()) - 1);
+  const auto index = static_cast<std::size_t>(parameter);
+  const std::int64_t first = begins_[index];
+  const std::int64_t last = first + size_of(parameters_[index]);
   // The first rank whose shard ends behind the parameter's begin.
   std::int64_t rank = 0;
   for (std::int64_t low = 0, high = ranks_ - 1; low <= high;) {
@@ -68,7 +69,7 @@ std::vector<Owner> ParameterShards::owners(std::size_t parameter) const {
     const Bounds shard = bounds(rank);
     const std::int64_t begin = std::max(shard.begin, first);
     const std::int64_t end = std::min(shard.end, last);
-    if (begin < end) found.push_back({rank, {parameter, begin - first, end - first, begin - shard.begin}});
+    if (begin < end) found.push_back({rank, {index, begin - first, end - first, begin - shard.begin}});
     if (shard.end >= last) break;
   }
   return found;

@@ -94,7 +94,7 @@ TEST(ParameterShards, OwnersAreThePiecesTheOtherWayRound) {
       for (const Piece& piece : shards.pieces(rank)) expected[piece.parameter].push_back({rank, piece});
     }
     for (std::size_t i = 0; i < list.size(); ++i) {
-      const std::vector<Owner> owners = shards.owners(i);
+      const std::vector<Owner> owners = shards.owners(static_cast<std::int64_t>(i));
       ASSERT_EQ(owners.size(), expected[i].size());
       for (std::size_t j = 0; j < owners.size(); ++j) {
         EXPECT_EQ(owners[j].rank, expected[i][j].rank);
@@ -238,6 +238,7 @@ TEST(Reshard, WrongInputIsRefused) {
   EXPECT_THROW(ParameterShards({{std::int64_t{1} << 59, std::int64_t{1} << 59, 0, 4, false}}, 2), InvalidArgument);
   EXPECT_THROW(ParameterShards(one, 2).pieces(2), InvalidArgument);
   EXPECT_THROW(ParameterShards(one, 2).owners(1), InvalidArgument);
+  EXPECT_THROW(ParameterShards(one, 2).owners(-1), InvalidArgument);
   EXPECT_THROW(ParameterShards({}, 2).owners(0), InvalidArgument);
   const Layout good{1, 1, 2, {{0}}, {}};
   EXPECT_EQ(reshard(one, good, good).size(), 1U);

@@ -210,3 +210,27 @@ def test_no_config_crashes_the_reader() -> None:
             messages.append(str(error))
     assert read > 1000 and len(messages) > 1000
     assert [message for message in messages if not message.startswith("[smdp] ")] == []
+
+
+@pytest.mark.parametrize("source", [None, 3, b"config.json", pytest.param(10**5000, id="huge")])
+def test_what_is_no_source_is_told(source: object) -> None:
+    with pytest.raises(
+        TypeError, match=r"^\[smdp\] source = .* is not valid; allowed: a path, or what is in"
+    ):
+        memory.read_config(source)  # type: ignore[arg-type]
+
+
+def test_a_path_that_no_file_can_have() -> None:
+    with pytest.raises(smdp.ConfigError, match=r"cannot read .*null byte"):
+        memory.read_config("a\0b")
+
+
+# Python's own reader has an error of its own for more than 4300 digits, which names no field.
+def test_a_number_of_many_digits_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    text = json.dumps({"model_type": "gpt2", **FILES["gpt2"]})
+    path.write_text(text.replace('"n_embd": 48', '"n_embd": ' + "1" * 5000))
+    with pytest.raises(smdp.ConfigError, match="n_embd='inf' is not valid; allowed: an integer from 1"):
+        memory.read_config(path)
+    with pytest.raises(smdp.ConfigError, match="n_embd='an int of 16610 bits' is not valid"):
+        memory.read_config({"model_type": "gpt2", **FILES["gpt2"], "n_embd": 10**5000})

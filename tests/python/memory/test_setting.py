@@ -109,3 +109,32 @@ def test_device_memory_is_a_number(value: float) -> None:
         memory.estimate(MODEL, sequence=16).fits(value)
     with pytest.raises(ValueError, match=r"margin = "):
         memory.estimate(MODEL, sequence=16).fits(1e9, margin=value)
+
+
+@pytest.mark.parametrize("value", ["x", None, [1], pytest.param(10**5000, id="huge")])
+def test_what_is_no_number_is_told(value: object) -> None:
+    estimate = memory.estimate(MODEL, sequence=16)
+    assert estimate.fits(40e9) and estimate.fits(40, margin=1) is False
+    with pytest.raises(TypeError, match=r"^\[smdp\] device_memory = .* is not valid; allowed: a number$"):
+        estimate.fits(value)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^\[smdp\] margin = .* is not valid; allowed: a number$"):
+        estimate.fits(40e9, margin=value)  # type: ignore[arg-type]
+    for call in (
+        lambda: memory.even_stages(4, value),  # type: ignore[arg-type]
+        lambda: memory.in_flight("1f1b", pipeline=value, rank=0, microbatches=1),  # type: ignore[arg-type]
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"^\[smdp\] (stages|pipeline) = .* is not valid"):
+            call()
+
+
+def test_smp_interleaved_may_have_virtual_stages() -> None:
+    assert (
+        memory.in_flight(
+            "smp_interleaved", pipeline=2, rank=0, microbatches=8, virtual_stages=2, active_microbatches=3
+        )
+        == 3
+    )
+    estimate = memory.estimate(
+        MODEL, sequence=16, pipeline=2, virtual_stages=2, microbatches=8, schedule="smp_interleaved"
+    )
+    assert [stage.in_flight for stage in estimate.stages] == [4, 4]

@@ -206,3 +206,18 @@ def test_no_text_crashes_the_reader() -> None:
             messages.append(str(error))
     assert read > 500 and len(messages) > 1000
     assert [message for message in messages if not message.startswith("[smdp] ")] == []
+
+
+def test_a_number_of_many_digits_is_named() -> None:
+    text = json.dumps({"smdp_trace": 1, "units": [{"name": "a", "parameter_bytes": 7}]})
+    with pytest.raises(
+        ValueError, match=r"units\[0\]\.parameter_bytes = inf is not valid; allowed: an integer"
+    ):
+        Trace.from_json(text.replace("7", "7" * 5000))
+    with pytest.raises(ValueError, match=r"parameter_bytes = an int of 16610 bits is not valid"):
+        Trace(units=(Unit(name="a", parameter_bytes=10**5000),))
+
+
+def test_what_is_no_path_is_told() -> None:
+    with pytest.raises(TypeError, match=r"^\[smdp\] path = None is not valid"):
+        Trace.read(None)  # type: ignore[arg-type]

@@ -146,6 +146,11 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
             lambda s: s.lower(offload=[9]),
             r"a stage of offload = 9 is not valid; allowed: an integer from 0 to 2",
         ),
+        (
+            lambda s: pipeline.generate("1f1b", stages=10**5000, microbatches=1),
+            "stages = an int of 16610 bits is not valid",
+        ),
+        (lambda s: pipeline.simulate(s, **TIMES | {"forward": 10**5000}), "forward = an int of 16610 bits"),
         (lambda s: s.lower(payloads=3), r"payloads = 3 is not valid; allowed: a mapping"),  # type: ignore[arg-type]
         (
             lambda s: s.lower(payloads={1: "bool[]"}),

@@ -164,3 +164,29 @@ def test_wrong_arguments(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=r"^\[smdp\] ") as caught:
         make()  # type: ignore[operator]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        (-1, "parameter = -1 is not valid; allowed: an integer from 0 to 0"),
+        (2**64, "parameter = 18446744073709551616 is not valid; allowed: an integer of 64 bits"),
+        pytest.param(10**5000, "allowed: an integer of 64 bits", id="huge"),
+        ("x", "parameter = 'x' is not valid; allowed: an integer"),
+        (None, "parameter = None is not valid; allowed: an integer"),
+        (0.0, "parameter = 0.0 is not valid; allowed: an integer"),
+    ],
+)
+def test_wrong_places_are_named(parameter: object, message: str) -> None:
+    shards = sharding.ParameterShards([sharding.parameter((4, 4))], ranks=2)
+    with pytest.raises((TypeError, ValueError), match=r"^\[smdp\] ") as caught:
+        shards.owners(parameter)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    for method in (shards.pieces, shards.bytes):
+        with pytest.raises((TypeError, ValueError), match=r"^\[smdp\] rank = "):
+            method(parameter if parameter != 0.0 else 2)  # type: ignore[arg-type]
+
+
+def test_a_number_that_cannot_be_shown_is_told() -> None:
+    with pytest.raises(ValueError, match=r"shape\[0\] = an int of 16610 bits is not valid"):
+        sharding.parameter((10**5000,))

@@ -180,15 +180,20 @@ def _simulate(
 ) -> None:
     """Predict a step's time on hosts you do not have, by the cost model; beside ring all_reduce."""
     from smdp._errors import SmdpError
+    from smdp._shown import shown
     from smdp.cli import gradients as models
     from smdp.cli import simulate
 
     try:
         if what != "ddp":
             raise ValueError(f"there is no simulation of {what!r}; allowed: ddp")
-        counts = [int(text) if text.strip().isdecimal() else 0 for text in hosts.split(",")]
+        counts = [
+            int(text) if text.strip().isdecimal() and len(text) < 10 else 0 for text in hosts.split(",")
+        ]
         if min(counts) < 1:
-            raise ValueError(f"--hosts={hosts!r} is not valid; allowed: integers above 0, comma-separated")
+            raise ValueError(
+                f"--hosts={shown(hosts)} is not valid; allowed: integers above 0, comma-separated"
+            )
         model = models.parse("--gradients", gradients)
         rows = simulate.simulate_ddp(
             hosts=counts,

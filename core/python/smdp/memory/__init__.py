@@ -27,6 +27,7 @@ from smdp._core import in_flight as in_flight
 from smdp._core import layer_activations as layer_activations
 from smdp._core import parameters as parameters
 from smdp._core import state_bytes as state_bytes
+from smdp._shown import shown
 from smdp.memory.config_file import read_config as read_config
 from smdp.partition.trace import Trace
 
@@ -82,9 +83,9 @@ def estimate(model: Architecture | Trace, setting: Setting | None = None, **opti
     elif options:
         raise TypeError(f"[smdp] estimate() takes a setting or its fields, not both: {', '.join(options)}")
     if not isinstance(model, (Architecture, Trace)):
-        raise TypeError(f"[smdp] model = {model!r:.120} is not valid; allowed: an Architecture, a Trace")
+        raise TypeError(f"[smdp] model = {shown(model, 120)} is not valid; allowed: an Architecture, a Trace")
     if not isinstance(setting, Setting):
-        raise TypeError(f"[smdp] setting = {setting!r:.120} is not valid; allowed: a Setting")
+        raise TypeError(f"[smdp] setting = {shown(setting, 120)} is not valid; allowed: a Setting")
     if isinstance(model, Trace):
         return estimate_trace_memory(*model.memory_arguments(), setting=setting)
     return estimate_memory(model, setting)
@@ -104,5 +105,5 @@ def _explain(options: dict[str, Any]) -> TypeError:
             Setting(**{name: value})
         except TypeError:
             allowed = _TYPES[type(getattr(known, name))]
-            return TypeError(f"[smdp] {name} = {value!r} is not valid; allowed: {allowed}")
+            return TypeError(f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: {allowed}")
     return TypeError("[smdp] these options make no setting")

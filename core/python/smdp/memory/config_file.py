@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from smdp import _json
 from smdp._core import Architecture, parameters
 from smdp._errors import ConfigError
+from smdp._shown import shown
 from smdp.memory.families import FAMILIES
 from smdp.memory.fields import Fields
 
@@ -24,7 +25,12 @@ def read_config(source: str | PathLike[str] | Mapping[str, Any]) -> Architecture
     Raises:
         ConfigError: The file cannot be read, or a field is missing or wrong; the message names the field, its
             value and what is allowed.
+        TypeError: The source is none of these.
     """
+    if not isinstance(source, (str, PathLike, Mapping)):
+        raise TypeError(
+            f"[smdp] source = {shown(source)} is not valid; allowed: a path, or what is in a config.json"
+        )
     if isinstance(source, Mapping):
         values, name = source, "config"
     else:
@@ -48,10 +54,10 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"[smdp] cannot read {path}: {error}") from None
     try:
-        values = json.loads(text)
+        values = _json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"[smdp] {path} is not JSON: {error}") from None
     if not isinstance(values, dict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from smdp._core import Partition as Partition
 from smdp._core import PartitionStage as PartitionStage
 from smdp._core import partition_units, state_bytes
+from smdp._shown import shown
 from smdp.partition.trace import ELEMENT_BYTES, Trace
 
 # SMP's default, for optimize="speed"; 0.8 is that for "memory".
@@ -56,7 +57,10 @@ def partition(
     Raises:
         ValueError: A value is wrong, with its name and what is allowed; or no cut fits, with the smallest cap
             and the smallest number of ranks that would do.
+        TypeError: There is no trace.
     """
+    if not isinstance(trace, Trace):
+        raise TypeError(f"[smdp] trace = {shown(trace)} is not valid; allowed: a smdp.partition.Trace")
     index = {unit.name: place for place, unit in enumerate(trace.units)}
     units = [
         (

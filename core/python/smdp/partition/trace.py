@@ -12,7 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from smdp import _json
 from smdp._errors import ConfigError
+from smdp._shown import shown
 
 VERSION = 1
 
@@ -105,7 +107,7 @@ class Trace:
         if not isinstance(text, (str, bytes)):
             raise ValueError(f"[smdp] a trace must be JSON text, not {type(text).__name__}")
         try:
-            values = json.loads(text)
+            values = _json.loads(text)
         except RecursionError:
             raise ValueError("[smdp] a trace nests no deeper than its schema") from None
         except ValueError as error:
@@ -133,6 +135,8 @@ class Trace:
         Raises:
             ConfigError: There is none, or what is in it is no trace.
         """
+        if not isinstance(path, (str, PathLike)):
+            raise TypeError(f"[smdp] path = {shown(path)} is not valid; allowed: a path")
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -159,10 +163,7 @@ class Trace:
 
 
 def _wrong(place: str, value: object, allowed: str) -> ValueError:
-    text = repr(value)
-    if len(text) > 120:
-        text = text[:117] + "..."
-    return ValueError(f"[smdp] trace: {place} = {text} is not valid; allowed: {allowed}")
+    return ValueError(f"[smdp] trace: {place} = {shown(value, 120)} is not valid; allowed: {allowed}")
 
 
 def _check_text(place: str, value: object) -> None:

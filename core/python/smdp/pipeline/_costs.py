@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 from smdp import _core
+from smdp._shown import shown
 
 PerStage = float | Sequence[float]
 
@@ -22,7 +23,7 @@ def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
         values = [number(name, value)] * stages if isinstance(value, (int, float)) else _numbers(name, value)
     except TypeError:
         raise TypeError(
-            f"[smdp] {name} = {value!r:.60} is not valid; allowed: a number, or one for each of "
+            f"[smdp] {name} = {shown(value)} is not valid; allowed: a number, or one for each of "
             f"{stages} virtual stages"
         ) from None
     if len(values) != stages:
@@ -43,9 +44,9 @@ def integer(name: str, value: SupportsIndex) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: an integer") from None
+        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: an integer") from None
     if not -(2**31) <= number < 2**31:
-        raise ValueError(f"[smdp] {name} = {str(number)[:40]} is not valid; allowed: an integer below 2^31")
+        raise ValueError(f"[smdp] {name} = {shown(number)} is not valid; allowed: an integer below 2^31")
     return number
 
 
@@ -60,7 +61,7 @@ def number(name: str, value: object) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: a number") from None
+        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a number") from None
 
 
 def _numbers(name: str, values: Iterable[object]) -> list[float]:
@@ -78,9 +79,9 @@ def integers(name: str, values: Iterable[SupportsIndex], count: int | None = Non
     try:
         found = list(values)
     except TypeError:
-        raise TypeError(f"[smdp] {name} = {values!r:.60} is not valid; allowed: {allowed}") from None
+        raise TypeError(f"[smdp] {name} = {shown(values)} is not valid; allowed: {allowed}") from None
     if isinstance(values, (str, bytes)) or (count is not None and len(found) != count):
-        raise ValueError(f"[smdp] {name} = {values!r:.60} is not valid; allowed: {allowed}")
+        raise ValueError(f"[smdp] {name} = {shown(values)} is not valid; allowed: {allowed}")
     return [integer(f"{name}[{index}]", value) for index, value in enumerate(found)]
 
 
@@ -94,7 +95,7 @@ def lists(name: str, values: Iterable[Iterable[SupportsIndex]], count: int | Non
     try:
         found = list(values)
     except TypeError:
-        raise TypeError(f"[smdp] {name} = {values!r:.60} is not valid; allowed: lists of integers") from None
+        raise TypeError(f"[smdp] {name} = {shown(values)} is not valid; allowed: lists of integers") from None
     return [integers(f"{name}[{index}]", value, count) for index, value in enumerate(found)]
 
 
@@ -106,12 +107,12 @@ def text(name: str, value: object) -> str:
         ValueError: It holds half of a surrogate pair.
     """
     if not isinstance(value, str):
-        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: a str")
+        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a str")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"[smdp] {name} = {value!r:.60} is not valid; allowed: text without half of a surrogate pair, "
+            f"[smdp] {name} = {shown(value)} is not valid; allowed: text without half of a surrogate pair, "
             f"as at character {error.start}"
         ) from None
     return value
@@ -127,7 +128,7 @@ def names(name: str, value: str | Iterable[str]) -> list[str]:
     try:
         found = [value] if isinstance(value, str) else list(value)
     except TypeError:
-        raise TypeError(f"[smdp] {name} = {value!r:.60} is not valid; allowed: names") from None
+        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: names") from None
     return [text(f"{name}[{index}]", one) for index, one in enumerate(found)]
 
 
@@ -140,12 +141,12 @@ def payloads(name: str, value: Mapping[tuple[int, int], str]) -> list[tuple[int,
     """
     if not isinstance(value, Mapping):
         raise TypeError(
-            f"[smdp] {name} = {value!r:.60} is not valid; allowed: a mapping from (source, target) to text"
+            f"[smdp] {name} = {shown(value)} is not valid; allowed: a mapping from (source, target) to text"
         )
     found = []
     for key, payload in value.items():
         source, target = integers(f"a key of {name}", key, 2)
-        found.append((source, target, text(f"{name}[{key!r:.60}]", payload)))
+        found.append((source, target, text(f"{name}[{shown(key)}]", payload)))
     return found
 
 

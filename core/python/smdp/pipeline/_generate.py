@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from smdp import _core
+from smdp._shown import shown
 
 from . import _costs
 from ._costs import PerStage
@@ -40,7 +41,7 @@ def schedule_info(name: str) -> ScheduleInfo:
         ValueError: There is no such schedule.
     """
     if name not in _INFOS:
-        raise ValueError(f"[smdp] there is no schedule {name!r:.60}; allowed: {', '.join(_INFOS)}")
+        raise ValueError(f"[smdp] there is no schedule {shown(name)}; allowed: {', '.join(_INFOS)}")
     return _INFOS[name]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from smdp import _core
+from smdp._shown import shown
 
 from . import _costs, _picture
 
@@ -207,5 +208,5 @@ def core_of(schedule: object) -> _core.PipelineSchedule:
         TypeError: It is none.
     """
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"[smdp] {schedule!r:.60} is no schedule; allowed: a smdp.pipeline.Schedule")
+        raise TypeError(f"[smdp] {shown(schedule)} is no schedule; allowed: a smdp.pipeline.Schedule")
     return schedule._core

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smdp import _core
+from smdp._shown import shown
 
 from . import _costs
 from ._costs import PerStage
@@ -20,7 +21,9 @@ def _names(name: str, value: str | Sequence[str] | None) -> list[str]:
         return []
     found = _costs.names(name, value)
     if not found:
-        raise ValueError(f"[smdp] {name} = {value!r} is not valid; allowed: at least one, or None for all")
+        raise ValueError(
+            f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: at least one, or None for all"
+        )
     return found
 
 
@@ -29,7 +32,7 @@ def _cores(name: str, schedules: Sequence[Schedule]) -> list[_core.PipelineSched
         return [core_of(schedule) for schedule in schedules]
     except TypeError:
         raise TypeError(
-            f"[smdp] {name} = {schedules!r:.60} is not valid; allowed: a list of smdp.pipeline.Schedule"
+            f"[smdp] {name} = {shown(schedules)} is not valid; allowed: a list of smdp.pipeline.Schedule"
         ) from None
 
 

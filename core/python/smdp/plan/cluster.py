@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from smdp._shown import shown
+
 _MOST_RANKS = 2**17
 
 
@@ -39,21 +41,20 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            text = shown(value, 120)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"[smdp] {field.name} = {value!r} is not valid; allowed: a number")
+                raise ValueError(f"[smdp] {field.name} = {text} is not valid; allowed: a number")
             if field.name in ("hosts", "ranks_per_host"):
                 if not isinstance(value, int) or not 1 <= value <= 2**16:
                     raise ValueError(
-                        f"[smdp] {field.name} = {value!r} is not valid; allowed: an integer from 1 to 65536"
+                        f"[smdp] {field.name} = {text} is not valid; allowed: an integer from 1 to 65536"
                     )
             elif field.name in ("efficiency", "margin"):
                 if not 0 < value <= 1:
-                    raise ValueError(
-                        f"[smdp] {field.name} = {value!r} is not valid; allowed: above 0, up to 1"
-                    )
+                    raise ValueError(f"[smdp] {field.name} = {text} is not valid; allowed: above 0, up to 1")
             elif not (0 < value <= 1e30 or (field.name == "latency" and value == 0)):
                 raise ValueError(
-                    f"[smdp] {field.name} = {value!r} is not valid; allowed: a number above 0, up to 1e30"
+                    f"[smdp] {field.name} = {text} is not valid; allowed: a number above 0, up to 1e30"
                 )
 
         if self.hosts * self.ranks_per_host > _MOST_RANKS:

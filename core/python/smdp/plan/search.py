@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smdp import memory, pipeline
+from smdp._shown import shown
 from smdp.plan.candidates import CHECKPOINTINGS, Candidate, Impossible, candidates
 from smdp.plan.cluster import Cluster
 from smdp.plan.step_time import Clock, StepTime
@@ -157,7 +158,9 @@ def plan(
 
 def _check(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-        raise ValueError(f"[smdp] {name} = {value!r} is not valid; allowed: an integer from 1 to 16777216")
+        raise ValueError(
+            f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: an integer from 1 to 16777216"
+        )
 
 
 def _too_much(estimate: memory.Estimate, cluster: Cluster) -> str:

@@ -1,0 +1,52 @@
+// Arguments for which nanobind's own error would show a signature: here it names the argument, its value and what is
+// allowed.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <string>
+
+#include "smdp/error.h"
+
+namespace smdp {
+
+// At most 60 characters of its repr; some objects have none, such as integers of more than 4300 digits.
+inline std::string shown(nanobind::handle value) {
+  std::string text;
+  try {
+    text = nanobind::cast<std::string>(nanobind::object(nanobind::repr(value)[nanobind::slice(60)]));
+  } catch (const nanobind::python_error&) {
+    text = "a value that cannot be shown";
+  }
+  return text;
+}
+
+inline std::string refusal(const char* name, nanobind::handle value, const char* allowed) {
+  return "[smdp] " + std::string(name) + " = " + shown(value) + " is not valid; allowed: " + allowed;
+}
+
+// Throws TypeError.
+inline double number_of(const char* name, nanobind::handle value) {
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw nanobind::type_error(refusal(name, value, "a number").c_str());
+  }
+  return number;
+}
+
+// Throws TypeError, or InvalidArgument for one that is far too large.
+inline std::int64_t integer_of(const char* name, nanobind::handle value) {
+  if (PyIndex_Check(value.ptr()) == 0) throw nanobind::type_error(refusal(name, value, "an integer").c_str());
+  const nanobind::object index = nanobind::steal(PyNumber_Index(value.ptr()));
+  const long long number = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw InvalidArgument(refusal(name, value, "an integer of 64 bits"));
+  }
+  return number;
+}
+
+}  // namespace smdp
