@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from math import isqrt
 
 from smdp.memory import Architecture
+from smdp.pipeline import schedule_info
 from smdp.plan.cluster import Cluster
 
 # In the order of AWS's advice for its model parallel library: what costs least is tried first.
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 CHECKPOINTINGS = ("none", "selective", "each", "group_2", "group_4", "contiguous")
-# Name and virtual stages per rank.
-SCHEDULES = (
-    ("1f1b", 1),
-    ("smp_interleaved", 1),
-    ("interleaved_1f1b", 2),
-    ("interleaved_1f1b", 4),
-    ("zb_v", 2),
-)
+# Numbers of virtual stages per rank beside the schedule's usual one.
+SCHEDULES: dict[str, tuple[int, ...]] = {
+    "1f1b": (),
+    "smp_interleaved": (),
+    "interleaved_1f1b": (4,),
+    "zb_v": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +162,12 @@ def _schedules(pipeline: int, microbatches: int, layers: int) -> Iterator[tuple[
     if pipeline == 1:
         yield "1f1b", 1, 0
         return
-    for schedule, virtual in SCHEDULES:
+    pairs = [
+        (schedule, virtual)
+        for schedule, more in SCHEDULES.items()
+        for virtual in (schedule_info(schedule).usual_virtual_stages, *more)
+    ]
+    for schedule, virtual in pairs:
         if pipeline * virtual > layers:
             continue
         if schedule == "interleaved_1f1b" and microbatches % pipeline:
@@ -171,7 +176,7 @@ def _schedules(pipeline: int, microbatches: int, layers: int) -> Iterator[tuple[
             # Fewer active microbatches than stages keep less, and wait more.
             for active in sorted({2, pipeline // 2, pipeline} - {0, 1}):
                 if active <= microbatches and active <= pipeline:
-                    yield schedule, 1, active
+                    yield schedule, virtual, active
             continue
         yield schedule, virtual, 0
 
