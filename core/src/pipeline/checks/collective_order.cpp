@@ -67,9 +67,15 @@ Found check_joint(const Schedule& schedule) {
     }
   }
   if (Found found = check_norm(schedule, joint)) return found;
-  // Two ranks meet in the groups of which both are members: there they must agree.
+  // Two ranks meet in the groups of which both are members: there they must agree. Who is in no tied group has the norm
+  // alone.
+  std::vector<char> is_tied(schedule.rows.size(), 0);
+  for (const std::vector<int>& group : schedule.tied) {
+    for (const int stage : group) is_tied[at(schedule.rank_of[at(stage)])] = 1;
+  }
   for (int a = 0; a < schedule.ranks(); ++a) {
-    for (int b = a + 1; b < schedule.ranks() && !schedule.tied.empty(); ++b) {
+    for (int b = a + 1; b < schedule.ranks() && is_tied[at(a)] != 0; ++b) {
+      if (is_tied[at(b)] == 0) continue;
       const auto shared = [&](int rank) {
         std::vector<int> places;
         for (const int index : joint[at(rank)]) {
