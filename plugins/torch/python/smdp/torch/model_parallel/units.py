@@ -1,0 +1,137 @@
+"""Which modules of a model are never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import nn
+
+# They have no forward of their own, so something around them calls their children.
+_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def find_units(model: nn.Module, least: int = 1) -> tuple[str, ...]:
+    """Give the names of the modules that are never cut, in module order.
+
+    The model itself is taken apart, and so is each module in it that is or contains a list (`ModuleList` or
+    `Sequential`) of two or more blocks with parameters. A block is a unit and stays whole, unless it contains
+    a list of blocks itself: two or more of one class, each with modules two levels deep (a stage of Swin, but
+    neither T5's layers in a block nor the experts of a mixture). What is beside the lists are units as well:
+    embeddings, the last norm, the head. Modules without parameters are none: every rank runs them.
+
+    If that gives fewer than `least`, the largest unit that can be taken apart is, until they are enough.
+
+    Args:
+        model: Whose forward calls these modules.
+        least: Stages that the units must suffice for.
+
+    Returns:
+        Dotted names; a module with two names has its first. "" is the model itself, if it has parameters and
+        nothing to take apart.
+
+    Raises:
+        ValueError: There are fewer than `least`, or no parameters at all.
+    """
+    if not isinstance(least, int) or least < 1:
+        raise ValueError(f"[smdp] stages must be an integer of 1 or more, not {least!r}")
+    if not _has_parameters(model):
+        raise ValueError(f"[smdp] {type(model).__name__} has no parameters: there is nothing to split")
+    # torch lists a shared module once, under its first name.
+    names = {id(module): name for name, module in model.named_modules()}
+    units = _distinct(_units(model, is_block=False, is_root=True))
+    while len(units) < least:
+        largest = max((unit for unit in units if _can_expand(unit)), key=_bytes, default=None)
+        if largest is None:
+            found = ", ".join(names[id(unit)] or type(model).__name__ for unit in units)
+            raise ValueError(
+                f"[smdp] {type(model).__name__} has {len(units)} modules that can be on stages of their own "
+                f"({found}), fewer than the {least} stages asked; use {len(units)} stages or fewer, or "
+                "put its layers into modules of their own, in an nn.ModuleList"
+            )
+        place = next(index for index, unit in enumerate(units) if unit is largest)
+        units = _distinct([*units[:place], *_parts(largest), *units[place + 1 :]])
+    return tuple(sorted((names[id(unit)] for unit in units), key=list(names.values()).index))
+
+
+def glue_parameters(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
+    """Give the names of the parameters that no unit has: they hang on modules that were taken apart.
+
+    Args:
+        model: The units' model.
+        units: As find_units() gives them.
+
+    Returns:
+        Names in the order of `named_parameters()`, without tied ones that a unit has under another name.
+    """
+    in_units = {id(parameter) for name in units for parameter in model.get_submodule(name).parameters()}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in in_units)
+
+
+def _units(module: nn.Module, *, is_block: bool, is_root: bool = False) -> Iterator[nn.Module]:
+    if not _has_parameters(module):
+        return
+    parts = list(_children(module))
+    expand = is_root or isinstance(module, _HOLDERS)
+    if not expand and is_block:
+        expand = any(_is_list_of_deep_blocks(each) for each in module.modules())
+    elif not expand:
+        expand = _is_list(module) or any(_is_list_of_composites(each) for each in module.modules())
+    if not expand or not parts:
+        if not isinstance(module, _HOLDERS):
+            yield module
+        return
+    for part in parts:
+        # nn.Sequential(features, nn.Flatten(), head): features are layers in a row, no block.
+        is_row = is_root and isinstance(part, nn.Sequential)
+        yield from _units(part, is_block=is_block or (_is_list(module) and not is_row))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    for part in _children(module):
+        if isinstance(part, _HOLDERS):
+            yield from _parts(part)
+        else:
+            yield part
+
+
+def _can_expand(module: nn.Module) -> bool:
+    # torch's own modules other than containers use their children's parameters without calling them.
+    is_own = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.Sequential)
+    return not is_own and next(_parts(module), None) is not None
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    return (child for child in module.children() if _has_parameters(child))
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return next(_children(module), None) is not None
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential)) and len(list(_children(module))) >= 2
+
+
+def _is_list_of_composites(module: nn.Module) -> bool:
+    return _is_list(module) and sum(map(_is_composite, _children(module))) >= 2
+
+
+def _is_list_of_deep_blocks(module: nn.Module) -> bool:
+    blocks = list(_children(module))
+    return (
+        _is_list(module)
+        and len({type(block) for block in blocks}) == 1
+        and all(any(map(_is_composite, _children(block))) for block in blocks)
+    )
+
+
+def _distinct(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    return list({id(module): module for module in modules}.values())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
