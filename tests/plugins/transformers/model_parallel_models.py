@@ -64,7 +64,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral": ("ForCausalLM", {**_GROUPED, "num_local_experts": 4}),
     "T5": (
         "ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 100},
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 100,
+            "decoder_start_token_id": 0,
+        },
     ),
     "Bart": ("ForConditionalGeneration", {**_TWO_SIDED, "max_position_embeddings": 64}),
     "ViT": ("ForImageClassification", {**_LAYERS, "image_size": 32, "patch_size": 8}),

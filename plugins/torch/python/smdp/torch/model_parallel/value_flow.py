@@ -1,0 +1,105 @@
+"""Which values travel from one unit's call to a later one, seen while a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_MARK = "_smdp_value"
+_GLUE = -1  # owner of glue parameters: they are where they are used
+
+
+@dataclass(slots=True)
+class _Value:
+    owner: int
+    last: int
+    nbytes: int = 0
+
+
+class ValueFlow(TorchDispatchMode):
+    """Follows values through the operations between units.
+
+    A value is a storage. It belongs to the unit call that gave it; what an operation between units makes of
+    values belongs to the latest of their owners, and consumes the others there, as a pipeline would run it.
+    So a cut's bytes are those of the values that are before it and have a consumer behind it, each once
+    however many consume it. Tensors in objects that torch's pytrees do not know, caches say, are not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0  # of calls of units: what happens inside is theirs
+        self._values: list[_Value] = []
+
+    def stems_from_parameters(self, tensor: Tensor) -> bool:
+        """Tell whether a unit or a glue parameter went into a tensor, so that it has a gradient."""
+        return self._value(tensor) is not None
+
+    def begin(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Mark glue parameters."""
+        for parameter in parameters:
+            self._give(parameter, _GLUE)
+
+    def end(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Take marks off them."""
+        for parameter in parameters:
+            delattr(parameter.untyped_storage(), _MARK)
+
+    def enter(self, call: int, inputs: Any) -> None:
+        """Tell that a call of a unit begins, numbered in execution order."""
+        for tensor in _tensors(inputs):
+            self._consume(tensor, call)
+        self.depth += 1
+
+    def leave(self, call: int, outputs: Any) -> None:
+        """Tell that it is over."""
+        self.depth -= 1
+        for tensor in _tensors(outputs):
+            if self._value(tensor) is None:  # else it was handed through
+                self._give(tensor, call)
+
+    def cut_bytes(self, call: int) -> int:
+        """Give the bytes that cross a cut right behind a call, forward."""
+        return sum(value.nbytes for value in self._values if 0 <= value.owner <= call < value.last)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.depth > 0:
+            return result
+        inputs = [tensor for tensor in _tensors((args, kwargs)) if self._value(tensor) is not None]
+        if not inputs:
+            return result
+        owner = max(value.owner for tensor in inputs if (value := self._value(tensor)) is not None)
+        for tensor in inputs:
+            self._consume(tensor, owner)
+        for tensor in _tensors(result):
+            value = self._value(tensor)
+            if value is None or value.owner < owner:  # new, or changed in place
+                self._give(tensor, owner)
+        return result
+
+    def _value(self, tensor: Tensor) -> _Value | None:
+        # torch keeps the Python object of a storage as long as the storage lives.
+        flow, value = getattr(tensor.untyped_storage(), _MARK, (None, None))
+        return value if flow is self else None
+
+    def _give(self, tensor: Tensor, owner: int) -> None:
+        value = _Value(owner, owner)
+        self._values.append(value)
+        setattr(tensor.untyped_storage(), _MARK, (self, value))
+
+    def _consume(self, tensor: Tensor, at: int) -> None:
+        value = self._value(tensor)
+        if value is not None and at > value.owner:
+            value.last = max(value.last, at)
+            value.nbytes = max(value.nbytes, min(tensor.nbytes, tensor.untyped_storage().nbytes()))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
