@@ -20,6 +20,11 @@ except ModuleNotFoundError as error:
 from smdp.torch._dynamo import hide_package
 from smdp.torch.comm_hook import comm_hook as comm_hook
 from smdp.torch.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
+from smdp.torch.model_parallel import GradScaler as GradScaler
+from smdp.torch.model_parallel import PipelinedModule as PipelinedModule
+from smdp.torch.model_parallel import clip_grad_norm_ as clip_grad_norm_
+from smdp.torch.model_parallel import delayed_initialization as delayed_initialization
+from smdp.torch.model_parallel import pipeline as pipeline
 from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
 from smdp.torch.register import register as register
 from smdp.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
@@ -36,4 +41,15 @@ if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
 hide_package(__name__)
 register()
 
-__all__ = ["DistributedDataParallel", "ProcessGroupSmdp", "SyncBatchNorm", "comm_hook", "register"]
+__all__ = [
+    "DistributedDataParallel",
+    "GradScaler",
+    "PipelinedModule",
+    "ProcessGroupSmdp",
+    "SyncBatchNorm",
+    "clip_grad_norm_",
+    "comm_hook",
+    "delayed_initialization",
+    "pipeline",
+    "register",
+]

@@ -99,18 +99,19 @@ class GradientHooks:
                 return
             if not self._is_in_backward:
                 self._is_in_backward = True
-                Variable._execution_engine.queue_callback(self._finish)
+                Variable._execution_engine.queue_callback(self.finish)
             if index in self._has_come:
                 raise RuntimeError(
                     "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
                     "shared graph: use torch.utils.checkpoint with use_reentrant=False), or the backward "
                     "before this one has failed half-way (start again from a checkpoint)."
                 )
-            self._hand_over(index, parameter)
+            self.hand_over(index, parameter)
 
         return ready
 
-    def _hand_over(self, index: int, parameter: Tensor) -> None:
+    def hand_over(self, index: int, parameter: Tensor) -> None:
+        """Start averaging a gradient that is complete."""
         grad = parameter.grad
         assert grad is not None
         if grad.layout is not torch.strided:
@@ -126,14 +127,15 @@ class GradientHooks:
             ).copy_(grad)
         self.reducer.ready(index, grad.data_ptr())
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait until the gradients that this backward has produced on any rank are averages."""
         self._is_in_backward = False
         try:
             with torch.no_grad():
                 for index, parameter in enumerate(self._parameters):
                     # Left by an earlier backward without synchronisation, and not touched by this one.
                     if index not in self._has_come and parameter.grad is not None:
-                        self._hand_over(index, parameter)
+                        self.hand_over(index, parameter)
                 self.reducer.finish()
                 with ranged("wait for gradients"):
                     self.reducer.wait()

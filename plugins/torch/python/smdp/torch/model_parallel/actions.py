@@ -1,0 +1,55 @@
+"""Rows of a schedule, read once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ACTION = re.compile(r"(\d+)([A-Z_]+?)(\d+)?(?:>(\d+))?")
+_PAIR = re.compile(r"\((\d+F\d+);(\d+[BI]\d+)\)OVERLAP_F_B")
+
+COMPUTATIONS = ("F", "I", "W", "B")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a rank does next.
+
+    Attributes:
+        kind: F, I, W, B, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD or REDUCE_TIED.
+        stage: Virtual stage.
+        microbatch: -1 where it is of none; of REDUCE_TIED the group.
+        other: The stage at the other end of a transfer.
+        text: As the schedule writes it.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    other: int
+    text: str
+
+
+def read_row(row: list[str]) -> list[Action]:
+    """Give the actions of a rank; an overlapped pair is its forward and its backward, one after the other."""
+    actions: list[Action] = []
+    for text in row:
+        pair = _PAIR.fullmatch(text)
+        for part in pair.groups() if pair else (text,):
+            actions.append(_read(part))
+    return actions
+
+
+def _read(text: str) -> Action:
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"[smdp] action {text!r} is not one that the engine executes")
+    stage, kind, microbatch, other = match.groups()
+    neighbour = {"SEND_F": 1, "RECV_B": 1, "RECV_F": -1, "SEND_B": -1}.get(kind, 0)
+    return Action(
+        kind,
+        int(stage),
+        -1 if microbatch is None else int(microbatch),
+        int(other) if other is not None else int(stage) + neighbour,
+        text,
+    )

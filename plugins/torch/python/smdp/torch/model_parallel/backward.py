@@ -1,0 +1,62 @@
+"""The backward of one stage for one microbatch: gradients come from its consumers and go to its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from smdp.torch.model_parallel.microbatch import Microbatch
+from smdp.torch.model_parallel.modes import without_autocast
+from smdp.torch.model_parallel.plan import Plan
+from smdp.torch.model_parallel.values import Value
+
+
+def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Tensor], Tensor]) -> None:
+    """Accumulate gradients of the stage's parameters, and leave those of its inputs in `gradients`.
+
+    Parameters whose gradients are postponed are left to backward_weight().
+
+    Args:
+        plan: Edges.
+        microbatch: Its values; those of this stage are forgotten.
+        stage: Virtual stage.
+        scale: Makes of the microbatch's loss what backward begins with.
+    """
+    roots: list[Tensor] = []
+    gradients: list[Tensor | None] = []
+
+    def add_root(value: Value, tensor: Tensor) -> None:
+        consumer = value.consumer_after(stage)
+        if value.needs_grad and consumer is not None:
+            roots.append(tensor)
+            gradients.append(microbatch.take_gradient(value, consumer))
+
+    for value in plan.exports(stage):
+        add_root(value, microbatch.take_export(value))
+    leaves = []
+    for value in plan.imports(stage):
+        leaf, used = microbatch.take_leaf(value, stage)
+        leaves.append((value, leaf))
+        add_root(value, used)
+    if microbatch.loss is not None and microbatch.loss_stage == stage:
+        roots.append(scale(microbatch.loss.reshape(())))
+        gradients.append(None)
+        microbatch.loss = None
+    if roots:
+        with without_autocast():
+            torch.autograd.backward(roots, gradients)
+    for value, leaf in leaves:
+        if value.needs_grad:
+            # Edges are static: what the stage did not use after all gets zeros.
+            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            microbatch.gradients[value.index, stage] = gradient
+
+
+def backward_weight(microbatch: Microbatch, stage: int) -> None:
+    """Accumulate the gradients that backward() has postponed."""
+    postponed = microbatch.postponed.pop(stage, None)
+    if postponed is not None:
+        with without_autocast():
+            postponed.compute()

@@ -1,0 +1,85 @@
+"""The norm of all gradients of a pipelined model, equal to that of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from smdp.torch.model_parallel.values import weight_of
+
+if TYPE_CHECKING:
+    from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+
+
+def clip_grad_norm_(
+    parameters: nn.Module | Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale gradients so that their norm over all stages is at most `max_norm`.
+
+    All ranks of a pipeline call it. Norms of single parameters are collected in the model's order, tied ones
+    once, so the result has the bits of `torch.nn.utils.clip_grad_norm_` in one process.
+
+    Args:
+        parameters: What `smdp.torch.pipeline()` gave, or its parameters. Those of another model are clipped
+            as torch does it.
+        max_norm: Above 0.
+        norm_type: As torch's; "inf" is the largest absolute value.
+        error_if_nonfinite: Raise where the norm is infinite or not a number.
+
+    Returns:
+        The norm before clipping, the same on all ranks.
+
+    Raises:
+        RuntimeError: The norm is not finite, and that is an error.
+    """
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    own = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    pipe = _pipe_of(own)
+    if pipe is None:
+        return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite)
+    total = _total_norm(own, pipe, float(norm_type))
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise RuntimeError(
+            f"[smdp] the gradients' norm of order {norm_type} is {float(total)}, so it cannot be clipped to"
+            f" {max_norm}. Look for an overflow, or pass error_if_nonfinite=False."
+        )
+    torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
+    return total
+
+
+def _pipe_of(parameters: list[Tensor]) -> PipelinedModule | None:
+    for parameter in parameters:
+        weight = weight_of(parameter)
+        pipe = None if weight is None or weight.pipe is None else weight.pipe()
+        if pipe is not None:
+            return pipe  # type: ignore[no-any-return]
+    return None
+
+
+def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tensor:
+    places = {name: place for place, name in enumerate(pipe.split.weights)}
+    device = own[0].device
+    # Each norm is filled in by one rank and is zero on the others, so their sum is exact.
+    found = torch.zeros(2, len(places), device=device, dtype=torch.float64)
+    dtype = torch.float32
+    for parameter in own:
+        weight = weight_of(parameter)
+        if parameter.grad is None or weight is None:
+            continue
+        first_stage = min(pipe.split.weights[weight.name])
+        if pipe.schedule.rank_of[first_stage] == pipe.layout.stage_rank:
+            norm = torch.linalg.vector_norm(parameter.grad, order)
+            dtype = torch.promote_types(dtype, norm.dtype)
+            found[0, places[weight.name]] = norm.double()
+            found[1, places[weight.name]] = 1
+    dist.all_reduce(found, group=pipe.layout.values)
+    norms = found[0][found[1] > 0].to(dtype)
+    return torch.linalg.vector_norm(norms, order) if norms.numel() else norms.new_zeros(())

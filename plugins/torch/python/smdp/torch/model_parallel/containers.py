@@ -1,0 +1,70 @@
+"""Tensors inside the structures that modules take and give: tuples, dicts, dataclasses, ModelOutput."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Give the tensors of a structure, in a fixed order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from tensors_in(getattr(tree, field.name))
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Give a structure with each tensor replaced; one without tensors is given back as it is."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, (list, tuple)):
+        items = [map_tensors(function, item) for item in tree]
+        if all(new is old for new, old in zip(items, tree, strict=True)):
+            return tree
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return type(tree)(items)
+    if isinstance(tree, dict):
+        values = {key: map_tensors(function, item) for key, item in tree.items()}
+        if all(values[key] is tree[key] for key in values):
+            return tree
+        # A ModelOutput is a dict and a dataclass: setting an item sets the attribute too.
+        changed = copy.copy(tree)
+        for key, value in values.items():
+            changed[key] = value
+        return changed
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+        mapped = {name: map_tensors(function, item) for name, item in fields.items()}
+        if all(mapped[name] is fields[name] for name in fields):
+            return tree
+        filled = copy.copy(tree)
+        for name, item in mapped.items():
+            object.__setattr__(filled, name, item)
+        return filled
+    return tree
+
+
+def describe(tree: Any) -> Any:
+    """Give what decides how a structure is computed: shapes and types of tensors, other values as text."""
+    if isinstance(tree, Tensor):
+        return (tuple(tree.shape), tree.dtype, tree.device.type, tree.requires_grad)
+    if isinstance(tree, (list, tuple)):
+        return (type(tree).__name__, *(describe(item) for item in tree))
+    if isinstance(tree, dict):
+        return (type(tree).__name__, *((key, describe(item)) for key, item in tree.items()))
+    if isinstance(tree, (str, int, float, bool, type(None))):
+        return tree
+    return type(tree).__qualname__

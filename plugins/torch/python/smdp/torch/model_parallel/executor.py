@@ -1,0 +1,171 @@
+"""Executes one rank's row of a schedule: what is done, and when, stands in the table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from smdp._errors import SmdpError
+from smdp.torch.model_parallel.actions import COMPUTATIONS, Action
+from smdp.torch.model_parallel.backward import backward, backward_weight
+from smdp.torch.model_parallel.microbatch import Microbatch, Step
+from smdp.torch.model_parallel.plan import Plan
+from smdp.torch.model_parallel.transfers import laid_out, room_for
+
+# Receives are posted so many computations ahead of the place where the schedule has them.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """When an action ran, in seconds of time.perf_counter()."""
+
+    text: str
+    start: float
+    end: float
+
+
+class Executor:
+    """Runs the actions of one step.
+
+    Args:
+        step: What the microbatches share.
+        row: This rank's actions.
+        microbatches: All of the step.
+        recorded: Microbatch 0 has run its forward already.
+        scale: Makes of a microbatch's loss what its backward begins with.
+        reduce_replicas: Averages the gradients of a stage over data-parallel replicas.
+        reduce_tied: Adds the gradients of a group of tied weights.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        row: Sequence[Action],
+        microbatches: list[Microbatch],
+        *,
+        recorded: bool,
+        scale: Callable[[Tensor], Tensor],
+        reduce_replicas: Callable[[int], None],
+        reduce_tied: Callable[[int], None],
+    ) -> None:
+        self._step = step
+        self._plan: Plan = step.plan
+        self._row = row
+        self._microbatches = microbatches
+        self._recorded = recorded
+        self._scale = scale
+        self._posted = 0
+        self._perform: dict[str, Callable[[Action], Any]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_input,
+            "W": self._backward_weight,
+            "SEND_F": self._send_forward,
+            "RECV_F": lambda action: None,
+            "SEND_B": self._send_backward,
+            "RECV_B": lambda action: None,
+            "REDUCE_GRAD": lambda action: reduce_replicas(action.stage),
+            "REDUCE_TIED": lambda action: reduce_tied(action.microbatch),
+        }
+        self.timeline: list[Timed] = []
+
+    def run(self) -> None:
+        """Run all actions, and all microbatches to their ends.
+
+        Raises:
+            smdp.SmdpError: A transfer failed; the message names the action.
+        """
+        for place, action in enumerate(self._row):
+            self._post_receives(place)
+            start = time.perf_counter()
+            try:
+                self._perform[action.kind](action)
+            except SmdpError as error:
+                text = (
+                    f"{error.args[0] if error.args else ''} Action {action.text} of rank {self._step.rank}."
+                )
+                error.args = (text, *error.args[1:])
+                raise
+            self.timeline.append(Timed(action.text, start, time.perf_counter()))
+            self._serve_reads()
+        for microbatch in self._microbatches:
+            microbatch.finish()
+        self._step.values.finish()
+        self._step.reads.finish()
+
+    def _post_receives(self, place: int) -> None:
+        """Post what comes up to the second computation from here, in the order of the row."""
+        ahead = 0
+        end = max(place, self._posted)
+        for index in range(place, len(self._row)):
+            action = self._row[index]
+            if index >= self._posted:
+                if action.kind == "RECV_F":
+                    self._receive_forward(action)
+                elif action.kind == "RECV_B":
+                    self._receive_backward(action)
+            end = index + 1
+            ahead += action.kind in COMPUTATIONS
+            if ahead >= _AHEAD:
+                break
+        self._posted = max(self._posted, end)
+
+    def _serve_reads(self) -> None:
+        """Let microbatches go on, in their order, whose host reads have been answered."""
+        for microbatch in self._microbatches:
+            while microbatch.waits_for is not None:
+                if not microbatch.waits_for.is_there():
+                    return
+                microbatch.go_on()
+
+    def _forward(self, action: Action) -> None:
+        if not self._was_recorded(action):
+            self._microbatches[action.microbatch].forward(action.stage)
+
+    def _backward(self, action: Action) -> None:
+        self._backward_input(action)
+        self._backward_weight(action)
+
+    def _backward_input(self, action: Action) -> None:
+        microbatch = self._microbatches[action.microbatch]
+        backward(self._plan, microbatch, action.stage, self._scale)
+
+    def _backward_weight(self, action: Action) -> None:
+        backward_weight(self._microbatches[action.microbatch], action.stage)
+
+    def _was_recorded(self, action: Action) -> bool:
+        return self._recorded and action.microbatch == 0
+
+    def _send_forward(self, action: Action) -> None:
+        if not self._was_recorded(action):
+            self._microbatches[action.microbatch].send_values(action.stage, action.other)
+
+    def _receive_forward(self, action: Action) -> None:
+        if not self._was_recorded(action):
+            self._microbatches[action.microbatch].receive_values(action.stage, action.other)
+
+    def _send_backward(self, action: Action) -> None:
+        microbatch = self._microbatches[action.microbatch]
+        to = self._step.rank_of[action.other]
+        for value in self._plan.gradient_edges().get((action.stage, action.other), ()):
+            gradient = microbatch.take_gradient(value, action.stage)
+            tag = self._plan.tag(value, action.stage, action.microbatch, is_gradient=True)
+            self._step.values.send(laid_out(gradient, value), to, tag)
+
+    def _receive_backward(self, action: Action) -> None:
+        microbatch = self._microbatches[action.microbatch]
+        source = self._step.rank_of[action.other]
+        for value in self._plan.gradient_edges().get((action.other, action.stage), ()):
+            tag = self._plan.tag(value, action.other, action.microbatch, is_gradient=True)
+            what = (
+                f"the gradient of {value.text()} from stage {action.other} on rank {source},"
+                f" microbatch {action.microbatch}"
+            )
+            microbatch.gradients[value.index, action.other] = self._step.values.receive(
+                room_for(value), source, tag, what
+            )

@@ -1,0 +1,89 @@
+"""Which functions of torch ask only for metadata, read values on the host, or write in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What placeholders answer as well as tensors do.
+_PROPERTIES = (
+    "shape dtype device layout requires_grad is_leaf ndim names is_cuda is_cpu is_sparse is_quantized is_meta"
+    " is_mkldnn is_mps is_nested is_xla itemsize nbytes grad_fn output_nr _version"
+)
+_METHODS = (
+    "size stride dim ndimension numel nelement element_size is_contiguous is_floating_point is_complex"
+    " is_signed get_device storage_offset __hash__ __len__"
+)
+
+# What placeholders answer as well as tensors do; versions of torch differ in which there are.
+METADATA: frozenset[Any] = frozenset(
+    [
+        *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(Tensor, name)),
+        *(getattr(Tensor, name) for name in _METHODS.split()),
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.is_tensor,
+        torch.numel,
+        torch.is_storage,
+    ]
+)
+
+# The host needs the contents.
+READS = frozenset(
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__repr__",
+        "__str__",
+        "__format__",
+        "__array__",
+        "__contains__",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "is_nonzero",
+        "equal",
+        "allclose",
+        "data_ptr",
+    ]
+)
+
+# torch's spelling of a method that changes its first argument, besides a trailing underscore.
+_IN_PLACE = frozenset(
+    [
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "__ifloordiv__",
+        "__imod__",
+        "__ipow__",
+        "__iand__",
+        "__ior__",
+        "__ixor__",
+        "__ilshift__",
+        "__irshift__",
+        "__setitem__",
+    ]
+)
+
+
+def name_of(function: Any) -> str:
+    """Give a function's name; a property's is that of its attribute."""
+    name = str(getattr(function, "__name__", function))
+    if name == "__get__":
+        return str(getattr(getattr(function, "__self__", None), "__name__", name))
+    return name
+
+
+def is_in_place(function: Any) -> bool:
+    """Tell whether it changes its first argument."""
+    name = name_of(function)
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))

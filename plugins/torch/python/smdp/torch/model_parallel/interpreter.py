@@ -1,0 +1,323 @@
+"""Ghost execution: the model's own code runs on every rank, each operation is carried out by one.
+
+Inside the mode every function of torch passes through here. What stems from the batch and constants alone
+runs everywhere. What touches a stage's value runs on the stage where the program is, and is a placeholder on
+other ranks. A value of an earlier stage is sent where the program consumes it: all ranks meet that point, and
+know whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.functions import METADATA, READS, is_in_place, name_of
+from smdp.torch.model_parallel.ghosts import Ghosts, Unpredictable
+from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
+from smdp.torch.model_parallel.plan import Kind, Operation, Plan
+from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
+from smdp.torch.model_parallel.unit_call import Unit
+from smdp.torch.model_parallel.values import Value, mark, value_of, weight_of
+
+
+class EndOfForward(BaseException):
+    """This rank has nothing left to do in the model's forward."""
+
+
+class Surroundings(Protocol):
+    """What the interpreter asks of whoever runs the microbatch."""
+
+    def is_mine(self, stage: int) -> bool:
+        """Tell whether this rank holds a virtual stage."""
+
+    def enter(self, stage: int) -> None:
+        """Wait until one of this rank's stages may run."""
+
+    def computing(self, stage: int) -> AbstractContextManager[None]:
+        """Give the context in which a stage of this rank computes."""
+
+    def send(self, value: Value, tensor: Tensor, stage: int) -> None:
+        """Send a value that the recording has just found to be used by another rank's stage."""
+
+    def bring(self, value: Value, stage: int) -> Tensor:
+        """Give a value of another stage for use in this one: a leaf, whose gradient goes back."""
+
+    def fetch(self, value: Value, tensor: Tensor) -> Tensor:
+        """Give the contents of a value on every rank."""
+
+    def describe(self, unit: Unit, result: Any) -> Any:
+        """Tell all ranks what a unit gives whose result is unpredictable; `result` is None on others."""
+
+
+class Interpreter(TorchFunctionMode):
+    """One microbatch's way through the program.
+
+    Args:
+        plan: Filled, where it is not complete; otherwise followed.
+        surroundings: Transfers and suspension.
+        ghosts: Runs operations on placeholders.
+        stream: Random numbers of the microbatch.
+        end: Number of operations after which this rank has no part in the model's forward.
+    """
+
+    def __init__(
+        self, plan: Plan, surroundings: Surroundings, ghosts: Ghosts, stream: RandomStream, end: int
+    ) -> None:
+        super().__init__()
+        self.stage = 0
+        self.place = 0
+        self.is_recording = not plan.is_complete
+        self.is_in_model = True
+        self._is_detour = False
+        self.exports: dict[int, Tensor] = {}
+        self._plan = plan
+        self._around = surroundings
+        self._ghosts = ghosts
+        self._stream = stream
+        self._end = end
+        self._calls: dict[str, int] = {}
+        self._last_unit = ""
+        self._since_unit = 0
+
+    def leave_model(self) -> None:
+        """Go on with the loss function, also where the model's forward was not followed to its end."""
+        self.is_in_model = False
+        plan = self._plan
+        if self.is_recording:
+            plan.outputs_end = self.place
+            plan.outputs_at = self.stage, self._last_unit, self._since_unit
+        else:
+            self.place = plan.outputs_end
+            self.stage, self._last_unit, self._since_unit = plan.outputs_at
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out one function of torch, or one call of a unit."""
+        kwargs = kwargs or {}
+        if isinstance(func, Unit):
+            return self._unit(func, args, kwargs)
+        if func in METADATA:
+            return func(*args, **kwargs)
+        name = name_of(func)
+        is_owned = False
+        for tensor in tensors_in((args, kwargs)):
+            if value_of(tensor) is not None or weight_of(tensor) is not None:
+                is_owned = True
+        if not is_owned:
+            if name in DRAWING:
+                self._since_unit += 1
+                self._stream.start(f"{self._last_unit}+{self._since_unit} {name}")
+            return func(*args, **kwargs)
+        self._since_unit += 1
+        if name in ("backward", "register_hook"):
+            self._refuse(name)
+        text = f"{self._last_unit}+{self._since_unit} {name}"
+        if name in READS:
+            return self._read(func, args, kwargs, text)
+        return self._operation(func, Kind.GLUE, args, kwargs, text, func)
+
+    def _unit(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+        call = self._calls.get(unit.name, 0)
+        self._calls[unit.name] = call + 1
+        stage = unit.stage_of(call)
+        if stage < self.stage:
+            raise ValueError(
+                f"[smdp] module {unit.name!r} of stage {stage} runs after {self._last_unit!r} of stage"
+                f" {self.stage}, but values only flow to later stages. Give pipeline() example_inputs, so"
+                " that the split follows the order in which modules run."
+            )
+        if stage > self.stage:
+            self.stage = stage
+        if self._around.is_mine(stage):
+            self._around.enter(stage)
+        self._last_unit = unit.name if call == 0 else f"{unit.name}#{call + 1}"
+        self._since_unit = 0
+        return self._operation(unit, Kind.UNIT, args, kwargs, self._last_unit, unit.original)
+
+    def _operation(
+        self, function: Any, kind: Kind, args: Any, kwargs: Any, name: str, call: Callable[..., Any]
+    ) -> Any:
+        if self.is_recording:
+            return self._record(function, kind, args, kwargs, name, call)
+        operation = self._next(function, kind, name)
+        if operation is None:
+            return self._record(function, kind, args, kwargs, name, call)
+        if not self._around.is_mine(operation.stage):
+            return self._placeholders(operation)
+        return self._keep(operation, self._compute(operation, args, kwargs, call), args, kwargs)
+
+    def _next(self, function: Any, kind: Kind, name: str) -> Operation | None:
+        """Give the operation that the plan has here; None once the loss function goes another way."""
+        if self.is_in_model and self.place >= self._end:
+            raise EndOfForward
+        operations = self._plan.operations
+        operation = operations[self.place] if self.place < len(operations) else None
+        if operation is None or operation.kind is not kind or operation.function != function:
+            if self.is_in_model:
+                planned = "its end" if operation is None else operation.name
+                raise RuntimeError(
+                    f"[smdp] the model's forward does {name} where it did {planned} in the first microbatch"
+                    " of these shapes. Its path may depend on shapes and options, not on a microbatch's"
+                    " values: the stages agree on transfers beforehand."
+                )
+            self.is_recording = self._is_detour = True
+            self._plan = Plan(operations[: self.place], list(self._plan.values))
+            return None
+        self.place += 1
+        return operation
+
+    def _record(
+        self, function: Any, kind: Kind, args: Any, kwargs: Any, name: str, call: Callable[..., Any]
+    ) -> Any:
+        stage = self.stage
+        for tensor in tensors_in((args, kwargs)):
+            self._connect(tensor, stage, name)
+        is_mine = self._around.is_mine(stage)
+        operation = Operation(function, kind, stage, None, [], [], False, name)
+        real: Any = None
+        try:
+            if isinstance(function, Unit):
+                ghost, operation.draws = self._ghosts.run_unit(function, args, kwargs)
+            else:
+                ghost, operation.draws = self._ghosts.run(function, args, kwargs)
+                ghost = ghost, []
+        except Unpredictable as error:
+            if not isinstance(function, Unit):
+                raise ValueError(
+                    f"[smdp] the model does {name} outside the modules that are never cut, and its result"
+                    f" cannot be told without the values, which are on another rank ({error}). Move it into"
+                    " a module with parameters that lies on one stage."
+                ) from error
+            operation.draws = True
+            real = self._compute(operation, args, kwargs, call) if is_mine else None
+            ghost = self._around.describe(function, real)
+        operation.result, operation.observed = self._valued(operation, ghost)
+        self._plan.operations.append(operation)
+        self.place += 1
+        if not is_mine:
+            return self._placeholders(operation)
+        if real is None:
+            real = self._compute(operation, args, kwargs, call)
+        return self._keep(operation, real, args, kwargs)
+
+    def _valued(self, operation: Operation, tree: Any) -> Any:
+        """Give each placeholder a value; one for each object."""
+        values: dict[int, Value] = {}
+
+        def valued(ghost: Tensor) -> Tensor:
+            if id(ghost) not in values:
+                values[id(ghost)] = Value(len(self._plan.values), operation.stage, ghost)
+                self._plan.values.append(values[id(ghost)])
+                mark(ghost, values[id(ghost)])
+            operation.values.append(values[id(ghost)])
+            return ghost
+
+        return map_tensors(valued, tree)
+
+    def _placeholders(self, operation: Operation) -> Any:
+        """Give what an operation of another rank gives, also to hooks inside it."""
+        if isinstance(operation.function, Unit):
+            for name, output in operation.observed:
+                tell(operation.function.module.get_submodule(name), output)
+        return operation.result
+
+    def _connect(self, tensor: Tensor, stage: int, name: str) -> None:
+        weight = weight_of(tensor)
+        if weight is not None and stage not in weight.stages:
+            raise ValueError(
+                f"[smdp] {name} on stage {stage} uses parameter {weight.name!r}, which is not on that stage."
+                " Give pipeline() example_inputs, so that the split knows who uses it."
+            )
+        value = value_of(tensor)
+        if value is None or value.stage == stage or stage in value.consumers:
+            return
+        if self._is_detour:
+            raise RuntimeError(
+                f"[smdp] the loss function takes another path than in the first microbatch, and {name} needs"
+                f" {value.text()} of stage {value.stage} on stage {stage}, which was not agreed on."
+            )
+        self._plan.connect(value, stage)
+        if self._around.is_mine(value.stage) and not self._around.is_mine(stage):
+            self._around.send(value, tensor, stage)
+
+    def _compute(self, operation: Operation, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
+        """Give the result, and what modules with hooks inside a unit gave."""
+        copies = operation.kind is Kind.GLUE and is_in_place(operation.function)
+        args = self._localized(args, operation.stage, copies)
+        kwargs = self._localized(kwargs, operation.stage, copies)
+        if operation.draws:
+            self._stream.start(operation.name)
+        with self._around.computing(operation.stage):
+            if not isinstance(operation.function, Unit) or (
+                operation.result is not None and not operation.observed
+            ):
+                return call(*args, **kwargs), []
+            with Observer(observed_modules(operation.function.module), is_silent=False) as observer:
+                return call(*args, **kwargs), observer.outputs
+
+    def _localized(self, tree: Any, stage: int, copies: bool) -> Any:
+        def localized(tensor: Tensor) -> Tensor:
+            value = value_of(tensor)
+            if value is None or value.stage == stage:
+                return tensor
+            leaf = self._around.bring(value, stage)
+            return leaf.clone() if copies else leaf
+
+        return map_tensors(localized, tree)
+
+    def _keep(self, operation: Operation, real: Any, args: Any, kwargs: Any) -> Any:
+        """Note whose the tensors of a result are."""
+        if operation.kind is Kind.UNIT:
+            real = self._apart(real, args, kwargs)
+        tensors = list(tensors_in(real))
+        if len(tensors) != len(operation.values):
+            raise RuntimeError(
+                f"[smdp] {operation.name} gave {len(tensors)} tensors, other ranks expect"
+                f" {len(operation.values)}"
+            )
+        for tensor, value in zip(tensors, operation.values, strict=True):
+            if tensor.shape != value.ghost.shape or tensor.dtype != value.ghost.dtype:
+                raise RuntimeError(
+                    f"[smdp] {operation.name} gave {str(tensor.dtype).removeprefix('torch.')}"
+                    f"{list(tensor.shape)}, other ranks expect {value.text()}: its shape depends on values,"
+                    " and cannot cross a stage boundary."
+                )
+            mark(tensor, value)
+            if value.consumers or self.is_recording:
+                self.exports[value.index] = tensor
+        return real[0]
+
+    def _apart(self, real: Any, args: Any, kwargs: Any) -> Any:
+        """Give what a unit returns of its arguments as objects of their own: those stay whose they are."""
+        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        result, observed = real
+        result = map_tensors(lambda tensor: tensor.view_as(tensor) if id(tensor) in given else tensor, result)
+        return result, observed
+
+    def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+        if self.is_recording:
+            self._plan.operations.append(Operation(func, Kind.READ, self.stage, None, [], [], False, name))
+            self.place += 1
+        elif self._next(func, Kind.READ, name) is None:
+            return self._read(func, args, kwargs, name)
+
+        def fetched(tensor: Tensor) -> Tensor:
+            value = value_of(tensor)
+            return tensor if value is None else self._around.fetch(value, tensor)
+
+        args, kwargs = map_tensors(fetched, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _refuse(self, name: str) -> None:
+        if name == "backward":
+            raise RuntimeError(
+                "[smdp] backward() was called on a value of a pipeline stage. train_step() runs the backward"
+                " of what the loss function returns; return the loss instead."
+            )
+        raise RuntimeError(
+            "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
+        )

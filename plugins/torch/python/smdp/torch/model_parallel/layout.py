@@ -1,0 +1,72 @@
+"""Ranks and process groups of pipelines and their replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import cast
+
+import torch.distributed as dist
+
+from smdp.placement import Placement
+from smdp.torch.process_group import ProcessGroupSmdp
+
+
+class Layout:
+    """Where this rank stands. All ranks of the job make it together.
+
+    Args:
+        stages: Ranks of one pipeline.
+
+    Raises:
+        ValueError: The world cannot be divided into such pipelines.
+    """
+
+    def __init__(self, stages: int) -> None:
+        if not dist.is_initialized():
+            raise ValueError(
+                '[smdp] pipeline() needs torch.distributed: call dist.init_process_group("smdp") first, and'
+                f" start {stages} processes, for instance with `smdp run -n {stages} script.py`"
+            )
+        world = dist.get_world_size()
+        if world % stages != 0:
+            raise ValueError(
+                f"[smdp] a world of {world} ranks cannot be divided into pipelines of {stages} stages;"
+                f" allowed: a multiple of {stages} ranks, or stages = {_divisors(world)}"
+            )
+        self.placement = Placement.of_world(world, pipeline=stages)
+        self.rank = dist.get_rank()
+        place = self.placement.coordinates(self.rank)
+        self.stage_rank = place.pp
+        self.replica = place.rdp
+        self.replicas = self.placement.data
+        self.values = self._new_group("pp")
+        self.reads = self._new_group("pp")
+        self.copies = self._new_group("rdp") if self.replicas > 1 else None
+
+    def group_of_stage_ranks(self, stage_ranks: list[int]) -> ProcessGroupSmdp | None:
+        """Make a group of some ranks of each pipeline; all ranks of the job call it, members get theirs."""
+        mine: ProcessGroupSmdp | None = None
+        for members in self.placement.groups("pp"):
+            ranks = [members[rank] for rank in stage_ranks]
+            group = dist.new_group(ranks, backend="smdp")
+            if self.rank in ranks:
+                mine = cast("ProcessGroupSmdp", group)
+        return mine
+
+    def abort(self, reason: str) -> None:
+        """Let the others know that this rank cannot go on."""
+        for group in (self.values, self.reads):
+            with contextlib.suppress(Exception):
+                group.core.abort(reason)
+
+    def _new_group(self, kind: str) -> ProcessGroupSmdp:
+        mine = None
+        for ranks in self.placement.groups(kind):  # type: ignore[arg-type]
+            group = dist.new_group(list(ranks), backend="smdp")
+            if self.rank in ranks:
+                mine = group
+        return cast("ProcessGroupSmdp", mine)
+
+
+def _divisors(world: int) -> str:
+    return ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)

@@ -1,0 +1,370 @@
+"""One microbatch of a step: its thread, what it has received, what others need of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.ghosts import Ghosts
+from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
+from smdp.torch.model_parallel.modes import Modes
+from smdp.torch.model_parallel.plan import Plan
+from smdp.torch.model_parallel.program import LossFunction, Program
+from smdp.torch.model_parallel.random_streams import RandomStream
+from smdp.torch.model_parallel.running import running
+from smdp.torch.model_parallel.suspension import Strands
+from smdp.torch.model_parallel.transfers import Arrival, Channel, laid_out, room_for
+from smdp.torch.model_parallel.values import Value, value_of
+from smdp.torch.model_parallel.weight_gradients import PostponedGradients
+
+_NOTHING = contextlib.nullcontext()
+_MOST_READS = 1 << 12
+
+
+@dataclass(slots=True)
+class Step:
+    """What all microbatches of a step share.
+
+    Attributes:
+        plan: Of the batch's signature.
+        program: The model's call.
+        loss_fn: As the user gave it.
+        rank_of: Rank, within the pipeline, of each virtual stage.
+        rank: This process's.
+        values: Where values and gradients travel.
+        reads: Where values travel that the host reads.
+        ghosts: Runs operations on placeholders.
+        strands: Threads.
+        modes: Of the caller.
+        needs_grad: It is a training step.
+        postpones: The schedule has weight gradients apart.
+        seed: Of random numbers.
+        number: Counts steps.
+    """
+
+    plan: Plan
+    program: Program
+    loss_fn: LossFunction | None
+    rank_of: list[int]
+    rank: int
+    values: Channel
+    reads: Channel
+    ghosts: Ghosts
+    strands: Strands
+    modes: Modes
+    needs_grad: bool
+    postpones: bool
+    seed: int
+    number: int
+
+    def is_mine(self, stage: int) -> bool:
+        """Tell whether this rank holds a virtual stage."""
+        return self.rank_of[stage] == self.rank
+
+
+class Microbatch:
+    """Runs the model and the loss function on one microbatch, stage by stage.
+
+    Args:
+        step: What it shares with the others.
+        index: Its number.
+        inputs: Its part of the batch.
+        end: Number of operations after which this rank has no part in the model's forward.
+    """
+
+    def __init__(self, step: Step, index: int, inputs: Any, end: int) -> None:
+        self.index = index
+        self.loss: Tensor | None = None
+        self.has_extra = False
+        self.extra: Any = None
+        self.loss_stage = -1
+        self.loss_value: Tensor | None = None
+        self.loss_dtype = torch.float32
+        self.gradients: dict[tuple[int, int], Tensor | Arrival] = {}
+        self.postponed: dict[int, PostponedGradients] = {}
+        self.waits_for: Arrival | None = None
+        self._step = step
+        self._inputs = inputs
+        self._arrivals: dict[tuple[int, int], Arrival] = {}
+        self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._fetched: dict[int, Tensor] = {}
+        self._reads = 0
+        self._may_run = -1
+        self._wants = -1
+        stream = RandomStream(step.seed, step.number, index)
+        self._interpreter = Interpreter(step.plan, self, step.ghosts, stream, end)
+        self._strand = step.strands.start(self._run)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its program has ended on this rank."""
+        return self._strand.is_finished
+
+    def record(self) -> None:
+        """Run to the end, and learn what all microbatches will do."""
+        self._may_run = len(self._step.rank_of)
+        self._strand.resume()
+        self._step.plan.is_complete = True
+        kept = {value.index for value in self._step.plan.values if value.consumers}
+        for index in list(self._interpreter.exports):
+            if index not in kept:
+                del self._interpreter.exports[index]
+
+    def forward(self, stage: int) -> None:
+        """Run until the stage has done its part."""
+        self._may_run = stage
+        while not self.is_finished and self._wants <= stage:
+            if self.waits_for is not None:
+                if self._interpreter.place >= self._step.plan.end_of(stage):
+                    return
+                self.waits_for.wait()
+            self._strand.resume()
+
+    def go_on(self) -> None:
+        """Resume after a host read whose value has come."""
+        self._strand.resume()
+
+    def finish(self) -> None:
+        """Run to the end: all stages have run, only host reads may be waited for."""
+        self._may_run = len(self._step.rank_of)
+        while not self.is_finished:
+            if self.waits_for is not None:
+                self.waits_for.wait()
+            self._strand.resume()
+
+    def abandon(self) -> None:
+        """End it wherever it is."""
+        self._strand.abandon()
+
+    def send_values(self, stage: int, to: int) -> None:
+        """Send what a later stage uses of this one."""
+        for value in self._step.plan.edges.get((stage, to), ()):
+            self.send(value, self._interpreter.exports[value.index], to)
+
+    def receive_values(self, stage: int, source: int) -> None:
+        """Post receives for what a stage uses of an earlier one."""
+        for value in self._step.plan.edges.get((source, stage), ()):
+            self._arrivals[value.index, stage] = self._receive(value, stage)
+
+    def take_export(self, value: Value) -> Tensor:
+        """Give a value with its graph, and forget it."""
+        return self._interpreter.exports.pop(value.index)
+
+    def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor]:
+        """Give the leaf of another stage's value, with what the stage has used of it, and forget both."""
+        return self._leaves.pop((value.index, stage))
+
+    def take_gradient(self, value: Value, stage: int) -> Tensor:
+        """Give the gradient of a value that a consumer has found, and forget it."""
+        found = self.gradients.pop((value.index, stage))
+        return found.wait() if isinstance(found, Arrival) else found
+
+    # What the interpreter asks.
+
+    def is_mine(self, stage: int) -> bool:
+        """See Step."""
+        return self._step.is_mine(stage)
+
+    def enter(self, stage: int) -> None:
+        """Suspend until the schedule lets a stage run."""
+        while stage > self._may_run:
+            self._wants = stage
+            self._strand.suspend()
+        self._wants = -1
+
+    def computing(self, stage: int) -> AbstractContextManager[None]:
+        """Give the context in which a stage of this rank computes."""
+        if not self._step.postpones:
+            return _NOTHING
+        return self.postponed.setdefault(stage, PostponedGradients())
+
+    def send(self, value: Value, tensor: Tensor, stage: int) -> None:
+        """Send a value to a stage of another rank."""
+        step = self._step
+        tag = step.plan.tag(value, stage, self.index, is_gradient=False)
+        step.values.send(laid_out(tensor, value), step.rank_of[stage], tag)
+
+    def bring(self, value: Value, stage: int) -> Tensor:
+        """Give a stage another's value, cut from its graph."""
+        key = (value.index, stage)
+        if key not in self._leaves:
+            if self.is_mine(value.stage):
+                leaf = self._interpreter.exports[value.index].detach()
+            else:
+                arrival = self._arrivals.pop(key, None) or self._receive(value, stage)
+                leaf = arrival.wait()
+            used = leaf
+            if value.needs_grad and self._step.needs_grad:
+                # Not the leaf itself, so that later consumers' gradients are the first that autograd adds.
+                used = leaf.requires_grad_().view_as(leaf)
+            self._leaves[key] = leaf, used
+        return self._leaves[key][1]
+
+    def fetch(self, value: Value, tensor: Tensor) -> Tensor:
+        """Hand a value round, or suspend until it comes."""
+        known = self._fetched.get(value.index)
+        if known is not None:
+            return known
+        tag = self._next_read()
+        if self.is_mine(value.stage):
+            found = tensor.detach()
+            for rank in self._others():
+                self._step.reads.send(laid_out(found, value), rank, tag)
+        else:
+            what = f"{value.text()} of stage {value.stage}, microbatch {self.index}, which the host reads"
+            found = self._await(room_for(value), self._step.rank_of[value.stage], tag, what)
+        self._fetched[value.index] = found
+        return found
+
+    def describe(self, unit: Any, result: Any) -> Any:
+        """Hand round shapes and dtypes of what a unit gave."""
+        stage = self._interpreter.stage
+        tags = self._next_read(), self._next_read()
+        if self.is_mine(stage):
+            described = map_tensors(
+                lambda tensor: _Described(
+                    tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad
+                ),
+                result,
+            )
+            data = torch.frombuffer(bytearray(pickle.dumps(described)), dtype=torch.uint8)
+            for rank in self._others():
+                self._step.reads.send(torch.tensor([data.numel()]), rank, tags[0])
+                self._step.reads.send(data, rank, tags[1])
+        else:
+            what = f"the shapes that module {unit.name!r} gives"
+            owner = self._step.rank_of[stage]
+            length = self._await(torch.zeros(1, dtype=torch.int64), owner, tags[0], what)
+            data = self._await(torch.empty(int(length), dtype=torch.uint8), owner, tags[1], what)
+            described = pickle.loads(data.numpy().tobytes())
+        return _drawn(described, self._step.ghosts)
+
+    def _receive(self, value: Value, stage: int) -> Arrival:
+        step = self._step
+        source = step.rank_of[value.stage]
+        what = f"{value.text()} of stage {value.stage} on rank {source}, microbatch {self.index}"
+        tag = step.plan.tag(value, stage, self.index, is_gradient=False)
+        return step.values.receive(room_for(value), source, tag, what)
+
+    def _await(self, tensor: Tensor, rank: int, tag: int, what: str) -> Tensor:
+        arrival = self._step.reads.receive(tensor, rank, tag, what)
+        if self._interpreter.is_recording:
+            return arrival.wait()
+        self.waits_for = arrival
+        while not arrival.is_there():
+            self._strand.suspend()
+        self.waits_for = None
+        return arrival.wait()
+
+    def _next_read(self) -> int:
+        self._reads += 1
+        if self._reads >= _MOST_READS:
+            raise RuntimeError(
+                f"[smdp] the host reads more than {_MOST_READS} values of one microbatch; read a whole tensor"
+                " instead of its elements"
+            )
+        return self.index * _MOST_READS + self._reads
+
+    def _others(self) -> list[int]:
+        return [rank for rank in sorted(set(self._step.rank_of)) if rank != self._step.rank]
+
+    def _run(self) -> None:
+        step = self._step
+        with running(), step.modes.restored(grad=step.needs_grad), self._interpreter:
+            args, kwargs = step.program.arguments(self._inputs)
+            try:
+                output = step.program.model(*args, **kwargs)
+            except EndOfForward:
+                output = step.plan.output
+                # A loss function may change what it is given; the placeholders are everybody's.
+                output = output if isinstance(output, Tensor) else copy.copy(output)
+            self._interpreter.leave_model()
+            if self._interpreter.is_recording:
+                step.plan.output = _ghostly(output)
+            loss = step.program.loss(step.loss_fn, output, self._inputs)
+        if isinstance(loss, tuple) and len(loss) == 2:
+            loss, extra = loss
+            self.has_extra = True
+            self.extra = map_tensors(self._shared, extra)
+        self._take_loss(loss)
+
+    def _shared(self, tensor: Tensor) -> Tensor:
+        value = value_of(tensor)
+        return tensor if value is None else self.fetch(value, tensor)
+
+    def _take_loss(self, loss: Any) -> None:
+        value = value_of(loss) if isinstance(loss, Tensor) else None
+        if value is None:
+            what = type(loss).__name__ if not isinstance(loss, Tensor) else "a tensor"
+            raise ValueError(
+                f"[smdp] the loss function gave {what} that depends on no stage of the model; allowed: a"
+                " scalar tensor computed from the model's output"
+            )
+        if value.ghost.numel() != 1:
+            raise ValueError(
+                f"[smdp] the loss function gave {value.text()}; allowed: one number. Take its mean() or"
+                " sum()."
+            )
+        if self._step.needs_grad and not value.needs_grad:
+            raise ValueError(
+                "[smdp] the loss has no gradient: no parameter that requires one is used, or the loss was"
+                " detached. Return it as it was computed."
+            )
+        self.loss_stage = value.stage
+        self.loss_dtype = value.ghost.dtype
+        if self.is_mine(value.stage):
+            self.loss = loss
+            self.loss_value = loss.detach().reshape(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    needs_grad: bool
+
+
+def _drawn(described: Any, ghosts: Ghosts) -> Any:
+    if isinstance(described, _Described):
+        return ghosts.receive(described.shape, described.stride, described.dtype, described.needs_grad)
+    if isinstance(described, (list, tuple)):
+        items = [_drawn(item, ghosts) for item in described]
+        return type(described)(*items) if hasattr(described, "_fields") else type(described)(items)
+    if isinstance(described, dict):
+        changed = copy.copy(described)
+        for key, item in described.items():
+            changed[key] = _drawn(item, ghosts)
+        return changed
+    return described
+
+
+def _ghostly(output: Any) -> Any:
+    """Give what the model returned with placeholders only; None where it holds anything else."""
+    if any(value_of(tensor) is None for tensor in tensors_in(output)) or not _is_plain(output):
+        return None
+
+    def ghost(tensor: Tensor) -> Tensor:
+        value = value_of(tensor)
+        assert value is not None
+        return value.ghost
+
+    return map_tensors(ghost, output)
+
+
+def _is_plain(tree: Any) -> bool:
+    if isinstance(tree, (Tensor, str, int, float, bool, type(None))):
+        return True
+    if isinstance(tree, (list, tuple)):
+        return all(_is_plain(item) for item in tree)
+    if isinstance(tree, dict):
+        return all(_is_plain(item) for item in tree.values())
+    return False

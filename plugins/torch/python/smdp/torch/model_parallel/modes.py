@@ -1,0 +1,46 @@
+"""What torch keeps per thread, carried from the thread that calls a step to those of its microbatches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+_DEVICES = ("cpu", "cuda")
+
+
+class Modes:
+    """Grad mode and autocast as they are where this object is made."""
+
+    def __init__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        self._autocast = [
+            (device, torch.get_autocast_dtype(device))
+            for device in _DEVICES
+            if torch.is_autocast_enabled(device)
+        ]
+        self._is_cached = torch.is_autocast_cache_enabled()
+
+    def key(self) -> object:
+        """Give a value that is equal where the modes are."""
+        return (self.grad, tuple(self._autocast))
+
+    @contextlib.contextmanager
+    def restored(self, *, grad: bool) -> Iterator[None]:
+        """Set them in this thread; `grad` False switches gradients off whatever they were."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad))
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=self._is_cached))
+            yield
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Run a backward as it runs outside `torch.autocast`."""
+    with contextlib.ExitStack() as stack:
+        for device in _DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

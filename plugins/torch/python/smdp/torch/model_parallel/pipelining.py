@@ -1,0 +1,171 @@
+"""`smdp.torch.pipeline`: splits a model over ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smdp import pipeline as schedules
+from smdp.partition import Trace, Unit, partition
+from smdp.torch.model_parallel.delayed_initialization import materialize
+from smdp.torch.model_parallel.layout import Layout
+from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.program import Program
+from smdp.torch.model_parallel.scout import users_outside_units
+from smdp.torch.model_parallel.slicing import cut
+from smdp.torch.model_parallel.splitting import Split, stages_of_units, users_of_weights
+from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
+from smdp.torch.model_parallel.units import find_units
+
+
+def pipeline(
+    model: nn.Module,
+    stages: int = 2,
+    microbatches: int = 8,
+    schedule: str = "1f1b",
+    example_inputs: Any = None,
+    *,
+    virtual_stages: int | None = None,
+    active_microbatches: int | None = None,
+    pins: Mapping[str, int] | None = None,
+    memory_cap: float = 0.0,
+    device: torch.device | str | None = None,
+    seed: int | None = None,
+) -> PipelinedModule:
+    """Split a model over ranks; each keeps the parameters of its own stages only.
+
+    Every rank of the job calls it with the same model. A world of k x `stages` ranks holds k data-parallel
+    replicas of the pipeline, whose gradients are averaged.
+
+    Args:
+        model: Any module; its code is not changed. Built as usual, on the meta device, or within
+            `delayed_initialization()`: then it never exists whole anywhere.
+        stages: Ranks of one pipeline.
+        microbatches: Into how many a batch is cut.
+        schedule: One that `smdp.pipeline.generate` knows.
+        example_inputs: A batch as train_step() will get. Its first microbatch is traced: modules are weighed
+            by their seconds, in the order in which they run. Default: by bytes of parameters, in the order in
+            which they are registered.
+        virtual_stages: Per rank. Default: the schedule's usual number.
+        active_microbatches: Most in flight under "smp_interleaved". Default: stages + 2.
+        pins: Virtual stage of modules, by name; what is not named goes where the step is shortest.
+        memory_cap: Bytes per rank for parameters, gradients, Adam's state in fp32 and activations; 0: none.
+        device: Where this rank computes, for a model on the meta device. Default: the CPU.
+        seed: Of dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
+
+    Returns:
+        A module with this rank's parameters, under their names in the model, final from now on.
+
+    Raises:
+        ValueError: An argument is wrong, or the model cannot be split so; with a fix.
+
+    Example:
+        >>> pipe = smdp.torch.pipeline(model, stages=2, example_inputs=batch)  # doctest: +SKIP
+        >>> optimizer = torch.optim.AdamW(pipe.parameters())  # doctest: +SKIP
+        >>> loss = pipe.train_step(batch, loss_fn)  # doctest: +SKIP
+    """
+    if isinstance(model, PipelinedModule):
+        raise ValueError("[smdp] this model has been split by pipeline() already; use what that returned")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"[smdp] pipeline() got {type(model).__name__}; allowed: a torch.nn.Module")
+    if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
+        raise ValueError(
+            "[smdp] this model belongs to a pipeline already: its other parameters are on other ranks. Build"
+            " a new one."
+        )
+    info = schedules.schedule_info(schedule)
+    virtual = virtual_stages or info.virtual_stages or info.usual_virtual_stages
+    table = schedules.generate(
+        schedule,
+        stages=stages,
+        microbatches=microbatches,
+        virtual_stages=virtual,
+        active_microbatches=active_microbatches,
+    )
+    evaluation = schedules.generate(
+        "forward_only",
+        stages=stages,
+        microbatches=microbatches,
+        virtual_stages=virtual,
+        placement=info.placement or "loop",
+    )
+    layout = Layout(stages)
+    units = find_units(model, table.stages)
+    example = None
+    if example_inputs is not None:
+        example = Program(model).arguments(cut(example_inputs, microbatches)[0])
+    traced = _agreed(
+        lambda: trace_by_parameters(model, units) if example is None else trace(model, units, *example)
+    )
+    if pins:
+        traced = dataclasses.replace(traced, units=tuple(_pinned(traced, pins)))
+    found = partition(
+        traced,
+        ranks=stages,
+        virtual_stages=virtual,
+        microbatches=microbatches,
+        schedule=schedule,
+        active_microbatches=active_microbatches or 0,
+        memory_cap=memory_cap,
+    )
+    calls = stages_of_units(traced, found)
+    uses: dict[str, set[int]] = {}
+    if example is not None:
+        target = next((p.device for p in model.parameters() if not p.is_meta), torch.device(device or "cpu"))
+        uses = users_outside_units(model, calls, *example, target)
+    split = Split(traced, found, calls, users_of_weights(model, calls, uses))
+    own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
+    if any(parameter.is_meta for parameter in model.parameters()):
+        materialize(model, lambda name: bool(split.weights[name] & own), device)
+    if seed is None:
+        seed = _agreed(torch.initial_seed)
+    return PipelinedModule(model, split, table, evaluation, layout, seed)
+
+
+def _pinned(traced: Trace, pins: Mapping[str, int]) -> list[Unit]:
+    names = {unit.name.partition("#")[0] for unit in traced.units}
+    modules = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
+    for name in pins:
+        if name not in modules:
+            near = difflib.get_close_matches(name, modules, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"[smdp] pins names {name!r}, which is no module that lies on a stage{hint} Allowed: "
+                + ", ".join(sorted(names))
+            )
+    pinned: list[Unit] = []
+    last: Unit | None = None
+    for unit in traced.units:
+        parts = unit.name.partition("#")[0].split(".")
+        prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        stage = next((pins[prefix] for prefix in prefixes if prefix in pins), None)
+        if stage is not None and last is not None and stage < (last.stage or 0):
+            raise ValueError(
+                f"[smdp] pins puts {unit.name!r} on stage {stage}, but {last.name!r}, which runs before it,"
+                f" on stage {last.stage}; values only flow to later stages. A module that is called twice, or"
+                " shares its weight, may lie on two stages: pin its neighbours instead."
+            )
+        unit = dataclasses.replace(unit, stage=stage)
+        last = last if stage is None else unit
+        pinned.append(unit)
+    return pinned
+
+
+def _agreed(make: Any) -> Any:
+    """Give what rank 0 makes, on all ranks; raise there too what it raises."""
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = make()
+        except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+            found[1] = error
+    dist.broadcast_object_list(found, src=0)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]

@@ -1,0 +1,85 @@
+"""What a user gives to a step: the model's call and the loss, applied to one microbatch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+LossFunction = Callable[..., Any]
+
+
+class Program:
+    """Calls the model as its forward wants, and the loss function as it wants.
+
+    Args:
+        model: The whole model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        signature = inspect.signature(model.forward)
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        self._takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
+        self._takes_any_number = inspect.Parameter.VAR_POSITIONAL in kinds
+        self._names = {
+            name
+            for name, parameter in signature.parameters.items()
+            if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        }
+        self._positions = sum(
+            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for kind in kinds
+        )
+
+    def arguments(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give what of a microbatch the model's forward takes; the rest is the loss function's."""
+        if isinstance(microbatch, dict):
+            named = {
+                name: item for name, item in microbatch.items() if self._takes_any_name or name in self._names
+            }
+            # A cache of keys and values is of no use in training, and every rank would hold another part.
+            if "use_cache" in self._names:
+                named.setdefault("use_cache", False)
+            return (), named
+        items = tuple(microbatch) if isinstance(microbatch, (tuple, list)) else (microbatch,)
+        named = {"use_cache": False} if "use_cache" in self._names else {}
+        return items if self._takes_any_number else items[: self._positions], named
+
+    def loss(self, function: LossFunction | None, output: Any, microbatch: Any) -> Any:
+        """Give the loss of a microbatch."""
+        if function is None:
+            return _own_loss(output)
+        return function(output, microbatch) if _wants_microbatch(function) else function(output)
+
+
+def _own_loss(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, dict) and "loss" in output:
+        return output["loss"]
+    if isinstance(output, (tuple, list)) and output:
+        return output[0]
+    raise ValueError(
+        f"[smdp] the model gave {type(output).__name__} and no loss function was given; allowed: a model that"
+        " returns its loss, a dict with 'loss' or a tuple that begins with it, or loss_fn"
+    )
+
+
+def _wants_microbatch(function: LossFunction) -> bool:
+    if isinstance(function, nn.Module):
+        function = function.forward
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    has_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    return len(needed) >= 2 or (has_any and len(needed) < 2)

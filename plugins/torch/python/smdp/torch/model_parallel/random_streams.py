@@ -1,0 +1,73 @@
+"""Random numbers that depend on seed, step, microbatch and place in the program, not on the stages."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+# Functions of torch, by name, that draw; for those that touch no stage's value, which no placeholder has run.
+DRAWING = frozenset(
+    [
+        "alpha_dropout",
+        "bernoulli",
+        "bernoulli_",
+        "cauchy_",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "dropout_",
+        "exponential_",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "geometric_",
+        "gumbel_softmax",
+        "log_normal_",
+        "multinomial",
+        "normal",
+        "normal_",
+        "poisson",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random_",
+        "randperm",
+        "rrelu",
+        "uniform_",
+    ]
+)
+
+
+class RandomStream:
+    """The generator that an operation of one microbatch finds.
+
+    Args:
+        seed: Of the training, the same on all ranks.
+        step: Number of the step.
+        microbatch: Number within the step.
+    """
+
+    def __init__(self, seed: int, step: int, microbatch: int) -> None:
+        self._prefix = f"{seed},{step},{microbatch},"
+
+    def start(self, name: str) -> None:
+        """Set torch's generators for the operation of this name."""
+        digest = hashlib.blake2b((self._prefix + name).encode(), digest_size=8).digest()
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class KeptState:
+    """Leaves torch's generators as it found them."""
+
+    def __enter__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)

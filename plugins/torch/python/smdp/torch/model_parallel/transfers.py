@@ -1,0 +1,100 @@
+"""Values and gradients on their way between the ranks of one pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smdp._errors import SmdpError
+from smdp.torch.model_parallel.values import Value
+from smdp.torch.process_group import ProcessGroupSmdp
+
+
+class Arrival:
+    """A receive that has been posted."""
+
+    __slots__ = ("_what", "_work", "tensor")
+
+    def __init__(self, tensor: Tensor, work: Any, what: str) -> None:
+        self.tensor = tensor
+        self._work = work
+        self._what = what
+
+    def is_there(self) -> bool:
+        """Tell whether wait() would return at once."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> Tensor:
+        """Give the tensor.
+
+        Raises:
+            smdp.SmdpError: The sender is gone, or the deadline has passed; the message says what was awaited.
+        """
+        try:
+            self._work.wait()
+        except SmdpError as error:
+            error.args = (f"{error.args[0] if error.args else ''} While waiting for {self._what}.",)
+            raise
+        return self.tensor
+
+
+class Channel:
+    """Tagged messages over a group of its own: values and gradients on one, host reads on another.
+
+    Args:
+        group: The ranks of the pipeline.
+    """
+
+    def __init__(self, group: ProcessGroupSmdp) -> None:
+        self._group = group
+        self._sent: list[tuple[Tensor, Any]] = []
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> None:
+        """Start sending; finish() waits for it."""
+        data = _flat(tensor.detach())
+        self._sent.append((data, self._group.send([data], rank, tag)))
+        if len(self._sent) > 64:
+            self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
+
+    def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
+        """Start receiving into a dense tensor."""
+        return Arrival(tensor, self._group.recv([_flat(tensor)], rank, tag), what)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has left."""
+        for _, work in self._sent:
+            work.wait()
+        self._sent.clear()
+
+
+def room_for(value: Value) -> Tensor:
+    """Give a tensor like the placeholder of a value, without contents."""
+    ghost = value.ghost
+    return torch.empty_strided(ghost.shape, dense_strides(ghost), dtype=ghost.dtype, device=ghost.device)
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Give the strides under which a tensor travels: its own, if it fills its memory."""
+    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tuple(tensor.stride())
+    return tuple(torch.empty(tensor.shape, device="meta").stride())
+
+
+def laid_out(tensor: Tensor, value: Value) -> Tensor:
+    """Give a tensor in the strides under which it travels."""
+    strides = dense_strides(value.ghost)
+    # Of a dimension of size 1 the stride says nothing, and placeholders may have another.
+    if tuple(tensor.stride()) == strides or (tensor.is_contiguous() and value.ghost.is_contiguous()):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor.detach()
+    )
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Give all elements of a dense tensor in the order of memory, as a view."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,55 @@
+"""A module that is never cut: calling it during a step goes through the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.overrides import handle_torch_function
+
+from smdp.torch.model_parallel.running import is_running
+
+
+class Unit:
+    """Takes the place of a module's forward.
+
+    Args:
+        name: Dotted path of the module.
+        module: The module; its `forward` becomes this object's.
+        stages: Virtual stage of each of its calls in one forward of the model.
+    """
+
+    def __init__(self, name: str, module: nn.Module, stages: tuple[int, ...]) -> None:
+        self.name = name
+        self.module = module
+        self.original: Callable[..., Any] = module.forward
+        self._stages = stages
+        self._was_own = vars(module).get("forward")
+        # An attribute of the instance: the class, and with it isinstance() and other modules, stay as is.
+        module.forward = self._forward
+
+    def stage_of(self, call: int) -> int:
+        """Give the stage of a call.
+
+        Raises:
+            ValueError: The split knows of fewer calls.
+        """
+        if call >= len(self._stages):
+            raise ValueError(
+                f"[smdp] module {self.name!r} is called {call + 1} times in one forward, the split knows of"
+                f" {len(self._stages)}. Give pipeline() example_inputs that take the same path."
+            )
+        return self._stages[call]
+
+    def restore(self) -> None:
+        """Give the module its own forward back."""
+        vars(self.module).pop("forward", None)
+        if self._was_own is not None:
+            self.module.forward = self._was_own
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if is_running():
+            # The one way to an active mode that torch documents; it is off while its handler runs.
+            return handle_torch_function(self, (), *args, **kwargs)
+        return self.original(*args, **kwargs)

@@ -1,0 +1,74 @@
+"""What is known of a tensor that belongs to one stage: on all ranks its owner, on one its contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
+from torch.nn import Parameter
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor made by an operation of one stage, the same on every rank.
+
+    Attributes:
+        index: Place among all values of the program.
+        stage: The virtual stage that holds it.
+        ghost: The placeholder: shape, dtype, device, whether it has a gradient; no contents.
+        consumers: Later stages that use it, each once, in the order in which the program meets them.
+    """
+
+    index: int
+    stage: int
+    ghost: Tensor
+    consumers: list[int] = field(default_factory=list)
+
+    def consumer_after(self, stage: int) -> int | None:
+        """Give the next stage that uses it, after the owner or a consumer."""
+        return min((consumer for consumer in self.consumers if consumer > stage), default=None)
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether its consumers send back a gradient."""
+        return bool(self.ghost.requires_grad)
+
+    def text(self) -> str:
+        """Give dtype and shape, as errors show them."""
+        return f"{str(self.ghost.dtype).removeprefix('torch.')}{list(self.ghost.shape)}"
+
+
+@dataclass(eq=False, slots=True)
+class Weight:
+    """A parameter: its name, the virtual stages that use it, and (weakly) its pipelined module."""
+
+    name: str
+    stages: Container[int]
+    pipe: Callable[[], Any] | None = None
+
+
+def mark(tensor: Tensor, value: Value) -> None:
+    """Note whose tensor this is; a later mark replaces an earlier one."""
+    cast("Any", tensor)._smdp_value = value
+
+
+def value_of(tensor: Tensor) -> Value | None:
+    """Give what mark() noted; None for what every rank has."""
+    return getattr(tensor, "_smdp_value", None)
+
+
+def mark_weight(parameter: Parameter, weight: Weight) -> None:
+    """Note which stages use a parameter."""
+    cast("Any", parameter)._smdp_weight = weight
+
+
+def unmark_weight(parameter: Parameter) -> None:
+    """Forget what mark_weight() noted."""
+    del cast("Any", parameter)._smdp_weight
+
+
+def weight_of(tensor: Tensor) -> Weight | None:
+    """Give what mark_weight() noted."""
+    return getattr(tensor, "_smdp_weight", None)

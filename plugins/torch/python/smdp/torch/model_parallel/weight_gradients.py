@@ -1,0 +1,91 @@
+"""Weight gradients apart from input gradients, for schedules that fill their bubbles with them.
+
+A module that has parameters and no children keeps a graph of its own: the backward of the stage asks it for
+the gradient of its input only, and leaves the other half, on the same graph with the same bits, for later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_thread = threading.local()
+
+
+class PostponedGradients:
+    """What is left to do for the parameters of one stage after the input gradients of one microbatch."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Tensor, Tensor, Sequence[Tensor]]] = []
+
+    def __enter__(self) -> None:
+        _thread.collector = self
+
+    def __exit__(self, *error: object) -> None:
+        _thread.collector = None
+
+    def add(self, output: Tensor, gradient: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Note the gradient of a module's output."""
+        self._parts.append((output, gradient, parameters))
+
+    def compute(self) -> None:
+        """Accumulate the gradients of all parameters, in the order in which backward met them."""
+        for output, gradient, parameters in self._parts:
+            torch.autograd.backward(output, gradient, inputs=list(parameters))
+        self._parts.clear()
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[Tensor], Tensor], tensor: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.collector = _thread.collector
+        ctx.parameters = parameters
+        with torch.enable_grad():
+            ctx.leaf = tensor.detach().requires_grad_(tensor.requires_grad)
+            ctx.output = call(ctx.leaf)
+        result: Tensor = ctx.output.detach()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        found = None
+        if ctx.leaf.requires_grad:
+            (found,) = torch.autograd.grad(ctx.output, ctx.leaf, gradient, retain_graph=True)
+        ctx.collector.add(ctx.output, gradient, ctx.parameters)
+        ctx.leaf = ctx.output = None
+        return (None, found, *(None for _ in ctx.parameters))
+
+
+def split_backward(module: nn.Module) -> list[str]:
+    """Let the modules below a unit postpone their weight gradients.
+
+    Returns:
+        Names of parameters for which it cannot be done, as their module has children: their gradients come
+        with those of the inputs.
+    """
+    fused = []
+    for name, part in module.named_modules():
+        own = list(part.named_parameters(recurse=False))
+        if not own:
+            continue
+        if next(part.children(), None) is None:
+            part.forward = _postponing(part.forward, part)
+        else:
+            fused += [f"{name}.{parameter}".lstrip(".") for parameter, _ in own]
+    return fused
+
+
+def _postponing(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        is_simple = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        if getattr(_thread, "collector", None) is None or not is_simple or not trained:
+            return original(*args, **kwargs)
+        return _Apart.apply(original, args[0], *trained)
+
+    return forward

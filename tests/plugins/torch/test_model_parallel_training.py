@@ -1,0 +1,74 @@
+"""Pipelines train to the bits of one process, under every schedule, on 2 and on 4 ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from torch_spawn import run
+
+SCHEDULES = [
+    ["gpipe", "smp_interleaved", "1f1b", "zb_1p", "zb_2p", "interleaved_1f1b"],
+    ["interleaved_zero_bubble", "zb_v", "v_half", "v_min", "dualpipe_v", "auto"],
+]
+
+
+def trains_as_one_process() -> None:
+    import torch.distributed as dist
+    from pipeline_models import (
+        Language,
+        batches,
+        differences,
+        language_loss,
+        made,
+        train_alone,
+        train_pipeline,
+    )
+
+    import smdp.torch
+
+    alone = made(Language)
+    expected = train_alone(alone, batches(5), 8)
+    expected_evaluation = None
+    for schedule in os.environ["SCHEDULES"].split(","):
+        pipe = smdp.torch.pipeline(
+            made(Language), stages=dist.get_world_size(), microbatches=8, schedule=schedule
+        )
+        losses = train_pipeline(pipe, batches(5))
+        assert differences(pipe, alone) == {}, schedule
+        assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-6, schedule
+        found = pipe.eval_step(batches(1)[0], language_loss).item()
+        expected_evaluation = expected_evaluation or found
+        assert found == expected_evaluation
+        names = [None] * dist.get_world_size()
+        dist.all_gather_object(names, [name for name, _ in pipe.named_parameters()])
+        assert sorted(itertools.chain.from_iterable(names)) == sorted(
+            name for name, _ in alone.named_parameters()
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_parameters_have_the_bits_of_one_process(schedules: list[str], ranks: int) -> None:
+    run(trains_as_one_process, ranks, env={"SCHEDULES": ",".join(schedules)})
+
+
+def trains_with_tied_weights() -> None:
+    import torch.distributed as dist
+    from pipeline_models import Language, batches, differences, made, train_alone, train_pipeline
+
+    import smdp.torch
+
+    alone = made(lambda: Language(tied=True))
+    train_alone(alone, batches(5), 8)
+    pipe = smdp.torch.pipeline(made(lambda: Language(tied=True)), stages=dist.get_world_size())
+    train_pipeline(pipe, batches(5))
+    assert all(difference < 1e-6 for difference in differences(pipe, alone).values())
+    is_end = pipe.layout.stage_rank in (0, dist.get_world_size() - 1)
+    assert ("words.weight" in dict(pipe.named_parameters())) == is_end
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tied_weights_are_trained_as_one(ranks: int) -> None:
+    run(trains_with_tied_weights, ranks)
