@@ -258,6 +258,10 @@ def test_estimated_seconds_follow_the_work() -> None:
     operations = 2 * 256 * 512 * 512 / 50e9
     assert operations < second.forward < 2 * operations
     assert second.backward_input == pytest.approx(second.forward, rel=0.2)
+    with torch.device("meta"):
+        table = nn.Sequential(nn.Embedding(100_000, 512), nn.LayerNorm(512))
+    found = trace(table, ("0", "1"), (torch.ones(4, 8, dtype=torch.int64),)).units[0]
+    assert found.forward == 2 * 4 * 8 * 512 * 4 / 10e9  # rows, not the table
 
 
 class Chosen(nn.Module):

@@ -8,6 +8,7 @@ state before it is kept, so that the same numbers can be had again without those
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from smdp._errors import SmdpError
 
 _CPU = torch.device("cpu")
 _MARK = "_smdp_node"
+_TRIM_BYTES = 2**24
 _STATES_PER_SLAB = 128  # 5 KiB each on a CPU
 
 # Draws whose numbers depend on the target's shape alone, not on what was in it.
@@ -111,6 +113,7 @@ class Tape:
         self.nodes: list[Node] = []
         self.operations: list[Operation] = []
         self._states: list[_Slab] = []
+        self._churned = 0  # bytes that came and went since the heap was trimmed
         # The newest draw, for rejection sampling looks at it at once: its operation, node and values.
         self._newest: tuple[int, int, torch.UntypedStorage] | None = None
         # Where draws are made, one for all: a heap of large pieces that come and go would never shrink.
@@ -221,6 +224,10 @@ class Tape:
             for node in targets - last.keys():
                 blank = self._blank(node)
                 storages[node] = blank if finish is None else finish(node, blank)
+        self._churned += sum(self.nodes[node].nbytes for node in last)
+        if self._churned > _TRIM_BYTES:
+            _trim_heap()
+            self._churned = 0
         return storages
 
     def forget_draws(self) -> None:
@@ -417,6 +424,13 @@ class Tape:
             self._scratch.pop(device, None)
             self._scratch[device] = self._blank(window.node)
         return window.on(self._scratch[device])
+
+
+def _trim_heap() -> None:
+    # glibc cuts small pieces from large free ones, which then fit no tensor of the size that they had.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _mark(tensor: Tensor) -> tuple[Tape, int] | None:

@@ -21,6 +21,8 @@ FLOPS_PER_SECOND = 50e9
 BYTES_PER_SECOND = 10e9
 
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+# They read as much as they write, however large what they pick from.
+_PICKING = {"embedding", "gather", "index", "index_select"}
 # Nothing in these can change under a unit's hands.
 _CONSTANTS = (
     Tensor,
@@ -217,7 +219,7 @@ class _Work(TorchDispatchMode):
             self.flops += sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
         elif name == f"{_CPU_ATTENTION}_backward":
             self.flops += sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
-        if not func.is_view:
-            touched = tree_leaves((args, kwargs, result))
+        if not func.is_view and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            touched = tree_leaves((result, result) if name in _PICKING else (args, kwargs, result))
             self.nbytes += sum(leaf.nbytes for leaf in touched if isinstance(leaf, Tensor))
         return result
