@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp._errors import SmdpError
-from smdp.torch.model_parallel.tape import Tape, Window, tape_of
+from smdp.torch.model_parallel.tape import Tape, tape_of
+from smdp.torch.model_parallel.windows import Window
 
 _active = threading.local()
 _REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from smdp._errors import SmdpError
+from smdp.torch.model_parallel.generator_states import GeneratorStates, default_generator, generator_at
+from smdp.torch.model_parallel.windows import Node, Window, as_laid_out, covers
 
 _CPU = torch.device("cpu")
 _MARK = "_smdp_node"
 _TRIM_BYTES = 2**24
-_STATES_PER_SLAB = 128  # 5 KiB each on a CPU
 
 # Draws whose numbers depend on the target's shape alone, not on what was in it.
 _FILLS = {
@@ -55,35 +56,6 @@ _SHAPE_ONLY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A strided tensor on a node."""
-
-    node: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    def on(self, storage: torch.UntypedStorage) -> Tensor:
-        """Give the tensor on a storage with values."""
-        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)
-
-    def blank(self, device: torch.device) -> Tensor:
-        """Give a tensor of this layout whose values are of no interest."""
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A storage: its size, where it would lie, and whether it was there before the tape."""
-
-    nbytes: int
-    device: torch.device
-    is_adopted: bool
-
-
 @dataclass(slots=True)
 class Operation:
     """A call on the tape, with a Window in place of each tensor."""
@@ -100,19 +72,13 @@ class Operation:
     state: Tensor | None = None  # of the generator, before a random draw
 
 
-@dataclass(slots=True)
-class _Slab:
-    states: Tensor
-    count: int = 0
-
-
 class Tape:
     """Records operations and computes values. Not thread-safe."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.operations: list[Operation] = []
-        self._states: list[_Slab] = []
+        self._states = GeneratorStates()
         self._churned = 0  # bytes that came and went since the heap was trimmed
         # The newest draw, for rejection sampling looks at it at once: its operation, node and values.
         self._newest: tuple[int, int, torch.UntypedStorage] | None = None
@@ -254,11 +220,10 @@ class Tape:
         operation.reads = frozenset(window.node for window in windows)
         operation.writes = frozenset(window.node for window in targets)
         operation.overwrites = frozenset(
-            target.node for target in targets if is_blind and _covers(target, self.nodes[target.node])
+            target.node for target in targets if is_blind and covers(target, self.nodes[target.node])
         )
         if is_random:
-            generator = kwargs.get("generator") or _generator(device)
-            operation.state = self._stored(generator.get_state())
+            operation.state = self._states.keep(kwargs.get("generator") or default_generator(device))
         drawn = self._draw(operation, kwargs.get("generator")) if is_random else None
         result = self._shapes(func, args, kwargs, drawn)
         for tensor, window in zip(written_tensors, written, strict=True):
@@ -367,11 +332,11 @@ class Tape:
             return leaf.on(storages[leaf.node])
 
         args, kwargs = tree_map(value, (operation.args, operation.kwargs))
-        with _default_dtype(operation.default_dtype), _generator_at(operation.device, operation.state):
+        with _default_dtype(operation.default_dtype), generator_at(operation.device, operation.state):
             result = operation.func(*args, **kwargs)
         for window, output in zip(operation.outputs, tree_leaves(result), strict=True):
             if window is not None:
-                storages[window.node] = _as_laid_out(output, window, self.nodes[window.node])
+                storages[window.node] = as_laid_out(output, window, self.nodes[window.node])
 
     def _draw(self, operation: Operation, generator: torch.Generator | None) -> Any:
         """Make a random draw, which advances its generator."""
@@ -405,20 +370,9 @@ class Tape:
         ):
             self._newest = len(self.operations) - 1, node, drawn.untyped_storage()
 
-    def _stored(self, state: Tensor) -> Tensor:
-        """Copy a generator's state to where others lie, so that they do not part the heap's free memory."""
-        for slab in self._states[-1:]:
-            if slab.states.size(1) == state.numel() and slab.count < slab.states.size(0):
-                break
-        else:
-            slab = _Slab(torch.empty(_STATES_PER_SLAB, state.numel(), dtype=torch.uint8))
-            self._states.append(slab)
-        slab.count += 1
-        return slab.states[slab.count - 1].copy_(state)
-
     def _scratch_for(self, window: Window, device: torch.device) -> Tensor:
         nbytes = self.nodes[window.node].nbytes
-        if not _covers(window, self.nodes[window.node]):
+        if not covers(window, self.nodes[window.node]):
             return window.blank(device)
         if device not in self._scratch or self._scratch[device].nbytes() < nbytes:
             self._scratch.pop(device, None)
@@ -483,49 +437,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         written += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return written
-
-
-def _covers(window: Window, node: Node) -> bool:
-    """Tell whether a window is all of a node's bytes, each once."""
-    expected = 1
-    for stride, size in sorted(zip(window.stride, window.size, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return window.offset == 0 and expected * window.dtype.itemsize == node.nbytes
-
-
-def _as_laid_out(output: Tensor, window: Window, node: Node) -> torch.UntypedStorage:
-    storage = output.untyped_storage()
-    is_same = (tuple(output.stride()), output.storage_offset()) == (window.stride, window.offset)
-    if is_same and storage.nbytes() == node.nbytes:
-        return storage
-    blank = torch.empty(node.nbytes, dtype=torch.uint8, device=output.device).untyped_storage()
-    window.on(blank).copy_(output)
-    return blank
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cpu":
-        return torch.default_generator
-    backend = getattr(torch, device.type)
-    generators = backend.default_generators
-    index = backend.current_device() if device.index is None else device.index
-    return generators[index]
-
-
-@contextlib.contextmanager
-def _generator_at(device: torch.device, state: Tensor | None) -> Iterator[None]:
-    if state is None:
-        yield
-        return
-    generator = _generator(device)
-    before = generator.get_state()
-    generator.set_state(state.clone())  # torch crashes on a view
-    try:
-        yield
-    finally:
-        generator.set_state(before)
 
 
 @contextlib.contextmanager
