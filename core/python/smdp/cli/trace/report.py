@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from smdp.cli.trace.files import Trace
+from smdp.cli.trace.pipeline import Pipeline, pipeline_of
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Report:
     slowest_rank: int | None
     slowest_share: float
     operations: list[Operation]
+    pipeline: Pipeline | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Give all of it as plain data."""
@@ -53,6 +55,8 @@ class Report:
                 "",
                 self._verdict(),
             ]
+        if self.pipeline is not None:
+            lines += ["", *self.pipeline.lines()]
         lines += ["", f"{'operation':<16}{'algorithm':<20}{'calls':>9}{'MB':>12}{'ms per call':>13}"]
         for one in self.operations:
             lines.append(
@@ -124,6 +128,7 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
         slowest_rank=worst,
         slowest_share=slowest[worst] / count if worst is not None else 0.0,
         operations=_operations(traces),
+        pipeline=pipeline_of(traces),
     )
 
 

@@ -22,11 +22,12 @@ _AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """When an action ran, in seconds of time.perf_counter()."""
+    """When an action ran, in nanoseconds of time.monotonic_ns(), and for how many it waited for others."""
 
     text: str
-    start: float
-    end: float
+    start: int
+    end: int
+    waited: int
 
 
 class Executor:
@@ -82,7 +83,8 @@ class Executor:
         """
         for place, action in enumerate(self._row):
             self._post_receives(place)
-            start = time.perf_counter()
+            start = time.monotonic_ns()
+            before = self._waited()
             try:
                 self._perform[action.kind](action)
             except SmdpError as error:
@@ -91,12 +93,16 @@ class Executor:
                 )
                 error.args = (text, *error.args[1:])
                 raise
-            self.timeline.append(Timed(action.text, start, time.perf_counter()))
+            waited = int(1e9 * (self._waited() - before))
+            self.timeline.append(Timed(action.text, start, time.monotonic_ns(), waited))
             self._serve_reads()
         for microbatch in self._microbatches:
             microbatch.finish()
         self._step.values.finish()
         self._step.reads.finish()
+
+    def _waited(self) -> float:
+        return self._step.values.waited + self._step.reads.waited
 
     def _post_receives(self, place: int) -> None:
         """Post what comes up to the second computation from here, in the order of the row."""

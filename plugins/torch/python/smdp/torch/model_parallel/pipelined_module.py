@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from smdp import _core
 from smdp import pipeline as schedules
 from smdp.torch.model_parallel.actions import Action, read_row
 from smdp.torch.model_parallel.containers import describe
@@ -28,6 +30,7 @@ from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.splitting import Split, keep_own, make_units
 from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
+from smdp.torch.model_parallel.timeline import Timeline
 from smdp.torch.model_parallel.transfers import Channel
 from smdp.torch.model_parallel.weight_gradients import split_backward
 
@@ -202,6 +205,8 @@ class PipelinedModule(nn.Module):
                 executor.run()
                 self._replicas.finish()
                 self.timeline = executor.timeline
+                if prepared.timeline is not None and not is_new:
+                    prepared.timeline.write(executor.timeline, time.monotonic_ns())
                 loss = self._mean_loss(microbatches, step)
         except BaseException as error:
             self._fail(error, microbatches)
@@ -237,6 +242,8 @@ class PipelinedModule(nn.Module):
             tied=self.split.tied() if is_training else (),
         )
         schedules.verify(lowered)
+        if is_training and _core.trace_is_on():
+            prepared.timeline = Timeline(lowered, self.split.partition, self.layout.stage_rank)
         prepared.row = read_row(lowered.rows[self.layout.stage_rank])
         if prepared.plan.output is not None:
             prepared.end = prepared.plan.last_needed(sorted(self._own))
@@ -275,6 +282,7 @@ class _Prepared:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.row: list[Action] = []
+        self.timeline: Timeline | None = None
         self.end = 1 << 30
 
 

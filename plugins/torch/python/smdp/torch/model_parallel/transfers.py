@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from smdp.torch.process_group import ProcessGroupSmdp
 class Arrival:
     """A receive that has been posted."""
 
-    __slots__ = ("_what", "_work", "tensor")
+    __slots__ = ("_channel", "_what", "_work", "tensor")
 
-    def __init__(self, tensor: Tensor, work: Any, what: str) -> None:
+    def __init__(self, channel: Channel, tensor: Tensor, work: Any, what: str) -> None:
         self.tensor = tensor
+        self._channel = channel
         self._work = work
         self._what = what
 
@@ -32,11 +34,13 @@ class Arrival:
         Raises:
             smdp.SmdpError: The sender is gone, or the deadline has passed; the message says what was awaited.
         """
+        start = time.perf_counter()
         try:
             self._work.wait()
         except SmdpError as error:
             error.args = (f"{error.args[0] if error.args else ''} While waiting for {self._what}.",)
             raise
+        self._channel.waited += time.perf_counter() - start
         return self.tensor
 
 
@@ -45,9 +49,13 @@ class Channel:
 
     Args:
         group: The ranks of the pipeline.
+
+    Attributes:
+        waited: Seconds that this rank has waited for what it receives.
     """
 
     def __init__(self, group: ProcessGroupSmdp) -> None:
+        self.waited = 0.0
         self._group = group
         self._sent: list[tuple[Tensor, Any]] = []
 
@@ -60,7 +68,7 @@ class Channel:
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
         """Start receiving into a dense tensor."""
-        return Arrival(tensor, self._group.recv([_flat(tensor)], rank, tag), what)
+        return Arrival(self, tensor, self._group.recv([_flat(tensor)], rank, tag), what)
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
