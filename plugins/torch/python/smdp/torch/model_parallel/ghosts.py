@@ -127,7 +127,7 @@ class _Bare(nn.Module):
         self._unit = unit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._unit.original(*args, **kwargs)
+        return self._unit.plain(*args, **kwargs)
 
 
 class _Draws(TorchDispatchMode):

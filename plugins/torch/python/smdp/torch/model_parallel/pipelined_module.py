@@ -47,6 +47,7 @@ class PipelinedModule(nn.Module):
         evaluation: Of those of an evaluation step.
         layout: Ranks and groups.
         seed: Of dropout; the same on all ranks.
+        is_compiled: Modules go through `torch.compile`.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class PipelinedModule(nn.Module):
         evaluation: schedules.Schedule,
         layout: Layout,
         seed: int,
+        *,
+        is_compiled: bool = False,
     ) -> None:
         super().__init__()
         self.training = model.training
@@ -72,9 +75,14 @@ class PipelinedModule(nn.Module):
         self.__dict__["module"] = model
         self.device = _device_of(model)
         self._postpones = any(action.kind == "W" for row in schedule.rows for action in read_row(row))
+        # Compiled code gives both gradients at once.
+        self._postpones &= not is_compiled
         if self._postpones:
             self._split_backward(model)
         self._units = make_units(model, split.stages)
+        if is_compiled:
+            for unit in self._units:
+                unit.compile()
         self._program = Program(model)
         self._ghosts = Ghosts(self.device)
         self._strands = Strands()

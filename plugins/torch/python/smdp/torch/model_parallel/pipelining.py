@@ -37,6 +37,7 @@ def pipeline(
     memory_cap: float = 0.0,
     device: torch.device | str | None = None,
     seed: int | None = None,
+    compile: bool = False,
 ) -> PipelinedModule:
     """Split a model over ranks; each keeps the parameters of its own stages only.
 
@@ -58,6 +59,7 @@ def pipeline(
         memory_cap: Bytes per rank for parameters, gradients, Adam's state in fp32 and activations; 0: none.
         device: Where this rank computes, for a model on the meta device. Default: the CPU.
         seed: Of dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
+        compile: Let `torch.compile` make this rank's modules; weight gradients then come with those of inputs.
 
     Returns:
         A module with this rank's parameters, under their names in the model, final from now on.
@@ -125,7 +127,7 @@ def pipeline(
         materialize(model, lambda name: bool(split.weights[name] & own), device)
     if seed is None:
         seed = _agreed(torch.initial_seed)
-    return PipelinedModule(model, split, table, evaluation, layout, seed)
+    return PipelinedModule(model, split, table, evaluation, layout, seed, is_compiled=compile)
 
 
 def _pinned(traced: Trace, pins: Mapping[str, int]) -> list[Unit]:

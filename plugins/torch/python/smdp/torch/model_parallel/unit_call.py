@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import handle_torch_function
 
@@ -18,12 +19,17 @@ class Unit:
         name: Dotted path of the module.
         module: The module; its `forward` becomes this object's.
         stages: Virtual stage of each of its calls in one forward of the model.
+
+    Attributes:
+        plain: The module's own forward.
+        original: The same, or what compile() made of it.
     """
 
     def __init__(self, name: str, module: nn.Module, stages: tuple[int, ...]) -> None:
         self.name = name
         self.module = module
-        self.original: Callable[..., Any] = module.forward
+        self.plain: Callable[..., Any] = module.forward
+        self.original = self.plain
         self._stages = stages
         self._was_own = vars(module).get("forward")
         # An attribute of the instance: the class, and with it isinstance() and other modules, stay as is.
@@ -41,6 +47,10 @@ class Unit:
                 f" {len(self._stages)}. Give pipeline() example_inputs that take the same path."
             )
         return self._stages[call]
+
+    def compile(self) -> None:
+        """Let `torch.compile` make the calls that compute; placeholders need none."""
+        self.original = torch.compile(self.plain)
 
     def restore(self) -> None:
         """Give the module its own forward back."""
