@@ -28,7 +28,7 @@ def test_planned_stands_beside_measured(tmp_path: Path) -> None:
     run(train, env={"SMDP_TRACE": str(tmp_path)})
     report = json.loads(trace.report_text(tmp_path, as_json=True))["pipeline"]
     assert report["steps"] == STEPS - 1  # the first one has learnt the plan
-    assert 0 < report["planned_seconds"]
+    assert report["planned_seconds"] > 0
     for rank in range(2):
         parts = [report[f"{kind}_seconds"][rank] for kind in ("computing", "waiting", "transfer")]
         assert report["computing_seconds"][rank] > 0

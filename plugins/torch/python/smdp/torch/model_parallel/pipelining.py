@@ -59,7 +59,7 @@ def pipeline(
         memory_cap: Bytes per rank for parameters, gradients, Adam's state in fp32 and activations; 0: none.
         device: Where this rank computes, for a model on the meta device. Default: the CPU.
         seed: Of dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
-        compile: Let `torch.compile` make this rank's modules; weight gradients then come with those of inputs.
+        compile: Let `torch.compile` make this rank's modules; weight gradients then come with the inputs'.
 
     Returns:
         A module with this rank's parameters, under their names in the model, final from now on.
