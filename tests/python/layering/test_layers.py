@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "smdp": {"numpy", "typer", "rich"},
     "smdp.cli.bench.peers": {"smdp", "numpy", "ml_dtypes", "torch", "mpi4py"},  # the libraries it measures
     "smdp.torch": {"smdp", "torch", "smdp_torch_autoload"},
+    "smdp.torch.model_parallel.safetensors_files": {"smdp", "torch", "safetensors"},
     "smdp_torch_autoload": {"smdp", "torch"},
     "smdp.tensorflow": {"smdp", "numpy", "tensorflow"},
     "smdp.accelerate": {"smdp", "smdp.torch", "torch", "accelerate"},

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.modules.module import _IncompatibleKeys
 
 from smdp import _core
 from smdp import pipeline as schedules
@@ -28,6 +29,7 @@ from smdp.torch.model_parallel.random_streams import KeptState
 from smdp.torch.model_parallel.replica_gradients import ReplicaGradients
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.splitting import Split, keep_own, make_units
+from smdp.torch.model_parallel.state import Entry, entries_of, select
 from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
 from smdp.torch.model_parallel.timeline import Timeline
@@ -145,6 +147,60 @@ class PipelinedModule(nn.Module):
         for name, buffer in self.module.named_buffers(prefix, recurse, remove_duplicate):
             if not name.removeprefix(prefix).lstrip(".").startswith(tuple(foreign)):
                 yield name, buffer
+
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Give this rank's parameters and buffers under their names in the model; tied ones have several."""
+        found = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for name, entry in self.entries().items():
+            if not self.holds(entry):
+                del found[prefix + name]
+        return found
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Copy values into this rank's parameters and buffers.
+
+        Args:
+            state_dict: A rank's, or the whole model's, of which other ranks' entries are passed over.
+            strict: Refuse one that lacks an entry of this rank, or holds what the model lacks.
+            assign: Refused: parameters are final.
+
+        Returns:
+            Names that are missing, and names that the model lacks, as torch gives them.
+
+        Raises:
+            ValueError: See `strict`; or a shape differs. Nothing has been changed.
+        """
+        if assign:
+            raise ValueError(
+                "[smdp] load_state_dict(assign=True) would replace parameters, which are final: an optimizer"
+                " may have them; allowed: assign=False, which copies values"
+            )
+        mine, missing, unexpected = select(state_dict, self.entries(), self._own, strict=strict)
+        self.module.load_state_dict(mine, strict=False)
+        return _IncompatibleKeys(missing, unexpected)
+
+    def entries(self) -> dict[str, Entry]:
+        """Give all entries of the whole model's state dict, and the stages that hold them."""
+        return entries_of(self.module, self.split)
+
+    def holds(self, entry: Entry) -> bool:
+        """Tell whether a stage of this rank holds an entry."""
+        return not entry.stages.isdisjoint(self._own)
+
+    def saves(self, entry: Entry) -> bool:
+        """Tell whether this rank saves an entry: the first replica's, with the lowest of its stages."""
+        return self.layout.replica == 0 and min(entry.stages) in self._own
+
+    @property
+    def steps(self) -> int:
+        """Steps that have run, of training and evaluation: random numbers depend on it, and on the seed."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        self._steps = number
 
     def train(self, mode: bool = True) -> PipelinedModule:
         """Switch training mode, as nn.Module."""
