@@ -21,7 +21,8 @@ using Random = std::mt19937_64;
 
 int below(Random& random, std::size_t count) { return static_cast<int>(random() % count); }
 
-// Any order that the data allows, on any placement: ranks without a stage, stages that jump between ranks, skip edges.
+// Any order that the data and the sums of gradients allow, on any placement: ranks without a stage, stages that jump
+// between ranks, skip edges.
 Schedule any_order(Random& random) {
   Schedule schedule;
   schedule.name = "any order";
@@ -37,7 +38,7 @@ Schedule any_order(Random& random) {
   const auto cells = static_cast<std::size_t>(stages * schedule.microbatches);
   std::vector<char> forwarded(cells, 0);
   std::vector<char> gradient(cells, 0);
-  std::vector<char> weight(cells, 0);
+  std::vector<int> weights(static_cast<std::size_t>(stages), 0);  // per stage: the next microbatch to add its own
   const auto cell = [&](int stage, int i) { return static_cast<std::size_t>(stage * schedule.microbatches + i); };
   const auto may_forward = [&](int stage, int i) {
     bool is_ready = forwarded[cell(stage, i)] == 0 && (stage == 0 || forwarded[cell(stage - 1, i)] != 0);
@@ -60,8 +61,11 @@ Schedule any_order(Random& random) {
       for (int i = 0; i < schedule.microbatches; ++i) {
         const auto add = [&](ActionKind kind) { ready.push_back({.kind = kind, .stage = stage, .microbatch = i}); };
         if (may_forward(stage, i)) add(ActionKind::kForward);
-        if (may_backward(stage, i)) add(below(random, 2) == 0 ? ActionKind::kBackward : ActionKind::kBackwardInput);
-        if (gradient[cell(stage, i)] != 0 && weight[cell(stage, i)] == 0) add(ActionKind::kBackwardWeight);
+        const bool is_next = weights[at(stage)] == i;
+        if (may_backward(stage, i)) {
+          add(is_next && below(random, 2) == 0 ? ActionKind::kBackward : ActionKind::kBackwardInput);
+        }
+        if (is_next && gradient[cell(stage, i)] != 0) add(ActionKind::kBackwardWeight);
       }
     }
     if (ready.empty()) return schedule;
@@ -69,7 +73,7 @@ Schedule any_order(Random& random) {
     const std::size_t place = cell(action.stage, action.microbatch);
     if (action.kind == ActionKind::kForward) forwarded[place] = 1;
     if (is_input_gradient(action.kind)) gradient[place] = 1;
-    if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) weight[place] = 1;
+    if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) ++weights[at(action.stage)];
     const int rank = schedule.rank_of[static_cast<std::size_t>(action.stage)];
     schedule.rows[static_cast<std::size_t>(rank)].push_back(action);
   }

@@ -99,11 +99,34 @@ TEST(Verify, LocalOrder) {
   EXPECT_EQ(broken(schedule), "local_order");
 }
 
+// The sum of floating-point gradients is that of one process only in its order.
+TEST(Verify, WeightGradientsAreAddedInTheOrderOfMicrobatches) {
+  const std::string rule = "a stage adds them in ascending order, so that floating-point sums are those of one process";
+  const auto expect = [&](const Schedule& schedule, const char* action, int last, int microbatch) {
+    const auto found = verify(schedule);
+    ASSERT_TRUE(found) << action;
+    EXPECT_EQ(name_of(found->check), "local_order");
+    EXPECT_EQ(found->action, action);
+    const std::string what = "microbatch " + std::to_string(last) + " has added its weight gradient to stage " +
+                             std::to_string(found->stage) + " before microbatch " + std::to_string(microbatch) + "; ";
+    EXPECT_NE(found->message.find(what + rule), std::string::npos) << found->message;
+  };
+  expect(from_csv("0F0,0F1,0F2,0B0,0B2,0B1"), "0B1", 2, 1);
+  expect(from_csv("0F0,0F1,0I0,0I1,0W1,0W0"), "0W0", 1, 0);
+  expect(from_csv("0F0,0F1,0I0,0B1,0W0"), "0W0", 1, 0);
+  expect(from_csv("0F0,0F1,0B1,(0F2;0B0)OVERLAP_F_B,0B2"), "(0F2;0B0)OVERLAP_F_B", 1, 0);
+  // Input gradients are added to nothing, and stages have sums of their own.
+  EXPECT_EQ(broken(from_csv("0F0,0F1,0I1,0I0,0W0,0W1")), "none");
+  EXPECT_EQ(broken(from_csv("0F0,1F0,1B0,0F1,1F1,1B1,0B0,0B1")), "none");
+  // torch's looped BFS: the last microbatch comes back first.
+  expect(from_csv("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"), "0B0", 1, 0);
+}
+
 TEST(Verify, CyclesOverRanksArePrinted) {
   // Rank 1 wants the second forward before it gives the first gradient, rank 0 the other way round.
   Schedule schedule = make("1f1b", 2, 2);
   schedule.rows[0] = {parse_action("0F0"), parse_action("0B0"), parse_action("0F1"), parse_action("0B1")};
-  schedule.rows[1] = {parse_action("1F0"), parse_action("1F1"), parse_action("1B1"), parse_action("1B0")};
+  schedule.rows[1] = {parse_action("1F0"), parse_action("1F1"), parse_action("1B0"), parse_action("1B1")};
   EXPECT_EQ(broken(schedule), "acyclicity");
   const auto found = verify(schedule);
   EXPECT_NE(found->message.find("rank 0 at 0B0 waits for"), std::string::npos) << found->message;

@@ -213,6 +213,15 @@ def test_reductions_have_their_place() -> None:
         pipeline.verify(pipeline.Schedule.from_json(json.dumps(lowered)))
 
 
+def test_weight_gradients_are_added_in_the_order_of_microbatches() -> None:
+    with pytest.raises(
+        pipeline.LocalOrderError,
+        match="0B0: microbatch 1 has added its weight gradient to stage 0 before microbatch 0; ",
+    ) as caught:
+        pipeline.verify(pipeline.Schedule.from_csv("0F0,0F1,0B1,0B0"))
+    assert (caught.value.stage, caught.value.microbatch, caught.value.action) == (0, 0, "0B0")
+
+
 def test_the_norm_is_reduced_by_every_rank() -> None:
     lowered = pipeline.generate("1f1b", stages=3, microbatches=2).lower(reduce_norm=True)
     assert [row[-1] for row in lowered.rows] == ["REDUCE_NORM"] * 3
@@ -244,7 +253,7 @@ def test_what_schedules_are() -> None:
 
 
 def test_violations_are_errors_of_their_own() -> None:
-    schedule = pipeline.Schedule.from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0\n")
+    schedule = pipeline.Schedule.from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     with pytest.raises(pipeline.CycleError, match="rank 1 at 1F1 waits for 0F1") as caught:
         pipeline.verify(schedule)
     error = caught.value

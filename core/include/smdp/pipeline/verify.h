@@ -17,7 +17,8 @@ enum class Check {
   kEmptyStages,      // every virtual stage takes part, also one without layers
   kCompleteness,     // computations and reductions: each that there must be, once
   kPlacement,        // every stage on its rank; parameters whole when used
-  kLocalOrder,       // F before I before W before reductions, receive before use before send, reload before backward
+  kLocalOrder,       // F before I before W before reductions, receive before use before send, reload before backward,
+                     // weight gradients of a stage in ascending order of microbatches
   kAcyclicity,       // computations over all ranks can be put in one order
   kMatching,         // sends and receives of a channel are the same, in the same order
   kDeadlock,         // no rank waits for ever, whatever the transport buffers

@@ -53,7 +53,7 @@ class PlacementError(ScheduleError):
 
 
 class LocalOrderError(ScheduleError):
-    """In one row something stands before what it needs."""
+    """In one row something stands before what it needs, or before what is added to a sum before it."""
 
 
 class CycleError(ScheduleError):

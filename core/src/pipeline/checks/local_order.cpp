@@ -1,6 +1,6 @@
 // What can be seen in one row: a computation stands after what it needs there, a send after its computation, a receive
-// before its use, an offloaded activation is back before its backward, gradients are reduced when they are whole, and
-// their norm when they are reduced.
+// before its use, an offloaded activation is back before its backward, a stage's weight gradients are added microbatch
+// after microbatch, they are reduced when they are whole, and their norm when they are reduced.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,6 +27,7 @@ class Reader {
         has_value_(has_transfers_ ? at(edges.count()) * at(schedule.microbatches) : 0, 0),
         has_gradient_(has_value_.size(), 0),
         weights_(schedule.rank_of.size(), 0),
+        last_weight_(schedule.rank_of.size(), -1),
         has_norm_(schedule.rows.size(), 0) {}
 
   // Why the action cannot stand here, or empty.
@@ -60,12 +61,10 @@ class Reader {
           return missing;
         }
         done |= kGradient;
-        if (action.kind == ActionKind::kBackward) add_weight(action.stage, done);
-        return "";
+        return action.kind == ActionKind::kBackward ? add_weight(action, done) : "";
       case ActionKind::kBackwardWeight:
         if (!need(kGradient)) return "I of the same stage and microbatch has not run";
-        add_weight(action.stage, done);
-        return "";
+        return add_weight(action, done);
       case ActionKind::kSendForward:
         return need(kForwarded) ? "" : "what it sends has not been computed";
       case ActionKind::kSendBackward:
@@ -95,9 +94,18 @@ class Reader {
   }
 
  private:
-  void add_weight(int stage, std::uint8_t& done) {
-    if ((done & kWeight) == 0) ++weights_[at(stage)];
+  // Floating-point sums depend on the order of what is added.
+  std::string add_weight(const Action& action, std::uint8_t& done) {
+    int& last = last_weight_[at(action.stage)];
+    if (action.microbatch < last) {
+      return "microbatch " + std::to_string(last) + " has added its weight gradient to stage " +
+             std::to_string(action.stage) + " before microbatch " + std::to_string(action.microbatch) +
+             "; a stage adds them in ascending order, so that floating-point sums are those of one process";
+    }
+    last = action.microbatch;
+    if ((done & kWeight) == 0) ++weights_[at(action.stage)];
     done |= kWeight;
+    return "";
   }
 
   // Why the gradient of the stage's weights cannot be reduced yet, or empty.
@@ -154,8 +162,9 @@ class Reader {
   std::vector<std::uint8_t> done_;
   std::vector<std::uint8_t> has_value_;  // by edge and microbatch
   std::vector<std::uint8_t> has_gradient_;
-  std::vector<int> weights_;    // per stage: microbatches whose weight gradient is there
-  std::vector<char> has_norm_;  // per rank
+  std::vector<int> weights_;      // per stage: microbatches whose weight gradient is there
+  std::vector<int> last_weight_;  // per stage: the last of them, -1 if there is none
+  std::vector<char> has_norm_;    // per rank
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Looped BFS, breadth-first (Lamy-Poirier, arXiv 2211.05953): every virtual stage runs all microbatches before the next
-// one begins; the backward goes the same way back, last microbatch first.
+// one begins; the backward takes the virtual stages the other way round. torch 2.13's takes the microbatches so, too:
+// as long, but then gradients are not added in the order of one process.
 #include "pipeline/schedules/schedules.h"
 
 namespace smdp::pipeline {
@@ -14,7 +15,7 @@ Schedule looped_bfs(const GenerateOptions& options) {
       }
     }
     for (int turn = options.virtual_stages - 1; turn >= 0; --turn) {
-      for (int i = options.microbatches - 1; i >= 0; --i) {
+      for (int i = 0; i < options.microbatches; ++i) {
         row.push_back(compute(ActionKind::kBackward, turn * options.stages + rank, i));
       }
     }
