@@ -132,10 +132,10 @@ void bind_data(nb::module_& m) {
 }
 
 void bind_passes(nb::module_& m) {
-  m.def("pipeline_add_unshard_reshard", &pipeline::add_unshard_reshard, nb::arg("schedule"), nb::arg("max_unsharded"),
+  m.def("pipeline_add_unshard_reshard", &pipeline::add_unshard_reshard, nb::arg("schedule"), nb::arg("unshard"),
         Release());
-  m.def("pipeline_add_offload", &pipeline::add_offload, nb::arg("schedule"), nb::arg("stages"), nb::arg("horizon"),
-        Release());
+  m.def("pipeline_add_offload", &pipeline::add_offload, nb::arg("schedule"), nb::arg("stages"),
+        nb::arg("offload_horizon"), Release());
   m.def("pipeline_add_reduce_grad", &pipeline::add_reduce_grad, nb::arg("schedule"), Release());
   m.def("pipeline_add_tied_reductions", &pipeline::add_tied_reductions, nb::arg("schedule"), nb::arg("groups"),
         Release());

@@ -28,14 +28,15 @@ inline std::size_t character_length(std::string_view text) {
 }
 
 // Text of unknown origin for a message: at most `most` bytes of it, cut before a character, and '?' for each byte that
-// is none. So the message is UTF-8, whatever the text.
+// is none or a control character. So the message is UTF-8 on one line, and no NUL ends it, whatever the text.
 inline std::string shown(std::string_view text, std::size_t most = 60) {
   std::string result;
   while (!text.empty()) {
     const std::size_t length = character_length(text);
     const std::size_t taken = length == 0 ? 1 : length;
     if (result.size() + taken > most) break;
-    result += length == 0 ? std::string_view("?") : text.substr(0, length);
+    const bool is_control = static_cast<unsigned char>(text.front()) < 0x20 || text.front() == 0x7F;
+    result += length == 0 || is_control ? std::string_view("?") : text.substr(0, length);
     text.remove_prefix(taken);
   }
   return result;

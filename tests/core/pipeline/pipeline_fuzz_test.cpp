@@ -113,8 +113,9 @@ void use(const Schedule& schedule) {
   } catch (const InvalidArgument&) {
   }
   try {
-    add_send_recv(add_reduce_norm(
-        add_tied_reductions(add_reduce_grad(add_offload(add_unshard_reshard(schedule), {0}, 1)), {{0}})));
+    const Schedule reduced = add_reduce_grad(add_offload(add_unshard_reshard(schedule), {0}, 1));
+    add_send_recv(
+        add_reduce_norm(schedule.stages() > 1 ? add_tied_reductions(reduced, {{0, schedule.stages() - 1}}) : reduced));
   } catch (const InvalidArgument&) {
   }
 }

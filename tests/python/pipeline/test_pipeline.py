@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from smdp import pipeline
@@ -163,8 +164,30 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         ),
         (lambda s: s.lower(payloads={(0, 2): "bool[]"}), r"payload of stages = 0 -> 2 is not valid"),
         (lambda s: s.lower(payloads={(0, 1): "bool[]"}, send_recv=False), r"payloads are carried by sends"),
+        (lambda s: s.lower(unshard=1), r"unshard = 1 is not valid; allowed: an integer from 2 "),
+        (
+            lambda s: s.lower(offload=[0], offload_horizon=0),
+            r"offload_horizon = 0 is not valid; allowed: an integer from 1 ",
+        ),
+        (
+            lambda s: s.lower(tied=[(0, 1), ()]),
+            r"tied\[1\] = 0 stages is not valid; allowed: two or more diff",
+        ),
+        (
+            lambda s: s.lower(tied=[(0, 1, 0)]),
+            r"tied\[0\] = stage 0 twice is not valid; allowed: two or more",
+        ),
         (lambda s: s.lower(tied=[0]), r"tied\[0\] = 0 is not valid; allowed: integers"),
         (lambda s: s.lower(send_recv=False).lower(), r"rank 0 already has 0REDUCE_GRAD"),
+        (lambda s: pipeline.Schedule(None), "None makes no schedule; allowed: generate"),  # type: ignore[arg-type]
+        (
+            lambda s: pipeline.Schedule.from_csv("0F0\0"),
+            r"'0F0\?' is no action: something follows it\. Write",
+        ),
+        (lambda s: pipeline.generate("1f1b", stages=True, microbatches=1), r"stages = True is not valid"),
+        (lambda s: pipeline.simulate(s, **TIMES | {"forward": {0: 1, 1: 1, 2: 1}}), r"forward = \{0: 1, 1"),  # type: ignore[arg-type]
+        (lambda s: pipeline.simulate(s, **TIMES | {"forward": {1, 2, 3}}), r"forward = \{1, 2, 3\} is not"),  # type: ignore[arg-type]
+        (lambda s: pipeline.simulate(s, **TIMES | {"forward": b"abc"}), r"forward = b'abc' is not valid"),  # type: ignore[arg-type]
         (lambda s: pipeline.verify(s, checks=[]), r"checks = \[\] is not valid; allowed: at least one"),
         (
             lambda s: pipeline.verify(s, transports=()),
@@ -201,6 +224,16 @@ def test_wrong_arguments_are_named(call: Callable[[pipeline.Schedule], object], 
         call(schedule)
     assert str(caught.value).startswith("[smdp] ")
     assert not isinstance(caught.value, UnicodeError)
+
+
+def test_times_may_be_numpys() -> None:
+    schedule = pipeline.generate("1f1b", stages=3, microbatches=2, forward=np.float32(1))
+    bare = pipeline.simulate(schedule, **TIMES, receive_bytes=0.0)
+    for each in (np.ones(3), np.float32(1), np.int64(1), [1, 1, 1]):
+        result = pipeline.simulate(
+            schedule, forward=each, backward_input=each, backward_weight=each, receive_bytes=np.zeros(3)
+        )
+        assert result.makespan == bare.makespan and result.peak_activations == bare.peak_activations
 
 
 def test_reductions_have_their_place() -> None:

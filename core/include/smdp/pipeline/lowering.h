@@ -10,18 +10,19 @@
 
 namespace smdp::pipeline {
 
-// UNSHARD before a stage's use and RESHARD when it makes room, at most `max_unsharded` stages at once on a rank: the
+// UNSHARD before a stage's use and RESHARD when it makes room, at most `unshard` stages at once on a rank: the
 // next ones that the row uses.
-SMDP_API Schedule add_unshard_reshard(const Schedule& schedule, int max_unsharded = 3);
+SMDP_API Schedule add_unshard_reshard(const Schedule& schedule, int unshard = 3);
 
-// OFFLOAD after the forward and RELOAD before the backward of the given virtual stages, `horizon` computations ahead of
-// it. A microbatch that comes back within the horizon stays.
-SMDP_API Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int horizon = 4);
+// OFFLOAD after the forward and RELOAD before the backward of the given virtual stages, `offload_horizon` computations
+// ahead of it. A microbatch that comes back within the horizon stays.
+SMDP_API Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int offload_horizon = 4);
 
 // REDUCE_GRAD after the last gradient of each virtual stage.
 SMDP_API Schedule add_reduce_grad(const Schedule& schedule);
 
-// REDUCE_TIED at the end of the rows that hold a stage of the group, in one order on all of them.
+// REDUCE_TIED at the end of the rows that hold a stage of the group, in one order on all of them. Throws
+// InvalidArgument: a group has less than two different stages.
 SMDP_API Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::vector<int>>& groups);
 
 // REDUCE_NORM at the end of every row, where gradients are clipped by their global norm.

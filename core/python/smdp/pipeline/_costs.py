@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import SupportsFloat, SupportsIndex
 
 from smdp import _core
@@ -20,7 +20,7 @@ def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
         ValueError: It is one for another number of stages.
     """
     try:
-        values = [number(name, value)] * stages if isinstance(value, (int, float)) else _numbers(name, value)
+        values = _numbers(name, value) if isinstance(value, Iterable) else [number(name, value)] * stages
     except TypeError:
         raise TypeError(
             f"[smdp] {name} = {shown(value)} is not valid; allowed: a number, or one for each of "
@@ -42,6 +42,8 @@ def integer(name: str, value: SupportsIndex) -> int:
         ValueError: It is far too large.
     """
     try:
+        if isinstance(value, bool):  # an index to Python
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: an integer") from None
@@ -65,6 +67,8 @@ def number(name: str, value: object) -> float:
 
 
 def _numbers(name: str, values: Iterable[object]) -> list[float]:
+    if isinstance(values, (str, bytes, Mapping, Set)):  # a set has no order, a mapping's keys are no times
+        raise TypeError
     return [number(name, value) for value in values]
 
 
@@ -174,7 +178,9 @@ def make(
         backward_weight=per_stage("backward_weight", backward_weight, stages),
         activation_bytes=per_stage("activation_bytes", activation_bytes, stages),
         stash_bytes=[] if stash_bytes is None else per_stage("stash_bytes", stash_bytes, stages),
-        receive_bytes=[] if receive_bytes == 0 else per_stage("receive_bytes", receive_bytes, stages),
+        receive_bytes=[]
+        if isinstance(receive_bytes, (int, float)) and receive_bytes == 0
+        else per_stage("receive_bytes", receive_bytes, stages),
         hop=number("hop", hop),
         unshard=number("unshard", unshard),
         reduce_grad=number("reduce_grad", reduce_grad),

@@ -23,6 +23,10 @@ class Schedule:
     __slots__ = ("_core",)
 
     def __init__(self, core: _core.PipelineSchedule) -> None:
+        if not isinstance(core, _core.PipelineSchedule):
+            raise TypeError(
+                f"[smdp] {shown(core)} makes no schedule; allowed: generate(), from_csv() and from_json() do"
+            )
         self._core = core
 
     @property

@@ -8,9 +8,9 @@
 
 namespace smdp::pipeline {
 
-Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int horizon) {
+Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, int offload_horizon) {
   check_shape(schedule);
-  check_count("horizon", horizon, 1);
+  check_count("offload_horizon", offload_horizon, 1);
   require_without(schedule, "add_offload", "OFFLOAD",
                   [](ActionKind kind) { return kind == ActionKind::kOffload || kind == ActionKind::kReload; });
   std::vector<char> is_offloaded(schedule.rank_of.size(), 0);
@@ -37,10 +37,10 @@ Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, i
         } else if (is_input_gradient(part.kind) && forward_at.contains(key)) {
           const std::size_t made = forward_at[key];
           const std::size_t used = computations.size() - 1;
-          if (used - made <= static_cast<std::size_t>(horizon)) return;
+          if (used - made <= static_cast<std::size_t>(offload_horizon)) return;
           after[computations[made]].push_back(
               {.kind = ActionKind::kOffload, .stage = part.stage, .microbatch = part.microbatch});
-          before[computations[used - static_cast<std::size_t>(horizon)]].push_back(
+          before[computations[used - static_cast<std::size_t>(offload_horizon)]].push_back(
               {.kind = ActionKind::kReload, .stage = part.stage, .microbatch = part.microbatch});
         }
       });

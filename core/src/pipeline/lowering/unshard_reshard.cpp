@@ -122,13 +122,13 @@ class Sharder {
 
 }  // namespace
 
-Schedule add_unshard_reshard(const Schedule& schedule, int max_unsharded) {
+Schedule add_unshard_reshard(const Schedule& schedule, int unshard) {
   check_shape(schedule);
-  check_count("max_unsharded", max_unsharded, 2, kLargestCount, ", since a pair of computations uses two stages");
+  check_count("unshard", unshard, 2, kLargestCount, ", since a pair of computations uses two stages");
   require_without(schedule, "add_unshard_reshard", "UNSHARD",
                   [](ActionKind kind) { return kind == ActionKind::kUnshard || kind == ActionKind::kReshard; });
   Schedule result = schedule;
-  for (auto& row : result.rows) row = Sharder(schedule, row, max_unsharded).run();
+  for (auto& row : result.rows) row = Sharder(schedule, row, unshard).run();
   return result;
 }
 
