@@ -9,7 +9,7 @@ import pytest
 from torch_spawn import run
 
 SCHEDULES = [
-    ["gpipe", "smp_interleaved", "1f1b", "zb_1p", "zb_2p", "interleaved_1f1b"],
+    ["gpipe", "smp_interleaved", "1f1b", "zb_1p", "zb_2p", "interleaved_1f1b", "looped_bfs"],
     ["interleaved_zero_bubble", "zb_v", "v_half", "v_min", "dualpipe_v", "auto"],
 ]
 
