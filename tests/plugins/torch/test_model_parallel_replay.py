@@ -1,0 +1,39 @@
+"""After the first microbatch of an input signature nothing runs on placeholders, and ranks leave the forward early."""
+
+from __future__ import annotations
+
+from torch_spawn import run
+
+
+def replays() -> None:
+    import torch.distributed as dist
+    from pipeline_models import Language, batches, language_loss, made
+    from torch import Tensor
+
+    import smdp.torch
+    from smdp.torch.model_parallel.ghosts import Ghosts
+
+    ends = []
+
+    class Counted(Language):
+        def forward(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+            output = super().forward(ids, mask)
+            ends.append(1)
+            return output
+
+    runs = []
+    original = Ghosts._watch
+    Ghosts._watch = lambda self, call: (runs.append(1), original(self, call))[1]  # type: ignore[method-assign]
+    pipe = smdp.torch.pipeline(made(Counted), stages=2, microbatches=8)
+    is_last = dist.get_rank() == 1
+    for length, are_new in ((12, True), (12, False), (8, True), (12, False), (8, False)):
+        runs.clear()
+        ends.clear()
+        pipe.train_step(batches(1, length=length)[0], language_loss)
+        assert (len(runs) > 0) == are_new
+        # The last rank runs all microbatches to the end, the first one only that which it has to record.
+        assert len(ends) == (8 if is_last else int(are_new))
+
+
+def test_placeholders_are_computed_once_per_signature() -> None:
+    run(replays)
