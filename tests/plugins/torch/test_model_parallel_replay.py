@@ -1,4 +1,4 @@
-"""After the first microbatch of an input signature nothing runs on placeholders, and ranks leave the forward early."""
+"""After the first microbatch of a signature nothing runs on placeholders, and ranks leave the forward early."""
 
 from __future__ import annotations
 

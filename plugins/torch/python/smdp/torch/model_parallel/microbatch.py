@@ -20,6 +20,7 @@ from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.program import LossFunction, Program
 from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
+from smdp.torch.model_parallel.same_program import SameProgram
 from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.transfers import Arrival, Channel, laid_out, room_for
 from smdp.torch.model_parallel.values import Value, value_of
@@ -97,6 +98,7 @@ class Microbatch:
         self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._fetched: dict[int, Tensor] = {}
         self._reads = 0
+        self._same: SameProgram | None = None
         self._may_run = -1
         self._wants = -1
         stream = RandomStream(step.seed, step.number, index)
@@ -108,8 +110,13 @@ class Microbatch:
         """Whether its program has ended on this rank."""
         return self._strand.is_finished
 
-    def record(self) -> None:
-        """Run to the end, and learn what all microbatches will do."""
+    def record(self) -> SameProgram:
+        """Run to the end, and learn what all microbatches will do.
+
+        Returns:
+            What compares it with what other ranks have learnt; they have been told.
+        """
+        self._same = SameProgram(self._step.reads, self._others())
         self._may_run = len(self._step.rank_of)
         self._strand.resume()
         self._step.plan.is_complete = True
@@ -117,6 +124,9 @@ class Microbatch:
         for index in list(self._interpreter.exports):
             if index not in kept:
                 del self._interpreter.exports[index]
+        same, self._same = self._same, None
+        same.tell(self._step.plan)
+        return same
 
     def forward(self, stage: int) -> None:
         """Run until the stage has done its part."""
@@ -219,7 +229,7 @@ class Microbatch:
             for rank in self._others():
                 self._step.reads.send(laid_out(found, value), rank, tag)
         else:
-            what = f"{value.text()} of stage {value.stage}, microbatch {self.index}, which the host reads"
+            what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
             found = self._await(room_for(value), self._step.rank_of[value.stage], tag, what)
         self._fetched[value.index] = found
         return found
@@ -256,7 +266,8 @@ class Microbatch:
 
     def _await(self, tensor: Tensor, rank: int, tag: int, what: str) -> Tensor:
         arrival = self._step.reads.receive(tensor, rank, tag, what)
-        if self._interpreter.is_recording:
+        if self._same is not None:
+            self._same.check_answer(arrival, rank, what)
             return arrival.wait()
         self.waits_for = arrival
         while not arrival.is_there():

@@ -251,7 +251,9 @@ class PipelinedModule(nn.Module):
                     self._tied.put_aside()
                 if is_new:
                     microbatches.append(Microbatch(step, 0, parts[0], prepared.end))
-                    microbatches[0].record()
+                    same = microbatches[0].record()
+                    if not self._plans:
+                        same.check(prepared.plan)
                     self._prepare(prepared, schedule)
                 for index in range(len(microbatches), len(parts)):
                     microbatches.append(Microbatch(step, index, parts[index], prepared.end))
@@ -267,6 +269,9 @@ class PipelinedModule(nn.Module):
                     reduce_tied=self._reduce_tied,
                 )
                 executor.run()
+                if is_new and self._plans:
+                    # Later signatures wait for no other rank: only a model that branches on them differs.
+                    same.check(prepared.plan)
                 self._replicas.finish()
                 self.timeline = executor.timeline
                 if prepared.timeline is not None and not is_new:

@@ -28,6 +28,13 @@ class Arrival:
         """Tell whether wait() would return at once."""
         return bool(self._work.is_completed())
 
+    def wait_for(self, seconds: float) -> bool:
+        """Wait for a while, and tell whether it is there."""
+        end = time.perf_counter() + seconds
+        while not self.is_there() and time.perf_counter() < end:
+            time.sleep(0.0002)
+        return self.is_there()
+
     def wait(self) -> Tensor:
         """Give the tensor.
 

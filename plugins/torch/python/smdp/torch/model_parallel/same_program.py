@@ -1,0 +1,111 @@
+"""Whether all ranks of a pipeline have run the same program: what none of them could find out alone.
+
+A rank that branches on its own number would wait for values that nobody sends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from smdp.torch.model_parallel.plan import Plan
+from smdp.torch.model_parallel.transfers import Arrival, Channel
+
+# Host reads have tags above 0 and below these.
+_DIGEST = 0
+_LENGTH = 1 << 30
+_TEXT = _LENGTH + 1
+
+
+class Awaited(Protocol):
+    """A host read that has not been answered yet."""
+
+    def is_there(self) -> bool:
+        """Tell whether the value has come."""
+
+
+class SameProgram:
+    """Compares what the ranks have recorded.
+
+    Args:
+        reads: The channel of host reads.
+        others: Ranks of the pipeline but this one.
+    """
+
+    def __init__(self, reads: Channel, others: Sequence[int]) -> None:
+        self._reads = reads
+        self._digests = {
+            rank: reads.receive(
+                torch.empty(32, dtype=torch.uint8),
+                rank,
+                _DIGEST,
+                f"the end of rank {rank}'s first microbatch",
+            )
+            for rank in others
+        }
+
+    def tell(self, plan: Plan) -> None:
+        """Send this rank's, once it is complete."""
+        self._digest = hashlib.sha256(_text(plan).encode()).digest()
+        for rank in self._digests:
+            self._reads.send(torch.frombuffer(bytearray(self._digest), dtype=torch.uint8), rank, _DIGEST)
+
+    def check(self, plan: Plan) -> None:
+        """Wait for the others', and compare.
+
+        Raises:
+            RuntimeError: They differ; names the first difference.
+        """
+        differing = [
+            rank
+            for rank, arrival in self._digests.items()
+            if arrival.wait().numpy().tobytes() != self._digest
+        ]
+        for rank in differing:
+            raise RuntimeError(self._difference(plan, rank))
+
+    def check_answer(self, awaited: Arrival, owner: int, what: str) -> None:
+        """Wait for a host read while recording.
+
+        Raises:
+            RuntimeError: Its owner has come to the end of the program without that read.
+        """
+        while not awaited.wait_for(0.05):
+            if self._digests[owner].is_there() and not awaited.wait_for(0.05):
+                raise RuntimeError(
+                    f"[smdp] this rank's host reads {what}, but rank {owner}, which has it, does not. All"
+                    " ranks of a pipeline run the same program: read the value on every rank, and print it on one."
+                )
+
+    def _difference(self, plan: Plan, rank: int) -> str:
+        own = _text(plan).encode()
+        for tag, data in (
+            (_LENGTH, torch.tensor([len(own)])),
+            (_TEXT, torch.frombuffer(bytearray(own), dtype=torch.uint8)),
+        ):
+            self._reads.send(data, rank, tag)
+        what = f"rank {rank}'s program"
+        length = self._reads.receive(torch.zeros(1, dtype=torch.int64), rank, _LENGTH, what).wait()
+        text = self._reads.receive(torch.empty(int(length), dtype=torch.uint8), rank, _TEXT, what).wait()
+        lines = own.decode().splitlines(), text.numpy().tobytes().decode().splitlines()
+        for place, (here, there) in enumerate(itertools.zip_longest(*lines, fillvalue="nothing more")):
+            if here != there:
+                return (
+                    f"[smdp] the ranks of this pipeline run different programs: operation {place} is {here}"
+                    f" here and {there} on rank {rank}. Model, batch and loss function must be the same on all"
+                    " ranks; look for a branch on the rank, or for batches that differ."
+                )
+        return f"[smdp] the ranks of this pipeline run different programs; rank {rank} sends other values"
+
+
+def _text(plan: Plan) -> str:
+    lines = [
+        f"{operation.name} ({operation.kind.name.lower()}) on stage {operation.stage}, giving "
+        + ("nothing" if not operation.values else ", ".join(value.text() for value in operation.values))
+        for operation in plan.operations
+    ]
+    return "\n".join(lines)
