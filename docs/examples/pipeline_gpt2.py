@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from text_model import make_model, make_rows
 
-from smdp.torch.model_parallel import PipelinedModule, checkpoint, pipeline
+import smdp.torch
+from smdp.torch.model_parallel import checkpoint
 
 BATCH = 16  # rows per step
 MIB = 2**20
@@ -38,7 +39,7 @@ def main() -> None:
 
     dist.init_process_group("smdp")
     rows, held_out = make_rows()
-    pipe = pipeline(
+    pipe = smdp.torch.pipeline(
         make_model(),
         options.stages,
         options.microbatches,
@@ -88,7 +89,7 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def split_of(pipe: PipelinedModule) -> str:
+def split_of(pipe: smdp.torch.PipelinedModule) -> str:
     """Tell where each module lies, the times and bytes that decided it, and what is to be expected."""
     trace, partition = pipe.split.trace, pipe.split.partition
     lines = [f"{'module':<24}{'stage':>6}{'rank':>6}{'forward':>12}{'backward':>12}{'parameters':>14}"]
@@ -108,7 +109,7 @@ def split_of(pipe: PipelinedModule) -> str:
     return "\n".join(lines)
 
 
-def digests(pipe: PipelinedModule, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+def digests(pipe: smdp.torch.PipelinedModule, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """Give a digest of each parameter and of the optimizer's state for it, over the bits of all ranks."""
     names = {parameter: name for name, parameter in pipe.named_parameters()}
     own = {}
@@ -129,7 +130,7 @@ def digests(pipe: PipelinedModule, optimizer: torch.optim.Optimizer) -> dict[str
     return found
 
 
-def resume(folder: Path, pipe: PipelinedModule, optimizer: torch.optim.Optimizer) -> int:
+def resume(folder: Path, pipe: smdp.torch.PipelinedModule, optimizer: torch.optim.Optimizer) -> int:
     """Load a checkpoint, prove that it is what was saved, and give the number of steps done."""
     checkpoint.load(folder, pipe, optimizer)
     saved = json.loads((folder / "digests.json").read_text())
