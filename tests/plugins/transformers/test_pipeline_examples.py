@@ -1,4 +1,4 @@
-"""The examples of model parallelism: the split is told, the loss falls, other stages go on with the same bits."""
+"""The examples of model parallelism: the split is told, the loss falls, other stages go on bit for bit."""
 
 from __future__ import annotations
 
