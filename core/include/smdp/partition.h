@@ -82,13 +82,15 @@ struct Partition {
 // state_factor times its parameter_bytes, plus activation_bytes times the microbatches in flight by closed form
 // (smdp/memory.h), which is exact for these two and a bound for other schedules; with several stages per rank "sum" and
 // "bottleneck" take no cap.
-// "pipeline" starts there for 1F1B and GPipe, one stage per rank, and moves single cuts as long as the simulated step
-// becomes shorter. Otherwise the simulator decides, about bytes as well, between all cuts; where that would take more
-// than about a second, between those that are Pareto-optimal in (X, the rest of the sum) and that which holds the
-// least, and what moving single cuts makes of the best.
+// "pipeline": the simulator decides between all cuts. Where that would take more than about a second, 1F1B and GPipe
+// with one stage per rank, and any memory_weight there, start from the cut of "sum" and move single cuts as long as the
+// simulated step becomes shorter; otherwise the simulator decides, about bytes as well, between those that are
+// Pareto-optimal in (X, the rest of the sum) and that which holds the least, and what moving single cuts makes of the
+// best.
 //
 // Throws InvalidArgument: a value is wrong, with field, value and what is allowed; or no cut fits, with the smallest
-// cap and the smallest number of ranks that would do.
+// cap and, for 1F1B and GPipe, the smallest number of ranks that would do; or pins and tied units forbid all cuts, with
+// the nearest number of ranks that would do.
 SMDP_API Partition partition(const Problem& problem);
 
 }  // namespace smdp::partition

@@ -45,15 +45,35 @@ std::string moved(const Problem& problem, const Spans& spans, Ends ends, std::si
   return result;
 }
 
+// Fewer first; 0: none. Whether there are enough units is all that the number of stages depends on beside pins and
+// ties.
+int nearest_ranks(const Problem& problem) {
+  const auto most = static_cast<int>(problem.units.size()) / problem.virtual_stages;
+  // Each search is units^2 x stages; a long chain would make the error slower than the answer.
+  double budget = 2e9;
+  const auto is_possible = [&](int ranks) {
+    const auto count = static_cast<double>(problem.units.size());
+    budget -= count * count * ranks;
+    return budget > 0 && smallest_memory(Spans(problem, in_flight(problem, ranks), 0)).has_value();
+  };
+  for (int ranks = problem.ranks - 1; ranks > 0; --ranks) {
+    if (is_possible(ranks)) return ranks;
+  }
+  for (int ranks = problem.ranks + 1; ranks <= most; ++ranks) {
+    if (is_possible(ranks)) return ranks;
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::string reason_of(const Problem& problem, const Spans& spans, const Ends& ends, const Partition& chosen) {
   const std::size_t at = slowest(chosen);
   const Stage& stage = chosen.stages[at];
-  std::string reason = "Stage " + std::to_string(at) + " ('" + problem.units[stage.units.front()].name + "' to '" +
-                       problem.units[stage.units.back()].name + "') is the slowest with " +
-                       milliseconds(stage.seconds()) + " per microbatch, and the step takes " +
-                       milliseconds(chosen.step);
+  const std::string last = stage.units.size() > 1 ? " to '" + problem.units[stage.units.back()].name + "'" : "";
+  std::string reason = "Stage " + std::to_string(at) + " ('" + problem.units[stage.units.front()].name + "'" + last +
+                       ") is the slowest with " + milliseconds(stage.seconds()) +
+                       " per microbatch, and the step takes " + milliseconds(chosen.step);
   if (at > 0) reason += "; " + moved(problem, spans, ends, at - 1, false, "first");
   if (at + 1 < chosen.stages.size()) reason += "; " + moved(problem, spans, ends, at, true, "last");
   return reason + ".";
@@ -69,9 +89,11 @@ void refuse_infeasible(const Problem& problem, const Spans& spans, double tried)
   const std::string stages = std::to_string(spans.stages()) + " stages";
   const auto smallest = smallest_memory(spans);
   if (!smallest) {
-    throw InvalidArgument("[smdp] there is no cut into " + stages +
-                          " that keeps every pinned unit on its stage and tied units together. Use fewer stages, move "
-                          "the pins, or let tied units lie on several stages (is_tied_together=false).");
+    const int ranks = nearest_ranks(problem);
+    const std::string other = ranks > 0 ? "Use ranks = " + std::to_string(ranks) + ", move" : "Move";
+    throw InvalidArgument("[smdp] there is no cut into " + stages + " that keeps every pinned unit on its stage and " +
+                          "tied units together. " + other +
+                          " the pins, or let tied units lie on several stages (is_tied_together=false).");
   }
   const double needed = tried > 0 ? tried : memory_of(spans, *smallest);
   std::string what = "[smdp] memory_cap = " + whole(problem.memory_cap) + " is too small for " + stages + " with " +

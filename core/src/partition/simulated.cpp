@@ -60,6 +60,7 @@ class Search {
     const std::size_t behind = spans_.stages() - stage - 1;
     for (std::size_t end = behind == 0 ? spans_.units() : begin + 1; end + behind <= spans_.units(); ++end) {
       if (!spans_.is_allowed(stage, begin, end)) continue;
+      if (is_formula_ && spans_.is_over_cap(stage, begin, end)) continue;
       ends.push_back(end);
       if (behind == 0) {
         consider(ends);
@@ -130,6 +131,11 @@ Simulated best_simulated(const Problem& problem, const Spans& spans) {
 Ends improved(const Problem& problem, const Spans& spans, const Ends& ends) {
   Search search(problem, spans);
   search.consider(ends);
+  if (search.can_try_all() && problem.memory_weight == 0) {
+    Ends all;
+    search.try_all(all);
+    return search.result().ends;
+  }
   while (search.improve()) {
   }
   return search.result().ends;

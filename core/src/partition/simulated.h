@@ -16,7 +16,7 @@ struct Simulated {
 // it. Deterministic; how many are simulated depends on how long each takes.
 Simulated best_simulated(const Problem& problem, const Spans& spans);
 
-// The best of what moving single cuts makes of `ends`.
+// The best of all cuts, where there are few and only seconds count; else of what moving single cuts makes of `ends`.
 Ends improved(const Problem& problem, const Spans& spans, const Ends& ends);
 
 }  // namespace smdp::partition

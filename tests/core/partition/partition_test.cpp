@@ -197,11 +197,26 @@ TEST(Partition, EqualsBruteForce) {
 TEST(Partition, TheSmallestCapDoes) {
   Random random(2);
   int refused = 0;
+  int named = 0;
   for (int instance = 0; instance < 1000; ++instance) {
     Problem problem = random_problem(random, 10, 4);
     const double smallest = brute_force(problem).memory;
     if (smallest == std::numeric_limits<double>::infinity()) {
-      EXPECT_NE(refusal(problem).find("Use fewer stages, move the pins"), std::string::npos);
+      // Fewer ranks first, then more.
+      std::string expected = "Move the pins";
+      const auto try_ranks = [&](int ranks) {
+        Problem other = problem;
+        other.ranks = ranks;
+        other.memory_cap = 0;
+        if (expected != "Move the pins" || brute_force(other).memory == smallest) return;
+        expected = "Use ranks = " + std::to_string(ranks) + ", move the pins";
+        ++named;
+      };
+      const int most = static_cast<int>(problem.units.size());
+      for (int ranks = problem.ranks - 1; ranks > 0; --ranks) try_ranks(ranks);
+      for (int ranks = problem.ranks + 1; ranks <= most; ++ranks) try_ranks(ranks);
+      EXPECT_NE(refusal(problem).find("tied units together. " + expected), std::string::npos)
+          << refusal(problem) << expected;
       continue;
     }
     problem.memory_cap = smallest;
@@ -220,6 +235,7 @@ TEST(Partition, TheSmallestCapDoes) {
       ++refused;
     }
   }
+  EXPECT_GT(named, 10);
   EXPECT_GT(refused, 100);
 }
 
@@ -285,6 +301,44 @@ TEST(Partition, SimulatedCutsAreTheBestOfAll) {
   }
 }
 
+double peak(const Partition& partition) {
+  return *std::max_element(partition.peak_bytes.begin(), partition.peak_bytes.end());
+}
+
+// The sum tells no more than a bound where ratios of forward to backward differ, or hops are waited for.
+TEST(Partition, NoCutIsFasterThanTheDefaultOne) {
+  Random random(8);
+  for (int instance = 0; instance < 200; ++instance) {
+    Problem problem = language_model(pick(random, 3, 7), pick(random, 2, 4), 1, pick(random, 1, 8));
+    problem.schedule = instance % 2 == 0 ? "1f1b" : "gpipe";
+    problem.latency = pick(random, 0, 2);
+    for (Unit& unit : problem.units) {
+      unit.forward = pick(random, 1, 9);
+      unit.backward_input = pick(random, 1, 9);
+      unit.backward_weight = pick(random, 1, 9);
+    }
+    const Partition found = partition(problem);
+    if (instance % 4 > 1) problem.memory_cap = peak(found) * 0.95;
+    Partition best;
+    try {
+      best = partition(problem);
+    } catch (const InvalidArgument&) {
+      continue;  // nothing else fits
+    }
+    for_all_cuts(problem.units.size(), static_cast<std::size_t>(problem.ranks), [&](const Ends& cut) {
+      Problem pinned = problem;
+      for (std::size_t unit = 0, stage = 0; unit < pinned.units.size(); ++unit) {
+        if (unit == cut[stage]) ++stage;
+        pinned.units[unit].stage = static_cast<int>(stage);
+      }
+      try {
+        EXPECT_LE(best.step, partition(pinned).step * (1 + 1e-9)) << instance;
+      } catch (const InvalidArgument&) {  // above the cap
+      }
+    });
+  }
+}
+
 TEST(Partition, LongChainsAreSimulatedInPart) {
   // Too many cuts to try them all: never worse than equal numbers of layers.
   for (const char* schedule : {"interleaved_1f1b", "interleaved_zero_bubble"}) {
@@ -294,10 +348,6 @@ TEST(Partition, LongChainsAreSimulatedInPart) {
     for (std::size_t unit = 0; unit < 64; ++unit) problem.units[unit].stage = static_cast<int>(unit / 4);
     EXPECT_LT(found.step, partition(problem).step);
   }
-}
-
-double peak(const Partition& partition) {
-  return *std::max_element(partition.peak_bytes.begin(), partition.peak_bytes.end());
 }
 
 TEST(Partition, SimulatedCutsKeepTheCap) {
@@ -446,6 +496,13 @@ TEST(Partition, WrongInput) {
   says([](Problem& p) { p.tied[0].units[1] = 99; }, "tied[0].units[1] = 99");
   says([](Problem& p) { p.tied[0].bytes = 401; }, "tied[0].bytes = 401");
   says([](Problem& p) { p.memory_weight = 1.5; }, "memory_weight = 1.5");
+  const auto keep_together = [](Problem& p) { p.is_tied_together = true; };
+  says(keep_together,
+       "no cut into 2 stages that keeps every pinned unit on its stage and tied units together. Use ranks = 1, ");
+  says([](Problem& p) { p.ranks = 2, p.units[3].stage = p.units[5].stage = 0; },
+       "together. Use ranks = 1, move the pins");
+  says([](Problem& p) { p.ranks = 2, p.units[0].stage = 1; }, "together. Move the pins");
+  says([](Problem& p) { p.ranks = 3, p.units[4].stage = 2, p.units[5].stage = 2, p.units[0].stage = 1; }, "er. Move");
   says([](Problem& p) { p.algorithm = "metis"; },
        "algorithm = 'metis' is not valid; allowed: pipeline, sum, bottleneck, smp");
   says([](Problem& p) { p.schedule = "nonsense"; }, "there is no schedule 'nonsense'");

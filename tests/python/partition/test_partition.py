@@ -125,6 +125,28 @@ def test_wrong_input() -> None:
         partition(trace, ranks=2, algorithm="x" + "\u00e9" * 80)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("ranks", 2.5, "an integer"),
+        ("ranks", "4", "an integer"),
+        ("ranks", 10**30, "an integer below"),
+        ("microbatches", None, "an integer"),
+        ("schedule", None, "a str"),
+        ("algorithm", "\ud800", "text without half"),
+        ("precision", 16, "a str"),
+        ("memory_cap", "40GB", "a number"),
+        ("bandwidth", None, "a number"),
+        ("is_tied_together", 1, "True, False"),
+    ],
+)
+def test_values_of_another_type_are_named(name: str, value: object, allowed: str) -> None:
+    options: dict[str, Any] = {"ranks": 2, name: value}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        partition(language_model(), **options)
+    assert str(caught.value).startswith(f"[smdp] {name} = ") and f"allowed: {allowed}" in str(caught.value)
+
+
 SCHEDULES = ["1f1b", "zb_v", "auto", "v_min", "interleaved_1f1b", "forward_only", ""]
 
 

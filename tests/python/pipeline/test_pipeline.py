@@ -164,6 +164,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         ),
         (lambda s: s.lower(payloads={(0, 2): "bool[]"}), r"payload of stages = 0 -> 2 is not valid"),
         (lambda s: s.lower(payloads={(0, 1): "bool[]"}, send_recv=False), r"payloads are carried by sends"),
+        (lambda s: s.lower(reduce_norm="no"), r"reduce_norm = 'no' is not valid; allowed: True, False"),  # type: ignore[arg-type]
         (lambda s: s.lower(unshard=1), r"unshard = 1 is not valid; allowed: an integer from 2 "),
         (
             lambda s: s.lower(offload=[0], offload_horizon=0),

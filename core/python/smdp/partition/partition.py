@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smdp._arguments import flag, integer, number, text
 from smdp._core import Partition as Partition
 from smdp._core import PartitionStage as PartitionStage
 from smdp._core import partition_units, state_bytes
@@ -55,9 +56,9 @@ def partition(
         bandwidth: Bytes per second of a link; 0: transfers take the latency alone.
 
     Raises:
-        ValueError: A value is wrong, with its name and what is allowed; or no cut fits, with the smallest cap
-            and the smallest number of ranks that would do.
-        TypeError: There is no trace.
+        ValueError: A value is wrong, with its name and what is allowed; or no cut fits, with the smallest
+            cap, or the nearest number of ranks, that would do.
+        TypeError: There is no trace, or a value is of another type.
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"[smdp] trace = {shown(trace)} is not valid; allowed: a smdp.partition.Trace")
@@ -78,20 +79,24 @@ def partition(
     tied = [(float(group.bytes), sorted(index[name] for name in group.units)) for group in trace.tied]
     if memory_weight is None:
         memory_weight = _SMP_MEMORY_WEIGHT if algorithm == "smp" else 0.0
-    states = state_bytes(precision, sharding, sharding_degree).sum
+    states = state_bytes(
+        text("precision", precision),
+        text("sharding", sharding),
+        integer("sharding_degree", sharding_degree),
+    ).sum
     return partition_units(
         units,
         tied,
-        ranks=ranks,
-        virtual_stages=virtual_stages,
-        microbatches=microbatches,
-        schedule=schedule,
-        active_microbatches=active_microbatches,
-        algorithm=algorithm,
-        memory_cap=memory_cap,
+        ranks=integer("ranks", ranks),
+        virtual_stages=integer("virtual_stages", virtual_stages),
+        microbatches=integer("microbatches", microbatches),
+        schedule=text("schedule", schedule),
+        active_microbatches=integer("active_microbatches", active_microbatches),
+        algorithm=text("algorithm", algorithm),
+        memory_cap=number("memory_cap", memory_cap),
         state_factor=states / ELEMENT_BYTES[trace.parameter_dtype],
-        memory_weight=memory_weight,
-        is_tied_together=is_tied_together,
-        latency=latency,
-        bandwidth=bandwidth,
+        memory_weight=number("memory_weight", memory_weight),
+        is_tied_together=flag("is_tied_together", is_tied_together),
+        latency=number("latency", latency),
+        bandwidth=number("bandwidth", bandwidth),
     )

@@ -169,6 +169,10 @@ def _wrong(place: str, value: object, allowed: str) -> ValueError:
 def _check_text(place: str, value: object) -> None:
     if not isinstance(value, str) or not value:
         raise _wrong(place, value, "a string that is not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _wrong(place, value, "text without half of a surrogate pair") from None
 
 
 def _check_whole(place: str, value: object, smallest: int, largest: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import SupportsFloat, SupportsIndex
+from typing import SupportsIndex
 
 from smdp import _core
+from smdp._arguments import integer as integer
+from smdp._arguments import number as number
+from smdp._arguments import text as text
 from smdp._shown import shown
 
 PerStage = float | Sequence[float]
@@ -32,38 +34,6 @@ def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
             "virtual stages, or one number for all"
         )
     return values
-
-
-def integer(name: str, value: SupportsIndex) -> int:
-    """Give an int that the core can take.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is far too large.
-    """
-    try:
-        if isinstance(value, bool):  # an index to Python
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: an integer") from None
-    if not -(2**31) <= number < 2**31:
-        raise ValueError(f"[smdp] {name} = {shown(number)} is not valid; allowed: an integer below 2^31")
-    return number
-
-
-def number(name: str, value: object) -> float:
-    """Give a float.
-
-    Raises:
-        TypeError: It is no number, or text of one.
-    """
-    try:
-        if not isinstance(value, (SupportsFloat, SupportsIndex)):  # float() would read text as well
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a number") from None
 
 
 def _numbers(name: str, values: Iterable[object]) -> list[float]:
@@ -101,25 +71,6 @@ def lists(name: str, values: Iterable[Iterable[SupportsIndex]], count: int | Non
     except TypeError:
         raise TypeError(f"[smdp] {name} = {shown(values)} is not valid; allowed: lists of integers") from None
     return [integers(f"{name}[{index}]", value, count) for index, value in enumerate(found)]
-
-
-def text(name: str, value: object) -> str:
-    """Give text that the core can take.
-
-    Raises:
-        TypeError: It is no str.
-        ValueError: It holds half of a surrogate pair.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a str")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"[smdp] {name} = {shown(value)} is not valid; allowed: text without half of a surrogate pair, "
-            f"as at character {error.start}"
-        ) from None
-    return value
 
 
 def names(name: str, value: str | Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from smdp import _core
+from smdp._arguments import flag
 from smdp._shown import shown
 
 from . import _costs, _picture
@@ -132,15 +133,15 @@ class Schedule:
         if offloaded:
             horizon = _costs.integer("offload_horizon", offload_horizon)
             core = _core.pipeline_add_offload(core, offloaded, horizon)
-        if reduce_grad:
+        if flag("reduce_grad", reduce_grad):
             core = _core.pipeline_add_reduce_grad(core)
         groups = _costs.lists("tied", tied)
         if groups:
             core = _core.pipeline_add_tied_reductions(core, groups)
-        if reduce_norm:
+        if flag("reduce_norm", reduce_norm):
             core = _core.pipeline_add_reduce_norm(core)
         carried = _costs.payloads("payloads", {} if payloads is None else payloads)
-        if send_recv:
+        if flag("send_recv", send_recv):
             core = _core.pipeline_add_send_recv(core, carried)
         elif carried:
             raise ValueError(
