@@ -5,8 +5,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "smdp/error.h"
 
@@ -47,6 +49,36 @@ inline std::int64_t integer_of(const char* name, nanobind::handle value) {
     throw InvalidArgument(refusal(name, value, "an integer of 64 bits"));
   }
   return number;
+}
+
+// Throws TypeError, or InvalidArgument for half of a surrogate pair, which no UTF-8 has.
+inline std::string text_of(const char* name, nanobind::handle value) {
+  if (PyUnicode_Check(value.ptr()) == 0) throw nanobind::type_error(refusal(name, value, "a str").c_str());
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
+  if (text != nullptr) return std::string(text, static_cast<std::size_t>(size));
+  PyErr_Clear();
+  throw InvalidArgument(refusal(name, value, "text without half of a surrogate pair"));
+}
+
+// Throws TypeError. `allowed`: the class and its article.
+template <typename T>
+const T& object_of(const std::string& name, nanobind::handle value, const char* allowed) {
+  if (!nanobind::isinstance<T>(value)) throw nanobind::type_error(refusal(name.c_str(), value, allowed).c_str());
+  return nanobind::cast<const T&>(value);
+}
+
+// Throws TypeError, also for what is no list or the like.
+template <typename T>
+std::vector<T> objects_of(const std::string& name, nanobind::handle values, const char* allowed) {
+  if (PySequence_Check(values.ptr()) == 0) {
+    throw nanobind::type_error(refusal(name.c_str(), values, "a list").c_str());
+  }
+  std::vector<T> objects;
+  for (const nanobind::handle value : nanobind::iter(values)) {
+    objects.push_back(object_of<T>(name + "[" + std::to_string(objects.size()) + "]", value, allowed));
+  }
+  return objects;
 }
 
 }  // namespace smdp

@@ -127,9 +127,22 @@ void bind_architecture(nb::module_& m) {
       .def_ro("outputs", &Architecture::outputs)
       .def_ro("is_tied", &Architecture::is_tied)
       .def_ro("sequence", &Architecture::sequence);
-  m.def("parameters", &parameters, nb::arg("architecture"), "Elements of all parameters.");
-  m.def("layer_activations", &layer_activations, nb::arg("layer"), nb::arg("setting"),
-        "Bytes that one layer of the run keeps of a microbatch.");
+  m.def(
+      "parameters",
+      [](nb::handle architecture) {
+        return parameters(object_of<Architecture>("architecture", architecture, "an Architecture"));
+      },
+      nb::arg("architecture").none(), nb::sig("def parameters(architecture: Architecture) -> float"),
+      "Elements of all parameters.");
+  m.def(
+      "layer_activations",
+      [](nb::handle layer, nb::handle setting) {
+        return layer_activations(object_of<Layers>("layer", layer, "a Layers"),
+                                 object_of<Setting>("setting", setting, "a Setting"));
+      },
+      nb::arg("layer").none(), nb::arg("setting").none(),
+      nb::sig("def layer_activations(layer: Layers, setting: MemorySetting) -> float"),
+      "Bytes that one layer of the run keeps of a microbatch.");
 }
 
 void bind_estimate(nb::module_& m) {
@@ -256,7 +269,14 @@ void bind_memory(nb::module_& m) {
       .def_ro("copy", &StateBytes::copy)
       .def_ro("wire", &StateBytes::wire)
       .def_prop_ro("sum", &StateBytes::sum);
-  m.def("state_bytes", &state_bytes, nb::arg("precision"), nb::arg("sharding") = "none", nb::arg("degree") = 1);
+  m.def(
+      "state_bytes",
+      [](nb::handle precision, nb::handle sharding, nb::handle degree) {
+        return state_bytes(text_of("precision", precision), text_of("sharding", sharding),
+                           integer_of("degree", degree));
+      },
+      nb::arg("precision").none(), nb::arg("sharding").none() = "none", nb::arg("degree").none() = 1,
+      nb::sig("def state_bytes(precision: str, sharding: str = 'none', degree: int = 1) -> StateBytes"));
   m.def(
       "even_stages",
       [](nb::handle layers, nb::handle stages) {
@@ -267,26 +287,31 @@ void bind_memory(nb::module_& m) {
       "Layers per stage, as even as can be; what remains goes to the middle.");
   m.def(
       "in_flight",
-      [](const std::string& schedule, nb::handle pipeline, nb::handle rank, nb::handle microbatches,
-         nb::handle virtual_stages, nb::handle active_microbatches) {
-        return in_flight(schedule, integer_of("pipeline", pipeline), integer_of("rank", rank),
+      [](nb::handle schedule, nb::handle pipeline, nb::handle rank, nb::handle microbatches, nb::handle virtual_stages,
+         nb::handle active_microbatches) {
+        return in_flight(text_of("schedule", schedule), integer_of("pipeline", pipeline), integer_of("rank", rank),
                          integer_of("microbatches", microbatches), integer_of("virtual_stages", virtual_stages),
                          integer_of("active_microbatches", active_microbatches));
       },
-      nb::arg("schedule"), nb::kw_only(), nb::arg("pipeline").none(), nb::arg("rank").none(),
+      nb::arg("schedule").none(), nb::kw_only(), nb::arg("pipeline").none(), nb::arg("rank").none(),
       nb::arg("microbatches").none(), nb::arg("virtual_stages").none() = 1, nb::arg("active_microbatches").none() = 0,
       nb::sig("def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, "
               "active_microbatches: int = 0) -> float"),
       "Microbatches whose activations a pipeline rank holds at its peak.");
   m.def(
       "deepspeed_memory",
-      [](std::int64_t stage, double elements, double largest_layer, std::int64_t gpus_per_host, std::int64_t hosts,
-         const std::string& offload) {
-        const DeepSpeedMemory memory = deepspeed_memory(stage, elements, largest_layer, gpus_per_host, hosts, offload);
+      [](nb::handle stage, nb::handle elements, nb::handle largest_layer, nb::handle gpus_per_host, nb::handle hosts,
+         nb::handle offload) {
+        const DeepSpeedMemory memory = deepspeed_memory(
+            integer_of("stage", stage), number_of("parameters", elements), number_of("largest_layer", largest_layer),
+            integer_of("gpus_per_host", gpus_per_host), integer_of("hosts", hosts), text_of("offload", offload));
         return std::pair(memory.device, memory.host);
       },
-      nb::arg("stage"), nb::kw_only(), nb::arg("parameters"), nb::arg("largest_layer"), nb::arg("gpus_per_host"),
-      nb::arg("hosts") = 1, nb::arg("offload") = "none", "Bytes per GPU and per host, by DeepSpeed's estimator.");
+      nb::arg("stage").none(), nb::kw_only(), nb::arg("parameters").none(), nb::arg("largest_layer").none(),
+      nb::arg("gpus_per_host").none(), nb::arg("hosts").none() = 1, nb::arg("offload").none() = "none",
+      nb::sig("def deepspeed_memory(stage: int, *, parameters: float, largest_layer: float, gpus_per_host: int, "
+              "hosts: int = 1, offload: str = 'none') -> tuple[float, float]"),
+      "Bytes per GPU and per host, by DeepSpeed's estimator.");
 }
 
 }  // namespace smdp

@@ -17,6 +17,26 @@ namespace smdp {
 
 using namespace sharding;
 
+namespace {
+
+std::vector<Parameter> parameters_of(nb::handle parameters) {
+  return objects_of<Parameter>("parameters", parameters, "a ShardedParameter, as parameter() gives");
+}
+
+const Layout& layout_of(const char* name, nb::handle layout) {
+  return object_of<Layout>(name, layout, "a ShardingLayout, as layout() gives");
+}
+
+std::vector<Move> reshard_unlocked(nb::handle parameters, nb::handle source, nb::handle target) {
+  const std::vector<Parameter> all = parameters_of(parameters);
+  const Layout& from = layout_of("source", source);
+  const Layout& to = layout_of("target", target);
+  const nb::gil_scoped_release unlocked;
+  return reshard(all, from, to);
+}
+
+}  // namespace
+
 void bind_sharding(nb::module_& m) {
   nb::class_<Parameter>(m, "ShardedParameter",
                         "A tensor seen as [outer, length, inner]; smdp/sharding.h tells its fields.")
@@ -50,7 +70,13 @@ void bind_sharding(nb::module_& m) {
       .def_ro("bytes", &Move::bytes);
   nb::class_<ParameterShards>(m, "ParameterShards",
                               "Equal shards of a list of parameters that lie one after the other.")
-      .def(nb::init<std::vector<Parameter>, std::int64_t>(), nb::arg("parameters"), nb::arg("ranks"))
+      .def(
+          "__init__",
+          [](ParameterShards* self, nb::handle parameters, nb::handle ranks) {
+            new (self) ParameterShards(parameters_of(parameters), integer_of("ranks", ranks));
+          },
+          nb::arg("parameters").none(), nb::arg("ranks").none(),
+          nb::sig("def __init__(self, parameters: collections.abc.Sequence[ShardedParameter], ranks: int) -> None"))
       .def(
           "bytes",
           [](const ParameterShards& shards, nb::handle rank) { return shards.bytes(integer_of("rank", rank)); },
@@ -81,11 +107,26 @@ void bind_sharding(nb::module_& m) {
       .def_ro("data", &Layout::data)
       .def_ro("stages", &Layout::stages)
       .def_ro("ranks", &Layout::ranks);
-  m.def("holdings", &holdings, nb::arg("parameters"), nb::arg("layout"), nb::arg("rank"),
-        "Pieces of whole parameters that a rank holds, in the order of its shard.");
-  m.def("shard_bytes", &shard_bytes, nb::arg("parameters"), nb::arg("layout"), nb::arg("rank"));
-  m.def("reshard", &reshard, nb::arg("parameters"), nb::arg("source"), nb::arg("target"),
-        nb::call_guard<nb::gil_scoped_release>(),
+  m.def(
+      "holdings",
+      [](nb::handle parameters, nb::handle layout, nb::handle rank) {
+        return holdings(parameters_of(parameters), layout_of("layout", layout), integer_of("rank", rank));
+      },
+      nb::arg("parameters").none(), nb::arg("layout").none(), nb::arg("rank").none(),
+      nb::sig("def holdings(parameters: collections.abc.Sequence[ShardedParameter], layout: ShardingLayout, rank: int) "
+              "-> list[Piece]"),
+      "Pieces of whole parameters that a rank holds, in the order of its shard.");
+  m.def(
+      "shard_bytes",
+      [](nb::handle parameters, nb::handle layout, nb::handle rank) {
+        return shard_bytes(parameters_of(parameters), layout_of("layout", layout), integer_of("rank", rank));
+      },
+      nb::arg("parameters").none(), nb::arg("layout").none(), nb::arg("rank").none(),
+      nb::sig("def shard_bytes(parameters: collections.abc.Sequence[ShardedParameter], layout: ShardingLayout, rank: "
+              "int) -> int"));
+  m.def("reshard", &reshard_unlocked, nb::arg("parameters").none(), nb::arg("source").none(), nb::arg("target").none(),
+        nb::sig("def reshard(parameters: collections.abc.Sequence[ShardedParameter], source: ShardingLayout, target: "
+                "ShardingLayout) -> list[Move]"),
         "What the ranks of `target` need from those of `source`, each byte once.");
 }
 

@@ -53,7 +53,7 @@ const Row& row_of(const std::string& schedule) {
     if (schedule == row.name) return row;
     known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  refuse("schedule", "'" + schedule + "'", known);
+  refuse("schedule", "'" + shown(schedule) + "'", known);
 }
 
 }  // namespace

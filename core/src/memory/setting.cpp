@@ -27,6 +27,10 @@ void check(const Setting& setting) {
            "one for each of the " + std::to_string(setting.pipeline) + " pipeline ranks, or none");
   }
   for (const double count : setting.in_flight) check_amount("in_flight", count, 1e9);
+  if (setting.schedule == "dualpipe_v" && setting.microbatches < 2 * setting.pipeline) {
+    refuse("microbatches", std::to_string(setting.microbatches),
+           std::to_string(2 * setting.pipeline) + " or more for dualpipe_v, the number of its virtual stages");
+  }
   const Checkpointing checkpointing = parse_checkpointing(setting.checkpointing);
   if (setting.offload_activations && checkpointing.group == 0) {
     refuse("offload_activations", "true",

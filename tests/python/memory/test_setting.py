@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,6 +48,11 @@ def test_wrong_types(options: dict[str, Any], message: str) -> None:
         ({"pipeline": 5}, "pipeline x virtual_stages = 5 is not valid; allowed: at most the 4 layers"),
         ({"schedule": "2f2b"}, "schedule = '2f2b' is not valid; allowed: gpipe, smp_interleaved, 1f1b,"),
         ({"schedule": "zb_v"}, "virtual_stages = 1 is not valid; allowed: 2, with the schedule zb_v"),
+        ({"schedule": "2f\n2b" * 99}, "schedule = '2f?2b2f?2b"),
+        (
+            {"schedule": "dualpipe_v", "pipeline": 2, "virtual_stages": 2, "microbatches": 3},
+            "microbatches = 3 is not valid; allowed: 4 or more for dualpipe_v",
+        ),
         ({"in_flight": [float("nan")]}, "in_flight = nan is not valid; allowed: a number from 0"),
         (
             {"in_flight": [1.0, 2.0]},
@@ -125,6 +131,43 @@ def test_what_is_no_number_is_told(value: object) -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=r"^\[smdp\] (stages|pipeline) = .* is not valid"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: memory.even_stages(10**12, 10**12),
+            "stages = 1000000000000 is not valid; allowed: an integer from",
+        ),
+        (lambda: memory.parameters(None), "architecture = None is not valid; allowed: an Architecture"),  # type: ignore[arg-type]
+        (
+            lambda: memory.layer_activations(MODEL, memory.Setting()),
+            "layer = .* is not valid; allowed: a Layers",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: memory.layer_activations(MODEL.layers[0], 1),  # type: ignore[arg-type]
+            "setting = 1 is not valid; allowed: a Setting",
+        ),
+        (lambda: memory.state_bytes(16), "precision = 16 is not valid; allowed: a str"),  # type: ignore[arg-type]
+        (
+            lambda: memory.state_bytes("bf16", "\ud800"),
+            "sharding = .* is not valid; allowed: text without half",
+        ),
+        (lambda: memory.state_bytes("bf16", degree=1.5), "degree = 1.5 is not valid; allowed: an integer"),  # type: ignore[arg-type]
+        (
+            lambda: memory.in_flight(None, pipeline=1, rank=0, microbatches=1),  # type: ignore[arg-type]
+            "schedule = None is not valid; allowed: a str",
+        ),
+        (
+            lambda: memory.deepspeed_memory(3, parameters="2851M", largest_layer=32e6, gpus_per_host=8),  # type: ignore[arg-type]
+            "parameters = '2851M' is not valid; allowed: a number",
+        ),
+    ],
+)
+def test_wrong_arguments_of_formulas_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^\[smdp\] {message}"):
+        call()
 
 
 def test_smp_interleaved_may_have_virtual_stages() -> None:

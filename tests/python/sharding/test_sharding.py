@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,38 @@ def test_wrong_places_are_named(parameter: object, message: str) -> None:
     for method in (shards.pieces, shards.bytes):
         with pytest.raises((TypeError, ValueError), match=r"^\[smdp\] rank = "):
             method(parameter if parameter != 0.0 else 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda one: sharding.ParameterShards(None, ranks=2),
+            "parameters = None is not valid; allowed: a list",
+        ),
+        (
+            lambda one: sharding.ParameterShards([one, 1], 2),
+            r"parameters\[1\] = 1 is not valid; allowed: a Sharded",
+        ),
+        (lambda one: sharding.ParameterShards([one], "2"), "ranks = '2' is not valid; allowed: an integer"),
+        (
+            lambda one: sharding.holdings([one], None, 0),
+            "layout = None is not valid; allowed: a ShardingLayout",
+        ),
+        (
+            lambda one: sharding.shard_bytes([one], sharding.layout(Placement(), [0]), 0.5),
+            "rank = 0.5 is not valid; allowed: an integer",
+        ),
+        (
+            lambda one: sharding.reshard([one], sharding.layout(Placement(), [0]), 3),
+            "target = 3 is not valid; allowed: a ShardingLayout",
+        ),
+        (lambda one: sharding.reshard(one, None, None), "parameters = .* is not valid; allowed: a list"),
+    ],
+)
+def test_values_of_another_type_are_named(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^\[smdp\] {message}"):
+        call(sharding.parameter((4, 4)))
 
 
 def test_a_number_that_cannot_be_shown_is_told() -> None:
