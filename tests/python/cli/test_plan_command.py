@@ -69,7 +69,15 @@ def test_nothing_fits(tmp_path: Path) -> None:
         (["--hosts", 0], "hosts = 0 is not valid"),
         (["--link", "fast"], "--link='fast' is not valid; allowed: a rate above 0"),
         (["--device-memory", "40"], "--device-memory='40' is not valid; allowed: a size above 0, e.g. 40GB"),
-        (["--interconnect", "0GBps"], "--interconnect='0GBps' is not valid"),
+        (["--interconnect", "0GBps"], "--interconnect='0GBps' is not valid; allowed: a rate above 0"),
+        (
+            ["--interconnect", "600GB"],
+            "--interconnect='600GB' is not valid; allowed: a rate above 0, e.g. 600GBps",
+        ),
+        (
+            ["--device-memory", "40GBps"],
+            "--device-memory='40GBps' is not valid; allowed: a size above 0, e.g. 40GB",
+        ),
         (["--tflops", "nan"], "--tflops='nan' is not valid; allowed: a number above 0"),
         (["--tflops", 0], "--tflops='0.0' is not valid"),
         (["--precision", "fp7"], "precision = 'fp7' is not valid"),

@@ -175,6 +175,14 @@ def test_advice_where_nothing_fits() -> None:
     assert "a batch of 1 cannot be divided by 4 ranks" in advice(uneven)
 
 
+@pytest.mark.parametrize("batch", [8, 24, 40, 56])
+def test_the_memory_that_the_advice_names_does(batch: int) -> None:
+    model = gpt2(12, 768 + 64 * batch, 8)
+    text = advice(plan(model, Cluster(device_memory=1e9), batch=batch, sequence=512))
+    named = float(text.split("Devices of ")[1].split(" GB")[0])
+    assert plan(model, Cluster(device_memory=named * 1e9), batch=batch, sequence=512).options
+
+
 def test_gradients_cross_a_hosts_link_once() -> None:
     """8 ranks of one group on each of 2 hosts: 2 (M - 1) / M of the bytes per host, whatever their number."""
     model = gpt2(4, 1024, 16)

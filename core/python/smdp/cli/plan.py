@@ -21,15 +21,21 @@ _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 
 
-def parse_bytes(option: str, text: str) -> float:
-    """Parse 40GB, 16GiB, 600GBps; gives bytes, or bytes per second.
+def parse_bytes(option: str, text: str, *, is_rate: bool = False) -> float:
+    """Parse 40GB or 16GiB; or a rate, 600GBps or 600GB/s. Gives bytes, or bytes per second.
 
     Raises:
         ConfigError: It is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b(?:/s|ps)?", text.strip().lower())
-    if found is None or float(found[1]) == 0 or (found[3] and not found[2]):
-        raise config.invalid(option, text, "a size above 0, e.g. 40GB or 16GiB")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b(/s|ps)?", text.strip().lower())
+    if (
+        found is None
+        or (found[4] is not None) != is_rate
+        or float(found[1]) == 0
+        or (found[3] and not found[2])
+    ):
+        allowed = "a rate above 0, e.g. 600GBps" if is_rate else "a size above 0, e.g. 40GB or 16GiB"
+        raise config.invalid(option, text, allowed)
     return float(found[1]) * (_BINARY[found[2]] if found[3] else _SCALES[found[2]])
 
 
@@ -64,7 +70,8 @@ def run(
         ranks_per_host=ranks_per_host,
         device_memory=parse_bytes("--device-memory", device_memory),
         link=parse_link("--link", link),
-        interconnect=parse_bytes("--interconnect", interconnect) / 2,  # sold as the sum of both ways
+        interconnect=parse_bytes("--interconnect", interconnect, is_rate=True)
+        / 2,  # sold as the sum of both ways
         flops=tflops * 1e12,
         efficiency=efficiency,
         margin=margin,

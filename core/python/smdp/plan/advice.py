@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from smdp import memory
 from smdp.plan.search import Plan
 
@@ -43,6 +45,6 @@ def advice(found: Plan) -> str:
             for kind in kinds
             if getattr(stage, kind) > 0
         ),
-        f"Devices of {estimate.peak / margin / 1e9:.0f} GB would do (--device-memory).",
+        f"Devices of {math.ceil(estimate.peak / margin / 1e9)} GB would do (--device-memory).",
     ]
     return "\n".join(lines)
