@@ -180,6 +180,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         ),
         (lambda s: s.lower(tied=[0]), r"tied\[0\] = 0 is not valid; allowed: integers"),
         (lambda s: s.lower(send_recv=False).lower(), r"rank 0 already has 0REDUCE_GRAD"),
+        (lambda s: s.draw(3), "path = 3 is not valid; allowed: a path"),  # type: ignore[arg-type]
         (lambda s: pipeline.Schedule(None), "None makes no schedule; allowed: generate"),  # type: ignore[arg-type]
         (
             lambda s: pipeline.Schedule.from_csv("0F0\0"),
@@ -387,5 +388,14 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws the pictures")
-    pipeline.generate("zb_v", stages=2, microbatches=3, virtual_stages=2).draw(tmp_path / "a.png")
+    schedule = pipeline.generate("zb_v", stages=2, microbatches=3, virtual_stages=2)
+    schedule.draw(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    # Dollars in a name are no mathematics.
+    pipeline.Schedule.from_json(schedule.to_json().replace("zb_v", "$x^")).draw(tmp_path / "b.png")
+    for wrong in ("a", "a.xyz"):
+        with pytest.raises(
+            ValueError, match=r"^\[smdp\] path = .* is not valid; allowed: names ending in .*\.png"
+        ):
+            schedule.draw(tmp_path / wrong)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from smdp._shown import shown
 
 _COLORS = {"F": "#4c78a8", "I": "#54a24b", "W": "#b7d7a8", "B": "#f58518", "OVERLAP_F_B": "#b279a2"}
 _OTHER = "#999999"
@@ -40,7 +43,7 @@ def plot(
     axis.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
     axis.invert_yaxis()
     axis.set_xlabel("time")
-    axis.set_title(name, fontsize=10)
+    axis.set_title(name, fontsize=10, parse_math=False)
 
 
 def save(
@@ -53,7 +56,11 @@ def save(
 
     Raises:
         ImportError: matplotlib is missing.
+        ValueError: The path's ending is not that of a format that matplotlib writes.
+        TypeError: There is no path.
     """
+    if not isinstance(path, (str, PathLike)):
+        raise TypeError(f"[smdp] path = {shown(path)} is not valid; allowed: a path")
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
@@ -64,5 +71,9 @@ def save(
     end = max((end for row in timeline for _, end in row), default=1)
     shortest = min((end - start for row in timeline for start, end in row if end > start), default=1)
     figure = figures.Figure(figsize=(min(40.0, max(6.0, end / shortest / 6)), 1 + 0.3 * len(rows)))
+    known = [f".{ending}" for ending in figure.canvas.get_supported_filetypes()]
+    if Path(path).suffix.lower() not in known:
+        allowed = ", ".join(known)
+        raise ValueError(f"[smdp] path = {shown(str(path))} is not valid; allowed: names ending in {allowed}")
     plot(figure.add_subplot(), rows, timeline, name)
     figure.savefig(path, dpi=150, bbox_inches="tight")
