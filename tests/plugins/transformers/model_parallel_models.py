@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers
 
 _LAYERS: dict[str, Any] = {
@@ -103,8 +104,47 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(family: str) -> Any:
-    """Make a model, initialised from the default generator."""
-    head, options = MODELS[family]
-    config = getattr(transformers, f"{family}{'Text' * (family == 'Gemma3')}Config")(**options)
-    return getattr(transformers, family + head)(config)
+# Those of which all must split; Swin's windows are for the tests of units.
+FAMILIES = tuple(family for family in MODELS if family != "Swin")
+# Zeros at the end of each row: of rows taken two by two, some have none and some differ.
+_PADDING = (4, 0, 0, 0, 7, 1, 2, 3)
+
+
+def build(family: str, **options: Any) -> Any:
+    """Make a model, initialised from the default generator; options replace those of its config."""
+    head, usual = MODELS[family]
+    cls = getattr(transformers, f"{family}{'Text' * (family == 'Gemma3')}Config")
+    return getattr(transformers, family + head)(cls(**{**usual, **options}))
+
+
+def without_dropout(family: str, blocks: int) -> Any:
+    """Make a model that draws nothing, with so many blocks, half of them in its encoder if it has one."""
+    usual = MODELS[family][1]
+    options: dict[str, Any] = {
+        key: blocks for key in ("n_layer", "num_hidden_layers", "num_layers") if key in usual
+    }
+    if family == "GPTNeo":
+        options["attention_types"] = [[["global", "local"], blocks // 2]]
+    if family in ("T5", "Bart", "Whisper"):
+        options = {
+            key: blocks // 2 for key in ("num_layers", "encoder_layers", "decoder_layers") if key in usual
+        }
+    if family == "Mixtral":
+        options["output_router_logits"] = True  # its loss has a part from every block
+    config = build(family).config
+    drops = [key for key, value in vars(config).items() if "drop" in key and isinstance(value, float)]
+    return build(family, **options, **dict.fromkeys(drops, 0.0))
+
+
+def batch(family: str, rows: int = 2) -> dict[str, torch.Tensor]:
+    """Make inputs with labels; of text with a padding mask, and -100 for what is not to be learned."""
+    tokens = torch.randint(3, 100, (rows, 16))
+    if family in ("ViT", "Swin"):
+        return {"pixel_values": torch.randn(rows, 3, 32, 32), "labels": torch.arange(rows) % 2}
+    mask = torch.ones_like(tokens)
+    for row in range(rows):
+        mask[row, 16 - _PADDING[row] :] = 0
+    labels = tokens.masked_fill(mask == 0, -100)
+    if family == "Whisper":
+        return {"input_features": torch.randn(rows, 8, 100), "labels": labels}
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}

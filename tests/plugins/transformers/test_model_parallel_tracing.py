@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_parallel_models import MODELS, build
+from model_parallel_models import MODELS, batch, build
 
 from smdp.partition import partition
 from smdp.torch.model_parallel.delayed_initialization import delayed_initialization
@@ -16,17 +16,6 @@ from smdp.torch.model_parallel.units import find_units, glue_parameters
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 VALUE = 2 * 16 * 32 * 4  # bytes of 2 x 16 tokens of width 32 in fp32
-
-
-def batch(family: str) -> dict[str, torch.Tensor]:
-    tokens = torch.randint(3, 100, (2, 16))
-    if family in ("ViT", "Swin"):
-        return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
-    if family == "Whisper":
-        return {"input_features": torch.randn(2, 8, 100), "labels": tokens}
-    mask = torch.ones_like(tokens)
-    mask[0, 12:] = 0
-    return {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
 
 
 @pytest.mark.parametrize("family", MODELS)
