@@ -1,4 +1,4 @@
-"""After the first microbatch of a signature nothing runs on placeholders, and ranks leave the forward early."""
+"""After a signature's first microbatch nothing runs on placeholders, and ranks leave the forward early."""
 
 from __future__ import annotations
 

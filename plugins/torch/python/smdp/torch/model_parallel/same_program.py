@@ -78,7 +78,7 @@ class SameProgram:
             if self._digests[owner].is_there() and not awaited.wait_for(0.05):
                 raise RuntimeError(
                     f"[smdp] this rank's host reads {what}, but rank {owner}, which has it, does not. All"
-                    " ranks of a pipeline run the same program: read the value on every rank, and print it on one."
+                    " ranks of a pipeline run the same program: read it on every rank, and print it on one."
                 )
 
     def _difference(self, plan: Plan, rank: int) -> str:
@@ -96,8 +96,8 @@ class SameProgram:
             if here != there:
                 return (
                     f"[smdp] the ranks of this pipeline run different programs: operation {place} is {here}"
-                    f" here and {there} on rank {rank}. Model, batch and loss function must be the same on all"
-                    " ranks; look for a branch on the rank, or for batches that differ."
+                    f" here and {there} on rank {rank}. Model, batch and loss function must be the same on"
+                    " all ranks; look for a branch on the rank, or for batches that differ."
                 )
         return f"[smdp] the ranks of this pipeline run different programs; rank {rank} sends other values"
 
