@@ -15,8 +15,8 @@ _HELP = {
     "activations": "a smaller --batch or --sequence{flash}",
     "embedding": "a smaller --batch",
     "logits": "a smaller --batch, or more microbatches",
-    "transients": "a smaller --batch or --sequence{flash}, or more ranks (--hosts), as the optimizer's copy of"
-    " the gradients in fp32 is one of them",
+    "transients": "a smaller --batch or --sequence{flash}, or more ranks (--hosts), as the optimizer's copy"
+    " of the gradients in fp32 is one of them",
     "buckets": "smaller fusion buffers",
     "unsharded": "smaller layers, or tensor parallelism",
 }
