@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -122,3 +122,98 @@ def differences(pipe: nn.Module, alone: nn.Module) -> dict[str, float]:
         for name, parameter in found.items()
         if not torch.equal(parameter, expected[name])
     }
+
+
+class Layer(nn.Module):
+    """The smallest part of a chain: (batch, WIDTH) in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + torch.tanh(self.linear(hidden))
+
+
+class Chain(nn.Module):
+    """Layers in a row, and a head with one number per row; models of tests put their own code around them."""
+
+    def __init__(self, layers: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def rows(count: int = 2, size: int = 8, seed: int = 1, **options: Any) -> list[dict[str, Tensor]]:
+    """Batches for chains: x of (size, WIDTH), y of (size, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "x": torch.randn(size, WIDTH, generator=generator).to(**options),
+            "y": torch.randn(size, 1, generator=generator).to(**options),
+        }
+        for _ in range(count)
+    ]
+
+
+def square_loss(output: Tensor, microbatch: dict[str, Tensor]) -> Tensor:
+    return functional.mse_loss(output, microbatch["y"])
+
+
+def only_x(model: nn.Module, part: dict[str, Tensor]) -> Any:
+    return model(part["x"])
+
+
+def assert_trains_as_one(
+    make: Callable[[], nn.Module],
+    steps: list[dict[str, Tensor]] | None = None,
+    loss_fn: Callable[..., Tensor] = square_loss,
+    *,
+    schedules: Iterable[str] = ("1f1b",),
+    microbatches: int = 4,
+    within: float = 0.0,
+    call: Callable[[nn.Module, Any], Any] = only_x,
+    **options: Any,
+) -> Any:
+    """Compare losses, parameters and buffers of pipelines over all ranks with one process.
+
+    Args:
+        make: Makes the model.
+        steps: Batches, one for each step.
+        loss_fn: Of both.
+        schedules: One pipeline for each.
+        microbatches: Per step.
+        within: How far parameters may be apart; 0: the same bits.
+        call: Calls the model in one process.
+        **options: Of pipeline().
+
+    Returns:
+        The last pipeline.
+    """
+    import smdp.torch
+
+    steps = steps or rows()
+    alone = made(make)
+    expected = train_alone(alone, steps, microbatches, loss_fn, call)
+    buffers = dict(alone.named_buffers())
+    pipe: Any = None
+    for schedule in schedules:
+        where = f"{getattr(make, '__name__', make)} under {schedule}"
+        pipe = smdp.torch.pipeline(
+            made(make),
+            microbatches=microbatches,
+            schedule=schedule,
+            **{"stages": dist.get_world_size(), "example_inputs": steps[0], **options},
+        )
+        losses = train_pipeline(pipe, steps, loss_fn)
+        apart = {name: far for name, far in differences(pipe, alone).items() if not far <= within}
+        assert apart == {}, f"{where}: {apart}"
+        assert all(abs(a - b) <= 1e-6 * max(1, abs(b)) for a, b in zip(losses, expected, strict=True)), where
+        for name, buffer in pipe.named_buffers():
+            assert torch.equal(buffer, buffers[name]), f"{where}: {name}"
+    return pipe

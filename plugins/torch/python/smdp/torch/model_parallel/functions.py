@@ -1,4 +1,4 @@
-"""Which functions of torch ask only for metadata, read values on the host, or write in place."""
+"""Which functions of torch ask only for metadata, and which read values on the host."""
 
 from __future__ import annotations
 
@@ -55,25 +55,6 @@ READS = frozenset(
     ]
 )
 
-# torch's spelling of a method that changes its first argument, besides a trailing underscore.
-_IN_PLACE = frozenset(
-    [
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-        "__ifloordiv__",
-        "__imod__",
-        "__ipow__",
-        "__iand__",
-        "__ior__",
-        "__ixor__",
-        "__ilshift__",
-        "__irshift__",
-        "__setitem__",
-    ]
-)
-
 
 def name_of(function: Any) -> str:
     """Give a function's name; a property's is that of its attribute."""
@@ -81,9 +62,3 @@ def name_of(function: Any) -> str:
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
     return name
-
-
-def is_in_place(function: Any) -> bool:
-    """Tell whether it changes its first argument."""
-    name = name_of(function)
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
-from smdp.torch.model_parallel.functions import is_in_place
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import value_of, weight_of
@@ -22,6 +23,29 @@ _PLAIN = (str, int, float, bool, complex, type(None), type, nn.Module, torch.dty
 
 class Unpredictable(Exception):
     """A result whose shape depends on values, or an operation without a meta kernel."""
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What an operation would do.
+
+    Attributes:
+        result: With placeholders for tensors.
+        observed: (Name, output) of modules with hooks inside a unit.
+        changes: Which of the inputs' tensors it changes in place, in the order of tensors_in().
+        changed: Placeholders of those afterwards.
+        same: (Place in the result, place in the inputs) of the tensors that it gives back as they are.
+        shares: For each tensor of result, observed and changed, the input whose memory it shares; -1: none.
+        draws: It draws random numbers.
+    """
+
+    result: Any
+    observed: list[tuple[str, Any]]
+    changes: tuple[int, ...] = ()
+    changed: tuple[Tensor, ...] = ()
+    same: tuple[tuple[int, int], ...] = ()
+    shares: tuple[int, ...] = ()
+    draws: bool = True
 
 
 class Ghosts:
@@ -36,33 +60,27 @@ class Ghosts:
         self._device = device
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def run(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        """Give the result with placeholders, and whether random numbers were drawn.
+    def run(self, function: Any, args: Any, kwargs: Any) -> Prediction:
+        """Tell what a function of torch does.
 
         Raises:
             Unpredictable: It cannot be told without computing.
         """
-        placeholder = self._changeable if is_in_place(function) else self._placeholder
-        args, kwargs = map_tensors(placeholder, (args, kwargs))
-        return self._watch(lambda: function(*args, **kwargs))
+        return self._predict((args, kwargs), lambda args, kwargs: (function(*args, **kwargs), []))
 
-    def run_unit(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        """The same for a module, whose parameters may be elsewhere.
-
-        Returns:
-            (result, what its observed modules gave), and whether random numbers were drawn.
-        """
-        args, kwargs = _separate(map_tensors(self._placeholder, (args, kwargs)))
+    def run_unit(self, unit: Unit, args: Any, kwargs: Any) -> Prediction:
+        """The same for a module, whose parameters may be elsewhere."""
         bare = _Bare(unit)
         states = {name: self._state(tensor) for name, tensor in bare.named_parameters()}
         states |= {name: self._state(tensor) for name, tensor in bare.named_buffers()}
 
-        def call() -> Any:
+        def call(args: Any, kwargs: Any) -> Any:
+            args, kwargs = _separate((args, kwargs))
             with Observer(observed_modules(unit.module), is_silent=True) as observer:
                 result = torch.func.functional_call(bare, states, args, kwargs)
             return result, observer.outputs
 
-        return self._watch(call)
+        return self._predict((args, kwargs), call)
 
     def receive(self, shape: Any, stride: Any, dtype: torch.dtype, needs_grad: bool) -> Tensor:
         """Give a placeholder of what its owner has described."""
@@ -71,13 +89,38 @@ class Ghosts:
                 needs_grad
             )
 
-    def _watch(self, call: Any) -> tuple[Any, bool]:
+    def _predict(self, given: Any, call: Callable[[Any, Any], Any]) -> Prediction:
         draws = _Draws()
+        inputs: list[Tensor] = []
+        copies: dict[int, Tensor] = {}
+
+        def copied(tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self._copy(tensor)
+            inputs.append(copies[id(tensor)])
+            return inputs[-1]
+
         try:
+            args, kwargs = map_tensors(copied, given)
+            versions = [tensor._version for tensor in inputs]
             with self._mode, draws:
-                result = call()
+                result, observed = call(args, kwargs)
         except Exception as error:
             raise Unpredictable(f"{type(error).__name__}: {error}") from error
+        changes = tuple(
+            place
+            for place, (tensor, version) in enumerate(zip(inputs, versions, strict=True))
+            if tensor._version != version
+        )
+        changed = tuple(inputs[place] for place in changes)
+        places = {id(tensor): place for place, tensor in enumerate(inputs) if place not in changes}
+        same = tuple(
+            (index, places[id(tensor)])
+            for index, tensor in enumerate(tensors_in(result))
+            if id(tensor) in places
+        )
+        memory = {_memory(tensor): place for place, tensor in enumerate(inputs)}
+        shares = tuple(memory.get(_memory(tensor), -1) for tensor in tensors_in((result, observed, changed)))
         stripped: dict[int, Tensor] = {}
 
         def strip(tensor: Tensor) -> Tensor:
@@ -87,23 +130,26 @@ class Ghosts:
                     stripped[id(tensor)] = tensor.detach().requires_grad_(tensor.requires_grad)
             return stripped[id(tensor)]
 
-        return map_tensors(strip, result), draws.any
+        result, observed, changed = map_tensors(strip, (result, observed, changed))
+        return Prediction(result, observed, changes, changed, same, shares, draws.any)
 
-    def _placeholder(self, tensor: Tensor) -> Tensor:
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """Give a placeholder that an operation may change in place: autograd refuses that for a leaf."""
         value = value_of(tensor)
         if value is not None:
-            return value.ghost
-        if weight_of(tensor) is not None:
-            return self._state(tensor)
-        return tensor
-
-    def _changeable(self, tensor: Tensor) -> Tensor:
-        """Give a placeholder that is no leaf: autograd refuses to change one in place."""
-        ghost = self._placeholder(tensor)
-        if value_of(tensor) is None and weight_of(tensor) is None:
-            return ghost
+            ghost = value.ghost
+        elif weight_of(tensor) is not None:
+            ghost = self._state(tensor)
+        else:
+            ghost = self._mode.from_tensor(tensor)
         with self._mode, torch.enable_grad():
-            return ghost.clone()
+            if torch.ops.aten.is_non_overlapping_and_dense(ghost):
+                return ghost.clone()
+            # clone() would close the gaps, but contiguous(), say, depends on them.
+            count = ghost.untyped_storage().nbytes() // ghost.element_size()
+            memory = torch.empty(count, dtype=ghost.dtype, device=ghost.device)
+            whole = memory.requires_grad_(ghost.requires_grad).clone()
+            return whole.as_strided(ghost.shape, ghost.stride(), ghost.storage_offset())
 
     def _state(self, tensor: Tensor) -> Tensor:
         known = self._parameters.get(id(tensor))
@@ -116,6 +162,10 @@ class Ghosts:
         ghost.requires_grad_(tensor.requires_grad)
         self._parameters[id(tensor)] = (tensor, ghost)
         return ghost
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 class _Bare(nn.Module):
@@ -154,7 +204,7 @@ def _separate(tree: Any) -> Any:
         return _try_copy(item)
 
     args, kwargs = tree
-    return [copied(item) for item in args], {name: copied(item) for name, item in kwargs.items()}
+    return tuple(copied(item) for item in args), {name: copied(item) for name, item in kwargs.items()}
 
 
 def _try_copy(item: Any) -> Any:

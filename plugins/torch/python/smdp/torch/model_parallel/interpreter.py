@@ -8,16 +8,17 @@ know whose it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from smdp.torch.model_parallel.aliases import Aliases
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
-from smdp.torch.model_parallel.functions import METADATA, READS, is_in_place, name_of
-from smdp.torch.model_parallel.ghosts import Ghosts, Unpredictable
+from smdp.torch.model_parallel.functions import METADATA, READS, name_of
+from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
 from smdp.torch.model_parallel.plan import Kind, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
@@ -80,6 +81,8 @@ class Interpreter(TorchFunctionMode):
         self._ghosts = ghosts
         self._stream = stream
         self._end = end
+        self._aliases = Aliases()
+        self._renewed: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: dict[str, int] = {}
         self._last_unit = ""
         self._since_unit = 0
@@ -95,9 +98,17 @@ class Interpreter(TorchFunctionMode):
             self.place = plan.outputs_end
             self.stage, self._last_unit, self._since_unit = plan.outputs_at
 
+    def renewed(self, tensor: Tensor) -> Tensor:
+        """Give what has become of a tensor by operations that changed it in place."""
+        while (found := self._renewed.get(id(tensor))) is not None:
+            tensor = found[1]
+        return tensor
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry out one function of torch, or one call of a unit."""
         kwargs = kwargs or {}
+        if self._renewed:
+            args, kwargs = map_tensors(self.renewed, (args, kwargs))
         if isinstance(func, Unit):
             return self._unit(func, args, kwargs)
         if func in METADATA:
@@ -147,7 +158,7 @@ class Interpreter(TorchFunctionMode):
         if operation is None:
             return self._record(function, kind, args, kwargs, name, call)
         if not self._around.is_mine(operation.stage):
-            return self._placeholders(operation)
+            return self._placeholders(operation, args, kwargs)
         return self._keep(operation, self._compute(operation, args, kwargs, call), args, kwargs)
 
     def _next(self, function: Any, kind: Kind, name: str) -> Operation | None:
@@ -177,14 +188,13 @@ class Interpreter(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs)):
             self._connect(tensor, stage, name)
         is_mine = self._around.is_mine(stage)
-        operation = Operation(function, kind, stage, None, [], [], False, name)
-        real: Any = None
+        operation = Operation(function, kind, stage, None, False, name)
+        computed: Any = None
         try:
             if isinstance(function, Unit):
-                ghost, operation.draws = self._ghosts.run_unit(function, args, kwargs)
+                predicted = self._ghosts.run_unit(function, args, kwargs)
             else:
-                ghost, operation.draws = self._ghosts.run(function, args, kwargs)
-                ghost = ghost, []
+                predicted = self._ghosts.run(function, args, kwargs)
         except Unpredictable as error:
             if not isinstance(function, Unit):
                 raise ValueError(
@@ -193,18 +203,21 @@ class Interpreter(TorchFunctionMode):
                     " a module with parameters that lies on one stage."
                 ) from error
             operation.draws = True
-            real = self._compute(operation, args, kwargs, call) if is_mine else None
-            ghost = self._around.describe(function, real)
-        operation.result, operation.observed = self._valued(operation, ghost)
+            computed = self._compute(operation, args, kwargs, call) if is_mine else None
+            real = None if computed is None else computed[:2]
+            predicted = Prediction(*self._around.describe(function, real))
+        operation.draws = predicted.draws
+        operation.changes = predicted.changes
+        operation.same = predicted.same
+        operation.result, operation.observed, operation.changed = self._valued(operation, predicted)
+        self._aliases.note(operation, predicted.shares, list(tensors_in((args, kwargs))))
         self._plan.operations.append(operation)
         self.place += 1
         if not is_mine:
-            return self._placeholders(operation)
-        if real is None:
-            real = self._compute(operation, args, kwargs, call)
-        return self._keep(operation, real, args, kwargs)
+            return self._placeholders(operation, args, kwargs)
+        return self._keep(operation, computed or self._compute(operation, args, kwargs, call), args, kwargs)
 
-    def _valued(self, operation: Operation, tree: Any) -> Any:
+    def _valued(self, operation: Operation, predicted: Prediction) -> Any:
         """Give each placeholder a value; one for each object."""
         values: dict[int, Value] = {}
 
@@ -216,14 +229,24 @@ class Interpreter(TorchFunctionMode):
             operation.values.append(values[id(ghost)])
             return ghost
 
-        return map_tensors(valued, tree)
+        return map_tensors(valued, (predicted.result, predicted.observed, predicted.changed))
 
-    def _placeholders(self, operation: Operation) -> Any:
+    def _placeholders(self, operation: Operation, args: Any, kwargs: Any) -> Any:
         """Give what an operation of another rank gives, also to hooks inside it."""
         if isinstance(operation.function, Unit):
             for name, output in operation.observed:
                 tell(operation.function.module.get_submodule(name), output)
-        return operation.result
+        if not operation.changes and not operation.same:
+            return operation.result
+        inputs = list(tensors_in((args, kwargs)))
+        self._renew(operation, inputs, operation.changed)
+        return _with_inputs(operation, operation.result, inputs)
+
+    def _renew(self, operation: Operation, inputs: list[Tensor], changed: Sequence[Tensor]) -> None:
+        """Let the program's names for what was changed in place stand for what it is now."""
+        for place, tensor in zip(operation.changes, changed, strict=True):
+            if inputs[place] is not tensor:
+                self._renewed[id(inputs[place])] = inputs[place], tensor
 
     def _connect(self, tensor: Tensor, stage: int, name: str) -> None:
         weight = weight_of(tensor)
@@ -233,6 +256,8 @@ class Interpreter(TorchFunctionMode):
                 " Give pipeline() example_inputs, so that the split knows who uses it."
             )
         value = value_of(tensor)
+        if value is not None:
+            self._aliases.check(value, name)
         if value is None or value.stage == stage or stage in value.consumers:
             return
         if self._is_detour:
@@ -244,63 +269,98 @@ class Interpreter(TorchFunctionMode):
         if self._around.is_mine(value.stage) and not self._around.is_mine(stage):
             self._around.send(value, tensor, stage)
 
-    def _compute(self, operation: Operation, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
-        """Give the result, and what modules with hooks inside a unit gave."""
-        copies = operation.kind is Kind.GLUE and is_in_place(operation.function)
-        args = self._localized(args, operation.stage, copies)
-        kwargs = self._localized(kwargs, operation.stage, copies)
+    def _compute(
+        self, operation: Operation, args: Any, kwargs: Any, call: Callable[..., Any]
+    ) -> tuple[Any, Any, Any]:
+        """Give the result, what modules with hooks inside gave, and what inputs have become."""
+        given = args, kwargs
+        local = self._localized(given, operation)
+        args, kwargs = local
         if operation.draws:
             self._stream.start(operation.name)
+        observed: list[tuple[str, Any]] = []
         with self._around.computing(operation.stage):
-            if not isinstance(operation.function, Unit) or (
-                operation.result is not None and not operation.observed
-            ):
-                return call(*args, **kwargs), []
-            with Observer(observed_modules(operation.function.module), is_silent=False) as observer:
-                return call(*args, **kwargs), observer.outputs
+            # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
+            if not isinstance(operation.function, Unit) or not (operation.observed or self.is_recording):
+                result = call(*args, **kwargs)
+            else:
+                with Observer(observed_modules(operation.function.module), is_silent=False) as observer:
+                    result = call(*args, **kwargs)
+                observed = observer.outputs
+        return self._apart(operation, (result, observed), given, local)
 
-    def _localized(self, tree: Any, stage: int, copies: bool) -> Any:
+    def _localized(self, tree: Any, operation: Operation) -> Any:
+        place = -1
+
         def localized(tensor: Tensor) -> Tensor:
+            nonlocal place
+            place += 1
             value = value_of(tensor)
-            if value is None or value.stage == stage:
+            if value is None or value.stage == operation.stage:
                 return tensor
-            leaf = self._around.bring(value, stage)
-            return leaf.clone() if copies else leaf
+            leaf = self._around.bring(value, operation.stage)
+            # The other ranks' copies stay as they are, and the leaf's gradient is that of its first contents.
+            return leaf.clone() if place in operation.changes else leaf
 
         return map_tensors(localized, tree)
 
-    def _keep(self, operation: Operation, real: Any, args: Any, kwargs: Any) -> Any:
+    def _apart(
+        self, operation: Operation, results: tuple[Any, Any], given: Any, local: Any
+    ) -> tuple[Any, Any, Any]:
+        """Give as objects of their own what is known already: those stay whose they are.
+
+        An operation may give one of its inputs, a module something that it keeps.
+        """
+        inputs = list(tensors_in(given))
+        locals_ = list(tensors_in(local))
+        own: dict[int, Tensor] = {}
+        for place in operation.changes:
+            tensor = locals_[place]
+            is_everybodys = value_of(inputs[place]) is None
+            own[id(tensor)] = tensor.view_as(tensor) if is_everybodys else tensor
+        known = {id(tensor) for tensor in locals_}
+        is_unit = operation.kind is Kind.UNIT
+
+        def apart(tensor: Tensor) -> Tensor:
+            if id(tensor) not in own:
+                may_be_kept = is_unit and tensor.grad_fn is None
+                is_known = id(tensor) in known or may_be_kept or value_of(tensor) or weight_of(tensor)
+                own[id(tensor)] = tensor.view_as(tensor) if is_known else tensor
+            return own[id(tensor)]
+
+        changed = tuple(locals_[place] for place in operation.changes)
+        result, observed, changed = map_tensors(apart, (*results, changed))
+        self._renew(operation, inputs, changed)
+        return result, observed, changed
+
+    def _keep(self, operation: Operation, real: tuple[Any, Any, Any], args: Any, kwargs: Any) -> Any:
         """Note whose the tensors of a result are."""
-        if operation.kind is Kind.UNIT:
-            real = self._apart(real, args, kwargs)
         tensors = list(tensors_in(real))
         if len(tensors) != len(operation.values):
             raise RuntimeError(
                 f"[smdp] {operation.name} gave {len(tensors)} tensors, other ranks expect"
                 f" {len(operation.values)}"
             )
-        for tensor, value in zip(tensors, operation.values, strict=True):
+        given = {place for place, _ in operation.same}
+        for place, (tensor, value) in enumerate(zip(tensors, operation.values, strict=True)):
             if tensor.shape != value.ghost.shape or tensor.dtype != value.ghost.dtype:
                 raise RuntimeError(
                     f"[smdp] {operation.name} gave {str(tensor.dtype).removeprefix('torch.')}"
                     f"{list(tensor.shape)}, other ranks expect {value.text()}: its shape depends on values,"
                     " and cannot cross a stage boundary."
                 )
+            if place in given:
+                continue
             mark(tensor, value)
             if value.consumers or self.is_recording:
                 self.exports[value.index] = tensor
-        return real[0]
-
-    def _apart(self, real: Any, args: Any, kwargs: Any) -> Any:
-        """Give what a unit returns of its arguments as objects of their own: those stay whose they are."""
-        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        result, observed = real
-        result = map_tensors(lambda tensor: tensor.view_as(tensor) if id(tensor) in given else tensor, result)
-        return result, observed
+        if not given:
+            return real[0]
+        return _with_inputs(operation, real[0], list(tensors_in((args, kwargs))))
 
     def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         if self.is_recording:
-            self._plan.operations.append(Operation(func, Kind.READ, self.stage, None, [], [], False, name))
+            self._plan.operations.append(Operation(func, Kind.READ, self.stage, None, False, name))
             self.place += 1
         elif self._next(func, Kind.READ, name) is None:
             return self._read(func, args, kwargs, name)
@@ -321,3 +381,18 @@ class Interpreter(TorchFunctionMode):
         raise RuntimeError(
             "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
         )
+
+
+def _with_inputs(operation: Operation, result: Any, inputs: list[Tensor]) -> Any:
+    """Give inputs themselves where the operation gives them: they stay whose they are."""
+    if not operation.same:
+        return result
+    same = dict(operation.same)
+    place = -1
+
+    def chosen(tensor: Tensor) -> Tensor:
+        nonlocal place
+        place += 1
+        return inputs[same[place]] if place in same else tensor
+
+    return map_tensors(chosen, result)

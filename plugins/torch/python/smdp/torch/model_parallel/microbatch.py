@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import pickle
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -297,10 +298,12 @@ class Microbatch:
                 output = step.plan.output
                 # A loss function may change what it is given; the placeholders are everybody's.
                 output = output if isinstance(output, Tensor) else copy.copy(output)
+            output = map_tensors(self._interpreter.renewed, output)
             self._interpreter.leave_model()
             if self._interpreter.is_recording:
                 step.plan.output = _ghostly(output)
             loss = step.program.loss(step.loss_fn, output, self._inputs)
+        loss = map_tensors(self._interpreter.renewed, loss)
         if isinstance(loss, tuple) and len(loss) == 2:
             loss, extra = loss
             self.has_extra = True
@@ -355,6 +358,11 @@ def _drawn(described: Any, ghosts: Ghosts) -> Any:
         for key, item in described.items():
             changed[key] = _drawn(item, ghosts)
         return changed
+    if dataclasses.is_dataclass(described) and not isinstance(described, type):
+        filled = copy.copy(described)
+        for field in dataclasses.fields(described):
+            object.__setattr__(filled, field.name, _drawn(getattr(described, field.name), ghosts))
+        return filled
     return described
 
 

@@ -28,20 +28,26 @@ class Operation:
         kind: How it is executed.
         stage: Who executes it.
         result: What it gives, with placeholders for tensors.
-        observed: (Name, output) of modules with hooks inside a unit, in the order in which they run.
-        values: Of the placeholders of both, in the order of tensors_in().
         draws: It draws random numbers.
         name: Unit, or function and the unit before it; also seeds its random numbers.
+        observed: (Name, output) of modules with hooks inside a unit, in the order in which they run.
+        changes: Which of the inputs' tensors it changes in place, in the order of tensors_in().
+        changed: Placeholders of those afterwards.
+        same: (Place in the result, place in the inputs) of the tensors that it gives back as they are.
+        values: Of the placeholders of all three, in the order of tensors_in().
     """
 
     function: object
     kind: Kind
     stage: int
     result: Any
-    observed: list[tuple[str, Any]]
-    values: list[Value]
     draws: bool
     name: str
+    observed: list[tuple[str, Any]] = field(default_factory=list)
+    changes: tuple[int, ...] = ()
+    changed: tuple[Any, ...] = ()
+    same: tuple[tuple[int, int], ...] = ()
+    values: list[Value] = field(default_factory=list)
 
 
 @dataclass(slots=True)

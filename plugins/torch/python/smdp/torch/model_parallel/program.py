@@ -20,7 +20,7 @@ class Program:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        signature = inspect.signature(model.forward)
+        self._signature = signature = inspect.signature(model.forward)
         kinds = [parameter.kind for parameter in signature.parameters.values()]
         self._takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
         self._takes_any_number = inspect.Parameter.VAR_POSITIONAL in kinds
@@ -35,7 +35,27 @@ class Program:
         )
 
     def arguments(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give what of a microbatch the model's forward takes; the rest is the loss function's."""
+        """Give what of a microbatch the model's forward takes; the rest is the loss function's.
+
+        Raises:
+            ValueError: The forward wants what is not there.
+        """
+        args, kwargs = self._taken(microbatch)
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            given = (
+                f"the keys {', '.join(map(repr, microbatch))}"
+                if isinstance(microbatch, dict)
+                else f"{len(args)} items"
+            )
+            raise ValueError(
+                f"[smdp] the forward of {type(self.model).__name__} takes {self._signature}, the batch has"
+                f" {given}: {error}"
+            ) from None
+        return args, kwargs
+
+    def _taken(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(microbatch, dict):
             named = {
                 name: item for name, item in microbatch.items() if self._takes_any_name or name in self._names
