@@ -13,16 +13,13 @@
 namespace smdp::pipeline {
 namespace {
 
-// Virtual stages x microbatches from which on trying all rules would take seconds.
-constexpr std::size_t kFewRules = 30'000;
-
 std::vector<GreedyRules> rules_for(const Schedule& blank, double memory_cap) {
   GreedyRules rules;
   rules.memory_cap = memory_cap;
   std::vector<GreedyRules> all{rules};
   rules.forward_patience = 0.3;
   all.push_back(rules);
-  if (blank.rank_of.size() * static_cast<std::size_t>(blank.microbatches) > kFewRules) return all;
+  if (is_long(blank)) return all;
   for (const double forward_patience : {0.0, 0.1, 0.3, 0.5}) {
     for (const bool is_backward_first : {true, false}) {
       for (const double patience : {0.0, 0.3, 0.7, 1.0}) {
@@ -48,6 +45,11 @@ bool is_good_enough(const Score& score, const LowerBounds& bounds, bool by_span)
 }
 
 }  // namespace
+
+bool is_long(const Schedule& schedule) {
+  constexpr std::size_t kMostCells = 30'000;
+  return schedule.rank_of.size() * static_cast<std::size_t>(schedule.microbatches) > kMostCells;
+}
 
 Score score_of(const Schedule& schedule, const Costs& costs) {
   const Simulation result = simulate(schedule, costs);

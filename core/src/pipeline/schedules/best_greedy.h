@@ -18,6 +18,9 @@ Score score_of(const Schedule& schedule, const Costs& costs);
 // Least makespan, or least span, then the other, then the peak. Differences by rounding count as none.
 bool is_better(const Score& a, const Score& b, bool by_span = false);
 
+// Whether it has so many virtual stages x microbatches that trying all rules would take seconds.
+bool is_long(const Schedule& schedule);
+
 // Bytes that a rank needs to take one microbatch through: the least cap with which every schedule comes to an end.
 double smallest_cap(const Schedule& schedule, const Costs& costs);
 

@@ -44,7 +44,8 @@ class Greedy {
     for (int rank = 0; rank < schedule_.ranks(); ++rank) events_.emplace(0.0, rank);
     while (!events_.empty()) {
       const auto [now, rank] = events_.top();
-      events_.pop();
+      // One decision does for all: what a rank waits for wakes it once for each time that it has looked.
+      while (!events_.empty() && events_.top() == Event(now, rank)) events_.pop();
       if (now < busy_until_[at(rank)]) continue;
       decide(rank, now);
     }

@@ -44,28 +44,85 @@ std::vector<std::vector<Action>> order_of(const Schedule& blank, const Pace& pac
   return order;
 }
 
+struct Block {
+  Delays delays;
+  int lookahead;
+};
+
+// Half a block or nothing: what else there is found no better schedule for 4, 8 and 16 ranks.
+std::vector<Block> all_blocks() {
+  std::vector<Block> blocks;
+  for (const int turn : {0, kSlots / 2}) {
+    for (const int loss : {0, kSlots / 2}) {
+      for (const int last_turn : {0, 1}) {
+        for (const int lookahead : {0, 2, 4}) blocks.push_back({{turn, loss, last_turn}, lookahead});
+      }
+    }
+  }
+  return blocks;
+}
+
+class Search {
+ public:
+  Search(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap)
+      : blank_(blank), pace_(pace), costs_(costs), memory_cap_(memory_cap) {}
+
+  Schedule repeat(const Block& block) const {
+    GreedyRules rules;
+    rules.memory_cap = memory_cap_;
+    rules.order = order_of(blank_, pace_, block.delays);
+    rules.lookahead = block.lookahead;
+    return run_greedy(blank_, costs_, rules);
+  }
+
+  bool is_within_cap(const Score& score) const { return score.peak <= memory_cap_ * (1 + 1e-9); }
+
+  // The best blocks first; those that break the cap are left out.
+  std::vector<Block> ranked(const std::vector<Block>& blocks) const {
+    std::vector<std::pair<Score, Block>> scored;
+    for (const Block& block : blocks) {
+      const Score score = score_of(repeat(block), costs_);
+      if (is_within_cap(score)) scored.emplace_back(score, block);
+    }
+    std::stable_sort(scored.begin(), scored.end(),
+                     [](const auto& a, const auto& b) { return is_better(a.first, b.first); });
+    std::vector<Block> best;
+    for (const auto& [score, block] : scored) best.push_back(block);
+    return best;
+  }
+
+ private:
+  const Schedule& blank_;
+  const Pace& pace_;
+  const Costs& costs_;
+  double memory_cap_;
+};
+
+// In long schedules it is the repeated part that counts, which a short one has as well: the few that are best there.
+std::vector<Block> blocks_for(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap) {
+  constexpr std::size_t kMostTried = 3;
+  std::vector<Block> blocks = all_blocks();
+  Schedule shorter = blank;
+  shorter.microbatches = std::max(2 * blank.ranks(), 128);
+  if (!is_long(blank) || shorter.microbatches >= blank.microbatches) return blocks;
+  std::vector<Block> best = Search(shorter, pace, costs, memory_cap).ranked(blocks);
+  if (best.empty()) return blocks;
+  best.resize(std::min(best.size(), kMostTried));
+  return best;
+}
+
 }  // namespace
 
 Schedule best_of_blocks(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap) {
   Schedule best = best_greedy(blank, costs, memory_cap);
   Score best_score = score_of(best, costs);
-  // Half a block or nothing: what else there is found no better schedule for 4, 8 and 16 ranks.
-  for (const int turn : {0, kSlots / 2}) {
-    for (const int loss : {0, kSlots / 2}) {
-      for (const int last_turn : {0, 1}) {
-        for (const int lookahead : {0, 2, 4}) {
-          GreedyRules rules;
-          rules.memory_cap = memory_cap;
-          rules.order = order_of(blank, pace, {turn, loss, last_turn});
-          rules.lookahead = lookahead;
-          Schedule next = run_greedy(blank, costs, rules);
-          const Score score = score_of(next, costs);
-          if (score.peak > memory_cap * (1 + 1e-9) || !is_better(score, best_score)) continue;
-          best = std::move(next);
-          best_score = score;
-        }
-      }
-    }
+  const Search search(blank, pace, costs, memory_cap);
+  for (const Block& block : blocks_for(blank, pace, costs, memory_cap)) {
+    Schedule next = search.repeat(block);
+    const Score score = score_of(next, costs);
+    if (!search.is_within_cap(score) || !is_better(score, best_score)) continue;
+    best = std::move(next);
+    best_score = score;
   }
   return best;
 }
