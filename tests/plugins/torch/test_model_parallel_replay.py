@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch_spawn import run
 
 
@@ -11,6 +14,7 @@ def replays() -> None:
     from torch import Tensor
 
     import smdp.torch
+    from smdp.torch.model_parallel import pipelined_module
     from smdp.torch.model_parallel.ghosts import Ghosts
 
     ends = []
@@ -22,8 +26,13 @@ def replays() -> None:
             return output
 
     runs = []
-    original = Ghosts._watch
-    Ghosts._watch = lambda self, call: (runs.append(1), original(self, call))[1]  # type: ignore[method-assign]
+
+    class CountedGhosts(Ghosts):
+        def _predict(self, given: Any, call: Callable[[Any, Any], Any]) -> Any:
+            runs.append(1)
+            return super()._predict(given, call)
+
+    pipelined_module.Ghosts = CountedGhosts  # type: ignore[misc]
     pipe = smdp.torch.pipeline(made(Counted), stages=2, microbatches=8)
     is_last = dist.get_rank() == 1
     for length, are_new in ((12, True), (12, False), (8, True), (12, False), (8, False)):
