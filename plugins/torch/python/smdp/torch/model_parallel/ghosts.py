@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +26,15 @@ _PLAIN = (str, int, float, bool, complex, type(None), type, nn.Module, torch.dty
 
 
 class Unpredictable(Exception):
-    """A result whose shape depends on values, or an operation without a meta kernel."""
+    """A result whose shape depends on values, an operation without a meta kernel, or one that fails.
+
+    Args:
+        error: What was raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.needs_values = isinstance(error, (DynamicOutputShapeException, DataDependentOutputException))
 
 
 @dataclass(slots=True)
@@ -106,7 +118,7 @@ class Ghosts:
             with self._mode, draws:
                 result, observed = call(args, kwargs)
         except Exception as error:
-            raise Unpredictable(f"{type(error).__name__}: {error}") from error
+            raise Unpredictable(error) from error
         changes = tuple(
             place
             for place, (tensor, version) in enumerate(zip(inputs, versions, strict=True))

@@ -197,11 +197,7 @@ class Interpreter(TorchFunctionMode):
                 predicted = self._ghosts.run(function, args, kwargs)
         except Unpredictable as error:
             if not isinstance(function, Unit):
-                raise ValueError(
-                    f"[smdp] the model does {name} outside the modules that are never cut, and its result"
-                    f" cannot be told without the values, which are on another rank ({error}). Move it into"
-                    " a module with parameters that lies on one stage."
-                ) from error
+                raise ValueError(self._unpredictable_text(name, error)) from error
             operation.draws = True
             computed = self._compute(operation, args, kwargs, call) if is_mine else None
             real = None if computed is None else computed[:2]
@@ -371,6 +367,20 @@ class Interpreter(TorchFunctionMode):
 
         args, kwargs = map_tensors(fetched, (args, kwargs))
         return func(*args, **kwargs)
+
+    def _unpredictable_text(self, name: str, error: Unpredictable) -> str:
+        who = "the model" if self.is_in_model else "the loss function"
+        if not error.needs_values:
+            return f"[smdp] {who} does {name} outside the modules that are never cut, which fails: {error}"
+        fix = (
+            "Move it into a module with parameters that lies on one stage."
+            if self.is_in_model
+            else "Keep the shape: multiply by a mask, use torch.where() or ignore_index."
+        )
+        return (
+            f"[smdp] {who} does {name} outside the modules that are never cut, and the shape of its result"
+            f" depends on values, which are on another rank ({error}). {fix}"
+        )
 
     def _refuse(self, name: str) -> None:
         if name == "backward":

@@ -50,6 +50,7 @@ class Step:
         postpones: The schedule has weight gradients apart.
         seed: Of random numbers.
         number: Counts steps.
+        first: Number of the first microbatch among those of all data-parallel replicas.
     """
 
     plan: Plan
@@ -66,6 +67,7 @@ class Step:
     postpones: bool
     seed: int
     number: int
+    first: int
 
     def is_mine(self, stage: int) -> bool:
         """Tell whether this rank holds a virtual stage."""
@@ -102,7 +104,7 @@ class Microbatch:
         self._same: SameProgram | None = None
         self._may_run = -1
         self._wants = -1
-        stream = RandomStream(step.seed, step.number, index)
+        stream = RandomStream(step.seed, step.number, step.first + index)
         self._interpreter = Interpreter(step.plan, self, step.ghosts, stream, end)
         self._strand = step.strands.start(self._run)
 

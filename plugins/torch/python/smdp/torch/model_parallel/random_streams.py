@@ -48,7 +48,7 @@ class RandomStream:
     Args:
         seed: Of the training, the same on all ranks.
         step: Number of the step.
-        microbatch: Number within the step.
+        microbatch: Number within the step, over all data-parallel replicas.
     """
 
     def __init__(self, seed: int, step: int, microbatch: int) -> None:
