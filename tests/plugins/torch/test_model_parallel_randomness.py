@@ -39,7 +39,9 @@ def trained_bits() -> None:
         losses = train_pipeline(pipe, rows(2), square_loss)
         losses.append(pipe.eval_step(rows()[0], square_loss).item())
         assert torch.equal(torch.get_rng_state(), before)
-        found = {name: parameter.detach().double().sum().item() for name, parameter in pipe.named_parameters()}
+        found = {
+            name: parameter.detach().double().sum().item() for name, parameter in pipe.named_parameters()
+        }
         everyone: list[dict[str, float]] = [{}] * stages
         dist.all_gather_object(everyone, found)
         if dist.get_rank() == 0:
@@ -80,8 +82,6 @@ def masks() -> None:
     assert not torch.equal(first[0], mask(other, rows()[0])[0])
     again.eval()
     assert not any(bool(given.any()) for given in mask(again, rows()[0]))
-
-
 
 
 def drawn_by_user_is_left_alone() -> None:

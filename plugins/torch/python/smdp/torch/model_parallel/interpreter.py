@@ -74,7 +74,7 @@ class Interpreter(TorchFunctionMode):
         self.place = 0
         self.is_recording = not plan.is_complete
         self.is_in_model = True
-        self._is_detour = False
+        self.is_detour = False
         self.exports: dict[int, Tensor] = {}
         self._plan = plan
         self._around = surroundings
@@ -175,7 +175,7 @@ class Interpreter(TorchFunctionMode):
                     " of these shapes. Its path may depend on shapes and options, not on a microbatch's"
                     " values: the stages agree on transfers beforehand."
                 )
-            self.is_recording = self._is_detour = True
+            self.is_recording = self.is_detour = True
             self._plan = Plan(operations[: self.place], list(self._plan.values))
             return None
         self.place += 1
@@ -256,7 +256,7 @@ class Interpreter(TorchFunctionMode):
             self._aliases.check(value, name)
         if value is None or value.stage == stage or stage in value.consumers:
             return
-        if self._is_detour:
+        if self.is_detour:
             raise RuntimeError(
                 f"[smdp] the loss function takes another path than in the first microbatch, and {name} needs"
                 f" {value.text()} of stage {value.stage} on stage {stage}, which was not agreed on."

@@ -29,6 +29,8 @@ from smdp.torch.model_parallel.weight_gradients import PostponedGradients
 
 _NOTHING = contextlib.nullcontext()
 _MOST_READS = 1 << 12
+# Of a host read that the plan does not have: ranks that agree on it are never that far apart.
+_LONGEST_DETOUR = 60.0
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class Step:
         postpones: The schedule has weight gradients apart.
         seed: Of random numbers.
         number: Counts steps.
+        microbatches: How many the step has.
         first: Number of the first microbatch among those of all data-parallel replicas.
     """
 
@@ -67,6 +70,7 @@ class Step:
     postpones: bool
     seed: int
     number: int
+    microbatches: int
     first: int
 
     def is_mine(self, stage: int) -> bool:
@@ -150,8 +154,17 @@ class Microbatch:
         self._may_run = len(self._step.rank_of)
         while not self.is_finished:
             if self.waits_for is not None:
-                self.waits_for.wait()
+                self._wait_for_read(self.waits_for)
             self._strand.resume()
+
+    def _wait_for_read(self, awaited: Arrival) -> None:
+        if self._interpreter.is_detour and not awaited.wait_for(_LONGEST_DETOUR):
+            raise RuntimeError(
+                f"[smdp] the loss function of microbatch {self.index} reads a value on this rank's host that"
+                f" it did not read in the first microbatch, and its owner has not for {_LONGEST_DETOUR:.0f} s."
+                " All ranks run the same program: read on every rank, and print on one."
+            )
+        awaited.wait()
 
     def abandon(self) -> None:
         """End it wherever it is."""
@@ -285,7 +298,9 @@ class Microbatch:
                 f"[smdp] the host reads more than {_MOST_READS} values of one microbatch; read a whole tensor"
                 " instead of its elements"
             )
-        return self.index * _MOST_READS + self._reads
+        # A value that a rank has sent in vain must not answer a read of a later step.
+        place = self._step.number * self._step.microbatches + self.index
+        return place * _MOST_READS + self._reads
 
     def _others(self) -> list[int]:
         return [rank for rank in sorted(set(self._step.rank_of)) if rank != self._step.rank]

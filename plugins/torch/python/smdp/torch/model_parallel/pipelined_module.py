@@ -241,6 +241,7 @@ class PipelinedModule(nn.Module):
             postpones=is_training and self._postpones,
             seed=self._seed,
             number=self._steps,
+            microbatches=len(parts),
             first=self.layout.replica * len(parts),
         )
         self._steps += 1

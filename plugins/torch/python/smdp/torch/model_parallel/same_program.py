@@ -17,7 +17,7 @@ from smdp.torch.model_parallel.transfers import Arrival, Channel
 
 # Host reads have tags above 0 and below these.
 _DIGEST = 0
-_LENGTH = 1 << 30
+_LENGTH = 1 << 60
 _TEXT = _LENGTH + 1
 
 
