@@ -161,7 +161,7 @@ class Microbatch:
         if self._interpreter.is_detour and not awaited.wait_for(_LONGEST_DETOUR):
             raise RuntimeError(
                 f"[smdp] the loss function of microbatch {self.index} reads a value on this rank's host that"
-                f" it did not read in the first microbatch, and its owner has not for {_LONGEST_DETOUR:.0f} s."
+                f" it did not read in the first microbatch, and its owner has not in {_LONGEST_DETOUR:.0f} s."
                 " All ranks run the same program: read on every rank, and print on one."
             )
         awaited.wait()
