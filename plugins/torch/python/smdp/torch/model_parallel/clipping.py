@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from smdp.torch.model_parallel.pipelined_module import PipelinedModule, live
 from smdp.torch.model_parallel.values import weight_of
-
-if TYPE_CHECKING:
-    from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 
 
 def clip_grad_norm_(
@@ -38,11 +35,13 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: The norm is not finite, and that is an error.
+        ValueError: No parameters, and it cannot be told which pipeline's.
     """
+    pipe = parameters if isinstance(parameters, PipelinedModule) else None
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
     own = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    pipe = _pipe_of(own)
+    pipe = pipe or _pipe_of(own)
     if pipe is None:
         return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite)
     total = _total_norm(own, pipe, float(norm_type))
@@ -61,12 +60,18 @@ def _pipe_of(parameters: list[Tensor]) -> PipelinedModule | None:
         pipe = None if weight is None or weight.pipe is None else weight.pipe()
         if pipe is not None:
             return pipe  # type: ignore[no-any-return]
-    return None
+    # A rank that trains nothing, say of a frozen stage, takes part in the norm of the others.
+    if not parameters and len(live) > 1:
+        raise ValueError(
+            "[smdp] clip_grad_norm_() got no parameters, and this process has several pipelines; give it the"
+            " pipelined module instead"
+        )
+    return next(iter(live), None) if not parameters else None
 
 
 def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tensor:
     places = {name: place for place, name in enumerate(pipe.split.weights)}
-    device = own[0].device
+    device = pipe.device
     # Each norm is filled in by one rank and is zero on the others, so their sum is exact.
     found = torch.zeros(2, len(places), device=device, dtype=torch.float64)
     dtype = torch.float32

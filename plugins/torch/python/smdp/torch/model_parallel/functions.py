@@ -55,6 +55,28 @@ READS = frozenset(
     ]
 )
 
+# x += y and its kin.
+_AUGMENTED = frozenset(
+    f"__i{name}__"
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ]
+)
+
+# Functions that write to their second and third argument and do not declare it: running mean and variance.
+KEEPS_STATISTICS = frozenset(["batch_norm", "instance_norm"])
+
 
 def name_of(function: Any) -> str:
     """Give a function's name; a property's is that of its attribute."""
@@ -62,3 +84,8 @@ def name_of(function: Any) -> str:
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
     return name
+
+
+def is_in_place(name: str) -> bool:
+    """Tell whether a method of this name changes its tensor."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in _AUGMENTED

@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from smdp.torch.model_parallel.aliases import Aliases
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
-from smdp.torch.model_parallel.functions import METADATA, READS, name_of
+from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READS, is_in_place, name_of
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
 from smdp.torch.model_parallel.plan import Kind, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
 from smdp.torch.model_parallel.unit_call import Unit
-from smdp.torch.model_parallel.values import Value, mark, value_of, weight_of
+from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
 
 
 class EndOfForward(BaseException):
@@ -122,6 +122,9 @@ class Interpreter(TorchFunctionMode):
             if name in DRAWING:
                 self._since_unit += 1
                 self._stream.start(f"{self._last_unit}+{self._since_unit} {name}")
+            if self.is_recording and is_in_place(name) and args and isinstance(args[0], Tensor):
+                # Ranks of earlier stages end their forward before they get here.
+                mark_writer(args[0], self.stage)
             return func(*args, **kwargs)
         self._since_unit += 1
         if name in ("backward", "register_hook"):
@@ -206,6 +209,9 @@ class Interpreter(TorchFunctionMode):
         operation.changes = predicted.changes
         operation.same = predicted.same
         operation.result, operation.observed, operation.changed = self._valued(operation, predicted)
+        if kind is Kind.GLUE and name_of(function) in KEEPS_STATISTICS:
+            for tensor in tensors_in(args[1:3]):
+                mark_writer(tensor, stage)
         self._aliases.note(operation, predicted.shares, list(tensors_in((args, kwargs))))
         self._plan.operations.append(operation)
         self.place += 1
@@ -241,6 +247,8 @@ class Interpreter(TorchFunctionMode):
     def _renew(self, operation: Operation, inputs: list[Tensor], changed: Sequence[Tensor]) -> None:
         """Let the program's names for what was changed in place stand for what it is now."""
         for place, tensor in zip(operation.changes, changed, strict=True):
+            if value_of(inputs[place]) is None:
+                mark_writer(inputs[place], operation.stage)
             if inputs[place] is not tensor:
                 self._renewed[id(inputs[place])] = inputs[place], tensor
 

@@ -34,9 +34,12 @@ from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
 from smdp.torch.model_parallel.timeline import Timeline
 from smdp.torch.model_parallel.transfers import Channel
+from smdp.torch.model_parallel.values import writer_of
 from smdp.torch.model_parallel.weight_gradients import split_backward
 
 _log = logging.getLogger(__name__)
+
+live: weakref.WeakSet[PipelinedModule] = weakref.WeakSet()
 
 
 class PipelinedModule(nn.Module):
@@ -95,6 +98,7 @@ class PipelinedModule(nn.Module):
         self._seed = seed
         self._steps = 0
         self._error: BaseException | None = None
+        live.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: one call cannot run a pipeline."""
@@ -140,12 +144,14 @@ class PipelinedModule(nn.Module):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Give the buffers of this rank's modules, and of those that every rank runs."""
+        """Give the buffers of this rank's modules, and those between modules that it keeps up to date."""
         foreign = [
             unit.name + "." for unit in self._units if not self._own & set(self.split.stages[unit.name])
         ]
         for name, buffer in self.module.named_buffers(prefix, recurse, remove_duplicate):
-            if not name.removeprefix(prefix).lstrip(".").startswith(tuple(foreign)):
+            is_foreign = name.removeprefix(prefix).lstrip(".").startswith(tuple(foreign))
+            writer = writer_of(buffer)
+            if not is_foreign and (writer is None or writer in self._own):
                 yield name, buffer
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from smdp.torch.model_parallel.ghosts import Ghosts
 from smdp.torch.model_parallel.interpreter import Interpreter
+from smdp.torch.model_parallel.kept_buffers import kept_buffers
 from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.random_streams import KeptState, RandomStream
 from smdp.torch.model_parallel.running import running
@@ -83,7 +84,14 @@ def users_outside_units(
     units = make_units(model, stages)
     interpreter = Interpreter(Plan(), _Elsewhere(), Ghosts(device), RandomStream(0, 0, 0), 0)
     try:
-        with KeptState(), running(), torch.enable_grad(), interpreter, contextlib.suppress(_Unknown):
+        with (
+            KeptState(),
+            kept_buffers(model),
+            running(),
+            torch.enable_grad(),
+            interpreter,
+            contextlib.suppress(_Unknown),
+        ):
             model(*args, **kwargs)
     finally:
         for unit in units:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from smdp._errors import SmdpError
 from smdp.partition import Tied, Trace, Unit
 from smdp.partition.trace import ELEMENT_BYTES
+from smdp.torch.model_parallel.kept_buffers import kept_buffers
 from smdp.torch.model_parallel.unit_costs import (
     BYTES_PER_SECOND,
     UnitCost,
@@ -116,8 +117,8 @@ class _Tracer:
         """Put what measures in place of the units' forward; leave everything as it was afterwards."""
         model = self._model
         training = {module: module.training for module in model.modules()}
-        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
         with ExitStack() as stack:
+            stack.enter_context(kept_buffers(model))
             devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
             stack.enter_context(torch.random.fork_rng(devices=list(devices)))
             for name, module in self._modules.items():
@@ -129,9 +130,6 @@ class _Tracer:
             finally:
                 for module, mode in training.items():
                     module.training = mode
-                with torch.no_grad():
-                    for buffer, value in buffers:
-                        buffer.copy_(value)
 
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: Callable[[Any], Any] | None

@@ -59,6 +59,18 @@ def value_of(tensor: Tensor) -> Value | None:
     return getattr(tensor, "_smdp_value", None)
 
 
+def mark_writer(tensor: Tensor, stage: int) -> None:
+    """Note which stage has changed a tensor that all ranks have: the others' copies are out of date."""
+    cast("Any", tensor)._smdp_writer = stage
+
+
+def writer_of(tensor: Tensor) -> int | None:
+    """Give what mark_writer() noted, or the stage that a value belongs to."""
+    value = value_of(tensor)
+    found: int | None = getattr(tensor, "_smdp_writer", None) if value is None else value.stage
+    return found
+
+
 def mark_weight(parameter: Parameter, weight: Weight) -> None:
     """Note which stages use a parameter."""
     cast("Any", parameter)._smdp_weight = weight
