@@ -18,6 +18,7 @@ from pipeline_models import (
     train_alone,
     train_pipeline,
 )
+from torch import Tensor
 from torch_spawn import run
 
 ALL = "gpipe smp_interleaved 1f1b zb_1p zb_2p interleaved_1f1b interleaved_zero_bubble zb_v v_half v_min"
@@ -59,6 +60,10 @@ def test_fewer_microbatches_than_stages() -> None:
     run(fewer_microbatches_than_stages, 4)
 
 
+def parts(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [{name: item.chunk(4)[index] for name, item in batch.items()} for index in range(4)]
+
+
 def trains_and_evaluates() -> None:
     import smdp.torch
 
@@ -89,8 +94,7 @@ def trains_and_evaluates() -> None:
             assert all(parameter.grad is None for parameter in pipe.parameters())
             pipe.train()
             pipe.train_step(batch, language_loss)
-            for index in range(4):
-                part = {name: item.chunk(4)[index] for name, item in batch.items()}
+            for part in parts(batch):
                 (language_loss(alone(**part), part) / 4).backward()
             for optimizer in optimizers:
                 optimizer.step()

@@ -1,4 +1,4 @@
-"""Loss functions: masks, labels, sums over tokens, values read on the host, branches, what they give beside it."""
+"""Loss functions: masks, labels, sums over tokens, values read on the host, branches, what else they give."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IGNORED = -100
 
 
 class Padded(nn.Module):
-    """A language model as users write them: positions from the mask, an attention bias, labels, its own loss."""
+    """A language model as users write them: positions from the mask, an attention bias, its own loss."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def masks() -> None:
     import smdp.torch
 
     def mask(pipe: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
-        return [given for given in pipe.train_step(batch, lambda output: (output.mean(), output == 0))[1]]
+        return list(pipe.train_step(batch, lambda output: (output.mean(), output == 0))[1])
 
     class Last(Chain):
         def forward(self, x: Tensor) -> Tensor:

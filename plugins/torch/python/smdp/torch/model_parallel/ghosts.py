@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +117,7 @@ class Ghosts:
         try:
             args, kwargs = map_tensors(copied, given)
             versions = [tensor._version for tensor in inputs]
-            with self._mode, draws:
+            with quietly(), self._mode, draws:
                 result, observed = call(args, kwargs)
         except Exception as error:
             raise Unpredictable(error) from error
@@ -174,6 +176,17 @@ class Ghosts:
         ghost.requires_grad_(tensor.requires_grad)
         self._parameters[id(tensor)] = (tensor, ghost)
         return ghost
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Keep torch from logging which operations cannot run on fake tensors."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _memory(tensor: Tensor) -> int:

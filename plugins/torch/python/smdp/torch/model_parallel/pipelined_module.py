@@ -227,8 +227,11 @@ class PipelinedModule(nn.Module):
                 f"[smdp] an earlier step of this pipeline failed ({self._error}); start again from a"
                 " checkpoint"
             ) from self._error
+        if loss_fn is not None and not callable(loss_fn):
+            raise ValueError(f"[smdp] loss_fn is {type(loss_fn).__name__}; allowed: a function, or None")
         schedule = self.schedule if is_training else self._evaluation
         parts = cut(batch, schedule.microbatches)
+        self._program.arguments(parts[0])
         modes = Modes()
         key = self._key(parts[0], loss_fn, modes, is_training)
         prepared = self._plans.get(key) or _Prepared(Plan())
@@ -255,8 +258,6 @@ class PipelinedModule(nn.Module):
         try:
             with KeptState():
                 is_new = not prepared.plan.is_complete
-                if is_training:
-                    self._tied.put_aside()
                 if is_new:
                     microbatches.append(Microbatch(step, 0, parts[0], prepared.end))
                     same = microbatches[0].record()
@@ -276,6 +277,8 @@ class PipelinedModule(nn.Module):
                     reduce_replicas=self._replicas.reduce,
                     reduce_tied=self._reduce_tied,
                 )
+                if is_training:
+                    self._tied.put_aside()
                 executor.run()
                 if is_new and self._plans:
                     # Later signatures wait for no other rank: only a model that branches on them differs.
@@ -286,7 +289,9 @@ class PipelinedModule(nn.Module):
                     prepared.timeline.write(executor.timeline, time.monotonic_ns())
                 loss = self._mean_loss(microbatches, step)
         except BaseException as error:
-            self._fail(error, microbatches)
+            if prepared.plan.operations:
+                self._fail(error, microbatches)
+            # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
             raise
         self._plans[key] = prepared
         if any(microbatch.has_extra for microbatch in microbatches):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from smdp import pipeline as schedules
 from smdp.partition import Trace, Unit, partition
@@ -76,6 +77,18 @@ def pipeline(
         raise ValueError("[smdp] this model has been split by pipeline() already; use what that returned")
     if not isinstance(model, nn.Module):
         raise ValueError(f"[smdp] pipeline() got {type(model).__name__}; allowed: a torch.nn.Module")
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"[smdp] this model is wrapped in {type(model).__name__}; give pipeline() the model itself"
+            " (model.module): it averages the gradients of its replicas"
+        )
+    _check_counts(stages=stages, microbatches=microbatches)
+    if schedule not in schedules.SCHEDULES:
+        near = difflib.get_close_matches(str(schedule), schedules.SCHEDULES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(
+            f"[smdp] there is no schedule {schedule!r}{hint} Allowed: {', '.join(schedules.SCHEDULES)}"
+        )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(
             "[smdp] this model belongs to a pipeline already: its other parameters are on other ranks. Build"
@@ -106,7 +119,7 @@ def pipeline(
         lambda: trace_by_parameters(model, units) if example is None else trace(model, units, *example)
     )
     if pins:
-        traced = dataclasses.replace(traced, units=tuple(_pinned(traced, pins)))
+        traced = dataclasses.replace(traced, units=tuple(_pinned(traced, pins, table.stages)))
     found = partition(
         traced,
         ranks=stages,
@@ -130,13 +143,23 @@ def pipeline(
     return PipelinedModule(model, split, table, evaluation, layout, seed, is_compiled=compile)
 
 
-def _pinned(traced: Trace, pins: Mapping[str, int]) -> list[Unit]:
+def _check_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"[smdp] {name} = {count!r} is not valid; allowed: an integer from 1")
+
+
+def _pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> list[Unit]:
     names = {unit.name.partition("#")[0] for unit in traced.units}
     modules = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
-    for name in pins:
+    for name, stage in pins.items():
+        if not isinstance(stage, int) or not 0 <= stage < stages:
+            raise ValueError(
+                f"[smdp] pins puts {name!r} on stage {stage!r}; allowed: stages from 0 to {stages - 1}"
+            )
         if name not in modules:
             near = difflib.get_close_matches(name, modules, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ValueError(
                 f"[smdp] pins names {name!r}, which is no module that lies on a stage{hint} Allowed: "
                 + ", ".join(sorted(names))
@@ -146,15 +169,15 @@ def _pinned(traced: Trace, pins: Mapping[str, int]) -> list[Unit]:
     for unit in traced.units:
         parts = unit.name.partition("#")[0].split(".")
         prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        stage = next((pins[prefix] for prefix in prefixes if prefix in pins), None)
-        if stage is not None and last is not None and stage < (last.stage or 0):
+        pin = next((pins[prefix] for prefix in prefixes if prefix in pins), None)
+        if pin is not None and last is not None and pin < (last.stage or 0):
             raise ValueError(
-                f"[smdp] pins puts {unit.name!r} on stage {stage}, but {last.name!r}, which runs before it,"
+                f"[smdp] pins puts {unit.name!r} on stage {pin}, but {last.name!r}, which runs before it,"
                 f" on stage {last.stage}; values only flow to later stages. A module that is called twice, or"
                 " shares its weight, may lie on two stages: pin its neighbours instead."
             )
-        unit = dataclasses.replace(unit, stage=stage)
-        last = last if stage is None else unit
+        unit = dataclasses.replace(unit, stage=pin)
+        last = last if pin is None else unit
         pinned.append(unit)
     return pinned
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from smdp._errors import SmdpError
 from smdp.partition import Tied, Trace, Unit
 from smdp.partition.trace import ELEMENT_BYTES
+from smdp.torch.model_parallel.ghosts import quietly
 from smdp.torch.model_parallel.kept_buffers import kept_buffers
 from smdp.torch.model_parallel.unit_costs import (
     BYTES_PER_SECOND,
@@ -239,7 +239,7 @@ class _Tracer:
     ) -> UnitCost:
         is_fake = self._fake_mode is not None
         try:
-            with _quietly() if is_fake else nullcontext():
+            with quietly() if is_fake else nullcontext():
                 return measure(
                     module.forward,
                     args,
@@ -310,17 +310,6 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
         del module.forward
         if before is not None:
             module.forward = before
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep torch from logging which operations cannot run on fake tensors."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:

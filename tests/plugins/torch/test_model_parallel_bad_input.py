@@ -1,0 +1,191 @@
+"""Wrong input gets a clear error on every rank, never a hang; found early, it leaves the pipeline usable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_models import WIDTH, Chain, made, rows, square_loss
+from torch import Tensor, nn
+from torch_spawn import run
+
+
+@contextmanager
+def refused(*words: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    with pytest.raises(kind) as caught:
+        yield
+    text = str(caught.value)
+    assert text.startswith("[smdp] "), text
+    for word in words:
+        assert re.search(word, text, re.DOTALL), f"no {word!r} in {text!r}"
+
+
+def split(model: nn.Module | None = None, **options: Any) -> Any:
+    import smdp.torch
+
+    return smdp.torch.pipeline(
+        model or made(Chain), **{"stages": 2, "microbatches": 4, "example_inputs": rows()[0], **options}
+    )
+
+
+def arguments_of_pipeline() -> None:
+    for stages in (0, -1, 2.0, "2", None, True, float("nan")):
+        with refused("stages", re.escape(repr(stages)), kind=(ValueError, TypeError)):
+            split(stages=stages)
+    for microbatches in (0, -4, 2.5, float("nan"), "x", None):
+        with refused("microbatches", re.escape(repr(microbatches)), kind=(ValueError, TypeError)):
+            split(microbatches=microbatches)
+    with refused("world of 2 ranks", "3 stages", "1, 2"):
+        split(stages=3)
+    with refused("no pipeline schedule|unknown|not a schedule|schedule", "1f1b", "did you mean '1f1b'"):
+        split(schedule="1f1")
+    with refused("schedule", kind=(ValueError, TypeError)):
+        split(schedule=None)
+    with refused("modules that can be on stages of their own", "3", "fewer than the 8 stages"):
+        split(Chain(2), schedule="interleaved_1f1b", virtual_stages=4)
+    with refused("'layer.3'", "did you mean 'layers.3'"):
+        split(pins={"layer.3": 0})
+    with refused("'layers.5' on stage 0, but 'layers.2', which runs before it, on stage 1"):
+        split(pins={"layers.2": 1, "layers.5": 0})
+    with refused("pins", "stage 7", kind=(ValueError, TypeError)):
+        split(pins={"layers.2": 7})
+    with refused("no tensor"):
+        split(example_inputs={"x": 3})
+    with refused("no tensor"):
+        split(example_inputs=())
+    with refused("batch of 6", "4 equal microbatches", "microbatches=3"):
+        split(example_inputs=rows(1, 6)[0])
+    with refused("forward of Chain takes", "'wrong'"):
+        split(example_inputs={"wrong": torch.ones(8, WIDTH)})
+    with refused("got str", "torch.nn.Module"):
+        split("model")
+    with refused("no parameters"):
+        split(nn.ReLU())
+    model = made(Chain)
+    pipe = split(model)
+    with refused("split by pipeline.. already"):
+        split(pipe)
+    with refused("belongs to a pipeline already"):
+        split(model)
+    with refused("DistributedDataParallel", "itself"):
+        split(nn.parallel.DistributedDataParallel(made(Chain)))
+    with refused("not called", "train_step", kind=RuntimeError):
+        pipe(rows()[0]["x"])
+    pipe.train_step(rows()[0], square_loss)
+
+
+class Selecting(Chain):
+    """The number of rows behind the first layer depends on what the layer gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        x = x[x[:, 0] > 0]
+        for layer in self.layers[1:]:
+            x = layer(x)
+        return self.head(x)
+
+
+def batches_leave_the_pipeline_usable() -> None:
+    pipe = split()
+    for batch, words in (
+        (rows(1, 6)[0], ["batch of 6", "multiple of 4", "microbatches=3"]),
+        (rows(1, 0)[0], ["batch of 0"]),
+        ({}, ["no tensor"]),
+        ({"x": "text"}, ["no tensor"]),
+        ({"wrong": torch.ones(8, WIDTH)}, ["forward of Chain takes", "'wrong'"]),
+        (3, ["no tensor"]),
+        (None, ["no tensor"]),
+    ):
+        for step in (pipe.train_step, pipe.eval_step):
+            with refused(*words):
+                step(batch, square_loss)
+    for wrong in (3, "loss", [1]):
+        with refused("loss_fn", type(wrong).__name__):
+            pipe.train_step(rows()[0], wrong)
+    loss = pipe.train_step(rows()[0], square_loss)
+    assert torch.isfinite(loss)
+
+
+def loss_functions() -> None:
+    """Each needs a pipeline of its own: something has been sent when it is found."""
+    both = (ValueError, RuntimeError)
+    y = torch.ones((), requires_grad=True)
+
+    def backward(output: Tensor) -> Tensor:
+        loss = output.mean()
+        loss.backward()
+        return loss
+
+    def hooked(output: Tensor) -> Tensor:
+        output.register_hook(lambda gradient: gradient)
+        return output.mean()
+
+    for loss_fn, words in (
+        (lambda output: y * 2, ["depends on no stage"]),
+        (lambda output: 3.0, ["float", "depends on no stage"]),
+        (lambda output: None, ["NoneType"]),
+        (lambda output: output, [r"float32\[2, 1\]", "one number", "mean"]),
+        (lambda output: output.mean().detach(), ["no gradient", "detached"]),
+        (lambda output: output.mean() > 0, ["no gradient"]),
+        (backward, ["backward", "return the loss"]),
+        (hooked, ["register_hook"]),
+        (lambda output: output[output > 0].mean(), ["loss function", "shape", "where"]),
+        (lambda output: output @ output, ["loss function", "matmul", "fails"]),
+        (lambda output: (output.mean(), 1, 2), ["tuple"]),
+    ):
+        pipe = split()
+        with refused(*words, kind=both):
+            pipe.train_step(rows()[0], loss_fn)
+        with refused("earlier step of this pipeline failed", kind=RuntimeError):
+            pipe.train_step(rows()[0], square_loss)
+    with refused("no loss function|no loss|Chain|float32"):
+        split().train_step(rows()[0])
+
+
+def models() -> None:
+    both = (ValueError, RuntimeError)
+    with refused("layers.0", "shape", "values", kind=both):
+        split(Selecting()).train_step(rows()[0], square_loss)
+    with refused("layers.7.*layers.0.linear.weight|layers.0.linear.weight", "example_inputs", kind=both):
+
+        class Functional(Chain):
+            def forward(self, x: Tensor) -> Tensor:
+                for layer in self.layers:
+                    x = layer(x)
+                return self.head(nn.functional.linear(x, self.layers[0].linear.weight))
+
+        split(Functional(), example_inputs=None).train_step(rows()[0], square_loss)
+
+    class Backwards(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in reversed(self.layers):
+                x = layer(x)
+            return self.head(x)
+
+    with refused("runs after", "example_inputs", kind=both):
+        split(Backwards(), example_inputs=None).train_step(rows()[0], square_loss)
+    # With example inputs the same model is split as it runs.
+    assert torch.isfinite(split(Backwards()).train_step(rows()[0], square_loss))
+
+
+def test_arguments_of_pipeline() -> None:
+    run(arguments_of_pipeline, 2)
+
+
+def test_batches_that_leave_the_pipeline_usable() -> None:
+    run(batches_leave_the_pipeline_usable, 2)
+
+
+def test_loss_functions_and_models() -> None:
+    run(loss_functions_and_models, 2)
+
+
+def loss_functions_and_models() -> None:
+    loss_functions()
+    models()
+    assert dist.get_world_size() == 2
