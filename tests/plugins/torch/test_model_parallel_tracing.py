@@ -315,6 +315,30 @@ def test_values_between_units() -> None:
     assert "forward" not in vars(model[0])
 
 
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, value: Tensor) -> Tensor:
+        hidden = self.a(value)
+        hidden += value  # in place, on what a unit gave
+        hidden = nn.functional.dropout(hidden, 0.5, training=True)
+        logits = self.b(hidden)
+        return nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("is_meta", [False, True])
+def test_what_the_models_own_operations_keep(is_meta: bool) -> None:
+    with torch.device("meta" if is_meta else "cpu"):
+        model = WithLoss()
+    units = trace(model, ["a", "b"], (torch.ones(4, 8),)).units
+    values, weight = 4 * 8 * 4, 4
+    # Inputs of linear layers; dropout's mask; log-probabilities, the right classes, the sum of weights.
+    assert units[0].activation_bytes == values + values
+    assert units[1].activation_bytes == values + values + 4 * 8 + weight
+
+
 def test_without_inputs_time_is_parameter_bytes() -> None:
     with torch.device("meta"):
         model = Twice()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.modes import without_autocast
@@ -24,10 +25,10 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
         stage: Virtual stage.
         scale: Makes of the microbatch's loss what backward begins with.
     """
-    roots: list[Tensor] = []
+    roots: list[Tensor | GradientEdge | None] = []
     gradients: list[Tensor | None] = []
 
-    def add_root(value: Value, tensor: Tensor) -> None:
+    def add_root(value: Value, tensor: Tensor | GradientEdge | None) -> None:
         consumer = value.consumer_after(stage)
         if value.needs_grad and consumer is not None:
             roots.append(tensor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -61,18 +60,8 @@ class Executor:
         self._recorded = recorded
         self._scale = scale
         self._posted = 0
-        self._perform: dict[str, Callable[[Action], Any]] = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_input,
-            "W": self._backward_weight,
-            "SEND_F": self._send_forward,
-            "RECV_F": lambda action: None,
-            "SEND_B": self._send_backward,
-            "RECV_B": lambda action: None,
-            "REDUCE_GRAD": lambda action: reduce_replicas(action.stage),
-            "REDUCE_TIED": lambda action: reduce_tied(action.microbatch),
-        }
+        self._reduce_replicas = reduce_replicas
+        self._reduce_tied = reduce_tied
         self.timeline: list[Timed] = []
 
     def run(self) -> None:
@@ -86,7 +75,7 @@ class Executor:
             start = time.monotonic_ns()
             before = self._waited()
             try:
-                self._perform[action.kind](action)
+                self._perform(action)
             except SmdpError as error:
                 text = (
                     f"{error.args[0] if error.args else ''} Action {action.text} of rank {self._step.rank}."
@@ -103,6 +92,31 @@ class Executor:
 
     def _waited(self) -> float:
         return self._step.values.waited + self._step.reads.waited
+
+    def _perform(self, action: Action) -> None:
+        # A table of bound methods would be a cycle, which keeps a step's tensors until it is collected.
+        match action.kind:
+            case "F":
+                self._forward(action)
+            case "B":
+                self._backward_input(action)
+                self._backward_weight(action)
+            case "I":
+                self._backward_input(action)
+            case "W":
+                self._backward_weight(action)
+            case "SEND_F":
+                self._send_forward(action)
+            case "SEND_B":
+                self._send_backward(action)
+            case "REDUCE_GRAD":
+                self._reduce_replicas(action.stage)
+            case "REDUCE_TIED":
+                self._reduce_tied(action.microbatch)
+            case "RECV_F" | "RECV_B":
+                pass  # posted by _post_receives()
+            case _:
+                raise AssertionError(f"[smdp] action {action.text} is unknown to the executor")
 
     def _post_receives(self, place: int) -> None:
         """Post what comes up to the second computation from here, in the order of the row."""
@@ -132,10 +146,6 @@ class Executor:
     def _forward(self, action: Action) -> None:
         if not self._was_recorded(action):
             self._microbatches[action.microbatch].forward(action.stage)
-
-    def _backward(self, action: Action) -> None:
-        self._backward_input(action)
-        self._backward_weight(action)
 
     def _backward_input(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]

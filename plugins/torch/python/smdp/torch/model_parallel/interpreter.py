@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
 from smdp.torch.model_parallel.aliases import Aliases
@@ -75,7 +76,7 @@ class Interpreter(TorchFunctionMode):
         self.is_recording = not plan.is_complete
         self.is_in_model = True
         self.is_detour = False
-        self.exports: dict[int, Tensor] = {}
+        self.exports: dict[int, Tensor | GradientEdge | None] = {}
         self._plan = plan
         self._around = surroundings
         self._ghosts = ghosts

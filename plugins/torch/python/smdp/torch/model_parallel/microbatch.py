@@ -6,12 +6,15 @@ import contextlib
 import copy
 import dataclasses
 import pickle
+import weakref
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
 from smdp.torch.model_parallel.ghosts import Ghosts
@@ -104,12 +107,14 @@ class Microbatch:
         self._arrivals: dict[tuple[int, int], Arrival] = {}
         self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._fetched: dict[int, Tensor] = {}
+        self._uses: Counter[int] = Counter()
         self._reads = 0
         self._same: SameProgram | None = None
         self._may_run = -1
         self._wants = -1
         stream = RandomStream(step.seed, step.number, step.first + index)
-        self._interpreter = Interpreter(step.plan, self, step.ghosts, stream, end)
+        # Weakly, so that nothing of a microbatch outlives its step until the garbage collector comes.
+        self._interpreter = Interpreter(step.plan, weakref.proxy(self), step.ghosts, stream, end)
         self._strand = step.strands.start(self._run)
 
     @property
@@ -127,10 +132,11 @@ class Microbatch:
         self._may_run = len(self._step.rank_of)
         self._strand.resume()
         self._step.plan.is_complete = True
-        kept = {value.index for value in self._step.plan.values if value.consumers}
-        for index in list(self._interpreter.exports):
-            if index not in kept:
-                del self._interpreter.exports[index]
+        for value in self._step.plan.values:
+            if not value.consumers:
+                self._interpreter.exports.pop(value.index, None)
+            elif self.is_mine(value.stage):
+                self._let_go(value)
         same, self._same = self._same, None
         same.tell(self._step.plan)
         return same
@@ -173,15 +179,15 @@ class Microbatch:
     def send_values(self, stage: int, to: int) -> None:
         """Send what a later stage uses of this one."""
         for value in self._step.plan.edges.get((stage, to), ()):
-            self.send(value, self._interpreter.exports[value.index], to)
+            self.send(value, self._export(value), to)
 
     def receive_values(self, stage: int, source: int) -> None:
         """Post receives for what a stage uses of an earlier one."""
         for value in self._step.plan.edges.get((source, stage), ()):
             self._arrivals[value.index, stage] = self._receive(value, stage)
 
-    def take_export(self, value: Value) -> Tensor:
-        """Give a value with its graph, and forget it."""
+    def take_export(self, value: Value) -> Tensor | GradientEdge | None:
+        """Give where a value's gradient goes in, and forget it."""
         return self._interpreter.exports.pop(value.index)
 
     def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor]:
@@ -217,13 +223,15 @@ class Microbatch:
         step = self._step
         tag = step.plan.tag(value, stage, self.index, is_gradient=False)
         step.values.send(laid_out(tensor, value), step.rank_of[stage], tag)
+        self._note_use(value)
 
     def bring(self, value: Value, stage: int) -> Tensor:
         """Give a stage another's value, cut from its graph."""
         key = (value.index, stage)
         if key not in self._leaves:
             if self.is_mine(value.stage):
-                leaf = self._interpreter.exports[value.index].detach()
+                leaf = self._export(value).detach()
+                self._note_use(value)
             else:
                 arrival = self._arrivals.pop(key, None) or self._receive(value, stage)
                 leaf = arrival.wait()
@@ -272,6 +280,26 @@ class Microbatch:
             data = self._await(torch.empty(int(length), dtype=torch.uint8), owner, tags[1], what)
             described = pickle.loads(data.numpy().tobytes())
         return _drawn(described, self._step.ghosts)
+
+    def _export(self, value: Value) -> Tensor:
+        found = self._interpreter.exports[value.index]
+        assert isinstance(found, Tensor)
+        return found
+
+    def _note_use(self, value: Value) -> None:
+        self._uses[value.index] += 1
+        if not self._interpreter.is_recording:
+            self._let_go(value)
+
+    def _let_go(self, value: Value) -> None:
+        """Keep the graph of a value that all its consumers have, without the contents."""
+        if self._uses[value.index] < len(value.consumers):
+            return
+        tensor = self._export(value)
+        if tensor.requires_grad:
+            self._interpreter.exports[value.index] = get_gradient_edge(tensor)
+        elif not value.needs_grad or not self._step.needs_grad:
+            self._interpreter.exports[value.index] = None
 
     def _receive(self, value: Value, stage: int) -> Arrival:
         step = self._step

@@ -19,7 +19,7 @@ class Strand:
 
     def __init__(self, worker: _Worker, function: Callable[[], None]) -> None:
         self._worker = worker
-        self._function = function
+        self._function: Callable[[], None] | None = function
         self._error: BaseException | None = None
         self._is_abandoned = False
         self.is_finished = False
@@ -50,13 +50,14 @@ class Strand:
     def run(self) -> None:
         """Run the function to its end, on the worker's thread."""
         try:
-            if not self._is_abandoned:
+            if self._function is not None and not self._is_abandoned:
                 self._function()
         except Abandoned:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to who resumed
             self._error = error
         self.is_finished = True
+        self._function = None  # which has this strand
 
 
 class _Worker:
@@ -90,6 +91,8 @@ class _Worker:
                 return
             strand.run()
             self._strand = None
+            # What has ended must not be held until this thread is used again.
+            del strand
             self._pool.put_back(self)
             self._done.release()
 

@@ -20,6 +20,7 @@ from smdp._errors import SmdpError
 from smdp.partition import Tied, Trace, Unit
 from smdp.partition.trace import ELEMENT_BYTES
 from smdp.torch.model_parallel.ghosts import quietly
+from smdp.torch.model_parallel.glue_activations import GlueActivations
 from smdp.torch.model_parallel.kept_buffers import kept_buffers
 from smdp.torch.model_parallel.unit_costs import (
     BYTES_PER_SECOND,
@@ -55,10 +56,11 @@ def trace(
     `BYTES_PER_SECOND`. A unit whose shapes depend on values, as those of experts may, cannot run so: it runs
     on random numbers, for which its own parameters, and no others, are in memory.
 
-    Activation bytes are those of the distinct storages that autograd keeps of a call, parameters and buffers
-    excepted. For cut bytes see ValueFlow. Further calls of a unit are units of their own, "name#2" and so on,
-    tied to the first by all their parameters. A unit that is not called stands behind the one that is before
-    it in `units`, without times.
+    Activation bytes are those of the distinct storages that autograd keeps of a call, and of the model's own
+    operations from there to the next call, parameters and buffers excepted: the last unit's include those of
+    a loss that the model computes. For cut bytes see ValueFlow. Further calls of a unit are units of their
+    own, "name#2" and so on, tied to the first by all their parameters. A unit that is not called stands
+    behind the one that is before it in `units`, without times.
 
     The model is left as it was: buffers, training flags, gradients; so are torch's random generators. A model
     in evaluation mode is traced in training mode.
@@ -111,6 +113,7 @@ class _Tracer:
             FakeTensorMode(allow_non_fake_inputs=True) if any(t.is_meta for t in tensors) else None
         )
         self._resident: dict[int, torch.UntypedStorage] = {}
+        self._glue = GlueActivations(self._resident)
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -141,7 +144,7 @@ class _Tracer:
             tensors |= {name: self._fake(value) for name, value in model.named_buffers() if value.is_meta}
             args, kwargs = tree_map(lambda leaf: self._fake(leaf) if _is_meta(leaf) else leaf, (args, kwargs))
         values = [*model.parameters(), *model.buffers(), *tensors.values()]
-        self._resident = _storages(values)
+        self._resident |= _storages(values)
         glue = [
             tensors.get(name, parameter)
             for name, parameter in model.named_parameters()
@@ -149,7 +152,7 @@ class _Tracer:
         ]
         self._flow.begin(glue)
         try:
-            with self._flow:
+            with self._flow, self._glue, torch.enable_grad():
                 if self._fake_mode is not None:
                     functional_call(model, tensors, args, kwargs)
                 else:
@@ -183,7 +186,7 @@ class _Tracer:
                     backward_input=cost.backward_input,
                     backward_weight=cost.backward_weight,
                     parameter_bytes=_parameter_bytes(modules[name]),
-                    activation_bytes=cost.activation_bytes,
+                    activation_bytes=cost.activation_bytes + self._glue.bytes_after(place),
                     cut_bytes=self._flow.cut_bytes(place),
                 )
             )
@@ -214,20 +217,33 @@ class _Tracer:
             }
             call = len(self._calls)
             self._flow.enter(call, (args, kwargs))
-            self._is_measuring = True
+            self._glue.leave_out(_tensors((args, kwargs)))
+            self._glue.call = call
+            self._is_measuring = self._glue.is_paused = True
             try:
-                with _disable_current_modes():
-                    cost = self._measure(
-                        name, module, args, kwargs, lambda tensor: id(tensor) in has_gradient
-                    )
+                with torch.no_grad():
+                    with _disable_current_modes():
+                        cost = self._measure(
+                            name, module, args, kwargs, lambda tensor: id(tensor) in has_gradient
+                        )
+                    output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
             finally:
-                self._is_measuring = False
-            output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
+                self._is_measuring = self._glue.is_paused = False
             self._calls.append(_Call(name, replace(cost, output=None)))
+            output = tree_map(lambda leaf: self._given(leaf, cost), output)
             self._flow.leave(call, output)
             return output
 
         return traced
+
+    def _given(self, leaf: Any, cost: UnitCost) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        is_new = not self._flow.stems_from_parameters(leaf)
+        if is_new and cost.activation_bytes and (leaf.is_floating_point() or leaf.is_complex()):
+            leaf = self._glue.with_gradient(leaf)
+        self._glue.leave_out([leaf])
+        return leaf
 
     def _measure(
         self,
@@ -314,6 +330,10 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     return {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _is_meta(value: Any) -> bool:

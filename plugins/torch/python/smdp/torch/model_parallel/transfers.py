@@ -67,11 +67,10 @@ class Channel:
         self._sent: list[tuple[Tensor, Any]] = []
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Start sending; finish() waits for it."""
+        """Begin to send; finish() waits for it. What has left is let go at the next send."""
         data = _flat(tensor.detach())
+        self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
         self._sent.append((data, self._group.send([data], rank, tag)))
-        if len(self._sent) > 64:
-            self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
         """Start receiving into a dense tensor."""
