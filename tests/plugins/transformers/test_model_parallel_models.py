@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import traceback
 from typing import Any
 
@@ -72,7 +73,8 @@ def train_split(family: str) -> dict[str, Any]:
     model, inputs = made(family)
     plain, ordered = copy.deepcopy(model), copy.deepcopy(model)
     stages = torch.distributed.get_world_size()
-    pipe = smdp.torch.pipeline(model, stages=stages, microbatches=MICROBATCHES, example_inputs=inputs)
+    example = inputs if os.environ["IS_TRACED"] == "True" else None
+    pipe = smdp.torch.pipeline(model, stages=stages, microbatches=MICROBATCHES, example_inputs=example)
     optimizer = torch.optim.AdamW(pipe.parameters(), RATE)
     losses = []
     for _ in range(STEPS):
@@ -125,11 +127,11 @@ def train_all() -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(("stages", "is_traced"), [(2, True), (4, True), (2, False)])
 def test_models_train_to_the_parameters_of_one_process(
-    stages: int, capsys: pytest.CaptureFixture[str]
+    stages: int, is_traced: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks = run(train_all, stages, timeout=280)
+    ranks = run(train_all, stages, timeout=280, env={"IS_TRACED": str(is_traced)})
     wrong = {}
     for family in FAMILIES:
         found = [rank.get(family, {"error": "not reached"}) for rank in ranks]
@@ -141,7 +143,8 @@ def test_models_train_to_the_parameters_of_one_process(
             assert {name for name in names if names.count(name) > 1} == set(found[0]["tied"])
     score = sum(not reasons for reasons in wrong.values())
     with capsys.disabled():
-        print(f"\nsmdp.torch.pipeline() on {stages} stages: {score} of {len(FAMILIES)} models")
+        how = "traced" if is_traced else "by parameters"
+        print(f"\nsmdp.torch.pipeline() on {stages} stages, {how}: {score} of {len(FAMILIES)} models")
     assert score == len(FAMILIES) == 20, {family: why for family, why in wrong.items() if why}
 
 
