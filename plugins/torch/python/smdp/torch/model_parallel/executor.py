@@ -171,7 +171,8 @@ class Executor:
         for value in self._plan.gradient_edges().get((action.stage, action.other), ()):
             gradient = microbatch.take_gradient(value, action.stage)
             tag = self._plan.tag(value, action.stage, action.microbatch, is_gradient=True)
-            self._step.values.send(laid_out(gradient, value), to, tag)
+            what = f"the gradient of {value.text()} to stage {action.other}, microbatch {action.microbatch}"
+            self._step.values.send(laid_out(gradient, value), to, tag, what)
 
     def _receive_backward(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]

@@ -57,20 +57,7 @@ READS = frozenset(
 
 # x += y and its kin.
 _AUGMENTED = frozenset(
-    [
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-        "__ifloordiv__",
-        "__imod__",
-        "__ipow__",
-        "__iand__",
-        "__ior__",
-        "__ixor__",
-        "__ilshift__",
-        "__irshift__",
-    ]
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 )
 
 # Functions that write to their second and third argument and do not declare it: running mean and variance.

@@ -22,6 +22,9 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, pipe: PipelinedModule, device: str = "cpu", **kwargs: Any) -> None:
         super().__init__(device, **kwargs)
         self._pipe = pipe
+        if self.is_enabled():
+            # torch does it where a loss is scaled: only one stage has one.
+            self._lazy_init_scale_growth_tracker(pipe.device)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide gradients by the scale, and let all stages know of an overflow."""

@@ -222,7 +222,7 @@ class Microbatch:
         """Send a value to a stage of another rank."""
         step = self._step
         tag = step.plan.tag(value, stage, self.index, is_gradient=False)
-        step.values.send(laid_out(tensor, value), step.rank_of[stage], tag)
+        step.values.send(laid_out(tensor, value), step.rank_of[stage], tag, self._text_of(value, stage))
         self._note_use(value)
 
     def bring(self, value: Value, stage: int) -> Tensor:
@@ -251,7 +251,7 @@ class Microbatch:
         if self.is_mine(value.stage):
             found = tensor.detach()
             for rank in self._others():
-                self._step.reads.send(laid_out(found, value), rank, tag)
+                self._step.reads.send(laid_out(found, value), rank, tag, f"{value.text()} to the host")
         else:
             what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
             found = self._await(room_for(value), self._step.rank_of[value.stage], tag, what)
@@ -270,9 +270,10 @@ class Microbatch:
                 result,
             )
             data = torch.frombuffer(bytearray(pickle.dumps(described)), dtype=torch.uint8)
+            what = f"the shapes that module {unit.name!r} gives"
             for rank in self._others():
-                self._step.reads.send(torch.tensor([data.numel()]), rank, tags[0])
-                self._step.reads.send(data, rank, tags[1])
+                self._step.reads.send(torch.tensor([data.numel()]), rank, tags[0], what)
+                self._step.reads.send(data, rank, tags[1], what)
         else:
             what = f"the shapes that module {unit.name!r} gives"
             owner = self._step.rank_of[stage]
@@ -307,6 +308,9 @@ class Microbatch:
         what = f"{value.text()} of stage {value.stage} on rank {source}, microbatch {self.index}"
         tag = step.plan.tag(value, stage, self.index, is_gradient=False)
         return step.values.receive(room_for(value), source, tag, what)
+
+    def _text_of(self, value: Value, stage: int) -> str:
+        return f"{value.text()} of stage {value.stage} to stage {stage}, microbatch {self.index}"
 
     def _await(self, tensor: Tensor, rank: int, tag: int, what: str) -> Tensor:
         arrival = self._step.reads.receive(tensor, rank, tag, what)

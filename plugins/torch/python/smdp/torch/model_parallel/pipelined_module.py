@@ -120,8 +120,8 @@ class PipelinedModule(nn.Module):
             scaler: Multiplies the loss before backward; a smdp.torch.GradScaler.
 
         Returns:
-            The mean loss over microbatches, a scalar tensor, on every rank; where loss_fn gave something
-            beside it, (mean loss, list of what it gave per microbatch), its tensors on every rank too.
+            The mean loss over microbatches, a scalar tensor in fp32 or fp64, on every rank; where loss_fn gave
+            something beside it, (mean loss, list of what it gave per microbatch), its tensors on every rank too.
 
         Raises:
             ValueError: Batch, model or loss cannot be executed so; nothing hangs on other ranks.
@@ -214,6 +214,15 @@ class PipelinedModule(nn.Module):
         self.module.train(mode)
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> PipelinedModule:
+        """Freeze or thaw the whole model, on all ranks.
+
+        To do it for some parameters, set `requires_grad` of those of `module` by their names, alike on all
+        ranks, also where they are meta tensors: every stage must know which gradients come.
+        """
+        self.module.requires_grad_(requires_grad)
+        return self
+
     def _run(
         self,
         batch: Any,
@@ -278,6 +287,7 @@ class PipelinedModule(nn.Module):
                     reduce_tied=self._reduce_tied,
                 )
                 if is_training:
+                    self._replicas.prepare()
                     self._tied.put_aside()
                 executor.run()
                 if is_new and self._plans:
@@ -342,11 +352,13 @@ class PipelinedModule(nn.Module):
 
     def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
         owner = step.rank_of[microbatches[0].loss_stage]
+        # A mean of losses in bf16 would be good for three digits.
+        dtype = torch.promote_types(microbatches[0].loss_dtype, torch.float32)
         if owner == step.rank:
             losses = [m.loss_value for m in microbatches if m.loss_value is not None]
-            mean = torch.stack(losses).mean(dtype=torch.float64 if losses[0].dtype == torch.float64 else None)
+            mean = torch.stack(losses).mean(dtype=dtype)
         else:
-            mean = torch.zeros((), dtype=microbatches[0].loss_dtype, device=self.device)
+            mean = torch.zeros((), dtype=dtype, device=self.device)
         if len(set(step.rank_of)) > 1:
             dist.broadcast(mean, group=self.layout.values, group_src=owner)
         return mean

@@ -137,7 +137,7 @@ def pipeline(
     split = Split(traced, found, calls, users_of_weights(model, calls, uses))
     own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
     if any(parameter.is_meta for parameter in model.parameters()):
-        materialize(model, lambda name: bool(split.weights[name] & own), device)
+        materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), device)
     if seed is None:
         seed = _agreed(torch.initial_seed)
     return PipelinedModule(model, split, table, evaluation, layout, seed, is_compiled=compile)

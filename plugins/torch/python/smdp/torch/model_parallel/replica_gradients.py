@@ -31,14 +31,28 @@ class ReplicaGradients:
     ) -> None:
         self._group = layout.copies
         self._hooks: GradientHooks | None = None
-        trained = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
-        self._trained = [parameter for _, parameter in trained]
-        self._stages = [stages[name] & own for name, _ in trained]
+        self._parameters = dict(parameters)
+        self._stages_of = {name: stages[name] & own for name in parameters}
+        self._trained: list[Parameter] = []
+        self._stages: list[frozenset[int]] = []
         self._done: set[int] = set()
         if self._group is None:
             return
         for parameter in parameters.values():
             dist.broadcast(parameter.data, group=self._group, group_src=0)
+
+    def prepare(self) -> None:
+        """Begin a step: parameters may have been frozen or thawed since the last one, on all replicas."""
+        trained = [
+            (name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad
+        ]
+        if self._group is None or [id(parameter) for _, parameter in trained] == list(map(id, self._trained)):
+            return
+        self._trained = [parameter for _, parameter in trained]
+        self._stages = [self._stages_of[name] for name, _ in trained]
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
         if trained and all(parameter.device.type == "cpu" for parameter in self._trained):
             self._hooks = GradientHooks(self._group.core, trained, is_wanted=lambda: False)
 

@@ -52,7 +52,8 @@ class SameProgram:
         """Send this rank's, once it is complete."""
         self._digest = hashlib.sha256(_text(plan).encode()).digest()
         for rank in self._digests:
-            self._reads.send(torch.frombuffer(bytearray(self._digest), dtype=torch.uint8), rank, _DIGEST)
+            data = torch.frombuffer(bytearray(self._digest), dtype=torch.uint8)
+            self._reads.send(data, rank, _DIGEST, "the end of the first microbatch")
 
     def check(self, plan: Plan) -> None:
         """Wait for the others', and compare.
@@ -87,7 +88,7 @@ class SameProgram:
             (_LENGTH, torch.tensor([len(own)])),
             (_TEXT, torch.frombuffer(bytearray(own), dtype=torch.uint8)),
         ):
-            self._reads.send(data, rank, tag)
+            self._reads.send(data, rank, tag, "the program")
         what = f"rank {rank}'s program"
         length = self._reads.receive(torch.zeros(1, dtype=torch.int64), rank, _LENGTH, what).wait()
         text = self._reads.receive(torch.empty(int(length), dtype=torch.uint8), rank, _TEXT, what).wait()

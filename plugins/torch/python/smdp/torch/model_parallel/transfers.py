@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,11 +44,8 @@ class Arrival:
             smdp.SmdpError: The sender is gone, or the deadline has passed; the message says what was awaited.
         """
         start = time.perf_counter()
-        try:
+        with _telling(f"waiting for {self._what}"):
             self._work.wait()
-        except SmdpError as error:
-            error.args = (f"{error.args[0] if error.args else ''} While waiting for {self._what}.",)
-            raise
         self._channel.waited += time.perf_counter() - start
         return self.tensor
 
@@ -64,23 +63,36 @@ class Channel:
     def __init__(self, group: ProcessGroupSmdp) -> None:
         self.waited = 0.0
         self._group = group
-        self._sent: list[tuple[Tensor, Any]] = []
+        self._sent: list[tuple[Tensor, Any, str]] = []
 
-    def send(self, tensor: Tensor, rank: int, tag: int) -> None:
+    def send(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         """Begin to send; finish() waits for it. What has left is let go at the next send."""
         data = _flat(tensor.detach())
         self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
-        self._sent.append((data, self._group.send([data], rank, tag)))
+        with _telling(f"sending {what}"):
+            self._sent.append((data, self._group.send([data], rank, tag), what))
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
         """Start receiving into a dense tensor."""
-        return Arrival(self, tensor, self._group.recv([_flat(tensor)], rank, tag), what)
+        with _telling(f"waiting for {what}"):
+            return Arrival(self, tensor, self._group.recv([_flat(tensor)], rank, tag), what)
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
-        for _, work in self._sent:
-            work.wait()
+        for _, work, what in self._sent:
+            with _telling(f"sending {what}"):
+                work.wait()
         self._sent.clear()
+
+
+@contextlib.contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Add to an error what was under way."""
+    try:
+        yield
+    except SmdpError as error:
+        error.args = (f"{error.args[0] if error.args else ''} While {what}.", *error.args[1:])
+        raise
 
 
 def room_for(value: Value) -> Tensor:
