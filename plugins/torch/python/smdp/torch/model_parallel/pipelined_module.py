@@ -16,6 +16,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from smdp import _core
 from smdp import pipeline as schedules
+from smdp._errors import SmdpError
 from smdp.torch.model_parallel.actions import Action, read_row
 from smdp.torch.model_parallel.containers import describe
 from smdp.torch.model_parallel.executor import Executor, Timed
@@ -120,8 +121,9 @@ class PipelinedModule(nn.Module):
             scaler: Multiplies the loss before backward; a smdp.torch.GradScaler.
 
         Returns:
-            The mean loss over microbatches, a scalar tensor in fp32 or fp64, on every rank; where loss_fn gave
-            something beside it, (mean loss, list of what it gave per microbatch), its tensors on every rank too.
+            The mean loss over microbatches, a scalar tensor in fp32 or fp64, on every rank; where loss_fn
+            gave something beside it, (mean loss, list of what it gave per microbatch), its tensors on every
+            rank too.
 
         Raises:
             ValueError: Batch, model or loss cannot be executed so; nothing hangs on other ranks.
@@ -299,7 +301,7 @@ class PipelinedModule(nn.Module):
                     prepared.timeline.write(executor.timeline, time.monotonic_ns())
                 loss = self._mean_loss(microbatches, step)
         except BaseException as error:
-            if prepared.plan.operations:
+            if prepared.plan.operations or isinstance(error, SmdpError):
                 self._fail(error, microbatches)
             # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
             raise
