@@ -152,7 +152,29 @@ class Aliases(Chain):
         return self.head(x + same + 2 * third)
 
 
+class Twofold(nn.Linear):
+    """A module without children that gives a tuple."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        found = super().forward(x)
+        return found, found * 2
+
+
+class Tuples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Twofold(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            first, second = layer(x)
+            x = torch.tanh(first) + torch.sigmoid(second)
+        return self.head(x)
+
+
 def structures_and_skips() -> None:
+    assert_trains_as_one(Tuples, schedules=("1f1b", "zb_1p"))
     assert_trains_as_one(Structures, loss_fn=structured_loss, schedules=("1f1b", "zb_1p"))
     assert_trains_as_one(ThreeConsumers, schedules=(*BOTH, "interleaved_zero_bubble", "zb_v"))
     assert_trains_as_one(EncoderDecoder, schedules=BOTH)

@@ -45,6 +45,13 @@ def pipeline(
     Every rank of the job calls it with the same model. A world of k x `stages` ranks holds k data-parallel
     replicas of the pipeline, whose gradients are averaged.
 
+    Limits of the model's code between modules with parameters, and of the loss function: the shape of a
+    result may not depend on values (`output[mask]`; multiply by the mask instead); a part of an earlier
+    stage's value may not be changed in place (`early[:, 0] += x`; all of it may); a buffer of a module
+    without parameters may be updated in place, not assigned. What breaks these is refused by name. Tensors
+    that the loss function keeps are placeholders on other ranks: keep `.item()`, or return them beside the
+    loss.
+
     Args:
         model: Any module; its code is not changed. Built as usual, on the meta device, or within
             `delayed_initialization()`: then it never exists whole anywhere.

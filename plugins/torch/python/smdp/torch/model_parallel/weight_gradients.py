@@ -81,11 +81,17 @@ def split_backward(module: nn.Module) -> list[str]:
 
 
 def _postponing(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    gives_tensor = False
+
     def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal gives_tensor
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         is_simple = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-        if getattr(_thread, "collector", None) is None or not is_simple or not trained:
-            return original(*args, **kwargs)
+        if getattr(_thread, "collector", None) is None or not (is_simple and gives_tensor and trained):
+            result = original(*args, **kwargs)
+            # Seen on placeholders before the first real call. An LSTM gives a tuple.
+            gives_tensor = isinstance(result, Tensor)
+            return result
         return _Apart.apply(original, args[0], *trained)
 
     return forward
