@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pipeline_models import (
     LENGTH,
     WIDTH,
     WORDS,
     Block,
     Chain,
+    adam,
     assert_trains_as_one,
     batches,
+    differences,
     made,
     rows,
     square_loss,
@@ -21,6 +24,8 @@ from pipeline_models import (
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_spawn import run
+
+import smdp.torch
 
 IGNORED = -100
 
@@ -170,3 +175,46 @@ def what_loss_functions_give() -> None:
 
 def test_what_a_loss_function_gives_is_real_on_every_rank() -> None:
     run(what_loss_functions_give, 2)
+
+
+def gives_more_than_the_loss() -> None:
+    class Two(Chain):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+            first = self.layers[0](x)
+            hidden = first
+            for layer in self.layers[1:]:
+                hidden = layer(hidden)
+            return self.head(hidden), first, int(x.abs().sum() * 1000)
+
+    numbers = []
+
+    def loss_fn(output: tuple[Tensor, Tensor, int], part: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        loss = output[0].square().mean()
+        if loss.item() > 1e9:
+            loss = loss * 2
+        assert output[1].tolist() == output[1].detach().tolist()
+        numbers.append(output[2])
+        return loss, output[1]
+
+    def alone_loss(output: tuple[Tensor, Tensor, int], part: dict[str, Tensor]) -> Tensor:
+        return output[0].square().mean()
+
+    steps = rows()[:2]
+    alone = made(Two)
+    train_alone(alone, steps, 4, alone_loss, call=lambda model, part: model(part["x"]))
+    pipe = smdp.torch.pipeline(made(Two), stages=2, microbatches=4)
+    optimizer = adam(pipe)
+    for batch in steps:
+        optimizer.zero_grad()
+        _, extras = pipe.train_step(batch, loss_fn)
+        assert len(extras) == 4
+        optimizer.step()
+    assert differences(pipe, alone) == {}
+    everyone: list[list[int]] = [[], []]
+    dist.all_gather_object(everyone, numbers)
+    assert everyone[0] == everyone[1]
+    assert len(set(numbers)) > 1
+
+
+def test_values_of_two_stages_and_numbers_beside_the_loss() -> None:
+    run(gives_more_than_the_loss)

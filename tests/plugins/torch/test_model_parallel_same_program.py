@@ -34,7 +34,7 @@ def differs() -> None:
         return 2 * loss if rank == 0 else loss
 
     for loss_fn, text in (
-        (reads_on_first, r"this rank's host reads float32\[\] of stage 1|host reads float32"),
+        (reads_on_first, r"this rank's program uses float32\[\] of stage 1"),
         (reads_on_last, r"run different programs: .*item \(read\)"),
         (doubles_on_first, r"run different programs: .*mul \(glue\) on stage 1"),
     ):

@@ -17,6 +17,8 @@ from smdp.torch.model_parallel.transfers import laid_out, room_for
 
 # Receives are posted so many computations ahead of the place where the schedule has them.
 _AHEAD = 2
+# Seconds between looks at host reads, while something else is waited for as well.
+_PAUSE = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,9 @@ class Executor:
                 break
         self._posted = max(self._posted, end)
 
+    def _has_reads(self) -> bool:
+        return any(microbatch.waits_for is not None for microbatch in self._microbatches)
+
     def _serve_reads(self) -> None:
         """Let microbatches go on, in their order, whose host reads have been answered."""
         for microbatch in self._microbatches:
@@ -145,10 +150,17 @@ class Executor:
 
     def _forward(self, action: Action) -> None:
         if not self._was_recorded(action):
-            self._microbatches[action.microbatch].forward(action.stage)
+            microbatch = self._microbatches[action.microbatch]
+            while not microbatch.forward(action.stage):
+                self._serve_reads()
+                time.sleep(_PAUSE)
 
     def _backward_input(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]
+        # Who is to send the gradient may wait for a value that this rank has yet to hand round.
+        while self._has_reads() and not microbatch.has_gradients(action.stage):
+            self._serve_reads()
+            time.sleep(_PAUSE)
         backward(self._plan, microbatch, action.stage, self._scale)
 
     def _backward_weight(self, action: Action) -> None:

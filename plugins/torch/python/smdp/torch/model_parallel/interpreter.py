@@ -281,7 +281,7 @@ class Interpreter(TorchFunctionMode):
         given = args, kwargs
         local = self._localized(given, operation)
         args, kwargs = local
-        if operation.draws:
+        if operation.draws or operation.kind is Kind.UNIT:
             self._stream.start(operation.name)
         observed: list[tuple[str, Any]] = []
         with self._around.computing(operation.stage):

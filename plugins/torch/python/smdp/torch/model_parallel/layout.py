@@ -39,6 +39,7 @@ class Layout:
         self.stage_rank = place.pp
         self.replica = place.rdp
         self.replicas = self.placement.data
+        self._groups: list[ProcessGroupSmdp] = []
         self.values = self._new_group("pp")
         self.reads = self._new_group("pp")
         self.copies = self._new_group("rdp") if self.replicas > 1 else None
@@ -51,11 +52,12 @@ class Layout:
             group = dist.new_group(ranks, backend="smdp")
             if self.rank in ranks:
                 mine = cast("ProcessGroupSmdp", group)
+                self._groups.append(mine)
         return mine
 
     def abort(self, reason: str) -> None:
         """Let the others know that this rank cannot go on."""
-        for group in (self.values, self.reads):
+        for group in self._groups:
             with contextlib.suppress(Exception):
                 group.core.abort(reason)
 
@@ -65,7 +67,8 @@ class Layout:
             group = dist.new_group(list(ranks), backend="smdp")
             if self.rank in ranks:
                 mine = group
-        return cast("ProcessGroupSmdp", mine)
+        self._groups.append(cast("ProcessGroupSmdp", mine))
+        return self._groups[-1]
 
 
 def _divisors(world: int) -> str:

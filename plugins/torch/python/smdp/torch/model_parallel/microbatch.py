@@ -141,15 +141,24 @@ class Microbatch:
         same.tell(self._step.plan)
         return same
 
-    def forward(self, stage: int) -> None:
-        """Run until the stage has done its part."""
+    def forward(self, stage: int) -> bool:
+        """Run until the stage has done its part.
+
+        Returns:
+            False where a host read must be answered first.
+        """
         self._may_run = stage
         while not self.is_finished and self._wants <= stage:
             if self.waits_for is not None:
-                if self._interpreter.place >= self._step.plan.end_of(stage):
-                    return
-                self.waits_for.wait()
+                is_past = self._interpreter.place >= self._step.plan.end_of(stage)
+                # Its backward begins with the loss, which the loss function has not given yet.
+                is_open = stage == self._step.plan.loss_stage and self.loss_stage < 0
+                if is_past and not is_open:
+                    return True
+                if not self.waits_for.is_there():
+                    return False
             self._strand.resume()
+        return True
 
     def go_on(self) -> None:
         """Resume after a host read whose value has come."""
@@ -192,7 +201,15 @@ class Microbatch:
 
     def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor]:
         """Give the leaf of another stage's value, with what the stage has used of it, and forget both."""
+        if (value.index, stage) not in self._leaves:
+            self.bring(value, stage)  # agreed on, and not used by this microbatch
         return self._leaves.pop((value.index, stage))
+
+    def has_gradients(self, stage: int) -> bool:
+        """Tell whether backward() of a stage would wait for nobody."""
+        values = (*self._step.plan.exports(stage), *self._step.plan.imports(stage))
+        found = [self.gradients.get((value.index, value.consumer_after(stage) or -1)) for value in values]
+        return all(each.is_there() for each in found if isinstance(each, Arrival))
 
     def take_gradient(self, value: Value, stage: int) -> Tensor:
         """Give the gradient of a value that a consumer has found, and forget it."""
@@ -234,6 +251,8 @@ class Microbatch:
                 self._note_use(value)
             else:
                 arrival = self._arrivals.pop(key, None) or self._receive(value, stage)
+                if self._same is not None:
+                    self._same.check_answer(arrival, self._step.rank_of[value.stage], value.text())
                 leaf = arrival.wait()
             used = leaf
             if value.needs_grad and self._step.needs_grad:
@@ -354,10 +373,11 @@ class Microbatch:
             loss = step.program.loss(step.loss_fn, output, self._inputs)
         loss = map_tensors(self._interpreter.renewed, loss)
         if isinstance(loss, tuple) and len(loss) == 2:
-            loss, extra = loss
+            loss, self.extra = loss
             self.has_extra = True
-            self.extra = map_tensors(self._shared, extra)
         self._take_loss(loss)
+        # Last, as it may suspend.
+        self.extra = map_tensors(self._shared, self.extra)
 
     def _shared(self, tensor: Tensor) -> Tensor:
         value = value_of(tensor)
@@ -381,7 +401,7 @@ class Microbatch:
                 "[smdp] the loss has no gradient: no parameter that requires one is used, or the loss was"
                 " detached. Return it as it was computed."
             )
-        self.loss_stage = value.stage
+        self.loss_stage = self._step.plan.loss_stage = value.stage
         self.loss_dtype = value.ghost.dtype
         if self.is_mine(value.stage):
             self.loss = loss
@@ -429,7 +449,8 @@ def _ghostly(output: Any) -> Any:
 
 
 def _is_plain(tree: Any) -> bool:
-    if isinstance(tree, (Tensor, str, int, float, bool, type(None))):
+    # A number may be another in every microbatch.
+    if isinstance(tree, (Tensor, type(None))):
         return True
     if isinstance(tree, (list, tuple)):
         return all(_is_plain(item) for item in tree)

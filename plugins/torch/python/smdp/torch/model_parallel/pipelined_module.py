@@ -38,6 +38,9 @@ from smdp.torch.model_parallel.transfers import Channel
 from smdp.torch.model_parallel.values import writer_of
 from smdp.torch.model_parallel.weight_gradients import split_backward
 
+# Of ever new lengths of sequences only so many are remembered.
+_MOST_PLANS = 256
+
 _log = logging.getLogger(__name__)
 
 live: weakref.WeakSet[PipelinedModule] = weakref.WeakSet()
@@ -148,7 +151,7 @@ class PipelinedModule(nn.Module):
     ) -> Iterator[tuple[str, Tensor]]:
         """Give the buffers of this rank's modules, and those between modules that it keeps up to date."""
         foreign = [
-            unit.name + "." for unit in self._units if not self._own & set(self.split.stages[unit.name])
+            f"{unit.name}." for unit in self._units if not self._own & set(self.split.stages[unit.name])
         ]
         for name, buffer in self.module.named_buffers(prefix, recurse, remove_duplicate):
             is_foreign = name.removeprefix(prefix).lstrip(".").startswith(tuple(foreign))
@@ -209,6 +212,19 @@ class PipelinedModule(nn.Module):
     @steps.setter
     def steps(self, number: int) -> None:
         self._steps = number
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Give the modules of the whole model; those of other ranks have parameters on the meta device."""
+        yield from self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Refuse `.to()`, `.half()` and the like."""
+        raise RuntimeError(
+            "[smdp] the parameters of a pipelined model are final; move the model or change its dtype before"
+            " pipeline()"
+        )
 
     def train(self, mode: bool = True) -> PipelinedModule:
         """Switch training mode, as nn.Module."""
@@ -306,6 +322,8 @@ class PipelinedModule(nn.Module):
             # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
             raise
         self._plans[key] = prepared
+        if len(self._plans) > _MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
         if any(microbatch.has_extra for microbatch in microbatches):
             return loss, [microbatch.extra for microbatch in microbatches]
         return loss
@@ -346,7 +364,7 @@ class PipelinedModule(nn.Module):
         return (
             describe(part),
             is_training,
-            self.module.training,
+            tuple(module.training for module in self.module.modules()),
             modes.key(),
             getattr(loss_fn, "__code__", loss_fn),
             tuple(parameter.requires_grad for parameter in self.module.parameters()),
@@ -367,9 +385,10 @@ class PipelinedModule(nn.Module):
 
     def _fail(self, error: BaseException, microbatches: list[Microbatch]) -> None:
         self._error = error
+        # First of all, so that what waits for others ends.
+        self.layout.abort(f"{type(error).__name__}: {error}")
         for microbatch in microbatches:
             microbatch.abandon()
-        self.layout.abort(f"{type(error).__name__}: {error}")
 
 
 class _Prepared:

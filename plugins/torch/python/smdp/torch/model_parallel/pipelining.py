@@ -137,6 +137,9 @@ def pipeline(
         memory_cap=memory_cap,
     )
     calls = stages_of_units(traced, found)
+    if units == ("",):
+        # A trace has no unit without a name.
+        calls = {"": next(iter(calls.values()))}
     uses: dict[str, set[int]] = {}
     if example is not None:
         target = next((p.device for p in model.parameters() if not p.is_meta), torch.device(device or "cpu"))
@@ -190,13 +193,16 @@ def _pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> list[Unit]:
 
 
 def _agreed(make: Any) -> Any:
-    """Give what rank 0 makes, on all ranks; raise there too what it raises."""
+    """Give what rank 0 makes, on all ranks; raise there too what it raises.
+
+    All of them make it, so that a trace is timed as training will run: with the others at work.
+    """
     found: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            found[0] = make()
-        except Exception as error:  # noqa: BLE001 - raised below, on all ranks
-            found[1] = error
+    dist.barrier()
+    try:
+        found[0] = make()
+    except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+        found[1] = error
     dist.broadcast_object_list(found, src=0)
     if found[1] is not None:
         raise found[1]

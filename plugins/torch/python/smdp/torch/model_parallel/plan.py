@@ -61,6 +61,7 @@ class Plan:
         output: What the model returned, with placeholders.
         outputs_end: Number of operations when the model returned; the rest is the loss function's.
         outputs_at: Stage, last unit and operations since then, at that moment.
+        loss_stage: Who has the loss.
         is_complete: The program has been recorded to its end.
     """
 
@@ -70,6 +71,7 @@ class Plan:
     output: Any = None
     outputs_end: int = 0
     outputs_at: tuple[int, str, int] = (0, "", 0)
+    loss_stage: int = -1
     is_complete: bool = False
     _gradient_edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)
     _ends: dict[int, int] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from smdp.torch.model_parallel.transfers import Arrival, Channel
 
 # Host reads have tags above 0 and below these.
 _DIGEST = 0
+_SLOWEST_LINK = 1e7  # bytes per second
 _LENGTH = 1 << 60
 _TEXT = _LENGTH + 1
 
@@ -38,20 +39,13 @@ class SameProgram:
 
     def __init__(self, reads: Channel, others: Sequence[int]) -> None:
         self._reads = reads
-        self._digests = {
-            rank: reads.receive(
-                torch.empty(32, dtype=torch.uint8),
-                rank,
-                _DIGEST,
-                f"the end of rank {rank}'s first microbatch",
-            )
-            for rank in others
-        }
+        self._others = others
+        self._arrivals: dict[int, Arrival] = {}
 
     def tell(self, plan: Plan) -> None:
         """Send this rank's, once it is complete."""
         self._digest = hashlib.sha256(_text(plan).encode()).digest()
-        for rank in self._digests:
+        for rank in self._others:
             data = torch.frombuffer(bytearray(self._digest), dtype=torch.uint8)
             self._reads.send(data, rank, _DIGEST, "the end of the first microbatch")
 
@@ -62,25 +56,33 @@ class SameProgram:
             RuntimeError: They differ; names the first difference.
         """
         differing = [
-            rank
-            for rank, arrival in self._digests.items()
-            if arrival.wait().numpy().tobytes() != self._digest
+            rank for rank in self._others if self._digest_of(rank).wait().numpy().tobytes() != self._digest
         ]
         for rank in differing:
             raise RuntimeError(self._difference(plan, rank))
 
     def check_answer(self, awaited: Arrival, owner: int, what: str) -> None:
-        """Wait for a host read while recording.
+        """Wait for a value while recording.
 
         Raises:
-            RuntimeError: Its owner has come to the end of the program without that read.
+            RuntimeError: Its owner has come to the end of the program without sending it.
         """
+        # What has been sent before the end may still be on its way when the end is there.
+        grace = 0.5 + awaited.tensor.nbytes / _SLOWEST_LINK
         while not awaited.wait_for(0.05):
-            if self._digests[owner].is_there() and not awaited.wait_for(0.05):
+            if self._digest_of(owner).is_there() and not awaited.wait_for(grace):
                 raise RuntimeError(
-                    f"[smdp] this rank's host reads {what}, but rank {owner}, which has it, does not. All"
-                    " ranks of a pipeline run the same program: read it on every rank, and print it on one."
+                    f"[smdp] this rank's program uses {what}, but that of rank {owner}, which has it, does"
+                    " not send it. All ranks of a pipeline run the same program: look for a branch on the"
+                    " rank; read values on every rank, and print them on one."
                 )
+
+    def _digest_of(self, rank: int) -> Arrival:
+        if rank not in self._arrivals:
+            what = f"the end of rank {rank}'s first microbatch"
+            room = torch.empty(32, dtype=torch.uint8)
+            self._arrivals[rank] = self._reads.receive(room, rank, _DIGEST, what)
+        return self._arrivals[rank]
 
     def _difference(self, plan: Plan, rank: int) -> str:
         own = _text(plan).encode()

@@ -17,8 +17,9 @@ class Abandoned(BaseException):
 class Strand:
     """One function on a thread of its own."""
 
-    def __init__(self, worker: _Worker, function: Callable[[], None]) -> None:
-        self._worker = worker
+    def __init__(self, pool: Strands, function: Callable[[], None]) -> None:
+        self._pool = pool
+        self._worker: _Worker | None = None
         self._function: Callable[[], None] | None = function
         self._error: BaseException | None = None
         self._is_abandoned = False
@@ -26,6 +27,8 @@ class Strand:
 
     def resume(self) -> None:
         """Run until the function suspends or ends; raises what it raises."""
+        if self._worker is None:
+            self._worker = self._pool.take()
         self._worker.switch_to(self)
         if self._error is not None:
             error, self._error = self._error, None
@@ -37,14 +40,15 @@ class Strand:
         Raises:
             Abandoned: Nobody wants it to go on.
         """
+        assert self._worker is not None
         self._worker.switch_back()
         if self._is_abandoned:
             raise Abandoned
 
     def abandon(self) -> None:
         """End a suspended function."""
-        if not self.is_finished:
-            self._is_abandoned = True
+        self._is_abandoned = True
+        if self._worker is not None and not self.is_finished:
             self._worker.switch_to(self)
 
     def run(self) -> None:
@@ -105,7 +109,11 @@ class Strands:
 
     def start(self, function: Callable[[], None]) -> Strand:
         """Give a strand that runs nothing before its first resume()."""
-        return Strand(self._idle.pop() if self._idle else _Worker(self), function)
+        return Strand(self, function)
+
+    def take(self) -> _Worker:
+        """Give a thread that has nothing to do."""
+        return self._idle.pop() if self._idle else _Worker(self)
 
     def put_back(self, worker: _Worker) -> None:
         """Take a thread whose function has ended."""

@@ -160,7 +160,11 @@ def _backward(
         both = inward
         if trained:
             with clock() as both:
-                torch.autograd.grad(outputs, leaves + trained, gradients, allow_unused=True)
+                found = torch.autograd.grad(outputs, leaves + trained, gradients, allow_unused=True)
+                # As training does: microbatch after microbatch is added to .grad.
+                for parameter, gradient in zip(trained, found[len(leaves) :], strict=True):
+                    if gradient is not None and gradient.layout is torch.strided:
+                        gradient.add_(parameter.detach())
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
+from torch.overrides import handle_torch_function
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +55,15 @@ class Weight:
 
 def mark(tensor: Tensor, value: Value) -> None:
     """Note whose tensor this is; a later mark replaces an earlier one."""
+    if isinstance(tensor, FakeTensor):
+        # Its class reads element by element; ranks that have the contents read at once.
+        cast("Any", tensor).tolist = functools.partial(_tolist, weakref.ref(tensor))
     cast("Any", tensor)._smdp_value = value
+
+
+def _tolist(ghost: Callable[[], Tensor | None]) -> Any:
+    tensor = ghost()
+    return handle_torch_function(Tensor.tolist, (tensor,), tensor)
 
 
 def value_of(tensor: Tensor) -> Value | None:
