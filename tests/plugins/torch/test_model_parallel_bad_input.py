@@ -70,6 +70,10 @@ def arguments_of_pipeline() -> None:
     pipe = split(model)
     with refused("split by pipeline.. already"):
         split(pipe)
+    checkpointed = Chain()
+    checkpointed.layers[1].gradient_checkpointing = True  # type: ignore[assignment]
+    with refused("'layers.1'", "gradient_checkpointing", "disable"):
+        split(checkpointed)
     with refused("belongs to a pipeline already"):
         split(model)
     with refused("DistributedDataParallel", "itself"):

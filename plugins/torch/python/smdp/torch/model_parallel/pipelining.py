@@ -101,6 +101,13 @@ def pipeline(
             "[smdp] this model belongs to a pipeline already: its other parameters are on other ranks. Build"
             " a new one."
         )
+    for name, module in model.named_modules():
+        if getattr(module, "gradient_checkpointing", False) is True:
+            raise ValueError(
+                f"[smdp] module {name!r} has gradient_checkpointing switched on, which pipelines do not have"
+                " yet; call model.gradient_checkpointing_disable(), or save memory by more stages or a schedule"
+                " with fewer microbatches in flight (v_half, v_min)"
+            )
     info = schedules.schedule_info(schedule)
     virtual = virtual_stages or info.virtual_stages or info.usual_virtual_stages
     table = schedules.generate(
