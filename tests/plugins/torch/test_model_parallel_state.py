@@ -62,6 +62,10 @@ def buffers() -> None:
     names: list[list[str]] = [[], []]
     dist.all_gather_object(names, [name for name, _ in pipe.named_buffers()])
     assert sorted(names[0] + names[1]) == sorted(name for name, _ in Normed().named_buffers())
+    # Each is saved by the rank that writes it, so no initial value is.
+    buffers = dict(pipe.named_buffers())
+    saved = {name for name, entry in pipe.entries().items() if pipe.saves(entry)}
+    assert {name for name in saved if name in dict(Normed().named_buffers())} == set(buffers)
 
 
 class Adapter(nn.Module):

@@ -201,8 +201,8 @@ class PipelinedModule(nn.Module):
         return not entry.stages.isdisjoint(self._own)
 
     def saves(self, entry: Entry) -> bool:
-        """Tell whether this rank saves an entry: the first replica's, with the lowest of its stages."""
-        return self.layout.replica == 0 and min(entry.stages) in self._own
+        """Tell whether this rank saves an entry: the first replica's, with the stage that saves it."""
+        return self.layout.replica == 0 and entry.saver in self._own
 
     @property
     def steps(self) -> int:

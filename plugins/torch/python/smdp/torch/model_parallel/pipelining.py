@@ -105,8 +105,8 @@ def pipeline(
         if getattr(module, "gradient_checkpointing", False) is True:
             raise ValueError(
                 f"[smdp] module {name!r} has gradient_checkpointing switched on, which pipelines do not have"
-                " yet; call model.gradient_checkpointing_disable(), or save memory by more stages or a schedule"
-                " with fewer microbatches in flight (v_half, v_min)"
+                " yet; call model.gradient_checkpointing_disable(), or save memory by more stages or a"
+                " schedule with fewer microbatches in flight (v_half, v_min)"
             )
     info = schedules.schedule_info(schedule)
     virtual = virtual_stages or info.virtual_stages or info.usual_virtual_stages

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from smdp.torch.model_parallel.splitting import Split
+from smdp.torch.model_parallel.values import writer_of
 
 _MOST_NAMES = 8
 
@@ -22,11 +23,13 @@ class Entry:
         value: A tensor, or the extra state of a module. Where no stage of this rank holds it, only a tensor's
             shape and dtype mean something.
         stages: The virtual stages that hold it; all of them for what belongs to no unit and is no parameter.
+        saver: The stage whose rank saves it: the first, or that which writes to a buffer between units.
         first_name: Under which name the same tensor comes first; another one only for tied weights.
     """
 
     value: Any
     stages: frozenset[int]
+    saver: int
     first_name: str
 
 
@@ -51,7 +54,9 @@ def entries_of(model: nn.Module, split: Split) -> dict[str, Entry]:
         else:
             unit = next((unit for unit in split.stages if name.startswith(unit + ".")), None)
             stages = everywhere if unit is None else frozenset(split.stages[unit])
-        found[name] = Entry(value, stages, first_name)
+        writer = writer_of(value) if isinstance(value, Tensor) else None
+        saver = writer if writer in stages else min(stages)
+        found[name] = Entry(value, stages, saver, first_name)
     return found
 
 
