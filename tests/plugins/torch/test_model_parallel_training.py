@@ -72,3 +72,39 @@ def trains_with_tied_weights() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tied_weights_are_trained_as_one(ranks: int) -> None:
     run(trains_with_tied_weights, ranks)
+
+
+def trains_modules_used_again() -> None:
+    from pipeline_models import Chain, Layer, adam, differences, made, rows, square_loss, train_alone
+    from torch import Tensor, nn
+
+    import smdp.torch
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Layer()
+            self.second = Layer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(self.second(self.first(self.first(x))))  # type: ignore[no-any-return]
+
+    class Model(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Again() for _ in range(4))
+
+    alone = made(Model)
+    train_alone(alone, rows(), 4, square_loss, call=lambda model, part: model(part["x"]))
+    for schedule in ("1f1b", "zb_1p", "zb_v"):
+        pipe = smdp.torch.pipeline(made(Model), stages=2, microbatches=4, schedule=schedule)
+        optimizer = adam(pipe)
+        for batch in rows():
+            optimizer.zero_grad()
+            pipe.train_step(batch, square_loss)
+            optimizer.step()
+        assert differences(pipe, alone) == {}, schedule
+
+
+def test_gradients_of_modules_used_again_have_the_bits_of_one_process() -> None:
+    run(trains_modules_used_again)

@@ -33,10 +33,12 @@ class PostponedGradients:
         self._parts.append((output, gradient, parameters))
 
     def compute(self) -> None:
-        """Accumulate the gradients of all parameters, in the order in which backward met them."""
-        for output, gradient, parameters in self._parts:
-            torch.autograd.backward(output, gradient, inputs=list(parameters))
-        self._parts.clear()
+        """Accumulate the gradients of all parameters; those of one that is used twice are added first."""
+        if self._parts:
+            outputs, gradients, parameters = zip(*self._parts, strict=True)
+            self._parts.clear()
+            used = {id(parameter): parameter for each in parameters for parameter in each}
+            torch.autograd.backward(outputs, gradients, inputs=list(used.values()))
 
 
 class _Apart(torch.autograd.Function):
