@@ -357,7 +357,7 @@ class Interpreter(TorchFunctionMode):
             if place in given:
                 continue
             mark(tensor, value)
-            if value.consumers or self.is_recording:
+            if value.consumers or (self.is_recording and not self.is_detour):
                 self.exports[value.index] = tensor
         if not given:
             return real[0]

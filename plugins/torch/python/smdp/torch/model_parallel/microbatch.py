@@ -378,6 +378,8 @@ class Microbatch:
         self._take_loss(loss)
         # Last, as it may suspend.
         self.extra = map_tensors(self._shared, self.extra)
+        if not step.needs_grad:
+            self._leaves.clear()
 
     def _shared(self, tensor: Tensor) -> Tensor:
         value = value_of(tensor)

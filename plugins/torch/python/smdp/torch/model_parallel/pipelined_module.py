@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import weakref
@@ -366,7 +367,7 @@ class PipelinedModule(nn.Module):
             is_training,
             tuple(module.training for module in self.module.modules()),
             modes.key(),
-            getattr(loss_fn, "__code__", loss_fn),
+            _code_of(loss_fn),
             tuple(parameter.requires_grad for parameter in self.module.parameters()),
         )
 
@@ -389,6 +390,13 @@ class PipelinedModule(nn.Module):
         self.layout.abort(f"{type(error).__name__}: {error}")
         for microbatch in microbatches:
             microbatch.abandon()
+
+
+def _code_of(function: Any) -> object:
+    """Give what is the same for a loss function that is made anew in every step."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__code__", type(function))
 
 
 class _Prepared:
