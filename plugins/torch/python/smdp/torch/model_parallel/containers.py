@@ -25,19 +25,34 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(tree, field.name))
 
 
+def leaves_in(tree: Any) -> list[Any]:
+    """Give what a structure holds, tensors and all else: their places stay where some are None."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(note, tree)
+    return found
+
+
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Give a structure with each tensor replaced; one without tensors is given back as it is."""
-    if isinstance(tree, Tensor):
-        return function(tree)
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Give a structure with each leaf replaced; itself where none is."""
     if isinstance(tree, (list, tuple)):
-        items = [map_tensors(function, item) for item in tree]
+        items = [map_leaves(function, item) for item in tree]
         if all(new is old for new, old in zip(items, tree, strict=True)):
             return tree
         if hasattr(tree, "_fields"):
             return type(tree)(*items)
         return type(tree)(items)
     if isinstance(tree, dict):
-        values = {key: map_tensors(function, item) for key, item in tree.items()}
+        values = {key: map_leaves(function, item) for key, item in tree.items()}
         if all(values[key] is tree[key] for key in values):
             return tree
         # A ModelOutput is a dict and a dataclass: setting an item sets the attribute too.
@@ -47,14 +62,14 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         return changed
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
-        mapped = {name: map_tensors(function, item) for name, item in fields.items()}
+        mapped = {name: map_leaves(function, item) for name, item in fields.items()}
         if all(mapped[name] is fields[name] for name in fields):
             return tree
         filled = copy.copy(tree)
         for name, item in mapped.items():
             object.__setattr__(filled, name, item)
         return filled
-    return tree
+    return function(tree)
 
 
 def describe(tree: Any) -> Any:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import value_of, weight_of
@@ -105,35 +105,30 @@ class Ghosts:
 
     def _predict(self, given: Any, call: Callable[[Any, Any], Any]) -> Prediction:
         draws = _Draws()
-        inputs: list[Tensor] = []
         copies: dict[int, Tensor] = {}
 
         def copied(tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
                 copies[id(tensor)] = self._copy(tensor)
-            inputs.append(copies[id(tensor)])
-            return inputs[-1]
+            return copies[id(tensor)]
 
         try:
             args, kwargs = map_tensors(copied, given)
-            versions = [tensor._version for tensor in inputs]
+            inputs = dict(_numbered_tensors((args, kwargs)))
+            versions = {place: tensor._version for place, tensor in inputs.items()}
             with quietly(), self._mode, draws:
                 result, observed = call(args, kwargs)
         except Exception as error:
             raise Unpredictable(error) from error
-        changes = tuple(
-            place
-            for place, (tensor, version) in enumerate(zip(inputs, versions, strict=True))
-            if tensor._version != version
-        )
+        changes = tuple(place for place, tensor in inputs.items() if tensor._version != versions[place])
         changed = tuple(inputs[place] for place in changes)
-        places = {id(tensor): place for place, tensor in enumerate(inputs) if place not in changes}
+        places = {id(tensor): place for place, tensor in inputs.items() if place not in changes}
         same = tuple(
             (index, places[id(tensor)])
             for index, tensor in enumerate(tensors_in(result))
             if id(tensor) in places
         )
-        memory = {_memory(tensor): place for place, tensor in enumerate(inputs)}
+        memory = {_memory(tensor): place for place, tensor in inputs.items()}
         shares = tuple(memory.get(_memory(tensor), -1) for tensor in tensors_in((result, observed, changed)))
         stripped: dict[int, Tensor] = {}
 
@@ -191,6 +186,10 @@ def quietly() -> Iterator[None]:
 
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _numbered_tensors(tree: Any) -> Iterator[tuple[int, Tensor]]:
+    return ((place, leaf) for place, leaf in enumerate(leaves_in(tree)) if isinstance(leaf, Tensor))
 
 
 class _Bare(nn.Module):

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
 from smdp.torch.model_parallel.aliases import Aliases
-from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.containers import leaves_in, map_leaves, map_tensors, tensors_in
 from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READS, is_in_place, name_of
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
@@ -213,7 +213,7 @@ class Interpreter(TorchFunctionMode):
         if kind is Kind.GLUE and name_of(function) in KEEPS_STATISTICS:
             for tensor in tensors_in(args[1:3]):
                 mark_writer(tensor, stage)
-        self._aliases.note(operation, predicted.shares, list(tensors_in((args, kwargs))))
+        self._aliases.note(operation, predicted.shares, leaves_in((args, kwargs)))
         self._plan.operations.append(operation)
         self.place += 1
         if not is_mine:
@@ -241,13 +241,15 @@ class Interpreter(TorchFunctionMode):
                 tell(operation.function.module.get_submodule(name), output)
         if not operation.changes and not operation.same:
             return operation.result
-        inputs = list(tensors_in((args, kwargs)))
+        inputs = leaves_in((args, kwargs))
         self._renew(operation, inputs, operation.changed)
         return _with_inputs(operation, operation.result, inputs)
 
     def _renew(self, operation: Operation, inputs: list[Tensor], changed: Sequence[Tensor]) -> None:
         """Let the program's names for what was changed in place stand for what it is now."""
         for place, tensor in zip(operation.changes, changed, strict=True):
+            if not isinstance(inputs[place], Tensor):
+                continue  # it was there in the first microbatch
             if value_of(inputs[place]) is None:
                 mark_writer(inputs[place], operation.stage)
             if inputs[place] is not tensor:
@@ -297,17 +299,17 @@ class Interpreter(TorchFunctionMode):
     def _localized(self, tree: Any, operation: Operation) -> Any:
         place = -1
 
-        def localized(tensor: Tensor) -> Tensor:
+        def localized(leaf: Any) -> Any:
             nonlocal place
             place += 1
-            value = value_of(tensor)
+            value = value_of(leaf) if isinstance(leaf, Tensor) else None
             if value is None or value.stage == operation.stage:
-                return tensor
-            leaf = self._around.bring(value, operation.stage)
-            # The other ranks' copies stay as they are, and the leaf's gradient is that of its first contents.
-            return leaf.clone() if place in operation.changes else leaf
+                return leaf
+            copy = self._around.bring(value, operation.stage)
+            # The other ranks' copies stay as they are, and the copy's gradient is that of its first contents.
+            return copy.clone() if place in operation.changes else copy
 
-        return map_tensors(localized, tree)
+        return map_leaves(localized, tree)
 
     def _apart(
         self, operation: Operation, results: tuple[Any, Any], given: Any, local: Any
@@ -316,10 +318,11 @@ class Interpreter(TorchFunctionMode):
 
         An operation may give one of its inputs, a module something that it keeps.
         """
-        inputs = list(tensors_in(given))
-        locals_ = list(tensors_in(local))
+        inputs = leaves_in(given)
+        locals_ = leaves_in(local)
         own: dict[int, Tensor] = {}
-        for place in operation.changes:
+        changes = [place for place in operation.changes if isinstance(locals_[place], Tensor)]
+        for place in changes:
             tensor = locals_[place]
             is_everybodys = value_of(inputs[place]) is None
             own[id(tensor)] = tensor.view_as(tensor) if is_everybodys else tensor
@@ -361,7 +364,7 @@ class Interpreter(TorchFunctionMode):
                 self.exports[value.index] = tensor
         if not given:
             return real[0]
-        return _with_inputs(operation, real[0], list(tensors_in((args, kwargs))))
+        return _with_inputs(operation, real[0], leaves_in((args, kwargs)))
 
     def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         if self.is_recording:
