@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import pickle
 import weakref
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.descriptions import described, drawn, packed, unpacked
 from smdp.torch.model_parallel.ghosts import Ghosts
 from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
 from smdp.torch.model_parallel.modes import Modes
@@ -282,13 +281,8 @@ class Microbatch:
         stage = self._interpreter.stage
         tags = self._next_read(), self._next_read()
         if self.is_mine(stage):
-            described = map_tensors(
-                lambda tensor: _Described(
-                    tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad
-                ),
-                result,
-            )
-            data = torch.frombuffer(bytearray(pickle.dumps(described)), dtype=torch.uint8)
+            description = described(result)
+            data = packed(description)
             what = f"the shapes that module {unit.name!r} gives"
             for rank in self._others():
                 self._step.reads.send(torch.tensor([data.numel()]), rank, tags[0], what)
@@ -298,8 +292,8 @@ class Microbatch:
             owner = self._step.rank_of[stage]
             length = self._await(torch.zeros(1, dtype=torch.int64), owner, tags[0], what)
             data = self._await(torch.empty(int(length), dtype=torch.uint8), owner, tags[1], what)
-            described = pickle.loads(data.numpy().tobytes())
-        return _drawn(described, self._step.ghosts)
+            description = unpacked(data)
+        return drawn(description, self._step.ghosts)
 
     def _export(self, value: Value) -> Tensor:
         found = self._interpreter.exports[value.index]
@@ -408,33 +402,6 @@ class Microbatch:
         if self.is_mine(value.stage):
             self.loss = loss
             self.loss_value = loss.detach().reshape(())
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    needs_grad: bool
-
-
-def _drawn(described: Any, ghosts: Ghosts) -> Any:
-    if isinstance(described, _Described):
-        return ghosts.receive(described.shape, described.stride, described.dtype, described.needs_grad)
-    if isinstance(described, (list, tuple)):
-        items = [_drawn(item, ghosts) for item in described]
-        return type(described)(*items) if hasattr(described, "_fields") else type(described)(items)
-    if isinstance(described, dict):
-        changed = copy.copy(described)
-        for key, item in described.items():
-            changed[key] = _drawn(item, ghosts)
-        return changed
-    if dataclasses.is_dataclass(described) and not isinstance(described, type):
-        filled = copy.copy(described)
-        for field in dataclasses.fields(described):
-            object.__setattr__(filled, field.name, _drawn(getattr(described, field.name), ghosts))
-        return filled
-    return described
 
 
 def _ghostly(output: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smdp import pipeline as schedules
 from smdp.partition import Trace, Unit, partition
+from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.delayed_initialization import materialize
 from smdp.torch.model_parallel.layout import Layout
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
@@ -129,9 +130,11 @@ def pipeline(
     example = None
     if example_inputs is not None:
         example = Program(model).arguments(cut(example_inputs, microbatches)[0])
-    traced = _agreed(
+    # All ranks trace at once, so that times are those of training, with the others at work; rank 0's count.
+    dist.barrier()
+    traced = together(
         lambda: trace_by_parameters(model, units) if example is None else trace(model, units, *example)
-    )
+    )[0]
     if pins:
         traced = dataclasses.replace(traced, units=tuple(_pinned(traced, pins, table.stages)))
     found = partition(
@@ -156,7 +159,7 @@ def pipeline(
     if any(parameter.is_meta for parameter in model.parameters()):
         materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), device)
     if seed is None:
-        seed = _agreed(torch.initial_seed)
+        seed = together(torch.initial_seed)[0]
     return PipelinedModule(model, split, table, evaluation, layout, seed, is_compiled=compile)
 
 
@@ -197,20 +200,3 @@ def _pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> list[Unit]:
         last = last if pin is None else unit
         pinned.append(unit)
     return pinned
-
-
-def _agreed(make: Any) -> Any:
-    """Give what rank 0 makes, on all ranks; raise there too what it raises.
-
-    All of them make it, so that a trace is timed as training will run: with the others at work.
-    """
-    found: list[Any] = [None, None]
-    dist.barrier()
-    try:
-        found[0] = make()
-    except Exception as error:  # noqa: BLE001 - raised below, on all ranks
-        found[1] = error
-    dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
