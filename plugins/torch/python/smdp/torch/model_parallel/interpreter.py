@@ -8,7 +8,8 @@ know whose it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -286,7 +287,7 @@ class Interpreter(TorchFunctionMode):
         if operation.draws or operation.kind is Kind.UNIT:
             self._stream.start(operation.name)
         observed: list[tuple[str, Any]] = []
-        with self._around.computing(operation.stage):
+        with _naming(operation), self._around.computing(operation.stage):
             # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or self.is_recording):
                 result = call(*args, **kwargs)
@@ -403,6 +404,17 @@ class Interpreter(TorchFunctionMode):
         raise RuntimeError(
             "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
         )
+
+
+@contextlib.contextmanager
+def _naming(operation: Operation) -> Iterator[None]:
+    """Say of an error of the user's code where it happened."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "add_note"):  # from Python 3.11
+            error.add_note(f"[smdp] in {operation.name!r} on stage {operation.stage}")
+        raise
 
 
 def _with_inputs(operation: Operation, result: Any, inputs: list[Tensor]) -> Any:

@@ -55,6 +55,7 @@ class Step:
         seed: Of random numbers.
         number: Counts steps.
         microbatches: How many the step has.
+        has_begun: A stage of this rank has begun, or the rank waits for another's.
         first: Number of the first microbatch among those of all data-parallel replicas.
     """
 
@@ -74,6 +75,7 @@ class Step:
     number: int
     microbatches: int
     first: int
+    has_begun: bool = False
 
     def is_mine(self, stage: int) -> bool:
         """Tell whether this rank holds a virtual stage."""
@@ -223,6 +225,7 @@ class Microbatch:
 
     def enter(self, stage: int) -> None:
         """Suspend until the schedule lets a stage run."""
+        self._step.has_begun = True
         while stage > self._may_run:
             self._wants = stage
             self._strand.suspend()
@@ -278,6 +281,7 @@ class Microbatch:
 
     def describe(self, unit: Any, result: Any) -> Any:
         """Hand round shapes and dtypes of what a unit gave."""
+        self._step.has_begun = True
         stage = self._interpreter.stage
         tags = self._next_read(), self._next_read()
         if self.is_mine(stage):

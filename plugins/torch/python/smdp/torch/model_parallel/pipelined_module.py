@@ -318,7 +318,7 @@ class PipelinedModule(nn.Module):
                     prepared.timeline.write(executor.timeline, time.monotonic_ns())
                 loss = self._mean_loss(microbatches, step)
         except BaseException as error:
-            if prepared.plan.operations or isinstance(error, SmdpError):
+            if prepared.plan.operations or step.has_begun or isinstance(error, SmdpError):
                 self._fail(error, microbatches)
             # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
             raise
@@ -387,7 +387,8 @@ class PipelinedModule(nn.Module):
     def _fail(self, error: BaseException, microbatches: list[Microbatch]) -> None:
         self._error = error
         # First of all, so that what waits for others ends.
-        self.layout.abort(f"{type(error).__name__}: {error}")
+        notes = " ".join(getattr(error, "__notes__", []))
+        self.layout.abort(f"{type(error).__name__}: {error} {notes}".rstrip())
         for microbatch in microbatches:
             microbatch.abandon()
 
