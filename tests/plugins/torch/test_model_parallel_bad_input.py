@@ -78,7 +78,7 @@ def arguments_of_pipeline() -> None:
         split(model)
     with refused("DistributedDataParallel", "itself"):
         split(nn.parallel.DistributedDataParallel(made(Chain)))
-    with refused("not called", "train_step", kind=RuntimeError):
+    with refused("only within a step", "train_step", kind=RuntimeError):
         pipe(rows()[0]["x"])
     pipe.train_step(rows()[0], square_loss)
 

@@ -22,7 +22,7 @@ from smdp.torch.model_parallel.containers import leaves_in, map_leaves, map_tens
 from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READS, is_in_place, name_of
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
-from smdp.torch.model_parallel.plan import Kind, Operation, Plan
+from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
@@ -75,7 +75,7 @@ class Interpreter(TorchFunctionMode):
         self.stage = 0
         self.place = 0
         self.is_recording = not plan.is_complete
-        self.is_in_model = True
+        self.is_in_model = False
         self.is_detour = False
         self.exports: dict[int, Tensor | GradientEdge | None] = {}
         self._plan = plan
@@ -89,16 +89,22 @@ class Interpreter(TorchFunctionMode):
         self._last_unit = ""
         self._since_unit = 0
 
-    def leave_model(self) -> None:
-        """Go on with the loss function, also where the model's forward was not followed to its end."""
+    def enter_model(self) -> None:
+        """Begin with the model's forward."""
+        self.is_in_model = True
+
+    def leave_model(self, call: ModelCall | None) -> ModelCall:
+        """Go on with the code around the model, also where its forward was not followed to its end.
+
+        Args:
+            call: As recorded; None while recording.
+        """
         self.is_in_model = False
-        plan = self._plan
-        if self.is_recording:
-            plan.outputs_end = self.place
-            plan.outputs_at = self.stage, self._last_unit, self._since_unit
-        else:
-            self.place = plan.outputs_end
-            self.stage, self._last_unit, self._since_unit = plan.outputs_at
+        if call is None:
+            return ModelCall(None, self.place, (self.stage, self._last_unit, self._since_unit))
+        self.place = call.end
+        self.stage, self._last_unit, self._since_unit = call.at
+        return call
 
     def renewed(self, tensor: Tensor) -> Tensor:
         """Give what has become of a tensor by operations that changed it in place."""

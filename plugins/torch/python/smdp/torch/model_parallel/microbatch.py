@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import weakref
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
 from smdp.torch.model_parallel.descriptions import described, drawn, packed, unpacked
-from smdp.torch.model_parallel.ghosts import Ghosts
 from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
-from smdp.torch.model_parallel.modes import Modes
-from smdp.torch.model_parallel.plan import Plan
-from smdp.torch.model_parallel.program import LossFunction, Program
 from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
 from smdp.torch.model_parallel.same_program import SameProgram
-from smdp.torch.model_parallel.suspension import Strands
-from smdp.torch.model_parallel.transfers import Arrival, Channel, laid_out, room_for
+from smdp.torch.model_parallel.step import Step
+from smdp.torch.model_parallel.transfers import Arrival, laid_out, room_for
 from smdp.torch.model_parallel.values import Value, value_of
 from smdp.torch.model_parallel.weight_gradients import PostponedGradients
 
@@ -33,53 +29,6 @@ _NOTHING = contextlib.nullcontext()
 _MOST_READS = 1 << 12
 # Of a host read that the plan does not have: ranks that agree on it are never that far apart.
 _LONGEST_DETOUR = 60.0
-
-
-@dataclass(slots=True)
-class Step:
-    """What all microbatches of a step share.
-
-    Attributes:
-        plan: Of the batch's signature.
-        program: The model's call.
-        loss_fn: As the user gave it.
-        rank_of: Rank, within the pipeline, of each virtual stage.
-        rank: This process's.
-        values: Where values and gradients travel.
-        reads: Where values travel that the host reads.
-        ghosts: Runs operations on placeholders.
-        strands: Threads.
-        modes: Of the caller.
-        needs_grad: It is a training step.
-        postpones: The schedule has weight gradients apart.
-        seed: Of random numbers.
-        number: Counts steps.
-        microbatches: How many the step has.
-        has_begun: A stage of this rank has begun, or the rank waits for another's.
-        first: Number of the first microbatch among those of all data-parallel replicas.
-    """
-
-    plan: Plan
-    program: Program
-    loss_fn: LossFunction | None
-    rank_of: list[int]
-    rank: int
-    values: Channel
-    reads: Channel
-    ghosts: Ghosts
-    strands: Strands
-    modes: Modes
-    needs_grad: bool
-    postpones: bool
-    seed: int
-    number: int
-    microbatches: int
-    first: int
-    has_begun: bool = False
-
-    def is_mine(self, stage: int) -> bool:
-        """Tell whether this rank holds a virtual stage."""
-        return self.rank_of[stage] == self.rank
 
 
 class Microbatch:
@@ -95,8 +44,7 @@ class Microbatch:
     def __init__(self, step: Step, index: int, inputs: Any, end: int) -> None:
         self.index = index
         self.loss: Tensor | None = None
-        self.has_extra = False
-        self.extra: Any = None
+        self.result: Any = None
         self.loss_stage = -1
         self.loss_value: Tensor | None = None
         self.loss_dtype = torch.float32
@@ -109,6 +57,8 @@ class Microbatch:
         self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._fetched: dict[int, Tensor] = {}
         self._uses: Counter[int] = Counter()
+        self._model_calls = 0
+        self._loss: tuple[Any] | None = None
         self._reads = 0
         self._same: SameProgram | None = None
         self._may_run = -1
@@ -216,6 +166,45 @@ class Microbatch:
         """Give the gradient of a value that a consumer has found, and forget it."""
         found = self.gradients.pop((value.index, stage))
         return found.wait() if isinstance(found, Arrival) else found
+
+    # What the program calls.
+
+    def call_model(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the model's forward, as far as this rank has a part in it."""
+        plan = self._step.plan
+        interpreter = self._interpreter
+        is_first = self._model_calls == 0
+        if not is_first and len(self._step.rank_of) > 1:
+            raise RuntimeError(
+                "[smdp] the model is called twice in one microbatch; values flow through its stages once."
+                " Concatenate the two batches, or make them two steps."
+            )
+        known = None if interpreter.is_recording else plan.calls[self._model_calls]
+        self._model_calls += 1
+        interpreter.enter_model()
+        try:
+            output = model(*args, **kwargs)
+        except EndOfForward:
+            assert known is not None
+            # The program may change what it is given; the placeholders are everybody's.
+            output = known.output if isinstance(known.output, Tensor) else copy.copy(known.output)
+        output = map_tensors(interpreter.renewed, output)
+        call = interpreter.leave_model(known)
+        if known is None:
+            plan.calls.append(dataclasses.replace(call, output=_ghostly(output)))
+        return output
+
+    def take_loss(self, loss: Any) -> None:
+        """Note the value whose backward the schedule runs, or whose mean is wanted.
+
+        Raises:
+            RuntimeError: There is one already.
+        """
+        if self._loss is not None:
+            raise RuntimeError(
+                "[smdp] backward() is called twice in one microbatch; add the losses and call it once"
+            )
+        self._loss = (self._interpreter.renewed(loss) if isinstance(loss, Tensor) else loss,)
 
     # What the interpreter asks.
 
@@ -356,34 +345,17 @@ class Microbatch:
 
     def _run(self) -> None:
         step = self._step
-        with running(), step.modes.restored(grad=step.needs_grad), self._interpreter:
-            args, kwargs = step.program.arguments(self._inputs)
-            try:
-                output = step.program.model(*args, **kwargs)
-            except EndOfForward:
-                output = step.plan.output
-                # A loss function may change what it is given; the placeholders are everybody's.
-                output = output if isinstance(output, Tensor) else copy.copy(output)
-            output = map_tensors(self._interpreter.renewed, output)
-            self._interpreter.leave_model()
-            if self._interpreter.is_recording:
-                step.plan.output = _ghostly(output)
-            loss = step.program.loss(step.loss_fn, output, self._inputs)
-        loss = map_tensors(self._interpreter.renewed, loss)
-        if isinstance(loss, tuple) and len(loss) == 2:
-            loss, self.extra = loss
-            self.has_extra = True
-        self._take_loss(loss)
+        with running(self), step.modes.restored(grad=step.needs_grad), self._interpreter:
+            result = step.program(self._inputs)
+        if self._loss is not None:
+            self._check_loss(*self._loss)
+            self._loss = None
         # Last, as it may suspend.
-        self.extra = map_tensors(self._shared, self.extra)
+        self.result = map_tensors(self._shared, map_tensors(self._interpreter.renewed, result))
         if not step.needs_grad:
             self._leaves.clear()
 
-    def _shared(self, tensor: Tensor) -> Tensor:
-        value = value_of(tensor)
-        return tensor if value is None else self.fetch(value, tensor)
-
-    def _take_loss(self, loss: Any) -> None:
+    def _check_loss(self, loss: Any) -> None:
         value = value_of(loss) if isinstance(loss, Tensor) else None
         if value is None:
             what = type(loss).__name__ if not isinstance(loss, Tensor) else "a tensor"
@@ -406,6 +378,10 @@ class Microbatch:
         if self.is_mine(value.stage):
             self.loss = loss
             self.loss_value = loss.detach().reshape(())
+
+    def _shared(self, tensor: Tensor) -> Tensor:
+        value = value_of(tensor)
+        return tensor if value is None else self.fetch(value, tensor)
 
 
 def _ghostly(output: Any) -> Any:

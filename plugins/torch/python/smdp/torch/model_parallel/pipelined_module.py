@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.modules.module import _IncompatibleKeys
 
-from smdp import _core
 from smdp import pipeline as schedules
-from smdp._errors import SmdpError
-from smdp.torch.model_parallel.actions import Action, read_row
-from smdp.torch.model_parallel.containers import describe
-from smdp.torch.model_parallel.executor import Executor, Timed
-from smdp.torch.model_parallel.ghosts import Ghosts
+from smdp.torch.model_parallel.actions import read_row
+from smdp.torch.model_parallel.executor import Timed
 from smdp.torch.model_parallel.layout import Layout
-from smdp.torch.model_parallel.microbatch import Microbatch, Step
-from smdp.torch.model_parallel.modes import Modes
-from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.program import LossFunction, Program
-from smdp.torch.model_parallel.random_streams import KeptState
 from smdp.torch.model_parallel.replica_gradients import ReplicaGradients
+from smdp.torch.model_parallel.running import running_microbatch
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.splitting import Split, keep_own, make_units
 from smdp.torch.model_parallel.state import Entry, entries_of, select
-from smdp.torch.model_parallel.suspension import Strands
+from smdp.torch.model_parallel.steps import Steps, Tables
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
-from smdp.torch.model_parallel.timeline import Timeline
-from smdp.torch.model_parallel.transfers import Channel
 from smdp.torch.model_parallel.values import writer_of
 from smdp.torch.model_parallel.weight_gradients import split_backward
-
-# Of ever new lengths of sequences only so many are remembered.
-_MOST_PLANS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +39,7 @@ class PipelinedModule(nn.Module):
         model: The whole model; its foreign parameters are given up.
         split: Where it is cut.
         schedule: Of the computations of a training step.
-        evaluation: Of those of an evaluation step.
+        tables: Gives schedules for other numbers of microbatches.
         layout: Ranks and groups.
         seed: Of dropout; the same on all ranks.
         is_compiled: Modules go through `torch.compile`.
@@ -65,7 +50,7 @@ class PipelinedModule(nn.Module):
         model: nn.Module,
         split: Split,
         schedule: schedules.Schedule,
-        evaluation: schedules.Schedule,
+        tables: Callable[[int], Tables],
         layout: Layout,
         seed: int,
         *,
@@ -76,41 +61,61 @@ class PipelinedModule(nn.Module):
         self.split = split
         self.schedule = schedule
         self.layout = layout
-        self.timeline: list[Timed] = []
         own = {stage for stage, rank in enumerate(schedule.rank_of) if rank == layout.stage_rank}
         self._own = own
-        self._evaluation = evaluation
         keep_own(model, split.weights, own, weakref.ref(self))
         # Not a submodule: names of parameters and of the state dict stay those of the model.
         self.__dict__["module"] = model
         self.device = _device_of(model)
-        self._postpones = any(action.kind == "W" for row in schedule.rows for action in read_row(row))
+        postpones = any(action.kind == "W" for row in schedule.rows for action in read_row(row))
         # Compiled code gives both gradients at once.
-        self._postpones &= not is_compiled
-        if self._postpones:
+        postpones &= not is_compiled
+        if postpones:
             self._split_backward(model)
         self._units = make_units(model, split.stages)
         if is_compiled:
             for unit in self._units:
                 unit.compile()
         self._program = Program(model)
-        self._ghosts = Ghosts(self.device)
-        self._strands = Strands()
         parameters = dict(self.named_parameters())
-        self._replicas = ReplicaGradients(parameters, split.weights, own, layout)
-        self._tied = TiedGradients(parameters, split, layout, schedule.rank_of)
-        self._plans: dict[Any, _Prepared] = {}
-        self._seed = seed
-        self._steps = 0
-        self._error: BaseException | None = None
+        self._steps = Steps(
+            model,
+            split,
+            tables,
+            schedule.rank_of,
+            layout,
+            ReplicaGradients(parameters, split.weights, own, layout),
+            TiedGradients(parameters, split, layout, schedule.rank_of),
+            device=self.device,
+            seed=seed,
+            postpones=postpones,
+        )
         live.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: one call cannot run a pipeline."""
-        raise RuntimeError(
-            "[smdp] a pipelined model is not called; use train_step(batch, loss_fn) or"
-            " eval_step(batch, loss_fn)"
-        )
+        """Run the model, within the program of a run_step().
+
+        Raises:
+            RuntimeError: Outside of a step: one call cannot run a pipeline. Or it is the second in it.
+        """
+        microbatch = running_microbatch()
+        if microbatch is None:
+            raise RuntimeError(
+                "[smdp] a pipelined model is called only within a step; use train_step(batch, loss_fn),"
+                " eval_step(batch, loss_fn) or run_step(program, microbatches)"
+            )
+        return microbatch.call_model(self.module, args, self._program.without_cache(args, kwargs))
+
+    def backward(self, loss: Tensor) -> None:
+        """Name the loss of a microbatch, within the program of a run_step(): the schedule runs its backward.
+
+        Raises:
+            RuntimeError: Outside of a step, or the microbatch has a loss already.
+        """
+        microbatch = running_microbatch()
+        if microbatch is None:
+            raise RuntimeError("[smdp] backward(loss) is called only within the program of run_step()")
+        microbatch.take_loss(loss)
 
     def train_step(
         self, batch: Any, loss_fn: LossFunction | None = None, *, scaler: torch.amp.GradScaler | None = None
@@ -133,11 +138,85 @@ class PipelinedModule(nn.Module):
             ValueError: Batch, model or loss cannot be executed so; nothing hangs on other ranks.
             smdp.SmdpError: A rank is gone; the message names it and what was awaited.
         """
-        return self._run(batch, loss_fn, is_training=True, scaler=scaler)
+        count = self.schedule.microbatches
+        return self._step(
+            batch,
+            loss_fn,
+            is_training=True,
+            scale=lambda loss: loss / count if scaler is None else scaler.scale(loss / count),
+        )
 
     def eval_step(self, batch: Any, loss_fn: LossFunction | None = None) -> Any:
         """Run the forward only, without gradients; arguments and result as of train_step()."""
-        return self._run(batch, loss_fn, is_training=False)
+        return self._step(batch, loss_fn, is_training=False, scale=lambda loss: loss)
+
+    def run_step(
+        self,
+        program: Callable[[Any], Any],
+        microbatches: Sequence[Any],
+        *,
+        is_training: bool,
+        scale: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Any]:
+        """Run a step of any code around the model.
+
+        Args:
+            program: Called once per microbatch, on every rank of the pipeline. In it, calling this module
+                runs the model, once, and backward(loss) names the value whose backward the schedule runs;
+                without it there is none. The other limits are those of a loss function, see `pipeline()`.
+            microbatches: One argument of `program` each, equal in structure and shapes; their number may
+                differ from step to step.
+            is_training: Gradients are computed; otherwise, as under `torch.no_grad()`.
+            scale: Makes of a microbatch's loss what its backward begins with. Default: loss / number of
+                microbatches, so that `.grad` holds the mean.
+
+        Returns:
+            What `program` gave for each microbatch, with its tensors real on every rank.
+
+        Raises:
+            ValueError: Model or loss cannot be executed so; nothing hangs on other ranks.
+            smdp.SmdpError: A rank is gone; the message names it and what was awaited.
+        """
+        if not microbatches:
+            raise ValueError("[smdp] run_step() got no microbatches; allowed: one or more")
+        _, results = self._steps.run(
+            program,
+            microbatches,
+            identity=program,
+            is_training=is_training,
+            scale=scale or (lambda loss: loss / len(microbatches)),
+            wants_mean=False,
+        )
+        return results
+
+    def _step(
+        self,
+        batch: Any,
+        loss_fn: LossFunction | None,
+        *,
+        is_training: bool,
+        scale: Callable[[Tensor], Tensor],
+    ) -> Any:
+        if loss_fn is not None and not callable(loss_fn):
+            raise ValueError(f"[smdp] loss_fn is {type(loss_fn).__name__}; allowed: a function, or None")
+        parts = cut(batch, self.schedule.microbatches)
+        self._program.arguments(parts[0])
+
+        def program(microbatch: Any) -> Any:
+            args, kwargs = self._program.arguments(microbatch)
+            loss = self._program.loss(loss_fn, self(*args, **kwargs), microbatch)
+            extra = None
+            if has_extra := isinstance(loss, tuple) and len(loss) == 2:
+                loss, extra = loss
+            self.backward(loss)
+            return has_extra, extra
+
+        mean, results = self._steps.run(
+            program, parts, identity=loss_fn, is_training=is_training, scale=scale, wants_mean=True
+        )
+        if any(has_extra for has_extra, _ in results):
+            return mean, [extra for _, extra in results]
+        return mean
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -206,13 +285,18 @@ class PipelinedModule(nn.Module):
         return self.layout.replica == 0 and entry.saver in self._own
 
     @property
+    def timeline(self) -> list[Timed]:
+        """What the last step did on this rank, and when."""
+        return self._steps.timeline
+
+    @property
     def steps(self) -> int:
         """Steps that have run, of training and evaluation: random numbers depend on it, and on the seed."""
-        return self._steps
+        return self._steps.number
 
     @steps.setter
     def steps(self, number: int) -> None:
-        self._steps = number
+        self._steps.number = number
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -242,97 +326,6 @@ class PipelinedModule(nn.Module):
         self.module.requires_grad_(requires_grad)
         return self
 
-    def _run(
-        self,
-        batch: Any,
-        loss_fn: LossFunction | None,
-        *,
-        is_training: bool,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> Any:
-        if self._error is not None:
-            raise RuntimeError(
-                f"[smdp] an earlier step of this pipeline failed ({self._error}); start again from a"
-                " checkpoint"
-            ) from self._error
-        if loss_fn is not None and not callable(loss_fn):
-            raise ValueError(f"[smdp] loss_fn is {type(loss_fn).__name__}; allowed: a function, or None")
-        schedule = self.schedule if is_training else self._evaluation
-        parts = cut(batch, schedule.microbatches)
-        self._program.arguments(parts[0])
-        modes = Modes()
-        key = self._key(parts[0], loss_fn, modes, is_training)
-        prepared = self._plans.get(key) or _Prepared(Plan())
-        step = Step(
-            plan=prepared.plan,
-            program=self._program,
-            loss_fn=loss_fn,
-            rank_of=schedule.rank_of,
-            rank=self.layout.stage_rank,
-            values=Channel(self.layout.values),
-            reads=Channel(self.layout.reads),
-            ghosts=self._ghosts,
-            strands=self._strands,
-            modes=modes,
-            needs_grad=is_training,
-            postpones=is_training and self._postpones,
-            seed=self._seed,
-            number=self._steps,
-            microbatches=len(parts),
-            first=self.layout.replica * len(parts),
-        )
-        self._steps += 1
-        microbatches: list[Microbatch] = []
-        try:
-            with KeptState():
-                is_new = not prepared.plan.is_complete
-                if is_new:
-                    microbatches.append(Microbatch(step, 0, parts[0], prepared.end))
-                    same = microbatches[0].record()
-                    if not self._plans:
-                        same.check(prepared.plan)
-                    self._prepare(prepared, schedule)
-                for index in range(len(microbatches), len(parts)):
-                    microbatches.append(Microbatch(step, index, parts[index], prepared.end))
-                executor = Executor(
-                    step,
-                    prepared.row,
-                    microbatches,
-                    recorded=is_new,
-                    scale=lambda loss: (
-                        loss / len(parts) if scaler is None else scaler.scale(loss / len(parts))
-                    ),
-                    reduce_replicas=self._replicas.reduce,
-                    reduce_tied=self._reduce_tied,
-                )
-                if is_training:
-                    self._replicas.prepare()
-                    self._tied.put_aside()
-                executor.run()
-                if is_new and self._plans:
-                    # Later signatures wait for no other rank: only a model that branches on them differs.
-                    same.check(prepared.plan)
-                self._replicas.finish()
-                self.timeline = executor.timeline
-                if prepared.timeline is not None and not is_new:
-                    prepared.timeline.write(executor.timeline, time.monotonic_ns())
-                loss = self._mean_loss(microbatches, step)
-        except BaseException as error:
-            if prepared.plan.operations or step.has_begun or isinstance(error, SmdpError):
-                self._fail(error, microbatches)
-            # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
-            raise
-        self._plans[key] = prepared
-        if len(self._plans) > _MOST_PLANS:
-            del self._plans[next(iter(self._plans))]
-        if any(microbatch.has_extra for microbatch in microbatches):
-            return loss, [microbatch.extra for microbatch in microbatches]
-        return loss
-
-    def _reduce_tied(self, group: int) -> None:
-        self._replicas.finish()
-        self._tied.reduce(group)
-
     def _split_backward(self, model: nn.Module) -> None:
         fused = []
         for name, stages in self.split.stages.items():
@@ -345,69 +338,6 @@ class PipelinedModule(nn.Module):
                 self.schedule.name,
                 ", ".join(fused),
             )
-
-    def _prepare(self, prepared: _Prepared, schedule: schedules.Schedule) -> None:
-        """Add transfers to the schedule, for the edges that the recording has found, and prove it."""
-        is_training = not schedule.forward_only
-        lowered = schedule.lower(
-            skip_edges=prepared.plan.skip_edges(),
-            reduce_grad=is_training,
-            tied=self.split.tied() if is_training else (),
-        )
-        schedules.verify(lowered)
-        if is_training and _core.trace_is_on():
-            prepared.timeline = Timeline(lowered, self.split.partition, self.layout.stage_rank)
-        prepared.row = read_row(lowered.rows[self.layout.stage_rank])
-        if prepared.plan.output is not None:
-            prepared.end = prepared.plan.last_needed(sorted(self._own))
-
-    def _key(self, part: Any, loss_fn: LossFunction | None, modes: Modes, is_training: bool) -> Any:
-        return (
-            describe(part),
-            is_training,
-            tuple(module.training for module in self.module.modules()),
-            modes.key(),
-            _code_of(loss_fn),
-            tuple(parameter.requires_grad for parameter in self.module.parameters()),
-        )
-
-    def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
-        owner = step.rank_of[microbatches[0].loss_stage]
-        # A mean of losses in bf16 would be good for three digits.
-        dtype = torch.promote_types(microbatches[0].loss_dtype, torch.float32)
-        if owner == step.rank:
-            losses = [m.loss_value for m in microbatches if m.loss_value is not None]
-            mean = torch.stack(losses).mean(dtype=dtype)
-        else:
-            mean = torch.zeros((), dtype=dtype, device=self.device)
-        if len(set(step.rank_of)) > 1:
-            dist.broadcast(mean, group=self.layout.values, group_src=owner)
-        return mean
-
-    def _fail(self, error: BaseException, microbatches: list[Microbatch]) -> None:
-        self._error = error
-        # First of all, so that what waits for others ends.
-        notes = " ".join(getattr(error, "__notes__", []))
-        self.layout.abort(f"{type(error).__name__}: {error} {notes}".rstrip())
-        for microbatch in microbatches:
-            microbatch.abandon()
-
-
-def _code_of(function: Any) -> object:
-    """Give what is the same for a loss function that is made anew in every step."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__code__", type(function))
-
-
-class _Prepared:
-    """A plan with the row that executes it."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.row: list[Action] = []
-        self.timeline: Timeline | None = None
-        self.end = 1 << 30
 
 
 def _device_of(model: nn.Module) -> torch.device:

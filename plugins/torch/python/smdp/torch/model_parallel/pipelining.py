@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from smdp.torch.model_parallel.program import Program
 from smdp.torch.model_parallel.scout import users_outside_units
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.splitting import Split, stages_of_units, users_of_weights
+from smdp.torch.model_parallel.steps import Tables
 from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
 from smdp.torch.model_parallel.units import find_units
 
@@ -111,20 +113,27 @@ def pipeline(
             )
     info = schedules.schedule_info(schedule)
     virtual = virtual_stages or info.virtual_stages or info.usual_virtual_stages
-    table = schedules.generate(
-        schedule,
-        stages=stages,
-        microbatches=microbatches,
-        virtual_stages=virtual,
-        active_microbatches=active_microbatches,
-    )
-    evaluation = schedules.generate(
-        "forward_only",
-        stages=stages,
-        microbatches=microbatches,
-        virtual_stages=virtual,
-        placement=info.placement or "loop",
-    )
+
+    @functools.cache
+    def tables(count: int) -> Tables:
+        return Tables(
+            schedules.generate(
+                schedule,
+                stages=stages,
+                microbatches=count,
+                virtual_stages=virtual,
+                active_microbatches=active_microbatches,
+            ),
+            schedules.generate(
+                "forward_only",
+                stages=stages,
+                microbatches=count,
+                virtual_stages=virtual,
+                placement=info.placement or "loop",
+            ),
+        )
+
+    table = tables(microbatches).training
     layout = Layout(stages)
     units = find_units(model, table.stages)
     example = None
@@ -160,7 +169,7 @@ def pipeline(
         materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), device)
     if seed is None:
         seed = together(torch.initial_seed)[0]
-    return PipelinedModule(model, split, table, evaluation, layout, seed, is_compiled=compile)
+    return PipelinedModule(model, split, table, tables, layout, seed, is_compiled=compile)
 
 
 def _check_counts(**counts: Any) -> None:

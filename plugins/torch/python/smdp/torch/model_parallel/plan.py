@@ -50,6 +50,21 @@ class Operation:
     values: list[Value] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """Where the program called the model.
+
+    Attributes:
+        output: What the model returned, with placeholders; None where it holds anything but tensors.
+        end: Number of operations when it returned.
+        at: Stage, last unit and operations since then, at that moment.
+    """
+
+    output: Any
+    end: int
+    at: tuple[int, str, int]
+
+
 @dataclass(slots=True)
 class Plan:
     """The program of one input signature.
@@ -58,19 +73,15 @@ class Plan:
         operations: In program order.
         values: All values of all stages.
         edges: Values per (source, target) stage, in the order in which the program meets them.
-        output: What the model returned, with placeholders.
-        outputs_end: Number of operations when the model returned; the rest is the loss function's.
-        outputs_at: Stage, last unit and operations since then, at that moment.
-        loss_stage: Who has the loss.
+        calls: Of the model; what is outside them is the code around it.
+        loss_stage: Who has the loss; -1 if there is none.
         is_complete: The program has been recorded to its end.
     """
 
     operations: list[Operation] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)
-    output: Any = None
-    outputs_end: int = 0
-    outputs_at: tuple[int, str, int] = (0, "", 0)
+    calls: list[ModelCall] = field(default_factory=list)
     loss_stage: int = -1
     is_complete: bool = False
     _gradient_edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)

@@ -60,13 +60,21 @@ class Program:
             named = {
                 name: item for name, item in microbatch.items() if self._takes_any_name or name in self._names
             }
-            # A cache of keys and values is of no use in training, and every rank would hold another part.
-            if "use_cache" in self._names:
-                named.setdefault("use_cache", False)
-            return (), named
+            return (), self.without_cache((), named)
         items = tuple(microbatch) if isinstance(microbatch, (tuple, list)) else (microbatch,)
-        named = {"use_cache": False} if "use_cache" in self._names else {}
-        return items if self._takes_any_number else items[: self._positions], named
+        items = items if self._takes_any_number else items[: self._positions]
+        return items, self.without_cache(items, {})
+
+    def without_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Give keyword arguments under which the model returns no cache of keys and values.
+
+        It is of no use in training, and every rank would hold another part.
+        """
+        if "use_cache" not in self._names or "use_cache" in kwargs:
+            return kwargs
+        if len(args) > list(self._signature.parameters).index("use_cache"):
+            return kwargs
+        return {**kwargs, "use_cache": False}
 
     def loss(self, function: LossFunction | None, output: Any, microbatch: Any) -> Any:
         """Give the loss of a microbatch."""

@@ -92,6 +92,7 @@ def users_outside_units(
             interpreter,
             contextlib.suppress(_Unknown),
         ):
+            interpreter.enter_model()
             model(*args, **kwargs)
     finally:
         for unit in units:

@@ -1,0 +1,58 @@
+"""What all microbatches of a step share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smdp.torch.model_parallel.ghosts import Ghosts
+from smdp.torch.model_parallel.modes import Modes
+from smdp.torch.model_parallel.plan import Plan
+from smdp.torch.model_parallel.suspension import Strands
+from smdp.torch.model_parallel.transfers import Channel
+
+
+@dataclass(slots=True)
+class Step:
+    """One step.
+
+    Attributes:
+        plan: Of the batch's signature.
+        program: Called with a microbatch; calls the model in turn.
+        rank_of: Rank, within the pipeline, of each virtual stage.
+        rank: This process's.
+        values: Where values and gradients travel.
+        reads: Where values travel that the host reads.
+        ghosts: Runs operations on placeholders.
+        strands: Threads.
+        modes: Of the caller.
+        needs_grad: It is a training step.
+        postpones: The schedule has weight gradients apart.
+        seed: Of random numbers.
+        number: Counts steps.
+        microbatches: How many the step has.
+        has_begun: A stage of this rank has begun, or the rank waits for another's.
+        first: Number of the first microbatch among those of all data-parallel replicas.
+    """
+
+    plan: Plan
+    program: Callable[[Any], Any]
+    rank_of: list[int]
+    rank: int
+    values: Channel
+    reads: Channel
+    ghosts: Ghosts
+    strands: Strands
+    modes: Modes
+    needs_grad: bool
+    postpones: bool
+    seed: int
+    number: int
+    microbatches: int
+    first: int
+    has_begun: bool = False
+
+    def is_mine(self, stage: int) -> bool:
+        """Tell whether this rank holds a virtual stage."""
+        return self.rank_of[stage] == self.rank

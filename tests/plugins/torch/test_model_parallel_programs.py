@@ -1,0 +1,86 @@
+"""Steps of any code around the model: run_step()."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pipeline_models import Chain, Language, adam, batches, differences, language_loss, made, rows, square_loss
+from torch import Tensor
+from torch_spawn import run
+
+import smdp.torch
+
+
+def cut(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    return [{name: item.chunk(count)[index] for name, item in batch.items()} for index in range(count)]
+
+
+def any_code_around_the_model() -> None:
+    steps = batches(3)
+    alone = made(Language)
+    pipe = smdp.torch.pipeline(made(Language), stages=2, microbatches=4, example_inputs=steps[0])
+    theirs, ours = adam(alone), adam(pipe)
+    for step, count in zip(steps, (4, 2, 4), strict=True):
+        theirs.zero_grad()
+        ours.zero_grad()
+
+        def program(part: dict[str, Tensor]) -> Any:
+            ids = part["ids"].flip(1)
+            output = pipe(ids, mask=part["mask"])  # noqa: B023
+            loss = language_loss(output, part)
+            pipe.backward(loss)
+            return loss.item(), {"logits": output["logits"][:, :2]}, "text"
+
+        found = pipe.run_step(program, cut(step, count), is_training=True)
+        for (loss, output, text), part in zip(found, cut(step, count), strict=True):
+            expected = alone(part["ids"].flip(1), mask=part["mask"])
+            expected_loss = language_loss(expected, part)
+            (expected_loss / count).backward()
+            assert text == "text"
+            assert loss == expected_loss.item()
+            assert torch.equal(output["logits"], expected["logits"][:, :2])
+        theirs.step()
+        ours.step()
+    assert differences(pipe, alone) == {}
+
+    # No backward: gradients stay as they are, also in training mode.
+    ours.zero_grad()
+    outputs = pipe.run_step(lambda part: pipe(part["ids"])["logits"], cut(steps[0], 2), is_training=True)
+    assert torch.equal(outputs[1], alone(cut(steps[0], 2)[1]["ids"])["logits"])
+    assert all(parameter.grad is None for parameter in pipe.parameters())
+    # No model either.
+    assert pipe.run_step(lambda part: part["ids"].sum(), cut(steps[0], 2), is_training=False)[0] > 0
+
+
+def test_any_code_around_the_model() -> None:
+    run(any_code_around_the_model, 2)
+
+
+def programs_that_cannot_run() -> None:
+    steps = rows()
+
+    def refused(program: Any, text: str, parts: int = 4) -> None:
+        pipe = smdp.torch.pipeline(made(Chain), stages=2, microbatches=4, example_inputs=steps[0])
+        with pytest.raises((RuntimeError, ValueError), match=text):
+            pipe.run_step(lambda part: program(pipe, part), cut(steps[0], 4)[:parts], is_training=True)
+
+    def twice(pipe: Any, part: dict[str, Tensor]) -> None:
+        loss = square_loss(pipe(part["x"]), part)
+        pipe.backward(loss)
+        pipe.backward(loss)
+
+    refused(twice, "backward.. is called twice")
+    refused(lambda pipe, part: pipe(pipe(part["x"]).expand(-1, 32)), "model is called twice")
+    refused(lambda pipe, part: pipe.backward(part["y"].sum()), "depends on no stage")
+    refused(lambda pipe, part: pipe.backward(pipe(part["x"])), "one number")
+    refused(lambda pipe, part: pipe.backward(3.0), "float")
+    refused(twice, "no microbatches", 0)
+    pipe = smdp.torch.pipeline(made(Chain), stages=2, microbatches=4, example_inputs=steps[0])
+    with pytest.raises(RuntimeError, match="only within the program"):
+        pipe.backward(torch.zeros(()))
+
+
+def test_programs_that_cannot_run() -> None:
+    run(programs_that_cannot_run, 2)
