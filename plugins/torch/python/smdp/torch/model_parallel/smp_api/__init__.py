@@ -1,0 +1,1 @@
+"""The API of SageMaker Model Parallel 1.x on our pipelines."""

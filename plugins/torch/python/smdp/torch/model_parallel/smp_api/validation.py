@@ -1,0 +1,140 @@
+"""What a key of the configuration may hold. Each check gives the value as the configuration keeps it.
+
+The sentences of SageMaker's SDK, which its users and their scripts know, stand in the messages word for word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from smdp import pipeline
+from smdp._shown import shown
+from smdp.placement import STRATEGIES
+
+Check: TypeAlias = Callable[[str, object], Any]
+
+_LARGEST = 2**31 - 1
+PIPELINES = ["simple", "interleaved", "_only_forward"]
+OPTIMIZE = ["speed", "memory"]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Give '; did you mean ...?', or nothing where no name is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def count(name: str, value: object) -> int:
+    """Allow an int from 1."""
+    if not _is_int(value) or not 1 <= value <= _LARGEST:  # type: ignore[operator]
+        raise _wrong(f"The number of {name} must be a positive integer.", name, value)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def index(name: str, value: object) -> int:
+    """Allow an int from 0."""
+    if not _is_int(value) or not 0 <= value <= _LARGEST:  # type: ignore[operator]
+        raise _wrong(f"{name} must be an integer from 0.", name, value)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def elements(name: str, value: object) -> int:
+    """Allow a whole number from 1; one written as 5e8 is a float to JSON."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not _is_int(value) or value < 1:  # type: ignore[operator]
+        raise _wrong(f"{name} must be a whole number from 1.", name, value)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def seed(name: str, value: object) -> int:
+    """Allow an int that torch takes as a seed."""
+    if not _is_int(value) or not 0 <= value < 2**63:  # type: ignore[operator]
+        raise _wrong(f"{name} must be an integer from 0 to 2^63 - 1.", name, value)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def port(name: str, value: object) -> int:
+    """Allow a port; 0 leaves the choice to the launcher."""
+    if not _is_int(value) or value < 0:  # type: ignore[operator]
+        raise _wrong(f"Invalid port number {shown(value)}.", name, value)
+    if value > 65535:  # type: ignore[operator]
+        raise _wrong(f"Invalid port number {shown(value)}.", name, value, "ports end at 65535.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def flag(name: str, value: object) -> bool:
+    """Allow True, False, and 1 and 0, which the SDK takes too."""
+    if isinstance(value, (bool, int)) and value in (0, 1):
+        return bool(value)
+    hint = "true and false are written without quotes." if isinstance(value, str) else ""
+    raise _wrong(f"{name} must be a value in: {[True, False]}.", name, value, hint)
+
+
+def share(name: str, value: object) -> float:
+    """Allow a number from 0 to 1."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
+        return float(value)
+    raise _wrong(f"{name} must be between 0.0 and 1.0!", name, value)
+
+
+def positive(name: str, value: object) -> float:
+    """Allow a finite number above 0."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise _wrong(f"{name} must be a number above 0.", name, value)
+
+
+def text(name: str, value: object) -> str:
+    """Allow a str."""
+    if not isinstance(value, str):
+        raise _wrong(f"'{name}' must be a str.", name, value)
+    return value
+
+
+def one_of(values: Sequence[str], *, listed: Sequence[str] | None = None, more: str = "") -> Check:
+    """Allow some words.
+
+    Args:
+        values: All that are allowed.
+        listed: Those that the SDK's sentence lists, where it knows fewer.
+        more: What is allowed beside those listed.
+    """
+
+    def check(name: str, value: object) -> str:
+        if isinstance(value, str) and value in values:
+            return value
+        hint = nearest(value, values).removeprefix("; ") if isinstance(value, str) else ""
+        sentence = f"{name} must be a value in: {list(listed or values)}."
+        raise _wrong(sentence, name, value, " ".join(part for part in (more, hint) if part))
+
+    return check
+
+
+placement_strategy = one_of(
+    STRATEGIES, listed=["spread", "cluster"], more="Permutations of D, P and T are allowed as well."
+)
+
+
+schedule = one_of(list(pipeline.SCHEDULES))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong(sentence: str, name: str, value: object, hint: str = "") -> ValueError:
+    if not hint and isinstance(value, str) and _is_number(value):
+        hint = f"A number in quotes is text: write {value.strip()}."
+    return ValueError(f"[smdp] {sentence} Got {name} = {shown(value, 120)}. {hint}".rstrip())
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
