@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from pipeline_models import Chain, Layer, made, rows, square_loss
+from pipeline_models import WIDTH, Chain, Layer, made, rows, square_loss
 from torch import Tensor, nn
 from torch_spawn import run
 
@@ -154,3 +155,25 @@ def raised_on_one_rank() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_error_of_one_rank_reaches_the_others_with_its_text(ranks: int) -> None:
     run(raised_on_one_rank, ranks)
+
+
+def wrong_width() -> None:
+    import smdp.torch
+
+    pipe = smdp.torch.pipeline(made(Chain), 2, 4, "1f1b", example_inputs=rows()[0])
+    batch = {"x": torch.randn(8, WIDTH - 1), "y": torch.randn(8, 1)}
+    dist.barrier()
+    begin = time.monotonic()
+    with pytest.raises((RuntimeError, smdp.SmdpError)) as caught:
+        pipe.train_step(batch, square_loss)
+    assert time.monotonic() - begin < WITHIN_S
+    text = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert f"{WIDTH}x{WIDTH}" in text, text
+    if dist.get_rank() == 1:
+        assert isinstance(caught.value, smdp.SmdpError) and "rank 0" in text, text
+    if sys.version_info >= (3, 11):
+        assert "'layers.0' on stage 0" in text, text
+
+
+def test_an_error_in_the_first_module_while_recording_reaches_the_others_with_its_name() -> None:
+    run(wrong_width)
