@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_models import Chain, Language, adam, batches, differences, language_loss, made, rows, square_loss
+from pipeline_models import (
+    Chain,
+    Language,
+    adam,
+    batches,
+    differences,
+    language_loss,
+    made,
+    rows,
+    square_loss,
+)
 from torch import Tensor
 from torch_spawn import run
 
@@ -28,7 +38,7 @@ def any_code_around_the_model() -> None:
 
         def program(part: dict[str, Tensor]) -> Any:
             ids = part["ids"].flip(1)
-            output = pipe(ids, mask=part["mask"])  # noqa: B023
+            output = pipe(ids, mask=part["mask"])
             loss = language_loss(output, part)
             pipe.backward(loss)
             return loss.item(), {"logits": output["logits"][:, :2]}, "text"
