@@ -1,0 +1,93 @@
+"""What a process knows of its job: one object, `smp.state`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from smdp.placement import Placement
+from smdp.torch.model_parallel.smp_api.configuration import Configuration
+from smdp.torch.model_parallel.smp_api.groups import Groups
+from smdp.torch.model_parallel.transfers import Channel
+
+Translation: TypeAlias = Callable[..., dict[str, Any]]
+
+
+@dataclass
+class ModuleRegister:
+    """What is known of kinds of modules.
+
+    Attributes:
+        translate_functions: Pairs, from SMP's names of a state dict to those of Hugging Face and back. Empty:
+            without tensor parallelism modules keep their names.
+    """
+
+    translate_functions: list[tuple[Translation, Translation]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What init() found and made.
+
+    Attributes:
+        configuration: Checked.
+        groups: Of this rank.
+        messages: Objects between any two ranks.
+        local_rank: On this host.
+        local_size: Ranks of the job on this host.
+        owns_default_group: init() started torch.distributed.
+    """
+
+    configuration: Configuration
+    groups: Groups
+    messages: Channel
+    local_rank: int
+    local_size: int
+    owns_default_group: bool
+
+
+class State:
+    """State of the process.
+
+    Attributes:
+        job: From init() to shutdown().
+        model: The DistributedModel, once there is one.
+        optimizer: The DistributedOptimizer, once there is one.
+        module_manager: Kinds of modules.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.job: Job | None = None
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.module_manager = ModuleRegister()
+
+    @property
+    def running(self) -> Job:
+        """The job.
+
+        Raises:
+            ValueError: There is none yet.
+        """
+        if self.job is None:
+            raise ValueError("[smdp] smp.init() has not been called in this process; call it first")
+        return self.job
+
+    @property
+    def cfg(self) -> Configuration:
+        """The configuration: an attribute for every key."""
+        return self.running.configuration
+
+    @property
+    def placement(self) -> Placement:
+        """Where stages and replicas lie on the ranks."""
+        return self.running.groups.placement
+
+
+#: The only one.
+state = State()
