@@ -65,7 +65,7 @@ def arguments_of_pipeline() -> None:
     with refused("got str", "torch.nn.Module"):
         split("model")
     with refused("no parameters"):
-        split(nn.ReLU())
+        split(nn.ReLU(), example_inputs=None)
     model = made(Chain)
     pipe = split(model)
     with refused("split by pipeline.. already"):

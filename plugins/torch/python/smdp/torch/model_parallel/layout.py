@@ -16,12 +16,13 @@ class Layout:
 
     Args:
         stages: Ranks of one pipeline.
+        strategy: How pipelines and replicas lie on the ranks; see `smdp.placement`.
 
     Raises:
         ValueError: The world cannot be divided into such pipelines.
     """
 
-    def __init__(self, stages: int) -> None:
+    def __init__(self, stages: int, strategy: str = "cluster") -> None:
         if not dist.is_initialized():
             raise ValueError(
                 '[smdp] pipeline() needs torch.distributed: call dist.init_process_group("smdp") first, and'
@@ -33,7 +34,7 @@ class Layout:
                 f"[smdp] a world of {world} ranks cannot be divided into pipelines of {stages} stages;"
                 f" allowed: a multiple of {stages} ranks, or stages = {_divisors(world)}"
             )
-        self.placement = Placement.of_world(world, pipeline=stages)
+        self.placement = Placement.of_world(world, pipeline=stages, strategy=strategy)
         self.rank = dist.get_rank()
         place = self.placement.coordinates(self.rank)
         self.stage_rank = place.pp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 
@@ -10,7 +10,9 @@ from torch import nn
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-def find_units(model: nn.Module, least: int = 1) -> tuple[str, ...]:
+def find_units(
+    model: nn.Module, least: int = 1, must_be_cut: Callable[[nn.Module], bool] | None = None
+) -> tuple[str, ...]:
     """Give the names of the modules that are never cut, in module order.
 
     The model itself is taken apart, and so is each module in it that is or contains a list (`ModuleList` or
@@ -24,6 +26,7 @@ def find_units(model: nn.Module, least: int = 1) -> tuple[str, ...]:
     Args:
         model: Whose forward calls these modules.
         least: Stages that the units must suffice for.
+        must_be_cut: Modules that are taken apart in any case, if they can be.
 
     Returns:
         Dotted names; a module with two names has its first. "" is the model itself, if it has parameters and
@@ -39,6 +42,8 @@ def find_units(model: nn.Module, least: int = 1) -> tuple[str, ...]:
     # torch lists a shared module once, under its first name.
     names = {id(module): name for name, module in model.named_modules()}
     units = _distinct(_units(model, is_block=False, is_root=True))
+    while cut := next((u for u in units if must_be_cut and must_be_cut(u) and _can_expand(u)), None):
+        units = _with_parts_of(cut, units)
     while len(units) < least:
         largest = max((unit for unit in units if _can_expand(unit)), key=_bytes, default=None)
         if largest is None:
@@ -48,8 +53,7 @@ def find_units(model: nn.Module, least: int = 1) -> tuple[str, ...]:
                 f"({found}), fewer than the {least} stages asked; use {len(units)} stages or fewer, or "
                 "put its layers into modules of their own, in an nn.ModuleList"
             )
-        place = next(index for index, unit in enumerate(units) if unit is largest)
-        units = _distinct([*units[:place], *_parts(largest), *units[place + 1 :]])
+        units = _with_parts_of(largest, units)
     return tuple(sorted((names[id(unit)] for unit in units), key=list(names.values()).index))
 
 
@@ -92,6 +96,11 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield from _parts(part)
         else:
             yield part
+
+
+def _with_parts_of(unit: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+    place = next(index for index, each in enumerate(units) if each is unit)
+    return _distinct([*units[:place], *_parts(unit), *units[place + 1 :]])
 
 
 def _can_expand(module: nn.Module) -> bool:

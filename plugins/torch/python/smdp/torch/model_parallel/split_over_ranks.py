@@ -1,0 +1,146 @@
+"""A model traced, cut and given out: each rank keeps its own stages."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smdp import pipeline as schedules
+from smdp.partition import Trace, partition
+from smdp.torch.model_parallel.agreement import together
+from smdp.torch.model_parallel.delayed_initialization import materialize
+from smdp.torch.model_parallel.layout import Layout
+from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.scout import users_outside_units
+from smdp.torch.model_parallel.splitting import Split, stages_of_units, users_of_weights
+from smdp.torch.model_parallel.steps import Tables
+from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
+from smdp.torch.model_parallel.units import find_units
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    """How a model is split; the arguments of `smdp.torch.pipeline()` say what each means.
+
+    Attributes:
+        memory_weight: 0 to 1: how far balance of bytes counts instead of the time of a step.
+        placement: Of pipelines and their replicas on the ranks; see `smdp.placement`.
+    """
+
+    stages: int
+    microbatches: int
+    schedule: str
+    virtual_stages: int | None = None
+    active_microbatches: int | None = None
+    memory_cap: float = 0.0
+    memory_weight: float = 0.0
+    placement: str = "cluster"
+    device: torch.device | str | None = None
+    seed: int | None = None
+    is_compiled: bool = False
+
+    def check(self) -> None:
+        """Refuse a schedule that there is not.
+
+        Raises:
+            ValueError: The nearest one is named.
+        """
+        if self.schedule not in schedules.SCHEDULES:
+            near = difflib.get_close_matches(str(self.schedule), schedules.SCHEDULES, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ValueError(
+                f"[smdp] there is no schedule {self.schedule!r}{hint} Allowed:"
+                f" {', '.join(schedules.SCHEDULES)}"
+            )
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Virtual stages of a rank."""
+        info = schedules.schedule_info(self.schedule)
+        return self.virtual_stages or info.virtual_stages or info.usual_virtual_stages
+
+    def tables(self, microbatches: int) -> Tables:
+        """Give the schedules of a step of so many microbatches."""
+        info = schedules.schedule_info(self.schedule)
+        return Tables(
+            schedules.generate(
+                self.schedule,
+                stages=self.stages,
+                microbatches=microbatches,
+                virtual_stages=self.stages_per_rank,
+                active_microbatches=self.active_microbatches,
+            ),
+            schedules.generate(
+                "forward_only",
+                stages=self.stages,
+                microbatches=microbatches,
+                virtual_stages=self.stages_per_rank,
+                placement=info.placement or "loop",
+            ),
+        )
+
+
+def split_over_ranks(
+    model: nn.Module,
+    options: SplitOptions,
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    assign: Callable[[Trace], Trace] | None = None,
+    must_be_cut: Callable[[nn.Module], bool] | None = None,
+) -> PipelinedModule:
+    """Split a model; every rank of the job calls it.
+
+    Args:
+        model: The same on all ranks.
+        options: How.
+        example: Arguments of the model's forward, one microbatch, which is traced; None: modules are weighed
+            by their bytes.
+        assign: Gives units of the trace their stages, as far as they are not the partitioner's to choose.
+        must_be_cut: Of which modules the parts are units rather than the whole.
+
+    Raises:
+        ValueError: The model cannot be split so; with a fix.
+    """
+    tables = functools.cache(options.tables)
+    table = tables(options.microbatches).training
+    layout = Layout(options.stages, options.placement)
+    units = find_units(model, table.stages, must_be_cut)
+    # All ranks trace at once, so that times are those of training, with the others at work; rank 0's count.
+    dist.barrier()
+    traced = together(
+        lambda: trace_by_parameters(model, units) if example is None else trace(model, units, *example)
+    )[0]
+    if assign is not None:
+        traced = assign(traced)
+    found = partition(
+        traced,
+        ranks=options.stages,
+        virtual_stages=options.stages_per_rank,
+        microbatches=options.microbatches,
+        schedule=options.schedule,
+        active_microbatches=options.active_microbatches or 0,
+        memory_cap=options.memory_cap,
+        memory_weight=options.memory_weight,
+    )
+    calls = stages_of_units(traced, found)
+    if units == ("",):
+        # A trace has no unit without a name.
+        calls = {"": next(iter(calls.values()))}
+    uses: dict[str, set[int]] = {}
+    if example is not None:
+        target = next(
+            (p.device for p in model.parameters() if not p.is_meta), torch.device(options.device or "cpu")
+        )
+        uses = users_outside_units(model, calls, *example, target)
+    split = Split(traced, found, calls, users_of_weights(model, calls, uses))
+    own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
+    if any(parameter.is_meta for parameter in model.parameters()):
+        materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), options.device)
+    seed = together(torch.initial_seed)[0] if options.seed is None else options.seed
+    return PipelinedModule(model, split, table, tables, layout, seed, is_compiled=options.is_compiled)
