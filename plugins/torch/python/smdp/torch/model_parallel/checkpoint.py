@@ -24,7 +24,7 @@ from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.optimizer_state import load_named_state, named_state, room_for_state
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.safetensors_files import save_safetensors as save_safetensors
-from smdp.torch.model_parallel.state import Entry, names_of, nearest
+from smdp.torch.model_parallel.state_entries import Entry, names_of, nearest
 
 _METADATA = ".metadata"  # torch writes it last: without it a checkpoint is not complete
 

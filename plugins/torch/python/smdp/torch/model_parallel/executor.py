@@ -12,8 +12,8 @@ from smdp._errors import SmdpError
 from smdp.torch.model_parallel.actions import COMPUTATIONS, Action
 from smdp.torch.model_parallel.backward import backward, backward_weight
 from smdp.torch.model_parallel.microbatch import Microbatch
+from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.plan import Plan
-from smdp.torch.model_parallel.step import Step
 from smdp.torch.model_parallel.transfers import laid_out, room_for
 
 # Receives are posted so many computations ahead of the place where the schedule has them.

@@ -32,12 +32,13 @@ class GradScaler(torch.amp.GradScaler):
         if not self.is_enabled():
             return
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        device = self._pipe.device
+        pipe = self._pipelined()
+        device = pipe.device
         if not found:  # a stage without gradients
             found[device] = torch.zeros((), device=device)
         for flag in found.values():
             total = flag.reshape(1).to(device)
-            dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._pipe.layout.values)
+            dist.all_reduce(total, op=dist.ReduceOp.MAX, group=pipe.layout.values)
             flag.copy_(total.reshape(flag.shape))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
@@ -46,3 +47,6 @@ class GradScaler(torch.amp.GradScaler):
             self.unscale_(optimizer)
         result: float | None = super().step(optimizer, *args, **kwargs)
         return result
+
+    def _pipelined(self) -> PipelinedModule:
+        return self._pipe

@@ -17,10 +17,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
 from smdp.torch.model_parallel.descriptions import described, drawn, packed, unpacked
 from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
+from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
 from smdp.torch.model_parallel.same_program import SameProgram
-from smdp.torch.model_parallel.step import Step
 from smdp.torch.model_parallel.transfers import Arrival, laid_out, room_for
 from smdp.torch.model_parallel.values import Value, value_of
 from smdp.torch.model_parallel.weight_gradients import PostponedGradients

@@ -21,7 +21,7 @@ from smdp.torch.model_parallel.replica_gradients import ReplicaGradients
 from smdp.torch.model_parallel.running import running_microbatch
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.splitting import Split, keep_own, make_units
-from smdp.torch.model_parallel.state import Entry, entries_of, select
+from smdp.torch.model_parallel.state_entries import Entry, entries_of, select
 from smdp.torch.model_parallel.steps import Steps, Tables
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
 from smdp.torch.model_parallel.values import writer_of

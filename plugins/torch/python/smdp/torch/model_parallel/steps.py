@@ -21,11 +21,11 @@ from smdp.torch.model_parallel.ghosts import Ghosts
 from smdp.torch.model_parallel.layout import Layout
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.modes import Modes
+from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.random_streams import KeptState
 from smdp.torch.model_parallel.replica_gradients import ReplicaGradients
 from smdp.torch.model_parallel.splitting import Split
-from smdp.torch.model_parallel.step import Step
 from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
 from smdp.torch.model_parallel.timeline import Timeline

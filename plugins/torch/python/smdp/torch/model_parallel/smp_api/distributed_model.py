@@ -1,0 +1,476 @@
+"""`smp.DistributedModel`: the model of the job, cut over its partitions at the first step."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
+from torch.utils.hooks import RemovableHandle
+
+from smdp.torch.model_parallel.pipelining import check_model
+from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
+from smdp.torch.model_parallel.smp_api.groups import CommGroup
+from smdp.torch.model_parallel.smp_api.partitioning import split
+from smdp.torch.model_parallel.smp_api.partitions import Partitions
+from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
+from smdp.torch.model_parallel.smp_api.state import state
+
+_log = logging.getLogger(__name__)
+
+_PARTIAL = "_smp_is_partial"
+
+Hook = Callable[[Any, Any], None]
+
+
+class DistributedModel(nn.Module):
+    """Takes a model for training in partitions. One per script.
+
+    With one partition the model is ready at once. With more, the first step cuts it: until then parameters
+    are those of the whole model, and moves to a device wait.
+
+    Args:
+        module: The model; built as usual, or in `smp.delay_param_initialization()`.
+        trace_device: Accepted; the model is traced where its parameters are.
+        trace_execution_times: Accepted; times are always measured, unless `skip_tracing` is on.
+        overlapping_allreduce: Accepted; gradients are averaged as soon as they are complete.
+        backward_passes_per_step: Steps between two averages over replicas, with one partition. With more,
+            every step averages, which gives the same.
+        average_grads_across_microbatches: Gradients are means over microbatches; False: sums.
+        bucket_cap_mb: MiB of a fusion buffer.
+        trace_memory_usage: Accepted; bytes are always measured, unless `skip_tracing` is on.
+        broadcast_buffers: Replicas with one partition take over buffers of the first in every forward.
+        gradient_as_bucket_view: Accepted.
+        find_unused_parameters: Accepted; unused parameters are always found.
+
+    Attributes:
+        partitioned: The model has been cut.
+
+    Raises:
+        ValueError: There is one already; the model cannot be cut; an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        trace_memory_usage: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        configuration = state.cfg
+        if state.model is not None:
+            raise ValueError(
+                "[smdp] there is a smp.DistributedModel in this process already; allowed: one. Put several"
+                " models into one torch.nn.Module."
+            )
+        if isinstance(module, DistributedModel):
+            raise ValueError("[smdp] this model is a smp.DistributedModel already")
+        check_model(module)
+        _check_options(trace_device, trace_execution_times, backward_passes_per_step)
+        super().__init__()
+        self.training = module.training
+        self.__dict__["_model"] = module  # not a submodule: names stay those of the model
+        self._is_mean = average_grads_across_microbatches
+        self._is_in_step = False
+        self._has_stepped = False
+        self._device: torch.device | None = None
+        self._decision: dict[str, int] | None = None
+        self._deferred: list[tuple[Mapping[str, Any], bool]] = []
+        self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._step_hooks: list[Hook] = []
+        self._body: SinglePartition | Partitions | None = None
+        if configuration.partitions == 1:
+            replicas = state.running.groups
+            self._body = SinglePartition(
+                module,
+                replicas.process_group(CommGroup.DP_GROUP) if replicas.placement.data > 1 else None,
+                passes_per_step=backward_passes_per_step,
+                is_mean=average_grads_across_microbatches,
+                options={"bucket_cap_mb": bucket_cap_mb, "broadcast_buffers": broadcast_buffers},
+            )
+        state.model = self
+
+    # Steps.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, in a step; with one partition also outside of one.
+
+        Raises:
+            RuntimeError: There are several partitions, and no step; or it is called twice in one.
+        """
+        stop_at_first_call(args, kwargs)
+        if self._body is None or (isinstance(self._body, Partitions) and not self._is_in_step):
+            raise RuntimeError(
+                f"[smdp] the model of {state.cfg.partitions} partitions is called outside of a step; call it"
+                " in a function decorated with @smp.step"
+            )
+        return self._body.call(args, kwargs)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """Take the place of loss.backward() in a step: the schedule decides when it runs.
+
+        Args:
+            tensors: The loss; or several tensors, whose gradients add up.
+            grad_tensors: Their gradients. Default: 1, for tensors of one number.
+
+        Raises:
+            RuntimeError: There is no step, or it has been called in this microbatch.
+        """
+        if self._body is None or not (self._is_in_step or isinstance(self._body, SinglePartition)):
+            raise RuntimeError(
+                "[smdp] model.backward(loss) is called outside of a step; call it in a function decorated"
+                " with @smp.step, after model(...)"
+            )
+        self._body.backward(_as_one(tensors, grad_tensors))
+
+    def run_step(
+        self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
+    ) -> list[Any]:
+        """Run a step function for each microbatch; smp.step calls it.
+
+        Returns:
+            What it returned, by microbatch.
+        """
+        if self._is_in_step:
+            raise RuntimeError(
+                "[smdp] a step is called within a step; call the inner function itself, without @smp.step"
+            )
+        if self._body is None:
+            self._cut(program, parts[0])
+        if not self._has_stepped:
+            for hook in list(self._partition_hooks.values()):
+                hook(self, state.optimizer)
+        assert self._body is not None
+        self._is_in_step = True
+        try:
+            results = self._body.run_step(program, parts, is_training=is_training)
+        finally:
+            self._is_in_step = False
+        if not self._has_stepped:
+            self._has_stepped = True
+            for hook in self._step_hooks:
+                hook(self, state.optimizer)
+        return results
+
+    def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
+        """Have hook(model, optimizer) called at the first step, when the model has been cut."""
+        handle = RemovableHandle(self._partition_hooks)
+        self._partition_hooks[handle.id] = hook
+        return handle
+
+    def register_post_step_hook(self, hook: Hook) -> None:
+        """Have hook(model, optimizer) called after the first step."""
+        self._step_hooks.append(hook)
+
+    def join(self) -> AbstractContextManager[Any]:
+        """Let replicas have different numbers of batches; with one partition.
+
+        Raises:
+            RuntimeError: There are several partitions: not yet.
+        """
+        joined: AbstractContextManager[Any] = self._replicas("join()").join()
+        return joined
+
+    def register_comm_hook(self, state: Any, callable: Any) -> None:
+        """Let a function of torch's kind average gradients; with one partition.
+
+        Raises:
+            RuntimeError: There are several partitions: not yet.
+        """
+        self._replicas("register_comm_hook()").register_comm_hook(state, callable)
+
+    # What it consists of.
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether the model has been cut."""
+        return self._body is not None
+
+    @property
+    def pipe(self) -> Any:
+        """The PipelinedModule of several partitions; None before the first step, or with one partition."""
+        return self._body.pipe if isinstance(self._body, Partitions) else None
+
+    @property
+    def partition(self) -> dict[str, int] | None:
+        """Partition of every module, by name; None before the model has been cut."""
+        if self._body is None:
+            return None
+        return {name: self._body.partition_of(name) for name, _ in self._model.named_modules()}
+
+    def get_module_partition(self, module: str | nn.Module) -> int:
+        """Give the partition of a module, or of its name.
+
+        Raises:
+            ValueError: The model has not been cut yet, or has no such module.
+        """
+        names = {name for name, each in self._model.named_modules() if each is module or name == module}
+        if self._body is None or not names:
+            why = "the model is cut at the first step" if names else f"it has no module {module!r}"
+            raise ValueError(f"[smdp] this module has no partition: {why}")
+        return self._body.partition_of(names.pop())
+
+    @property
+    def partition_decision(self) -> dict[str, int] | None:
+        """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
+        return None if self._body is None else self._body.decision
+
+    def fix_partition(self, decision: Mapping[str, int]) -> None:
+        """Cut the model as another time, at the first step.
+
+        Raises:
+            ValueError: The model has been cut, otherwise.
+        """
+        if self._body is None:
+            self._decision = dict(decision)
+        elif dict(decision) != self._body.decision:
+            raise ValueError(
+                "[smdp] the model has been cut already, at other places than the checkpoint's; load it before"
+                " the first step"
+            )
+
+    def get_module(self) -> nn.Module:
+        """Give the model that was wrapped."""
+        return self._model
+
+    @property
+    def module(self) -> Any:
+        """What has the model as its `.module`, and the model's attributes: scripts go two levels down."""
+        return _Wrapped(self._model)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give the model's attributes as one's own."""
+        if name in ("_model", "_body"):
+            raise AttributeError(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._model, name)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Give this rank's parameters under their names in the model; before it is cut, all."""
+        found = self._model.named_parameters() if self._body is None else self._body.named_parameters()
+        for name, parameter in found:
+            yield (f"{prefix}.{name}" if prefix else name), parameter
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Give this rank's buffers under their names in the model; before it is cut, all."""
+        found = self._model.named_buffers() if self._body is None else self._body.named_buffers()
+        for name, buffer in found:
+            yield (f"{prefix}.{name}" if prefix else name), buffer
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Give the model's modules."""
+        yield from self._model.named_modules(memo, prefix, remove_duplicate)
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Give this rank's parameters, with names."""
+        return self.named_parameters()
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """Give this rank's parameters."""
+        yield from self.parameters()
+
+    def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Give this rank's buffers, with names."""
+        return self.named_buffers()
+
+    def local_buffers(self) -> Iterator[Tensor]:
+        """Give this rank's buffers."""
+        yield from self.buffers()
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Give the modules on this rank's partition, with names; before the model is cut, all."""
+        place = state.running.groups.placement.coordinates(state.running.groups.rank).pp
+        for name, module in self._model.named_modules():
+            if self._body is None or self._body.partition_of(name) == place:
+                yield name, module
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """Give the modules on this rank's partition."""
+        for _, module in self.local_named_modules():
+            yield module
+
+    # State.
+
+    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Give this rank's part of the state dict; with the key `_smp_is_partial`."""
+        return {**self._cut_body("local_state_dict()").local_state_dict(), _PARTIAL: True}
+
+    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Give the whole model's state dict, under the names that it has without smdp.
+
+        With several partitions, all ranks of the model-parallel group call it.
+
+        Args:
+            *args: As torch's, not used.
+            gather_to_rank0: Others than the first rank of the group get an empty one.
+            **kwargs: As torch's, not used.
+        """
+        if self._body is None:
+            return dict(self._model.state_dict())
+        return self._body.state_dict(to_first_only=gather_to_rank0)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
+    ) -> Any:
+        """Copy values into this rank's part of the model; before the model is cut, when it is.
+
+        Args:
+            state_dict: Of the whole model, or what local_state_dict() gave.
+            strict: Names must be those of the model.
+            same_partition_load: Accepted.
+
+        Raises:
+            ValueError: A name or shape is wrong.
+        """
+        values = {name: value for name, value in state_dict.items() if name != _PARTIAL}
+        if self._body is None:
+            self._deferred.append((values, strict))
+            return _IncompatibleKeys([], [])
+        return self._body.load_state_dict(values, strict=strict)
+
+    def cpu(self) -> DistributedModel:
+        """Gather all parameters on the CPU of every rank; all ranks of the model-parallel group call it.
+
+        The model is whole then, and can be used as if it had never been cut, by get_module(). Steps end here.
+        """
+        whole = {name: value.cpu() for name, value in self.state_dict().items() if isinstance(value, Tensor)}
+        self._body = None if self._body is None else _gathered(self._model, whole, self._body)
+        return self
+
+    # What torch calls.
+
+    def train(self, mode: bool = True) -> DistributedModel:
+        """Switch training mode, as nn.Module."""
+        self.training = mode
+        self._model.train(mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move or convert the model; one of several partitions stays where it is until it is cut."""
+        if isinstance(self._body, SinglePartition):
+            self._model._apply(fn, recurse)
+        elif self._body is None:
+            self._device = fn(torch.empty(0)).device
+        return self
+
+    # How it is cut.
+
+    def _cut(self, program: Callable[[Any], Any], part: Any) -> None:
+        before = {parameter: name for name, parameter in self._model.named_parameters()}
+        example = None
+        if not state.cfg.skip_tracing:
+            example = arguments_of_first_call(program, part)
+        if self._device is not None:
+            self._model.to(self._device)
+        pipe = split(self._model, state.cfg, example, self._decision)
+        self._body = Partitions(pipe, is_mean=self._is_mean)
+        for values, strict in self._deferred:
+            self._body.load_state_dict(values, strict=strict)
+        self._deferred.clear()
+        if state.optimizer is not None:
+            state.optimizer.keep_own(before, dict(pipe.named_parameters()))
+        if dist.get_rank() == 0:
+            lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
+            _log.info("Partition assignments:\n%s", "\n".join(lines))
+
+    def _cut_body(self, what: str) -> SinglePartition | Partitions:
+        if self._body is None:
+            raise RuntimeError(
+                f"[smdp] {what} is called before the first step, which cuts the model; call it afterwards, or"
+                " in a hook of register_post_partition_hook()"
+            )
+        return self._body
+
+    def _replicas(self, what: str) -> Any:
+        if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
+            return self._body.replicas
+        partitions = state.cfg.partitions
+        why = (
+            "there is only one replica"
+            if partitions == 1
+            else f"with partitions = {partitions} it comes later"
+        )
+        raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")
+
+
+class _Wrapped:
+    """Stands between a DistributedModel and its model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def _check_options(trace_device: Any, trace_execution_times: Any, passes: Any) -> None:
+    if trace_device not in ("cpu", "gpu"):
+        raise ValueError(f"[smdp] trace_device = {trace_device!r} is not valid; allowed: 'cpu', 'gpu'")
+    if trace_device == "cpu" and trace_execution_times:
+        raise ValueError(
+            "[smdp] trace_execution_times cannot be combined with trace_device = 'cpu'; allowed: 'gpu', or"
+            " trace_execution_times = False"
+        )
+    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
+        raise ValueError(
+            f"[smdp] backward_passes_per_step = {passes!r} is not valid; allowed: an integer from 1"
+        )
+
+
+def _as_one(tensors: Any, grad_tensors: Any) -> Any:
+    """Give the number whose backward is that of several tensors with these gradients."""
+    if grad_tensors is None and isinstance(tensors, Tensor):
+        return tensors
+    several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    gradients = (
+        [grad_tensors] if isinstance(grad_tensors, Tensor) else list(grad_tensors or [None] * len(several))
+    )
+    if not several or len(several) != len(gradients):
+        raise ValueError(
+            f"[smdp] model.backward() got {len(several)} tensors and {len(gradients)} gradients; allowed: as"
+            " many gradients as tensors, and at least one"
+        )
+    terms = [
+        tensor if gradient is None else (tensor * gradient).sum()
+        for tensor, gradient in zip(several, gradients, strict=True)
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _gathered(model: nn.Module, whole: Mapping[str, Tensor], body: Any) -> Any:
+    """Give a model all of its parameters back, on the CPU."""
+    made: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                value = whole[f"{prefix}.{key}" if prefix else key]
+                made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            module._parameters[key] = made[id(parameter)]
+    model.load_state_dict(whole, strict=False)
+    return SinglePartition(model, None, passes_per_step=1, is_mean=True, options={})

@@ -1,0 +1,229 @@
+"""`smp.DistributedOptimizer`: an optimizer of the parameters that this rank keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from smdp.torch.model_parallel.clipping import clip_grad_norm_
+from smdp.torch.model_parallel.smp_api.groups import CommGroup
+from smdp.torch.model_parallel.smp_api.state import state
+
+_PARTIAL = "_smp_is_partial"
+
+
+class DistributedOptimizer(Optimizer):
+    """Wraps an optimizer made from the parameters of the model, before or after it was wrapped or cut.
+
+    When the model is cut, the parameters of other ranks leave the optimizer. A rank with none left does
+    nothing in step().
+
+    Args:
+        optimizer: Any of torch's kind.
+        static_loss_scale: For fp16 with a master copy, which comes later; only None and 1.0.
+        dynamic_loss_scale: The same; only False.
+        **dynamic_loss_args: The same; not used.
+
+    Raises:
+        ValueError: It is no optimizer, wrapped already, has a parameter twice, or loss scaling is asked for.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        static_loss_scale: float | None = 1.0,
+        dynamic_loss_scale: bool = False,
+        **dynamic_loss_args: Any,
+    ) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ValueError("[smdp] this optimizer is a smp.DistributedOptimizer already")
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(
+                f"[smdp] smp.DistributedOptimizer got {type(optimizer).__name__}; allowed: a"
+                " torch.optim.Optimizer"
+            )
+        if dynamic_loss_scale or static_loss_scale not in (None, 1, 1.0):
+            raise ValueError(
+                "[smdp] static_loss_scale and dynamic_loss_scale belong to fp16 training with a master copy"
+                " in fp32, which comes later; allowed: smp.amp.GradScaler with torch.autocast"
+            )
+        given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if len(set(given)) < len(given):
+            raise ValueError(
+                "[smdp] the optimizer has a parameter twice, so its state has no names; allowed: each once"
+            )
+        # torch's own constructor would make groups and state of its own.
+        self.__dict__["optimizer"] = optimizer
+        self._names: list[list[str]] | None = None
+        self._deferred: Mapping[str, Any] | None = None
+        state.optimizer = self
+        model = state.model
+        if model is not None and model.partitioned:
+            own = {parameter: name for name, parameter in model.named_parameters()}
+            self._keep({parameter: parameter for parameter in own})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the wrapped optimizer."""
+        return list(self.optimizer.param_groups)
+
+    @property
+    def state(self) -> Any:
+        """That of the wrapped optimizer."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Those of the wrapped optimizer."""
+        return dict(self.optimizer.defaults)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give the wrapped optimizer's attributes."""
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this rank's parameters."""
+        if not any(group["params"] for group in self.param_groups):
+            return None
+        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of this rank."""
+        self.optimizer.add_param_group(param_group)
+
+    def clip_master_grads(self, max_norm: float) -> Tensor:
+        """Scale gradients so that their norm over all partitions is at most `max_norm`; gives the norm."""
+        pipe = state.model.pipe
+        return clip_grad_norm_(state.model.parameters() if pipe is None else pipe, max_norm)
+
+    def keep_own(self, before: Mapping[nn.Parameter, str], own: Mapping[str, nn.Parameter]) -> None:
+        """Drop the parameters of other ranks; the model calls it when it has been cut.
+
+        Args:
+            before: Names of all parameters, as the optimizer may have them.
+            own: Those that this rank keeps, by name; they may be new objects.
+        """
+        groups = [group["params"] for group in self.param_groups]
+        self._names = [[before[each] for each in group if each in before] for group in groups]
+        # What is no parameter of the model stays: it is the script's own affair.
+        others = {each: each for group in groups for each in group if each not in before}
+        self._keep(others | {old: own[name] for old, name in before.items() if name in own})
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            self.load_state_dict(deferred)
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """Give this rank's part of the state; with the key `_smp_is_partial`."""
+        return {**self.optimizer.state_dict(), _PARTIAL: True}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state of the whole model's optimizer, as torch's without smdp would.
+
+        With several partitions, all ranks of the model-parallel group call it.
+        """
+        if not self._is_cut():
+            return dict(self.optimizer.state_dict())
+        names = self._all_names()
+        mine = {
+            name: self.optimizer.state.get(parameter)
+            for name, parameter in state.model.named_parameters()
+            if parameter in self.optimizer.state
+        }
+        found: dict[str, Any] = {}
+        for part in self._gathered(mine):
+            for name, values in part.items():
+                found.setdefault(name, values)
+        place = {name: index for index, name in enumerate(name for group in names for name in group)}
+        groups = self.optimizer.state_dict()["param_groups"]
+        return {
+            "state": {place[name]: found[name] for name in place if name in found},
+            "param_groups": [
+                {**group, "params": [place[name] for name in members]}
+                for group, members in zip(groups, names, strict=True)
+            ],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state, whole or this rank's; before the model is cut, when it is.
+
+        With several partitions, all ranks of the model-parallel group call it.
+
+        Raises:
+            ValueError: Its groups or parameters are others.
+        """
+        if not self._is_cut() and state.cfg.partitions > 1:
+            self._deferred = dict(state_dict)
+            return
+        given = {key: value for key, value in state_dict.items() if key != _PARTIAL}
+        if not state_dict.get(_PARTIAL) and self._is_cut():
+            given = self._own_part(given)
+        self.optimizer.load_state_dict(given)
+
+    def _own_part(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._all_names()
+        sizes = [len(group["params"]) for group in whole["param_groups"]]
+        if sizes != [len(group) for group in names]:
+            raise ValueError(
+                f"[smdp] the optimizer's state has groups of {sizes} parameters, the optimizer of"
+                f" {[len(group) for group in names]}; allowed: a state of the same model and groups"
+            )
+        place = {
+            name: index
+            for group, members in zip(whole["param_groups"], names, strict=True)
+            for index, name in zip(group["params"], members, strict=True)
+        }
+        own = {parameter: name for name, parameter in state.model.named_parameters()}
+        groups, values, index = [], {}, 0
+        for group, mine in zip(whole["param_groups"], self.param_groups, strict=True):
+            members = []
+            for parameter in mine["params"]:
+                found = whole["state"].get(place.get(own.get(parameter, ""), -1))
+                if found is not None:
+                    values[index] = found
+                members.append(index)
+                index += 1
+            groups.append({**group, "params": members})
+        return {"state": values, "param_groups": groups}
+
+    def _all_names(self) -> list[list[str]]:
+        """Give the names of all ranks' parameters, by group, in the order of the optimizer."""
+        if self._names is None:
+            own = {parameter: name for name, parameter in state.model.named_parameters()}
+            mine = [[own[each] for each in group["params"] if each in own] for group in self.param_groups]
+            order = {
+                name: index for index, (name, _) in enumerate(state.model.get_module().named_parameters())
+            }
+            parts = self._gathered(mine)
+            self._names = [
+                sorted({name for part in parts for name in part[index]}, key=order.__getitem__)
+                for index in range(len(mine))
+            ]
+        return self._names
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        group = state.running.groups.process_group(CommGroup.PP_GROUP)
+        told: list[Any] = [None] * group.size()
+        dist.all_gather_object(told, mine, group=group)
+        return told
+
+    def _is_cut(self) -> bool:
+        return state.model is not None and state.model.pipe is not None
+
+    def _keep(self, kept: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        for group in self.param_groups:
+            members = group["params"]
+            group["params"] = [kept[each] for each in members if each in kept]
+            for each in members:
+                found = self.optimizer.state.pop(each, None)
+                if found is not None and each in kept:
+                    self.optimizer.state[kept[each]] = found

@@ -1,0 +1,68 @@
+"""A model cut as the configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.program import Program
+from smdp.torch.model_parallel.smp_api.configuration import Configuration
+from smdp.torch.model_parallel.smp_api.manual_partition import ManualPartition, assigned
+from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
+
+
+def split(
+    model: nn.Module,
+    configuration: Configuration,
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    decision: Mapping[str, int] | None,
+) -> PipelinedModule:
+    """Cut a model; every rank of the job calls it.
+
+    Args:
+        model: The same on all ranks.
+        configuration: Of the job.
+        example: Arguments of the model's forward, one microbatch; None: modules are weighed by their bytes.
+        decision: Virtual stages of units, from a checkpoint; None: the configuration decides.
+
+    Raises:
+        ValueError: The model cannot be cut so; with a fix.
+    """
+    options = SplitOptions(
+        stages=configuration.partitions,
+        microbatches=configuration.microbatches,
+        schedule=configuration.schedule,
+        virtual_stages=configuration.virtual_stages,
+        active_microbatches=configuration.active_microbatches,
+        memory_weight=configuration.memory_weight,
+        placement=configuration.placement_strategy,
+        device=torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None,
+        seed=configuration.seed,
+    )
+    if example is not None:
+        args, kwargs = example
+        example = args, Program(model).without_cache(args, kwargs)
+    manual = None
+    if not configuration.auto_partition:
+        manual = ManualPartition(model, configuration.default_partition, configuration.partitions)
+    if decision is not None:
+        return split_over_ranks(
+            model,
+            options,
+            example,
+            lambda trace: assigned(trace, decision),
+            None if manual is None else manual.is_divided,
+        )
+    if manual is None:
+        return split_over_ranks(model, options, example)
+    if options.stages_per_rank > 1:
+        raise ValueError(
+            f"[smdp] auto_partition is off, and schedule {configuration.schedule!r} has"
+            f" {options.stages_per_rank} stages per partition; allowed: auto_partition, or a schedule with"
+            " one stage per partition"
+        )
+    return split_over_ranks(model, options, example, manual.assign, manual.is_divided)
