@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from smdp._shown import shown
 from smdp.torch.model_parallel.smp_api.groups import CommGroup, RankType, comm_group, rank_type
+from smdp.torch.model_parallel.smp_api.meeting import enter
 from smdp.torch.model_parallel.smp_api.objects import pack, unpack
 from smdp.torch.model_parallel.smp_api.state import state
 
@@ -28,7 +29,8 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
         ValueError: It is no group.
         smdp.SmdpError: A rank is gone, has not come in time, or made another call.
     """
-    dist.barrier(group=state.running.groups.process_group(comm_group(group)))
+    _count(comm_group(group), "smp.barrier()")
+    dist.barrier(group=state.running.groups.process_group(group))
 
 
 def dp_barrier() -> None:
@@ -124,6 +126,7 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
     """
     groups = state.running.groups
     ranks = groups.ranks(comm_group(group))
+    _count(group, "smp.allgather()")
     data, error = None, None
     try:
         data = pack(obj, "smp.allgather()")
@@ -137,6 +140,13 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
         if theirs is None:
             raise ValueError(f"[smdp] rank {rank}: {text.removeprefix('[smdp] ')}")
     return [unpack(theirs, "smp.allgather()") for theirs, _ in told]
+
+
+def _count(group: CommGroup, call: str) -> None:
+    """Count a call that all ranks of one model make."""
+    groups = state.running.groups
+    if set(groups.ranks(CommGroup.MP_GROUP)) <= set(groups.ranks(group)):
+        enter(call)
 
 
 def _send(data: torch.Tensor, rank: int, *, is_receipt_wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -37,6 +38,8 @@ class Job:
         local_rank: On this host.
         local_size: Ranks of the job on this host.
         owns_default_group: init() started torch.distributed.
+        calls: The last calls that this rank made together with the others of its model, with their numbers;
+            see meeting.py.
     """
 
     configuration: Configuration
@@ -45,6 +48,12 @@ class Job:
     local_rank: int
     local_size: int
     owns_default_group: bool
+    calls: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=8))
+
+    @property
+    def store(self) -> Any:
+        """The store by which the ranks of the job found each other."""
+        return self.groups.world.get_group_store()
 
 
 class State:
