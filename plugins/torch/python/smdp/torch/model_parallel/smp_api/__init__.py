@@ -1,1 +1,3 @@
-"""The API of SageMaker Model Parallel 1.x on our pipelines."""
+"""The API of SageMaker Model Parallel 1.x on our pipelines: `import smdp.torch.model_parallel as smp`."""
+
+from __future__ import annotations
