@@ -57,9 +57,9 @@ def start(launcher: str, script: str, *arguments: str, **variables: str) -> subp
         )
 
 
-def check(launcher: str, script: str, *arguments: str) -> None:
+def check(launcher: str, script: str, *arguments: str, **variables: str) -> None:
     """It ends well, on both ranks, and has learned something."""
-    done = start(launcher, script, *arguments)
+    done = start(launcher, script, *arguments, **variables)
     assert done.returncode == 0, done.stderr[-6000:]
     accuracy, ranks = re.findall(r"accuracy ([\d.]+) on (\d) ranks", done.stdout)[0]
     assert float(accuracy) > 0.85

@@ -119,9 +119,13 @@ def test_installed_horovod_is_taken(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_model_parallel_says_that_it_is_not_there() -> None:
-    done = python("import smdistributed.modelparallel.torch as smp", SMDP_COMPAT="1")
-    assert "not yet the model parallel one" in done.stderr
+def test_what_is_not_there_says_so() -> None:
+    done = python("import smdistributed.modelparallel.tensorflow as smp", SMDP_COMPAT="1")
+    assert "comes later" in done.stderr
+    done = python(
+        "import smdistributed.modelparallel as m; assert m.__version__ == '1.15.0'", SMDP_COMPAT="1"
+    )
+    assert done.returncode == 0, done.stderr
     done = python("import smdistributed.no_such_module", SMDP_COMPAT="1")
     assert "No module named 'smdistributed.no_such_module'" in done.stderr
 

@@ -42,3 +42,11 @@ def test_horovod_names(launcher: str) -> None:
     done = start(launcher, "horovod_torch_names.py")
     assert done.returncode == 0, done.stderr[-6000:]
     assert "all is right on 2 ranks" in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["smdp run", "torchrun", "mpirun and a variable"])
+def test_model_parallel_script(launcher: str, tmp_path: Path) -> None:
+    """The configuration comes from the variable, as SageMaker sets it."""
+    parameters = '{"ddp":true,"microbatches":4,"partitions":2,"pipeline":"interleaved"}'
+    check(launcher, "smp_torch.py", "--save", str(tmp_path / "model.pt"), SM_HP_MP_PARAMETERS=parameters)
+    assert {file.name for file in tmp_path.iterdir()} == {"model.pt_0", "model.pt_1"}

@@ -42,7 +42,13 @@ def _of_a_rank() -> dict[str, str]:
     for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"):
         if name not in os.environ:  # scripts save there without making it
             os.makedirs(os.path.abspath("model" if "MODEL" in name else "output"), exist_ok=True)
-    params = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": "local"}
+    # Transformers looks for the word, too.
+    is_model_parallel = "partitions" in os.environ.get("SM_HP_MP_PARAMETERS", "")
+    params = {
+        "sagemaker_distributed_dataparallel_enabled": not is_model_parallel,
+        "sagemaker_instance_type": "local",
+        **({"sagemaker_mpi_enabled": True} if is_model_parallel else {}),
+    }
     found = {"SM_FRAMEWORK_PARAMS": json.dumps(params)}
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
         found |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}

@@ -14,6 +14,7 @@ from smdp.torch.model_parallel.pipelined_module import PipelinedModule as Pipeli
 from smdp.torch.model_parallel.pipelining import pipeline as pipeline
 from smdp.torch.model_parallel.smp_api import amp as amp
 from smdp.torch.model_parallel.smp_api import distributed_model as distributed_model
+from smdp.torch.model_parallel.smp_api import nn as nn
 from smdp.torch.model_parallel.smp_api.checkpoint_files import load as load
 from smdp.torch.model_parallel.smp_api.checkpoint_files import save as save
 from smdp.torch.model_parallel.smp_api.communication import allgather as allgather
@@ -39,7 +40,7 @@ from smdp.torch.model_parallel.smp_api.groups import RankType as RankType
 from smdp.torch.model_parallel.smp_api.initialization import init as init
 from smdp.torch.model_parallel.smp_api.initialization import is_initialized as is_initialized
 from smdp.torch.model_parallel.smp_api.initialization import shutdown as shutdown
-from smdp.torch.model_parallel.smp_api.later import refuse
+from smdp.torch.model_parallel.smp_api.later import find_later
 from smdp.torch.model_parallel.smp_api.manual_partition import partition as partition
 from smdp.torch.model_parallel.smp_api.manual_partition import set_partition as set_partition
 from smdp.torch.model_parallel.smp_api.ranks import dp_rank as dp_rank
@@ -88,5 +89,5 @@ RDP_RANK = RankType.RDP_RANK
 
 
 def __getattr__(name: str) -> Any:
-    """Say of SMP's names that are not there yet when they come."""
-    return refuse(name)
+    """Give those of SMP's names that come later, which say so when they are used."""
+    return find_later(name)
