@@ -10,8 +10,12 @@ import torch.distributed as dist
 _Result = TypeVar("_Result")
 
 
-def together(step: Callable[[], _Result]) -> list[_Result]:
+def together(step: Callable[[], _Result], group: dist.ProcessGroup | None = None) -> list[_Result]:
     """Run something on every rank, none of which talks to others meanwhile.
+
+    Args:
+        step: What to run.
+        group: Whose ranks run it. Default: all ranks of the job.
 
     Returns:
         The results of all ranks.
@@ -26,11 +30,12 @@ def together(step: Callable[[], _Result]) -> list[_Result]:
         result = step()
     except Exception as found:  # noqa: BLE001 - the others are told first
         error = found
-    told: list[tuple[_Result | None, str | None]] = [(None, None)] * dist.get_world_size()
-    dist.all_gather_object(told, (result, None if error is None else _text(error)))
+    told: list[tuple[_Result | None, str | None]] = [(None, None)] * dist.get_world_size(group)
+    dist.all_gather_object(told, (result, None if error is None else _text(error)), group=group)
     if error is not None:
         raise error
-    for rank, (_, text) in enumerate(told):
+    ranks = range(len(told)) if group is None else dist.get_process_group_ranks(group)
+    for rank, (_, text) in zip(ranks, told, strict=True):
         if text is not None:
             raise RuntimeError(f"[smdp] rank {rank}: {text}")
     return [found for found, _ in told]  # type: ignore[misc]

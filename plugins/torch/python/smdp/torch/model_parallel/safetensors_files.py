@@ -65,6 +65,30 @@ def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
     together(write_index)
 
 
+def read_safetensors(path: str | PathLike[str]) -> dict[str, Tensor] | None:
+    """Read the weights of a folder, from one file or several.
+
+    Args:
+        path: A folder with `model.safetensors`, or `model.safetensors.index.json` and what that names.
+
+    Returns:
+        The tensors by name, on the CPU; None: there are no such files.
+
+    Raises:
+        ImportError: safetensors is not installed.
+    """
+    folder = Path(path)
+    names = ["model.safetensors"]
+    if (folder / _INDEX).is_file():
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        names = sorted(set(index["weight_map"].values()))
+    elif not (folder / names[0]).is_file():
+        return None
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in names for name, tensor in load_file(folder / file).items()}
+
+
 def _file_name(index: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
