@@ -91,7 +91,7 @@ test_loader = torch.utils.data.DataLoader(held_out, 40, drop_last=True)
 model = smp.DistributedModel(GroupedNet().to(device))
 optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=2e-3))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
-for epoch in range(args.epochs):
+for epoch in range(args.epochs):  # noqa: B007
     loss = train(model, device, loader, optimizer)
     scheduler.step()
     accuracy = test(model, device, test_loader)
