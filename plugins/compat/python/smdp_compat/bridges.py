@@ -16,6 +16,13 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
+from smdp_compat.model_parallel_bridges import (
+    accelerate_counts_replicas,
+    accelerated_optimizer_saves_its_part,
+    trainer_5_makes_no_optimizer,
+    trainer_computes_on_cpu,
+)
+
 _Undo = Callable[[], None]
 
 
@@ -93,6 +100,10 @@ _BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
     "torch": (_register_smddp, "torch", 3),
     "torch.nn.parallel.distributed": (_ddp_ignores_device_ids_on_cpu, "torch", 3),
     "accelerate.state": (_accelerate_computes_on_cpu, "accelerate", 2),
+    "accelerate.accelerator": (accelerate_counts_replicas, "accelerate", 2),
+    "accelerate.optimizer": (accelerated_optimizer_saves_its_part, "accelerate", 2),
+    "transformers.training_args": (trainer_computes_on_cpu, "transformers", 6),
+    "transformers.trainer": (trainer_5_makes_no_optimizer, "transformers", 6),
     "keras.src.trainers.trainer": (_keras_compile_takes_old_words, "keras", 4),
     "keras.src.optimizers.base_optimizer": (_keras_variables_can_be_called, "keras", 4),
 }

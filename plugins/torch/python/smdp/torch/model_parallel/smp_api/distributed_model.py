@@ -82,7 +82,9 @@ class DistributedModel(nn.Module):
         _check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
         self.training = module.training
-        self.__dict__["_model"] = module  # not a submodule: names stay those of the model
+        self.__dict__["_model"] = module
+        # Not a submodule: this one has the same, so names stay those of the model.
+        self.__dict__ |= {name: vars(module)[name] for name in ("_modules", "_parameters", "_buffers")}
         self._is_mean = average_grads_across_microbatches
         self._is_in_step = False
         self._has_stepped = False

@@ -1,0 +1,123 @@
+"""Small changes to released packages for jobs of SageMaker Model Parallel, where several ranks are one model.
+
+Each does nothing in other jobs. As all bridges, they are made when their package is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+_Undo = Callable[[], None]
+
+
+def trainer_computes_on_cpu(module: Any) -> _Undo:
+    """In these jobs TrainingArguments takes GPUs for granted."""
+    import torch
+
+    cached = vars(module.TrainingArguments)["_setup_devices"]  # a functools.cached_property
+    plain = cached.func
+
+    def set_up(self: Any) -> Any:
+        if torch.cuda.is_available() or not _is_model_parallel():
+            return plain(self)
+        from smdp.torch import model_parallel as smp
+
+        module.AcceleratorState._reset_state(reset_partial_state=True)
+        self.distributed_state = None
+        self._n_gpu = 1
+        self.local_rank = smp.local_rank()
+        return torch.device("cpu")
+
+    cached.func = set_up
+    return lambda: setattr(cached, "func", plain)
+
+
+def accelerate_counts_replicas(module: Any) -> _Undo:
+    """Accelerate takes every rank for a replica: it would give stages of one model different data."""
+    loader, gather = module.prepare_data_loader, module.gather
+    clip = module.Accelerator.clip_grad_norm_
+
+    @functools.wraps(loader)
+    def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
+        if _is_model_parallel():
+            from smdp.torch import model_parallel as smp
+
+            kwargs |= {"num_processes": smp.dp_size(), "process_index": smp.dp_rank()}
+        return loader(*args, **kwargs)
+
+    @functools.wraps(gather)
+    def gathered(tensor: Any) -> Any:
+        if not _is_model_parallel():
+            return gather(tensor)
+        import torch
+        from accelerate.utils import recursively_apply
+
+        from smdp.torch import model_parallel as smp
+
+        def over_replicas(part: Any) -> Any:
+            return torch.cat(
+                [each.reshape(-1) if each.dim() == 0 else each for each in smp.allgather(part, smp.DP_GROUP)]
+            )
+
+        return recursively_apply(over_replicas, tensor, error_on_other_type=True)
+
+    @functools.wraps(clip)
+    def clip_grad_norm_(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        if not _is_model_parallel():
+            return clip(self, parameters, max_norm, norm_type)
+        from smdp.torch import clip_grad_norm_ as over_all_stages
+
+        self.unscale_gradients()
+        return over_all_stages(list(parameters), max_norm, norm_type)
+
+    module.prepare_data_loader, module.gather = prepare_data_loader, gathered
+    module.Accelerator.clip_grad_norm_ = clip_grad_norm_
+
+    def undo() -> None:
+        module.prepare_data_loader, module.gather = loader, gather
+        module.Accelerator.clip_grad_norm_ = clip
+
+    return undo
+
+
+def accelerated_optimizer_saves_its_part(module: Any) -> _Undo:
+    """The Trainer saves the optimizer's part of each rank, but Accelerate has wrapped the optimizer."""
+
+    def local_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.optimizer.local_state_dict(*args, **kwargs)
+
+    module.AcceleratedOptimizer.local_state_dict = local_state_dict
+    return lambda: delattr(module.AcceleratedOptimizer, "local_state_dict")
+
+
+def trainer_5_makes_no_optimizer(module: Any) -> _Undo:
+    """From 5.0 on the Trainer itself cannot train in these jobs, and it should say so."""
+    plain = module.Trainer.train
+    if int(version("transformers").partition(".")[0]) < 5:
+        return lambda: None
+
+    @functools.wraps(plain)
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_model_parallel():
+            raise RuntimeError(
+                f"[smdp] transformers {version('transformers')} makes no optimizer for SageMaker Model"
+                " Parallel, so this Trainer cannot train; use smdp.transformers.Trainer(...,"
+                " plugins=[ModelParallel(stages=..., microbatches=...)]) without SM_HP_MP_PARAMETERS, or"
+                " transformers 4.57"
+            )
+        return plain(self, *args, **kwargs)
+
+    module.Trainer.train = train
+    return lambda: setattr(module.Trainer, "train", plain)
+
+
+def _is_model_parallel() -> bool:
+    if "partitions" not in os.environ.get("SM_HP_MP_PARAMETERS", ""):
+        return False
+    from smdp.torch import model_parallel as smp
+
+    return smp.is_initialized()
