@@ -17,6 +17,8 @@ from smdp.torch.model_parallel.smp_api import distributed_model as distributed_m
 from smdp.torch.model_parallel.smp_api import nn as nn
 from smdp.torch.model_parallel.smp_api.checkpoint_files import load as load
 from smdp.torch.model_parallel.smp_api.checkpoint_files import save as save
+from smdp.torch.model_parallel.smp_api.checkpoints import resume_from_checkpoint as resume_from_checkpoint
+from smdp.torch.model_parallel.smp_api.checkpoints import save_checkpoint as save_checkpoint
 from smdp.torch.model_parallel.smp_api.communication import allgather as allgather
 from smdp.torch.model_parallel.smp_api.communication import barrier as barrier
 from smdp.torch.model_parallel.smp_api.communication import broadcast as broadcast
