@@ -18,10 +18,10 @@ from spawn import free_port
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def command(launcher: str, script: Path) -> list[str]:
+def command(launcher: str, script: Path, ranks: int) -> list[str]:
     python = sys.executable
     if launcher == "smdp run":
-        return [python, "-m", "smdp", "run", "--compat", "-n", "2", str(script)]
+        return [python, "-m", "smdp", "run", "--compat", "-n", str(ranks), str(script)]
     if launcher == "torchrun":
         torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         return [*torchrun, "--master-port", free_port(), "-m", "smdp.compat", str(script)]
@@ -43,12 +43,15 @@ def command(launcher: str, script: Path) -> list[str]:
     return [*mpirun, "-x", "SMDP_COMPAT=1", python, str(script)]  # no word of smdp but the variable
 
 
-def start(launcher: str, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(
+    launcher: str, script: str, *arguments: str, ranks: int = 2, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script on two ranks; on others only by `smdp run`."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_"))}
     environ |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     with tempfile.TemporaryDirectory() as folder:  # smdp.compat makes folders for what scripts save
         return subprocess.run(
-            [*command(launcher, SCRIPTS / script), *arguments],
+            [*command(launcher, SCRIPTS / script, ranks), *arguments],
             env=environ,
             cwd=folder,
             capture_output=True,

@@ -22,7 +22,8 @@ rows = [
 args = TrainingArguments(
     sys.argv[2],
     max_steps=int(sys.argv[3]),
-    per_device_train_batch_size=8,
+    per_device_train_batch_size=int(sys.argv[4]),
+    lr_scheduler_type="constant",
     per_device_eval_batch_size=8,
     learning_rate=1e-2,
     logging_steps=1,
@@ -31,7 +32,6 @@ args = TrainingArguments(
     save_strategy="steps",
     save_steps=10,
     report_to=[],
-    dataloader_drop_last=True,
     use_cpu=sys.argv[1] == "alone",
 )
 
@@ -42,7 +42,7 @@ def right(prediction):
 
 
 trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows[:24], compute_metrics=right)
-trainer.train(resume_from_checkpoint=len(sys.argv) > 4)
+trainer.train(resume_from_checkpoint=len(sys.argv) > 5)
 losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
 metrics = [entry for entry in trainer.state.log_history if "eval_right" in entry][-1]
 if trainer.is_world_process_zero():

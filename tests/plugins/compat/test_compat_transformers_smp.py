@@ -1,0 +1,69 @@
+"""The Trainer's own path for SageMaker Model Parallel, on two and four CPUs, with an unmodified script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import SCRIPTS, start
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SCRIPT = "transformers_smp.py"
+PARAMETERS = '{"ddp":true,"microbatches":4,"partitions":2}'
+is_4 = transformers.__version__.startswith("4.")
+
+
+def found(folder: Path) -> Any:
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+def alone(folder: Path, batch: int) -> Any:
+    folder.mkdir()
+    words = [sys.executable, str(SCRIPTS / SCRIPT), "alone", str(folder), "20", str(batch)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return found(folder)
+
+
+@pytest.mark.skipif(not is_4, reason="from 5.0 on the Trainer makes no optimizer there; see the next test")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_trains_as_one_process_and_resumes(ranks: int, tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    replicas = ranks // 2
+    expected = alone(tmp_path / "alone", 8 * replicas)
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    for steps, *resume in (("10",), ("20", "resume")):
+        done = start(
+            "smdp run",
+            SCRIPT,
+            "jobs",
+            str(jobs),
+            steps,
+            "8",
+            *resume,
+            ranks=ranks,
+            SM_HP_MP_PARAMETERS=PARAMETERS,
+        )
+        assert done.returncode == 0, done.stderr[-6000:]
+    losses = found(jobs)["losses"]
+    assert len(losses) == 20
+    assert all(abs(losses[step] - loss) <= 1.5e-4 for step, loss in expected["losses"].items())
+    for name in ("eval_loss", "eval_right", "eval_count"):
+        assert found(jobs)["metrics"][name] == pytest.approx(expected["metrics"][name], abs=1e-4)
+    names = {file.name for file in (jobs / "checkpoint-20").iterdir()}
+    assert {"model.safetensors", "optimizer.pt_0", "optimizer.pt_1", "user_content.pt"} <= names
+    GPT2LMHeadModel.from_pretrained(jobs / "checkpoint-20")
+
+
+@pytest.mark.skipif(is_4, reason="this Trainer can")
+def test_later_trainers_say_what_to_do(tmp_path: Path) -> None:
+    done = start("smdp run", SCRIPT, "jobs", str(tmp_path), "2", "8", SM_HP_MP_PARAMETERS=PARAMETERS)
+    assert done.returncode != 0
+    assert "smdp.transformers.Trainer(..., plugins=[ModelParallel(" in done.stderr + done.stdout
