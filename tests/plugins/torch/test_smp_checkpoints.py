@@ -249,8 +249,9 @@ def check_translation_and_pruning() -> None:
 
 def check_wrong_guards() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "guards")
-    with job(TWO) as (model, _, train):
-        pattern = r"tag='y[01]', partial=True\), and rank . has gone on to .*tag='y"
+    with job(TWO) as (model, optimizer, train):
+        # The other one may have found out already, and have gone on.
+        pattern = r"tag='y[01]', partial=True\), and rank . has gone on to (.*tag='y[01]'|smp.step)"
         with pytest.raises(smdp.MismatchError, match=pattern):
             smp.save_checkpoint(folder, f"y{smp.rank()}")
         train(STEPS[0])
@@ -262,6 +263,13 @@ def check_wrong_guards() -> None:
             with pytest.raises(smdp.MismatchError, match=pattern):
                 smp.save_checkpoint(folder, "x", partial=False, model=model)
         smp.barrier()
+        if smp.rank() == 0:
+            gone_on = r"\(\), and rank 1 has gone on to smp.step; all ranks"
+            with pytest.raises(smdp.MismatchError, match=r"rank 0 is in model.state_dict" + gone_on):
+                model.state_dict()
+            with pytest.raises(smdp.MismatchError, match=r"rank 0 is in optimizer.state_dict" + gone_on):
+                optimizer.state_dict()
+        train(STEPS[0])
 
 
 def check_all() -> None:

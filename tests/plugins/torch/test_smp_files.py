@@ -86,6 +86,7 @@ def check_meetings() -> None:
         ):
             meeting.meet("full()")
         assert "rank 0 waits in full() for rank(s) [1]; all ranks" in records[0].getMessage()
+        meeting.enter("smp.step")
     else:
         time.sleep(1)
         meeting.enter("smp.step")

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from smdp.torch.model_parallel.pipelining import check_model
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
+from smdp.torch.model_parallel.smp_api.meeting import enter, meet
 from smdp.torch.model_parallel.smp_api.partitioning import split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
@@ -150,6 +151,7 @@ class DistributedModel(nn.Module):
             raise RuntimeError(
                 "[smdp] a step is called within a step; call the inner function itself, without @smp.step"
             )
+        enter("smp.step")
         if self._body is None:
             self._cut(program, parts[0])
         if not self._has_stepped:
@@ -327,9 +329,14 @@ class DistributedModel(nn.Module):
             *args: As torch's, not used.
             gather_to_rank0: Others than the first rank of the group get an empty one.
             **kwargs: As torch's, not used.
+
+        Raises:
+            smdp.MismatchError: Another rank of the group has gone on to another call.
         """
         if self._body is None:
             return dict(self._model.state_dict())
+        if isinstance(self._body, Partitions):
+            meet("model.state_dict()")
         return self._body.state_dict(to_first_only=gather_to_rank0)
 
     def load_state_dict(

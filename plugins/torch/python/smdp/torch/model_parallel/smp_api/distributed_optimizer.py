@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.clipping import clip_grad_norm_
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
+from smdp.torch.model_parallel.smp_api.meeting import meet
 from smdp.torch.model_parallel.smp_api.state import state
 
 _PARTIAL = "_smp_is_partial"
@@ -130,9 +131,13 @@ class DistributedOptimizer(Optimizer):
         """Give the state of the whole model's optimizer, as torch's without smdp would.
 
         With several partitions, all ranks of the model-parallel group call it.
+
+        Raises:
+            smdp.MismatchError: Another rank of the group has gone on to another call.
         """
         if not self._is_cut():
             return dict(self.optimizer.state_dict())
+        meet("optimizer.state_dict()")
         names = self._all_names()
         mine = {
             name: self.optimizer.state.get(parameter)
@@ -166,6 +171,7 @@ class DistributedOptimizer(Optimizer):
             return
         given = {key: value for key, value in state_dict.items() if key != _PARTIAL}
         if not state_dict.get(_PARTIAL) and self._is_cut():
+            meet("optimizer.load_state_dict()")
             given = self._own_part(given)
         self.optimizer.load_state_dict(given)
 

@@ -57,6 +57,15 @@ def meet(call: str) -> None:
         smdp.SmdpError: A rank is gone.
     """
     enter(call)
+    try:
+        _wait(call)
+    except BaseException:
+        # What has not come about does not count. Others may still read it, so that they fail as well.
+        state.running.calls.pop()
+        raise
+
+
+def _wait(call: str) -> None:
     job = state.running
     own = job.groups.rank
     missing = [rank for rank in job.groups.ranks(CommGroup.MP_GROUP) if rank != own]
