@@ -14,7 +14,7 @@ def replays() -> None:
     from torch import Tensor
 
     import smdp.torch
-    from smdp.torch.model_parallel import pipelined_module
+    from smdp.torch.model_parallel import steps
     from smdp.torch.model_parallel.ghosts import Ghosts
 
     ends = []
@@ -32,7 +32,7 @@ def replays() -> None:
             runs.append(1)
             return super()._predict(given, call)
 
-    pipelined_module.Ghosts = CountedGhosts  # type: ignore[misc]
+    steps.Ghosts = CountedGhosts  # type: ignore[misc]
     pipe = smdp.torch.pipeline(made(Counted), stages=2, microbatches=8)
     is_last = dist.get_rank() == 1
     for length, are_new in ((12, True), (12, False), (8, True), (12, False), (8, False)):

@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+_LEAVES = (Tensor, type(None), str, int, float)
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
+
+def tensors_in(tree: Any) -> list[Tensor]:
     """Give the tensors of a structure, in a fixed order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from tensors_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for field in dataclasses.fields(tree):
-            yield from tensors_in(getattr(tree, field.name))
+    found: list[Any] = []
+    _collect(tree, found)
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
 def leaves_in(tree: Any) -> list[Any]:
     """Give what a structure holds, tensors and all else: their places stay where some are None."""
     found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(note, tree)
+    _collect(tree, found)
     return found
+
+
+def _collect(tree: Any, found: list[Any]) -> None:
+    if isinstance(tree, _LEAVES):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            _collect(getattr(tree, field.name), found)
+    else:
+        found.append(tree)
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
@@ -44,16 +50,19 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Give a structure with each leaf replaced; itself where none is."""
+    # First what is most frequent: this runs several times in each operation.
+    if isinstance(tree, _LEAVES):
+        return function(tree)
     if isinstance(tree, (list, tuple)):
         items = [map_leaves(function, item) for item in tree]
-        if all(new is old for new, old in zip(items, tree, strict=True)):
+        if not any(map(operator.is_not, items, tree)):
             return tree
         if hasattr(tree, "_fields"):
             return type(tree)(*items)
         return type(tree)(items)
     if isinstance(tree, dict):
         values = {key: map_leaves(function, item) for key, item in tree.items()}
-        if all(values[key] is tree[key] for key in values):
+        if not any(map(operator.is_not, values.values(), tree.values())):
             return tree
         # A ModelOutput is a dict and a dataclass: setting an item sets the attribute too.
         changed = copy.copy(tree)

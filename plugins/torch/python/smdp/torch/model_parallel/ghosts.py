@@ -224,7 +224,7 @@ def _separate(tree: Any) -> Any:
         if isinstance(item, (Tensor, Parameter, *_PLAIN)) or callable(item):
             return item
         if isinstance(item, (list, tuple, dict)) or hasattr(item, "__dataclass_fields__"):
-            return item if next(tensors_in(item), None) is not None else _try_copy(item)
+            return item if tensors_in(item) else _try_copy(item)
         return _try_copy(item)
 
     args, kwargs = tree

@@ -325,7 +325,7 @@ class Interpreter(TorchFunctionMode):
 
         An operation may give one of its inputs, a module something that it keeps.
         """
-        inputs = leaves_in(given)
+        inputs = leaves_in(given) if operation.changes else []
         locals_ = leaves_in(local)
         own: dict[int, Tensor] = {}
         changes = [place for place in operation.changes if isinstance(locals_[place], Tensor)]
@@ -350,7 +350,7 @@ class Interpreter(TorchFunctionMode):
 
     def _keep(self, operation: Operation, real: tuple[Any, Any, Any], args: Any, kwargs: Any) -> Any:
         """Note whose the tensors of a result are."""
-        tensors = list(tensors_in(real))
+        tensors = tensors_in(real)
         if len(tensors) != len(operation.values):
             raise RuntimeError(
                 f"[smdp] {operation.name} gave {len(tensors)} tensors, other ranks expect"

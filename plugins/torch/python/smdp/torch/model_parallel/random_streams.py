@@ -57,7 +57,11 @@ class RandomStream:
     def start(self, name: str) -> None:
         """Set torch's generators for the operation of this name."""
         digest = hashlib.blake2b((self._prefix + name).encode(), digest_size=8).digest()
-        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        seed = int.from_bytes(digest, "little") >> 1
+        # torch.manual_seed() takes half a millisecond: for devices that do not run it keeps a stack trace.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
 
 
 class KeptState:
