@@ -116,7 +116,12 @@ def measure(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     split = Language(options)
     pipe = smdp.torch.pipeline(
-        split, stages=2, microbatches=options.microbatches, schedule=options.schedule, example_inputs=ids
+        split,
+        stages=2,
+        microbatches=options.microbatches,
+        schedule=options.schedule,
+        example_inputs=ids,
+        loss_fn=loss_of,
     )
     cut = sum(stages[0] == 0 for name, stages in pipe.split.stages.items() if name.startswith("blocks."))
     gloo = dist.new_group(backend="gloo")

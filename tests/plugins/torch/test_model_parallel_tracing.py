@@ -86,6 +86,41 @@ def test_what_the_loss_consumes_crosses_as_well() -> None:
     assert [unit.cut_bytes for unit in found.units] == [VALUE + 4, VALUE + 4, 0]
 
 
+def heavy(value: Tensor) -> Tensor:
+    matrix = value.mean() * torch.ones(256, 256)
+    for _ in range(10):
+        matrix = matrix @ matrix / 256
+    return matrix.sum()
+
+
+class Between(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heavy(x)  # every rank does this
+        y = self.a(x)
+        self.steps += y.mean().detach()
+        return self.b(y + heavy(y)).relu()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_meta", [False, True])
+def test_seconds_between_units_count_for_the_unit_before(is_meta: bool) -> None:
+    with torch.device("meta" if is_meta else "cpu"):
+        model = Between()
+    inputs = (torch.randn(3, WIDTH),)
+    a, b = trace(model, ("a", "b"), inputs).units
+    assert a.forward > 10 * b.forward and a.backward_input > 10 * b.backward_input > 0
+    if not is_meta:
+        assert torch.equal(model.steps, torch.zeros(1))
+        again = trace(
+            model, ("a", "b"), inputs, loss_fn=lambda output: heavy(output).item() and heavy(output)
+        )
+        assert again.units[1].forward > 10 * b.forward
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()

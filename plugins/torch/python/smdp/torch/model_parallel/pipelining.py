@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smdp.torch.model_parallel.pinning import pinned
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
-from smdp.torch.model_parallel.program import Program
+from smdp.torch.model_parallel.program import LossFunction, Program
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
 
@@ -24,6 +24,7 @@ def pipeline(
     schedule: str = "1f1b",
     example_inputs: Any = None,
     *,
+    loss_fn: LossFunction | None = None,
     virtual_stages: int | None = None,
     active_microbatches: int | None = None,
     pins: Mapping[str, int] | None = None,
@@ -53,6 +54,8 @@ def pipeline(
         example_inputs: A batch as train_step() will get. Its first microbatch is traced: modules are weighed
             by their seconds, in the order in which they run. Default: by bytes of parameters, in the order in
             which they are registered.
+        loss_fn: That of train_step(), called once with what the first microbatch of `example_inputs` gives:
+            its time counts when the model is cut. A loss that the model computes itself counts anyway.
         virtual_stages: Per rank. Default: the schedule's usual number.
         active_microbatches: Most in flight under "smp_interleaved". Default: stages + 2.
         pins: Virtual stage of modules, by name; what is not named goes where the step is shortest.
@@ -86,11 +89,14 @@ def pipeline(
         is_compiled=compile,
     )
     options.check()
-    example = None
+    example = weighed_loss = None
     if example_inputs is not None:
-        example = Program(model).arguments(cut(example_inputs, microbatches)[0])
+        program, part = Program(model), cut(example_inputs, microbatches)[0]
+        example = program.arguments(part)
+        if loss_fn is not None:
+            weighed_loss = functools.partial(program.loss, loss_fn, microbatch=part)
     assign = functools.partial(pinned, pins=pins, stages=stages * options.stages_per_rank) if pins else None
-    return split_over_ranks(model, options, example, assign)
+    return split_over_ranks(model, options, example, assign, loss_fn=weighed_loss)
 
 
 def check_model(model: Any) -> None:

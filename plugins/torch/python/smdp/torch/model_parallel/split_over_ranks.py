@@ -93,6 +93,7 @@ def split_over_ranks(
     example: tuple[tuple[Any, ...], dict[str, Any]] | None,
     assign: Callable[[Trace], Trace] | None = None,
     must_be_cut: Callable[[nn.Module], bool] | None = None,
+    loss_fn: Callable[[Any], Any] | None = None,
 ) -> PipelinedModule:
     """Split a model; every rank of the job calls it.
 
@@ -103,6 +104,7 @@ def split_over_ranks(
             by their bytes.
         assign: Gives units of the trace their stages, as far as they are not the partitioner's to choose.
         must_be_cut: Of which modules the parts are units rather than the whole.
+        loss_fn: Called with what the model gives for `example`; its time is the last units'.
 
     Raises:
         ValueError: The model cannot be split so; with a fix.
@@ -114,7 +116,11 @@ def split_over_ranks(
     # All ranks trace at once, so that times are those of training, with the others at work; rank 0's count.
     dist.barrier()
     traced = together(
-        lambda: trace_by_parameters(model, units) if example is None else trace(model, units, *example)
+        lambda: (
+            trace_by_parameters(model, units)
+            if example is None
+            else trace(model, units, *example, loss_fn=loss_fn)
+        )
     )[0]
     if assign is not None:
         traced = assign(traced)

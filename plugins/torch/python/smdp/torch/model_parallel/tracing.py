@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
+from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -21,6 +22,7 @@ from smdp.partition import Tied, Trace, Unit
 from smdp.partition.trace import ELEMENT_BYTES
 from smdp.torch.model_parallel.ghosts import quietly
 from smdp.torch.model_parallel.glue_activations import GlueActivations
+from smdp.torch.model_parallel.glue_costs import GlueCosts
 from smdp.torch.model_parallel.kept_buffers import kept_buffers
 from smdp.torch.model_parallel.unit_costs import (
     BYTES_PER_SECOND,
@@ -56,6 +58,9 @@ def trace(
     `BYTES_PER_SECOND`. A unit whose shapes depend on values, as those of experts may, cannot run so: it runs
     on random numbers, for which its own parameters, and no others, are in memory.
 
+    The model's own operations on what units gave, and those of the loss function, are measured one by one and
+    belong to the unit before them.
+
     Activation bytes are those of the distinct storages that autograd keeps of a call, and of the model's own
     operations from there to the next call, parameters and buffers excepted: the last unit's include those of
     a loss that the model computes. For cut bytes see ValueFlow. Further calls of a unit are units of their
@@ -70,7 +75,8 @@ def trace(
         units: As find_units() gives them.
         args: Of the model's forward: tensors with values, of one microbatch.
         kwargs: Of the model's forward.
-        loss_fn: Called with the output, for what it consumes; not for a model with meta parameters.
+        loss_fn: Called with the output, for its time and what it consumes; not for a model with meta
+            parameters.
         repeats: Runs of each call, after one to warm up; estimates need one.
 
     Raises:
@@ -114,6 +120,7 @@ class _Tracer:
         )
         self._resident: dict[int, torch.UntypedStorage] = {}
         self._glue = GlueActivations(self._resident)
+        self._glue_costs = GlueCosts(self._flow.stems_from_parameters, self._measure_glue)
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -152,7 +159,7 @@ class _Tracer:
         ]
         self._flow.begin(glue)
         try:
-            with self._flow, self._glue, torch.enable_grad():
+            with self._flow, self._glue, self._glue_costs, torch.enable_grad():
                 if self._fake_mode is not None:
                     functional_call(model, tensors, args, kwargs)
                 else:
@@ -178,13 +185,13 @@ class _Tracer:
             counts[call.unit] += 1
             name = _called(call.unit, counts[call.unit])
             modules[name] = self._modules[call.unit]
-            cost = call.cost
+            cost, glue = call.cost, self._glue_costs.after(place)
             made.append(
                 Unit(
                     name=name,
-                    forward=cost.forward,
-                    backward_input=cost.backward_input,
-                    backward_weight=cost.backward_weight,
+                    forward=cost.forward + glue.forward,
+                    backward_input=cost.backward_input + glue.backward_input,
+                    backward_weight=cost.backward_weight + glue.backward_weight,
                     parameter_bytes=_parameter_bytes(modules[name]),
                     activation_bytes=cost.activation_bytes + self._glue.bytes_after(place),
                     cut_bytes=self._flow.cut_bytes(place),
@@ -218,17 +225,18 @@ class _Tracer:
             call = len(self._calls)
             self._flow.enter(call, (args, kwargs))
             self._glue.leave_out(_tensors((args, kwargs)))
-            self._glue.call = call
-            self._is_measuring = self._glue.is_paused = True
+            self._glue.call = self._glue_costs.call = call
+            self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = True
             try:
-                with torch.no_grad():
+                # Paused, and not even there, for it would take time of each operation.
+                with torch.no_grad(), _pop_mode_temporarily():
                     with _disable_current_modes():
                         cost = self._measure(
                             name, module, args, kwargs, lambda tensor: id(tensor) in has_gradient
                         )
                     output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
             finally:
-                self._is_measuring = self._glue.is_paused = False
+                self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = False
             self._calls.append(_Call(name, replace(cost, output=None)))
             output = tree_map(lambda leaf: self._given(leaf, cost), output)
             self._flow.leave(call, output)
@@ -244,6 +252,24 @@ class _Tracer:
             leaf = self._glue.with_gradient(leaf)
         self._glue.leave_out([leaf])
         return leaf
+
+    def _measure_glue(self, run: Callable[..., Any], args: Any, kwargs: Any) -> UnitCost:
+        is_fake = self._fake_mode is not None
+        self._glue.is_paused = True
+        try:
+            with quietly(), _disable_current_modes():
+                return measure(
+                    run,
+                    args,
+                    kwargs,
+                    has_gradient=self._flow.stems_from_parameters,
+                    parameters=(),
+                    resident={},
+                    clock=estimate_clock if is_fake else wall_clock,
+                    repeats=0 if is_fake else self._repeats,
+                )
+        finally:
+            self._glue.is_paused = False
 
     def _measure(
         self,
