@@ -63,6 +63,7 @@ class Executor:
         self._recorded = recorded
         self._scale = scale
         self._posted = 0
+        self._paused = 0.0
         self._reduce_replicas = reduce_replicas
         self._reduce_tied = reduce_tied
         self.timeline: list[Timed] = []
@@ -94,7 +95,12 @@ class Executor:
         self._step.reads.finish()
 
     def _waited(self) -> float:
-        return self._step.values.waited + self._step.reads.waited
+        return self._step.values.waited + self._step.reads.waited + self._paused
+
+    def _pause(self) -> None:
+        start = time.perf_counter()
+        time.sleep(_PAUSE)
+        self._paused += time.perf_counter() - start
 
     def _perform(self, action: Action) -> None:
         # A table of bound methods would be a cycle, which keeps a step's tensors until it is collected.
@@ -154,14 +160,14 @@ class Executor:
             microbatch = self._microbatches[action.microbatch]
             while not microbatch.forward(action.stage):
                 self._serve_reads()
-                time.sleep(_PAUSE)
+                self._pause()
 
     def _backward_input(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]
         # Who is to send the gradient may wait for a value that this rank has yet to hand round.
         while self._has_reads() and not microbatch.has_gradients(action.stage):
             self._serve_reads()
-            time.sleep(_PAUSE)
+            self._pause()
         backward(self._plan, microbatch, action.stage, self._scale)
 
     def _backward_weight(self, action: Action) -> None:
