@@ -17,11 +17,13 @@ from torch.utils.hooks import RemovableHandle
 from smdp.torch.model_parallel.pipelining import check_model
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
-from smdp.torch.model_parallel.smp_api.meeting import enter, meet
+from smdp.torch.model_parallel.smp_api.meeting import meet
+from smdp.torch.model_parallel.smp_api.one_loss import as_one
 from smdp.torch.model_parallel.smp_api.partitioning import split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
 from smdp.torch.model_parallel.smp_api.state import state
+from smdp.torch.model_parallel.smp_api.whole_model import Wrapped, gathered_again
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ class DistributedModel(nn.Module):
                 "[smdp] model.backward(loss) is called outside of a step; call it in a function decorated"
                 " with @smp.step, after model(...)"
             )
-        self._body.backward(_as_one(tensors, grad_tensors))
+        self._body.backward(as_one(tensors, grad_tensors))
 
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
@@ -147,19 +149,15 @@ class DistributedModel(nn.Module):
         Returns:
             What it returned, by microbatch.
         """
-        if self._is_in_step:
-            raise RuntimeError(
-                "[smdp] a step is called within a step; call the inner function itself, without @smp.step"
-            )
-        enter("smp.step")
-        if self._body is None:
-            self._cut(program, parts[0])
-        if not self._has_stepped:
-            for hook in list(self._partition_hooks.values()):
-                hook(self, state.optimizer)
-        assert self._body is not None
+        self.check_not_in_step()
         self._is_in_step = True
         try:
+            if self._body is None:
+                self._cut(program, parts[0])
+            assert self._body is not None
+            if not self._has_stepped:
+                for hook in list(self._partition_hooks.values()):
+                    hook(self, state.optimizer)
             results = self._body.run_step(program, parts, is_training=is_training)
         finally:
             self._is_in_step = False
@@ -168,6 +166,17 @@ class DistributedModel(nn.Module):
             for hook in self._step_hooks:
                 hook(self, state.optimizer)
         return results
+
+    def check_not_in_step(self) -> None:
+        """Refuse a step within a step.
+
+        Raises:
+            RuntimeError: There is one already.
+        """
+        if self._is_in_step:
+            raise RuntimeError(
+                "[smdp] a step is called within a step; call the inner function itself, without @smp.step"
+            )
 
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
         """Have hook(model, optimizer) called at the first step, when the model has been cut."""
@@ -253,7 +262,7 @@ class DistributedModel(nn.Module):
     @property
     def module(self) -> Any:
         """What has the model as its `.module`, and the model's attributes: scripts go two levels down."""
-        return _Wrapped(self._model)
+        return Wrapped(self._model)
 
     def __getattr__(self, name: str) -> Any:
         """Give the model's attributes as one's own."""
@@ -364,7 +373,7 @@ class DistributedModel(nn.Module):
         The model is whole then, and can be used as if it had never been cut, by get_module(). Steps end here.
         """
         whole = {name: value.cpu() for name, value in self.state_dict().items() if isinstance(value, Tensor)}
-        self._body = None if self._body is None else _gathered(self._model, whole, self._body)
+        self._body = None if self._body is None else gathered_again(self._model, whole)
         return self
 
     # What torch calls.
@@ -423,16 +432,6 @@ class DistributedModel(nn.Module):
         raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")
 
 
-class _Wrapped:
-    """Stands between a DistributedModel and its model."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
-
-
 def _check_options(trace_device: Any, trace_execution_times: Any, passes: Any) -> None:
     if trace_device not in ("cpu", "gpu"):
         raise ValueError(f"[smdp] trace_device = {trace_device!r} is not valid; allowed: 'cpu', 'gpu'")
@@ -445,41 +444,3 @@ def _check_options(trace_device: Any, trace_execution_times: Any, passes: Any) -
         raise ValueError(
             f"[smdp] backward_passes_per_step = {passes!r} is not valid; allowed: an integer from 1"
         )
-
-
-def _as_one(tensors: Any, grad_tensors: Any) -> Any:
-    """Give the number whose backward is that of several tensors with these gradients."""
-    if grad_tensors is None and isinstance(tensors, Tensor):
-        return tensors
-    several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    gradients = (
-        [grad_tensors] if isinstance(grad_tensors, Tensor) else list(grad_tensors or [None] * len(several))
-    )
-    if not several or len(several) != len(gradients):
-        raise ValueError(
-            f"[smdp] model.backward() got {len(several)} tensors and {len(gradients)} gradients; allowed: as"
-            " many gradients as tensors, and at least one"
-        )
-    terms = [
-        tensor if gradient is None else (tensor * gradient).sum()
-        for tensor, gradient in zip(several, gradients, strict=True)
-    ]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
-
-
-def _gathered(model: nn.Module, whole: Mapping[str, Tensor], body: Any) -> Any:
-    """Give a model all of its parameters back, on the CPU."""
-    made: dict[int, nn.Parameter] = {}
-    for prefix, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in made:
-                value = whole[f"{prefix}.{key}" if prefix else key]
-                made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
-            module._parameters[key] = made[id(parameter)]
-    model.load_state_dict(whole, strict=False)
-    return SinglePartition(model, None, passes_per_step=1, is_mean=True, options={})

@@ -79,6 +79,7 @@ def step(
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
         model = _model()
+        model.check_not_in_step()
         parts = slicer.cut(args, kwargs, state.cfg.microbatches)
 
         @functools.wraps(body)

@@ -91,7 +91,7 @@ def _gathered(results: Sequence[Any]) -> Any:
     first = results[0]
     if all(isinstance(result, Tensor) for result in results):
         return StepOutput(results)
-    if not _is_structure(first):
+    if not any(_is_structure(result) or isinstance(result, Tensor) for result in results):
         return list(results)
     if any(type(result) is not type(first) or _keys(result) != _keys(first) for result in results):
         raise ValueError(
@@ -108,6 +108,8 @@ def _is_structure(tree: Any) -> bool:
 
 
 def _keys(tree: Any) -> list[Any]:
+    if not _is_structure(tree):
+        return []
     if isinstance(tree, Mapping):
         return list(tree)
     if isinstance(tree, (list, tuple)):

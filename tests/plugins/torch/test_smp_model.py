@@ -1,0 +1,317 @@
+"""DistributedModel beyond its step: partitions by hand, one partition, gradient scaling, wrong use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_models import WIDTH, Chain, Layer, adam, differences, made, rows, square_loss, train_alone
+from torch import Tensor, nn
+from torch_spawn import run
+
+import smdp.torch
+import smdp.torch.model_parallel as smp
+
+STEPS = rows(2)
+TWO = {"partitions": 2, "microbatches": 4}
+
+
+@contextmanager
+def refused(text: str, kind: Any = (ValueError, RuntimeError)) -> Iterator[None]:
+    with pytest.raises(kind, match=re.escape(text)):
+        yield
+
+
+@contextmanager
+def job(**configuration: Any) -> Iterator[None]:
+    smp.init({**TWO, **configuration})
+    try:
+        yield
+    finally:
+        smp.shutdown()
+
+
+@smp.step
+def train_step(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = square_loss(model(x), {"y": y})
+    model.backward(loss)
+    return loss
+
+
+def train(model: Any, optimizer: Any) -> None:
+    for batch in STEPS:
+        optimizer.zero_grad()
+        train_step(model, batch["x"], batch["y"])
+        optimizer.step()
+
+
+def trained(make: Any = Chain, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = smp.DistributedModel(make(), **options)
+    optimizer = smp.DistributedOptimizer(adam(model))
+    train(model, optimizer)
+    return model
+
+
+class ByHand(nn.Module):
+    """Contexts within contexts, a list made inside one and registered outside, and a part of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Layer()
+        with smp.partition(1):
+            layers = [Layer() for _ in range(2)]
+            with smp.partition(0):
+                self.second = Layer()
+        self.layers = nn.ModuleList(layers)
+        self.nested = nn.Module()
+        self.nested.inner = Layer()
+        self.head = nn.Linear(WIDTH, 1)
+        smp.set_partition(self.nested, 1)
+        smp.set_partition(self.head, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.nested.inner(x))  # type: ignore[no-any-return]
+
+
+class Backwards(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with smp.partition(1):
+            self.early = Layer()
+        with smp.partition(0):
+            self.late = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.late(self.early(x))  # type: ignore[no-any-return]
+
+
+def partitions_by_hand() -> None:
+    alone = made(ByHand)
+    train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
+    with job(auto_partition=False, default_partition=0):
+        model = trained(ByHand)
+        names = {"first": 0, "second": 0, "layers.0": 1, "layers.1": 1, "nested": 1, "head": 1}
+        assert {name: model.get_module_partition(name) for name in names} == names
+        assert model.get_module_partition(model.get_module().head) == 1
+        assert differences(model, alone) == {}
+        own = {"first", "second"} if smp.pp_rank() == 0 else {"layers", "nested", "head"}
+        assert {name.partition(".")[0] for name, _ in model.local_named_parameters()} == own
+    with job():  # ignored where the partitioner decides
+        assert differences(trained(ByHand), alone) == {}
+    with job(auto_partition=False, default_partition=0):
+        with refused("values only flow to later partitions"):
+            trained(Backwards)
+    with job(auto_partition=False, default_partition=0):
+        with refused("put on partition 5"), smp.partition(5):
+            trained(Chain)
+    with refused("partition index -1"), smp.partition(-1):
+        pass
+    with refused("got str"):
+        smp.set_partition("head", 1)  # type: ignore[arg-type]
+
+
+def test_partitions_by_hand() -> None:
+    run(partitions_by_hand, 2)
+
+
+def variants_equal_one_process() -> None:
+    alone = made(Chain)
+    train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
+
+    pipe = smdp_pipeline()
+    for configuration in (
+        {"active_microbatches": 2},
+        {"pipeline": "simple", "optimize": "speed"},
+        {"schedule": "interleaved_1f1b", "virtual_stages": 2},
+        {"skip_tracing": True, "placement_strategy": "spread"},
+    ):
+        with job(**configuration):
+            model = trained()
+            assert differences(model, alone) == {}
+            if "active_microbatches" in configuration:
+                assert dict(differences(model, pipe.module)) == {}
+                assert most_in_flight(model) == 2
+    with job():  # never whole anywhere
+        torch.manual_seed(0)
+        with smp.delay_param_initialization():
+            late = Chain()
+        assert all(parameter.is_meta for parameter in late.parameters())
+        assert differences(trained(lambda: late), alone) == {}
+    with job():
+        with smp.model_creation(dtype=torch.float64):
+            assert Chain().head.weight.dtype == torch.float64
+        assert Chain().head.weight.dtype == torch.float32
+        model = trained(average_grads_across_microbatches=False)
+        sums = {name: parameter.grad for name, parameter in model.named_parameters()}
+    with job():
+        model = trained()
+        ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+        assert any(not torch.equal(sums[name], each) for name, each in ours.items() if name in sums)
+    with job(), torch.autocast("cpu", enabled=False):
+        model = smp.DistributedModel(made(Chain))
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2))
+        scaler = smp.amp.GradScaler(init_scale=1024.0)
+
+        @smp.step
+        def scaled_step(batch: dict[str, Tensor], spoiled: float) -> Tensor:
+            loss = square_loss(model(batch["x"]), batch) * spoiled
+            model.backward(scaler.scale(loss))
+            return loss
+
+        for spoiled, scale in ((1.0, 1024.0), (float("inf"), 512.0)):
+            before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+            optimizer.zero_grad()
+            scaled_step(STEPS[0], spoiled)
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == scale
+            kept = [
+                torch.equal(before[name], each) for name, each in model.named_parameters() if name in before
+            ]
+            assert all(kept) == (spoiled != 1.0)
+
+
+def smdp_pipeline() -> Any:
+    pipe = smdp.torch.pipeline(
+        made(Chain), 2, 4, schedule="smp_interleaved", active_microbatches=2, example_inputs=STEPS[0]
+    )
+    optimizer = adam(pipe)
+    for batch in STEPS:
+        optimizer.zero_grad()
+        pipe.train_step(batch, square_loss)
+        optimizer.step()
+    return pipe
+
+
+def most_in_flight(model: Any) -> int:
+    """Count microbatches of the first stage that have gone forward and not yet backward."""
+    most = current = 0
+    for timed in model.pipe.timeline:
+        if re.fullmatch(r"0[FB]\d+", timed.text):
+            current += 1 if "F" in timed.text else -1
+            most = max(most, current)
+    told = [most]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def test_variants_equal_one_process() -> None:
+    run(variants_equal_one_process, 2)
+
+
+def one_partition() -> None:
+    steps = rows(2, 8)
+    alone = made(Chain)
+    train_alone(alone, steps, 2, square_loss, lambda model, part: model(part["x"]))
+    with job(partitions=1, microbatches=2, ddp=True):
+        model = smp.DistributedModel(made(Chain))
+        assert model.partitioned and model.get_module_partition("head") == 0
+        optimizer = smp.DistributedOptimizer(adam(model))
+        for batch in steps:
+            mine = {name: item.chunk(2)[smp.dp_rank()] for name, item in batch.items()}
+            optimizer.zero_grad()
+            loss = train_step(model, mine["x"], mine["y"])
+            optimizer.step()
+            assert loss.concat().shape == (2,)
+        assert all(far < 1e-6 for far in differences(model, alone).values())
+        # Decorator and model.backward are optional.
+        optimizer.zero_grad()
+        square_loss(model(mine["x"]), mine).backward()
+        mean = [parameter.grad.clone() for parameter in model.parameters()]
+        optimizer.zero_grad()
+        train_step(model, mine["x"], mine["y"])
+        for parameter, expected in zip(model.parameters(), mean, strict=True):
+            assert torch.allclose(parameter.grad, expected, atol=1e-6)
+        with model.join():
+            pass
+        whole = model.state_dict()
+        assert model.load_state_dict({**whole, "_smp_is_partial": False}).missing_keys == []
+
+
+def test_one_partition() -> None:
+    run(one_partition, 2)
+
+
+def wrong_use() -> None:
+    batch = STEPS[0]
+    with refused("smp.init() has not been called"):
+        smp.DistributedModel(made(Chain))
+    with job():
+        with refused("no smp.DistributedModel"):
+            train_step(None, batch["x"], batch["y"])
+        with refused("trace_device = 'tpu'"):
+            smp.DistributedModel(made(Chain), trace_device="tpu")
+        with refused("trace_execution_times"):
+            smp.DistributedModel(made(Chain), trace_device="cpu", trace_execution_times=True)
+        with refused("backward_passes_per_step = 0"):
+            smp.DistributedModel(made(Chain), backward_passes_per_step=0)
+        with refused("got int"):
+            smp.DistributedModel(3)  # type: ignore[arg-type]
+        model = smp.DistributedModel(made(Chain))
+        with refused("allowed: one"):
+            smp.DistributedModel(made(Chain))
+        with refused("outside of a step"):
+            model(batch["x"])
+        with refused("outside of a step"):
+            model.backward(torch.zeros((), requires_grad=True))
+        with refused("local_state_dict() is called before the first step"):
+            model.local_state_dict()
+        with refused("x of train_step has size 6 along axis 0, which microbatches = 4 does not divide"):
+            train_step(model, batch["x"][:6], batch["y"])
+        with refused("names 'z', which is no parameter of"):
+            smp.step(non_split_inputs=["z"])(lambda x: x)
+        with refused("input_split_axes['x'] = 'first'"):
+            smp.step(input_split_axes={"x": "first"})(lambda x: x)  # type: ignore[dict-item]
+        with refused("got int"):
+            smp.step(3)  # type: ignore[call-overload]
+        with refused("does not call the model"):
+            smp.step(lambda x: x)(batch["x"])
+
+        @smp.step
+        def nested(x: Tensor, y: Tensor) -> Any:
+            return train_step(model, x, y)
+
+        with refused("a step is called within a step"):
+            nested(batch["x"], batch["y"])
+        optimizer = smp.DistributedOptimizer(adam(model))
+        with refused("is a smp.DistributedOptimizer already"):
+            smp.DistributedOptimizer(optimizer)
+        with refused("comes later"):
+            smp.DistributedOptimizer(adam(model), dynamic_loss_scale=True)
+        with refused("comes later", NotImplementedError):
+            smp.nn.DistributedLinear(3, 4)
+        with refused("comes later", NotImplementedError):
+            smp.set_activation_checkpointing(model.get_module().layers)
+        with refused("has no name 'stepp'", AttributeError):
+            _ = smp.stepp
+
+        train(model, optimizer)
+        with refused("needs replicas of a model in one partition"):
+            model.register_comm_hook(None, None)
+        with refused("it has no module 'nothing'"):
+            model.get_module_partition("nothing")
+        with refused("load it before the first step"):
+            model.fix_partition({"layers.0": 1})
+        with refused("lacks"):
+            model.load_state_dict({})
+
+        @smp.step
+        def branches(x: Tensor) -> Any:
+            return model(x) if len(seen.append(0) or seen) % 2 else [model(x)]  # type: ignore[func-returns-value]
+
+        seen: list[int] = []
+        with refused("different structures"):
+            branches(batch["x"])
+
+
+def test_wrong_use() -> None:
+    run(wrong_use, 2)
