@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from typing import Any
 
@@ -113,6 +114,12 @@ def check_ranks_disagree() -> None:
         init({"partitions": 2, "schedule": "dualpipe_v"})
     init({"partitions": 2, "placement_strategy": "TDP", "prescaled_batch": True})
     assert smp.get_mp_group() == [0, 1] and smp.rdp_size() == smp.dp_size() == 1
+    if dist.get_rank() == 0:
+        # A worker that imports transformers calls this as well, with all variables of the rank.
+        worker = multiprocessing.get_context("spawn").Process(target=init)
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == 0
     shutdown()
     assert dist.is_initialized()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,13 +20,17 @@ from smdp.torch.model_parallel.smp_api.groups import Groups
 from smdp.torch.model_parallel.smp_api.state import Job, state
 from smdp.torch.model_parallel.transfers import Channel
 
+# Inherited by the processes that a rank starts: they have its launcher's variables, and are no ranks.
+_IN_JOB = "_SMDP_IN_MODEL_PARALLEL_JOB"
+
 
 def init(config: Mapping[str, Any] | None = None) -> None:
     """Start the job: check the configuration, join the other ranks, make the groups. All ranks call it.
 
     torch.distributed is started over smdp where it has not been started yet, with the ranks of whatever
     launcher there is. No device is chosen. Once the job runs, a call without a configuration, or with the
-    same one, does nothing.
+    same one, does nothing. Neither does one in a process that a rank has started by multiprocessing, such as
+    a worker of a DataLoader, which imports what the script imports.
 
     Args:
         config: Keys of the configuration; those in SM_HP_MP_PARAMETERS go before them.
@@ -41,6 +46,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if state.job is not None:
         _check_same(wanted, state.cfg)
         return
+    if multiprocessing.parent_process() is not None and _IN_JOB in os.environ:
+        return
     launch = None if find() is SingleProcess else detect(needs_master=False)
     has_group = dist.is_initialized()
     world_size = dist.get_world_size() if has_group else launch.world_size if launch else 1
@@ -53,6 +60,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         if not has_group and dist.is_initialized():
             dist.destroy_process_group()
         raise
+    os.environ[_IN_JOB] = "1"
 
 
 def is_initialized() -> bool:
@@ -66,6 +74,7 @@ def shutdown() -> None:
     if job is None:
         return
     state.clear()
+    os.environ.pop(_IN_JOB, None)
     job.groups.close()
     if job.owns_default_group and dist.is_initialized():
         dist.destroy_process_group()
