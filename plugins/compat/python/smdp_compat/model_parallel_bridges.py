@@ -54,16 +54,16 @@ def accelerate_counts_replicas(module: Any) -> _Undo:
         if not _is_model_parallel():
             return gather(tensor)
         import torch
-        from accelerate.utils import recursively_apply
 
         from smdp.torch import model_parallel as smp
+        from smdp.torch.model_parallel.containers import map_tensors
 
         def over_replicas(part: Any) -> Any:
             return torch.cat(
                 [each.reshape(-1) if each.dim() == 0 else each for each in smp.allgather(part, smp.DP_GROUP)]
             )
 
-        return recursively_apply(over_replicas, tensor, error_on_other_type=True)
+        return map_tensors(over_replicas, tensor)
 
     @functools.wraps(clip)
     def clip_grad_norm_(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:

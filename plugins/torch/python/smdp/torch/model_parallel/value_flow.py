@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -85,6 +86,8 @@ class ValueFlow(TorchDispatchMode):
         return result
 
     def _value(self, tensor: Tensor) -> _Value | None:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return None  # one batch of torch.vmap has no storage: masks of transformers 4 are made so
         # torch keeps the Python object of a storage as long as the storage lives.
         flow, value = getattr(tensor.untyped_storage(), _MARK, (None, None))
         return value if flow is self else None
