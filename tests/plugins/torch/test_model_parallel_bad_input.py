@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pipeline_models import WIDTH, Chain, made, rows, square_loss
+from pipeline_models import WIDTH, Chain, Layer, made, rows, square_loss
 from torch import Tensor, nn
 from torch_spawn import run
 
@@ -92,6 +92,88 @@ class Selecting(Chain):
         for layer in self.layers[1:]:
             x = layer(x)
         return self.head(x)
+
+
+class Keeping(nn.Module):
+    """A layer that leaves its output in an attribute, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+        self.last = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.layer(x + 0 * self.last.detach())
+        return self.last * 1
+
+
+class Kept(Chain):
+    """Code between modules uses the attribute of the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0] = Keeping()
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = self.layers[0](x)
+        for layer in self.layers[1:]:
+            early = layer(early)
+        return self.head(early + self.layers[0].last)
+
+
+class Looking(Layer):
+    """A layer that uses the attribute of another one."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden + self.other[0].last)
+
+
+class LookedAt(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[7] = Looking()
+        self.layers[7].other = (self.layers[0],)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Chain.forward(self, x)
+
+
+class Appending(Layer):
+    def forward(self, hidden: Tensor, skips: list[Tensor]) -> Tensor:
+        skips.append(hidden)
+        return super().forward(hidden)
+
+
+class Skips(Chain):
+    """Layers hand values on in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Appending() for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for layer in self.layers:
+            x = layer(x, skips)
+        return self.head(x + skips[0])
+
+
+def values_that_are_not_returned() -> None:
+    with refused("'layers.0' puts tensors into the list that it is given as 'argument 1'", "Return them"):
+        split(Skips())
+    with refused("uses a tensor that a module of another rank .*'layers.0.last'", "Return it"):
+        split(Kept())
+    pipe = split(LookedAt(), pins={"layers.0": 0, "layers.7": 1})
+    with refused("layers.7 uses a tensor .*'layers.0.last'", kind=(ValueError, RuntimeError)):
+        pipe.train_step(rows()[0], square_loss)
+    # Its own rank may do with it what it likes.
+    model = Chain()
+    model.layers[0] = Keeping()
+    pipe = split(model, pins={"layers.0": 0})
+    assert type(model.layers[0].last) is Tensor
+    pipe.train_step(rows()[0], square_loss)
+    if dist.get_rank() == 0:
+        assert type(model.layers[0].last) is Tensor
 
 
 def batches_leave_the_pipeline_usable() -> None:
@@ -186,6 +268,10 @@ def test_arguments_of_pipeline() -> None:
 
 def test_batches_that_leave_the_pipeline_usable() -> None:
     run(batches_leave_the_pipeline_usable, 2)
+
+
+def test_values_that_are_not_returned() -> None:
+    run(values_that_are_not_returned, 2)
 
 
 def test_loss_functions_and_models() -> None:

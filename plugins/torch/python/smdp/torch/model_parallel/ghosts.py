@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.observation import Observer, observed_modules
+from smdp.torch.model_parallel.side_effects import Filled
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import value_of, weight_of
 
@@ -83,18 +84,26 @@ class Ghosts:
         return self._predict((args, kwargs), lambda args, kwargs: (function(*args, **kwargs), []))
 
     def run_unit(self, unit: Unit, args: Any, kwargs: Any) -> Prediction:
-        """The same for a module, whose parameters may be elsewhere."""
+        """The same for a module, whose parameters may be elsewhere.
+
+        Raises:
+            ValueError: It puts tensors into what it is given.
+        """
         bare = _Bare(unit)
+        filled: list[Filled] = []
         states = {name: self._state(tensor) for name, tensor in bare.named_parameters()}
         states |= {name: self._state(tensor) for name, tensor in bare.named_buffers()}
 
         def call(args: Any, kwargs: Any) -> Any:
             args, kwargs = _separate((args, kwargs))
+            filled.append(Filled(args, kwargs))
             with Observer(observed_modules(unit.module), is_silent=True) as observer:
                 result = torch.func.functional_call(bare, states, args, kwargs)
             return result, observer.outputs
 
-        return self._predict((args, kwargs), call)
+        prediction = self._predict((args, kwargs), call)
+        filled[0].check(unit.name)
+        return prediction
 
     def receive(self, shape: Any, stride: Any, dtype: torch.dtype, needs_grad: bool) -> Tensor:
         """Give a placeholder of what its owner has described."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
@@ -24,6 +25,7 @@ from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
+from smdp.torch.model_parallel.side_effects import attributes_with_placeholders, without_placeholders
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
 
@@ -126,6 +128,8 @@ class Interpreter(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs)):
             if value_of(tensor) is not None or weight_of(tensor) is not None:
                 is_owned = True
+            elif type(tensor) is FakeTensor:
+                raise ValueError(self._kept_text(name, tensor))
         if not is_owned:
             if name in DRAWING:
                 self._since_unit += 1
@@ -203,7 +207,8 @@ class Interpreter(TorchFunctionMode):
         computed: Any = None
         try:
             if isinstance(function, Unit):
-                predicted = self._ghosts.run_unit(function, args, kwargs)
+                with without_placeholders(function.module) if is_mine else contextlib.nullcontext():
+                    predicted = self._ghosts.run_unit(function, args, kwargs)
             else:
                 predicted = self._ghosts.run(function, args, kwargs)
         except Unpredictable as error:
@@ -358,6 +363,8 @@ class Interpreter(TorchFunctionMode):
             )
         given = {place for place, _ in operation.same}
         for place, (tensor, value) in enumerate(zip(tensors, operation.values, strict=True)):
+            if type(tensor) is FakeTensor:
+                raise ValueError(self._kept_text(operation.name))
             if tensor.shape != value.ghost.shape or tensor.dtype != value.ghost.dtype:
                 raise RuntimeError(
                     f"[smdp] {operation.name} gave {str(tensor.dtype).removeprefix('torch.')}"
@@ -399,6 +406,19 @@ class Interpreter(TorchFunctionMode):
         return (
             f"[smdp] {who} does {name} outside the modules that are never cut, and the shape of its result"
             f" depends on values, which are on another rank ({error}). {fix}"
+        )
+
+    def _kept_text(self, name: str, tensor: Tensor | None = None) -> str:
+        units = dict.fromkeys(
+            operation.function
+            for operation in self._plan.operations
+            if isinstance(operation.function, Unit) and not self._around.is_mine(operation.stage)
+        )
+        found = attributes_with_placeholders(units, tensor)
+        where = f" in {', '.join(map(repr, found))}" if found else ""
+        return (
+            f"[smdp] {name} uses a tensor that a module of another rank has not returned but kept{where}."
+            " Return it, so that it is sent."
         )
 
     def _refuse(self, name: str) -> None:
