@@ -18,7 +18,7 @@ _DEEPEST = 4  # a cache of layers of keys has three levels
 def without_placeholders(module: nn.Module) -> Iterator[None]:
     """Give attributes back what they were that hold placeholders afterwards, of a module and those in it.
 
-    Others stay as the forward has set them: a flag that says that hooks are installed must stay with the hooks.
+    Others stay as the forward has set them: a flag that hooks are installed must stay with the hooks.
     """
     kept = [(each, dict(vars(each))) for each in module.modules()]
     try:
