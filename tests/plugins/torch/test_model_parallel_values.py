@@ -173,7 +173,36 @@ class Tuples(nn.Module):
         return self.head(x)
 
 
+class Detaching(Layer):
+    def forward(self, hidden: Tensor, other: Tensor) -> Tensor:
+        return super().forward(hidden) + other.detach()
+
+
+class Detached(Chain):
+    """Later stages take early values without their gradients, in a module and outside of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside, self.beside = Layer(), Layer()
+        self.layers[7] = Detaching()
+
+    def forward(self, x: Tensor) -> Tensor:
+        aside, beside = self.aside(x), self.beside(x)
+        both = beside + aside
+        for layer in self.layers[:7]:
+            x = layer(x)
+        x = self.layers[7](x, both)
+        return self.head(x * beside.detach())  # type: ignore[no-any-return]
+
+
+def detached() -> None:
+    pipe = assert_trains_as_one(Detached, schedules=("1f1b", "zb_1p"))
+    gradients = {name: parameter.grad for name, parameter in pipe.named_parameters()}
+    assert all((gradient is None) == ("side" in name) for name, gradient in gradients.items()), gradients
+
+
 def structures_and_skips() -> None:
+    detached()
     assert_trains_as_one(Tuples, schedules=("1f1b", "zb_1p"))
     assert_trains_as_one(Structures, loss_fn=structured_loss, schedules=("1f1b", "zb_1p"))
     assert_trains_as_one(ThreeConsumers, schedules=(*BOTH, "interleaved_zero_bubble", "zb_v"))

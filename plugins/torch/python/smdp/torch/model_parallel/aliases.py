@@ -56,6 +56,8 @@ class Aliases:
 
     def _change(self, operation: Operation, target: Value) -> None:
         for other in self._groups.get(target.index, ()):
+            # Autograd makes a view anew from what has been changed.
+            other.sources += tuple(operation.values)
             if other is target or (other.stage == operation.stage == target.stage):
                 continue
             if other.needs_grad and target.stage == operation.stage:

@@ -30,7 +30,7 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
 
     def add_root(value: Value, tensor: Tensor | GradientEdge | None) -> None:
         consumer = value.consumer_after(stage)
-        if value.needs_grad and consumer is not None:
+        if value.has_gradient and consumer is not None:
             roots.append(tensor)
             gradients.append(microbatch.take_gradient(value, consumer))
 
@@ -49,10 +49,17 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
         with without_autocast():
             torch.autograd.backward(roots, gradients)
     for value, leaf in leaves:
-        if value.needs_grad:
+        if value.has_gradient:
             # Edges are static: what the stage did not use after all gets zeros.
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             microbatch.gradients[value.index, stage] = gradient
+        elif leaf.grad is not None:
+            raise RuntimeError(
+                f"[smdp] {value.text()} of stage {value.stage} has a gradient on stage {stage} in microbatch"
+                f" {microbatch.index}, and had none in the first microbatch of these shapes. Which values the"
+                " loss depends on may not change from microbatch to microbatch: multiply by 0 instead of"
+                " leaving out or detaching."
+            )
 
 
 def backward_weight(microbatch: Microbatch, stage: int) -> None:

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
+from smdp.torch.model_parallel.differentiation import graph_inputs
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.side_effects import Filled
 from smdp.torch.model_parallel.unit_call import Unit
@@ -52,6 +53,7 @@ class Prediction:
         same: (Place in the result, place in the inputs) of the tensors that it gives back as they are.
         shares: For each tensor of result, observed and changed, the input whose memory it shares; -1: none.
         draws: It draws random numbers.
+        sources: For each of the same, the inputs that autograd made it from; None: any of them.
     """
 
     result: Any
@@ -61,6 +63,7 @@ class Prediction:
     same: tuple[tuple[int, int], ...] = ()
     shares: tuple[int, ...] = ()
     draws: bool = True
+    sources: tuple[tuple[int, ...], ...] | None = None
 
 
 class Ghosts:
@@ -125,6 +128,7 @@ class Ghosts:
             args, kwargs = map_tensors(copied, given)
             inputs = dict(_numbered_tensors((args, kwargs)))
             versions = {place: tensor._version for place, tensor in inputs.items()}
+            nodes = {tensor.grad_fn: place for place, tensor in inputs.items() if tensor.grad_fn is not None}
             with quietly(), self._mode, draws:
                 result, observed = call(args, kwargs)
         except Exception as error:
@@ -138,7 +142,9 @@ class Ghosts:
             if id(tensor) in places
         )
         memory = {_memory(tensor): place for place, tensor in inputs.items()}
-        shares = tuple(memory.get(_memory(tensor), -1) for tensor in tensors_in((result, observed, changed)))
+        made = tensors_in((result, observed, changed))
+        shares = tuple(memory.get(_memory(tensor), -1) for tensor in made)
+        sources = tuple(graph_inputs(tensor, nodes) for tensor in made)
         stripped: dict[int, Tensor] = {}
 
         def strip(tensor: Tensor) -> Tensor:
@@ -149,7 +155,7 @@ class Ghosts:
             return stripped[id(tensor)]
 
         result, observed, changed = map_tensors(strip, (result, observed, changed))
-        return Prediction(result, observed, changes, changed, same, shares, draws.any)
+        return Prediction(result, observed, changes, changed, same, shares, draws.any, sources)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         """Give a placeholder that an operation may change in place: autograd refuses that for a leaf."""

@@ -225,7 +225,12 @@ class Interpreter(TorchFunctionMode):
         if kind is Kind.GLUE and name_of(function) in KEEPS_STATISTICS:
             for tensor in tensors_in(args[1:3]):
                 mark_writer(tensor, stage)
-        self._aliases.note(operation, predicted.shares, leaves_in((args, kwargs)))
+        inputs = leaves_in((args, kwargs))
+        for place, value in enumerate(operation.values):
+            places = range(len(inputs)) if predicted.sources is None else predicted.sources[place]
+            found = [value_of(inputs[each]) for each in places if isinstance(inputs[each], Tensor)]
+            value.sources = tuple(source for source in found if source is not None)
+        self._aliases.note(operation, predicted.shares, inputs)
         self._plan.operations.append(operation)
         self.place += 1
         if not is_mine:

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
 from smdp.torch.model_parallel.descriptions import described, drawn, packed, unpacked
+from smdp.torch.model_parallel.differentiation import find_gradients
 from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.random_streams import RandomStream
@@ -374,6 +375,8 @@ class Microbatch:
                 " detached. Return it as it was computed."
             )
         self.loss_stage = self._step.plan.loss_stage = value.stage
+        if not self._step.plan.is_complete:
+            find_gradients(self._step.plan.values, value)
         self.loss_dtype = value.ghost.dtype
         if self.is_mine(value.stage):
             self.loss = loss

@@ -126,7 +126,7 @@ class Plan:
         """
         if not self._gradient_edges:
             for value in self.values:
-                if value.needs_grad and value.consumers:
+                if value.has_gradient and value.consumers:
                     chain = [value.stage, *sorted(value.consumers)]
                     for target, source in itertools.pairwise(chain):
                         self._gradient_edges.setdefault((source, target), []).append(value)

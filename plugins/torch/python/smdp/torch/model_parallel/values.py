@@ -23,12 +23,16 @@ class Value:
         stage: The virtual stage that holds it.
         ghost: The placeholder: shape, dtype, device, whether it has a gradient; no contents.
         consumers: Later stages that use it, each once, in the order in which the program meets them.
+        sources: The values that autograd made it from.
+        is_in_loss: The loss depends on it through autograd; known once the program has been recorded.
     """
 
     index: int
     stage: int
     ghost: Tensor
     consumers: list[int] = field(default_factory=list)
+    sources: tuple[Value, ...] = ()
+    is_in_loss: bool = True
 
     def consumer_after(self, stage: int) -> int | None:
         """Give the next stage that uses it, after the owner or a consumer."""
@@ -36,8 +40,13 @@ class Value:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether its consumers send back a gradient."""
+        """Whether autograd follows it."""
         return bool(self.ghost.requires_grad)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether its consumers send back a gradient."""
+        return self.needs_grad and self.is_in_loss
 
     def text(self) -> str:
         """Give dtype and shape, as errors show them."""
