@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import socket
@@ -12,6 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from template import Template
 
 # How long the others may take to fail as well once one process has failed.
 _GRACE_S = 20.0
@@ -34,6 +38,7 @@ def run_script(
     env: Mapping[str, str] | None,
     exits: Mapping[int, int] | None,
     hosts: Sequence[int] | None,
+    modules: Sequence[str] = (),
 ) -> list[str]:
     """Run `script FILE FUNCTION ARGUMENTS...` on `size` processes and wait for them.
 
@@ -46,6 +51,7 @@ def run_script(
         env: Variables besides those of this process.
         exits: Exit codes other than 0 that are expected, by rank (negative: a signal).
         hosts: The host of each rank; ranks of different ones talk TCP. None: all share one.
+        modules: What all ranks import; once for all tests, where the variables allow it.
 
     Returns:
         What each rank printed.
@@ -58,15 +64,9 @@ def run_script(
         expected[rank] = code
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(size)]
-        processes = []
+        processes: list[Any] = []
+        words = [script, function.__code__.co_filename, function.__name__, *arguments]
         for rank in range(size):
-            command = [
-                sys.executable,
-                script,
-                function.__code__.co_filename,
-                function.__name__,
-                *arguments,
-            ]
             variables = {
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -78,7 +78,12 @@ def run_script(
                 **({} if hosts is None else {"SMDP_HOST_ID": f"host{hosts[rank]}"}),
                 **(env or {}),
             }
+            if modules and Template.suits(env or {}):
+                template = _template(tuple(modules), rank % 2)
+                processes.append(template.start(words, variables, str(logs[rank])))
+                continue
             with logs[rank].open("wb") as log:
+                command = [sys.executable, *words]
                 processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
         try:
             codes = _wait(processes, expected, timeout)
@@ -96,7 +101,13 @@ def run_script(
     return outputs
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], expected: list[int], timeout: float) -> list[int | None]:
+@functools.cache
+def _template(modules: tuple[str, ...], number: int) -> Template:
+    # Two of them, as sets of names have another order in each: what depends on it is found.
+    return Template(modules)
+
+
+def _wait(processes: list[Any], expected: list[int], timeout: float) -> list[int | None]:
     deadline = time.monotonic() + timeout
     is_failing = False
     while time.monotonic() < deadline:

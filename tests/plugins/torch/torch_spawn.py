@@ -36,6 +36,7 @@ def run(
         env=env,
         exits=exits,
         hosts=hosts,
+        modules=["torch.distributed"],
     )
 
 

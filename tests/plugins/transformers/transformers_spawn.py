@@ -28,7 +28,15 @@ def run(
     port = free_port()
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(env or {})}
     outputs = run_script(
-        __file__, function, [], size, timeout=timeout, env=variables, exits=None, hosts=hosts
+        __file__,
+        function,
+        [],
+        size,
+        timeout=timeout,
+        env=variables,
+        exits=None,
+        hosts=hosts,
+        modules=["torch.distributed", "transformers.trainer"],
     )
     return [json.loads(output.rsplit("RESULT ", 1)[1].splitlines()[0]) for output in outputs]
 
