@@ -55,6 +55,15 @@ def any_code_around_the_model() -> None:
         ours.step()
     assert differences(pipe, alone) == {}
 
+    # The mean of losses, beside what the program gives.
+    def quiet(part: dict[str, Tensor]) -> str:
+        pipe.backward(language_loss(pipe(part["ids"], mask=part["mask"]), part))
+        return "told"
+
+    mean, told = pipe.run_step(quiet, cut(steps[0], 4), is_training=True, mean_loss=True)
+    losses = [language_loss(alone(part["ids"], mask=part["mask"]), part) for part in cut(steps[0], 4)]
+    assert mean == torch.stack(losses).mean() and told == ["told"] * 4
+
     # No backward: gradients stay as they are, also in training mode.
     ours.zero_grad()
     outputs = pipe.run_step(lambda part: pipe(part["ids"])["logits"], cut(steps[0], 2), is_training=True)
@@ -87,6 +96,9 @@ def programs_that_cannot_run() -> None:
     refused(lambda pipe, part: pipe.backward(pipe(part["x"])), "one number")
     refused(lambda pipe, part: pipe.backward(3.0), "float")
     refused(twice, "no microbatches", 0)
+    pipe = smdp.torch.pipeline(made(Chain), stages=2, microbatches=4, example_inputs=steps[0])
+    with pytest.raises(ValueError, match="mean loss has called no backward"):
+        pipe.run_step(lambda part: pipe(part["x"]).sum(), cut(steps[0], 4), is_training=False, mean_loss=True)
     pipe = smdp.torch.pipeline(made(Chain), stages=2, microbatches=4, example_inputs=steps[0])
     with pytest.raises(RuntimeError, match="only within the program"):
         pipe.backward(torch.zeros(()))

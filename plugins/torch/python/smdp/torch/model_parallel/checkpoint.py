@@ -23,13 +23,21 @@ from torch.optim import Optimizer
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.optimizer_state import load_named_state, named_state, room_for_state
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.safetensors_files import has_safetensors as has_safetensors
+from smdp.torch.model_parallel.safetensors_files import load_safetensors as load_safetensors
 from smdp.torch.model_parallel.safetensors_files import save_safetensors as save_safetensors
 from smdp.torch.model_parallel.state_entries import Entry, names_of, nearest
 
 _METADATA = ".metadata"  # torch writes it last: without it a checkpoint is not complete
 
 
-def save(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer | None = None) -> None:
+def save(
+    path: str | PathLike[str],
+    pipe: PipelinedModule,
+    optimizer: Optimizer | None = None,
+    *,
+    weights: bool = True,
+) -> None:
     """Write a checkpoint, each entry once; every rank of the job calls it.
 
     A weight that several stages use is written by the lowest of them; what data-parallel replicas have in
@@ -40,6 +48,7 @@ def save(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer 
             if writing ends early.
         pipe: What pipeline() returned.
         optimizer: Of its parameters; None: none is saved.
+        weights: Save parameters and buffers; False where save_safetensors() does.
 
     Raises:
         ValueError: There is a checkpoint, or the optimizer is not of this model.
@@ -55,9 +64,10 @@ def save(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer 
         optimized = {} if optimizer is None else named_state(optimizer, own)
         for name, entry in pipe.entries().items():
             if entry.first_name == name and pipe.saves(entry):
-                state["model"][name] = (
-                    entry.value.detach() if isinstance(entry.value, Tensor) else entry.value
-                )
+                if weights:
+                    state["model"][name] = (
+                        entry.value.detach() if isinstance(entry.value, Tensor) else entry.value
+                    )
                 state["optimizer"].update(optimized.get(name, {}))
         if pipe.layout.rank == 0:
             state["pipeline"]["steps"] = pipe.steps
@@ -69,7 +79,13 @@ def save(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer 
         raise RuntimeError(f"[smdp] cannot save the checkpoint {folder}: {_reasons(error)}") from error
 
 
-def load(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer | None = None) -> None:
+def load(
+    path: str | PathLike[str],
+    pipe: PipelinedModule,
+    optimizer: Optimizer | None = None,
+    *,
+    weights: bool = True,
+) -> None:
     """Read a checkpoint that any number of stages wrote; every rank of the job calls it.
 
     Values are read into the parameters and buffers that there are. So are the optimizer's state, its
@@ -79,6 +95,7 @@ def load(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer 
         path: The folder. Load only what you trust: torch keeps part of it as pickles.
         pipe: What pipeline() returned, of the same model; stages, schedule and replicas may be others.
         optimizer: Of its parameters, made as when it was saved.
+        weights: Read parameters and buffers; False leaves them as they are.
 
     Raises:
         ValueError: There is no complete checkpoint; an entry is missing, unknown, or of another shape or
@@ -91,7 +108,8 @@ def load(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer 
 
     def prepare() -> None:
         saved = _saved(folder)
-        state["model"].update(_room(folder, pipe, saved))
+        if weights:
+            state["model"].update(_room(folder, pipe, saved))
         if "pipeline.steps" in saved:
             state["pipeline"]["steps"] = None
         if optimizer is not None:
@@ -111,11 +129,13 @@ def load(path: str | PathLike[str], pipe: PipelinedModule, optimizer: Optimizer 
     _read(folder, {"optimizer": state["optimizer"], "pipeline": state["pipeline"]})
     if optimizer is not None:
         together(lambda: load_named_state(optimizer, own, state["optimizer"]))
-    _read(folder, {"model": state["model"]})
-    # Tensors have been read into.
-    pipe.load_state_dict(
-        {name: item for name, item in state["model"].items() if not isinstance(item, Tensor)}, strict=False
-    )
+    if weights:
+        _read(folder, {"model": state["model"]})
+        # Tensors have been read into.
+        pipe.load_state_dict(
+            {name: item for name, item in state["model"].items() if not isinstance(item, Tensor)},
+            strict=False,
+        )
     pipe.steps = state["pipeline"].get("steps", pipe.steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +150,28 @@ class PipelinedModule(nn.Module):
         """Run the forward only, without gradients; arguments and result as of train_step()."""
         return self._step(batch, loss_fn, is_training=False, scale=lambda loss: loss)
 
+    @overload
+    def run_step(
+        self,
+        program: Callable[[Any], Any],
+        microbatches: Sequence[Any],
+        *,
+        is_training: bool,
+        scale: Callable[[Tensor], Tensor] | None = ...,
+        mean_loss: Literal[False] = ...,
+    ) -> list[Any]: ...
+
+    @overload
+    def run_step(
+        self,
+        program: Callable[[Any], Any],
+        microbatches: Sequence[Any],
+        *,
+        is_training: bool,
+        scale: Callable[[Tensor], Tensor] | None = ...,
+        mean_loss: Literal[True],
+    ) -> tuple[Tensor, list[Any]]: ...
+
     def run_step(
         self,
         program: Callable[[Any], Any],
@@ -157,7 +179,8 @@ class PipelinedModule(nn.Module):
         *,
         is_training: bool,
         scale: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[Any]:
+        mean_loss: bool = False,
+    ) -> Any:
         """Run a step of any code around the model.
 
         Args:
@@ -169,25 +192,29 @@ class PipelinedModule(nn.Module):
             is_training: Gradients are computed; otherwise, as under `torch.no_grad()`.
             scale: Makes of a microbatch's loss what its backward begins with. Default: loss / number of
                 microbatches, so that `.grad` holds the mean.
+            mean_loss: Give the mean of what backward(loss) has named as well: one message, where each tensor
+                that `program` returns is one per microbatch.
 
         Returns:
-            What `program` gave for each microbatch, with its tensors real on every rank.
+            A list of what `program` gave for each microbatch, with its tensors real on every rank; with
+            `mean_loss` the mean, a scalar in fp32 or fp64, and that list.
 
         Raises:
-            ValueError: Model or loss cannot be executed so; nothing hangs on other ranks.
+            ValueError: Model or loss cannot be executed so; nothing hangs on other ranks. Or there is no loss
+                to give the mean of.
             smdp.SmdpError: A rank is gone; the message names it and what was awaited.
         """
         if not microbatches:
             raise ValueError("[smdp] run_step() got no microbatches; allowed: one or more")
-        _, results = self._steps.run(
+        mean, results = self._steps.run(
             program,
             microbatches,
             identity=program,
             is_training=is_training,
             scale=scale or (lambda loss: loss / len(microbatches)),
-            wants_mean=False,
+            wants_mean=mean_loss,
         )
-        return results
+        return (mean, results) if mean_loss else results
 
     def _step(
         self,

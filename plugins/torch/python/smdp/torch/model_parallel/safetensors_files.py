@@ -6,13 +6,16 @@ import json
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.state_entries import check_shape, nearest
 
 _INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 
 
 def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
@@ -45,7 +48,7 @@ def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
         return pipe.layout.stage_rank, {name: tensor.nbytes for name, tensor in tensors.items()}
 
     # Only ranks of the first replica have any.
-    sizes = {rank: held for rank, held in sorted(together(prepare)) if held}
+    sizes = {rank: held for rank, held in sorted(together(prepare), key=lambda told: told[0]) if held}
     files = {rank: _file_name(index, len(sizes)) for index, rank in enumerate(sizes)}
 
     def write() -> None:
@@ -89,8 +92,67 @@ def read_safetensors(path: str | PathLike[str]) -> dict[str, Tensor] | None:
     return {name: tensor for file in names for name, tensor in load_file(folder / file).items()}
 
 
+def has_safetensors(path: str | PathLike[str]) -> bool:
+    """Tell whether a folder holds weights that load_safetensors() reads."""
+    return any(Path(path, name).is_file() for name in (_SINGLE, _INDEX))
+
+
+def load_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
+    """Read this rank's weights; every rank of the job calls it.
+
+    Args:
+        path: A folder that save_safetensors() has written, of any number of stages, or save_pretrained().
+        pipe: What pipeline() returned, of the same model.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        ValueError: There are no such files, an entry is missing, or has another shape. The model is as it
+            was.
+        RuntimeError: Another rank could not read; the message names it.
+    """
+    folder = Path(path)
+    found: dict[str, Tensor] = {}
+
+    def read() -> None:
+        file_of = _files(folder)
+        entries = pipe.entries()
+        wanted: dict[str, dict[str, str]] = {}
+        for name, entry in entries.items():
+            if not pipe.holds(entry) or entry.first_name != name:
+                continue
+            # Who wrote them may have kept a tied weight under another of its names.
+            names = [name, *(other for other, tied in entries.items() if tied.first_name == name)]
+            saved = next((each for each in names if each in file_of), None)
+            if saved is None:
+                raise ValueError(
+                    f"[smdp] {folder} lacks {name!r}, which the model has{nearest(name, file_of)}. Make the"
+                    " model as it was when it was saved."
+                )
+            wanted.setdefault(file_of[saved], {})[name] = saved
+        for file, names_in_file in wanted.items():
+            with _safe_open()(folder / file, framework="pt") as opened:
+                for name, saved in names_in_file.items():
+                    found[name] = opened.get_tensor(saved)
+                    check_shape(name, found[name], entries[name].value)
+
+    together(read)
+    # What is tied has been filled in with its first name.
+    pipe.load_state_dict(found, strict=False)
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """Give the file of each entry."""
+    if (folder / _INDEX).is_file():
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        return dict(index["weight_map"])
+    if not (folder / _SINGLE).is_file():
+        raise ValueError(f"[smdp] {folder} holds neither {_SINGLE} nor {_INDEX}; allowed: a folder with one")
+    with _safe_open()(folder / _SINGLE, framework="pt") as opened:
+        return dict.fromkeys(opened.keys(), _SINGLE)
+
+
 def _file_name(index: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
+    return _SINGLE if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
 def _tensors(pipe: PipelinedModule) -> dict[str, Tensor]:
@@ -120,3 +182,14 @@ def _save_file() -> Callable[..., None]:
         ) from error
     found: Callable[..., None] = save_file
     return found
+
+
+def _safe_open() -> Any:
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ImportError(
+            "[smdp] load_safetensors() needs the package safetensors, which is not installed:"
+            " `pip install safetensors`"
+        ) from error
+    return safe_open

@@ -238,6 +238,8 @@ class Steps:
         )
 
     def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
+        if microbatches[0].loss_stage < 0:
+            raise ValueError("[smdp] the program of a step with a mean loss has called no backward(loss)")
         owner = step.rank_of[microbatches[0].loss_stage]
         # A mean of losses in bf16 would be good for three digits.
         dtype = torch.promote_types(microbatches[0].loss_dtype, torch.float32)
