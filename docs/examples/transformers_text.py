@@ -1,6 +1,7 @@
 """Train a language model with transformers' Trainer.
 
     smdp run -n 2 docs/examples/transformers_text.py --output text-model
+    smdp run -n 2 docs/examples/transformers_text.py --output text-model --stages 2
     python docs/examples/transformers_text.py --output text-model      # one process, no plugin
 
 Started again with the same output it goes on from the newest checkpoint.
@@ -15,7 +16,7 @@ import os
 from text_model import make_model, make_rows
 from transformers.trainer_utils import get_last_checkpoint
 
-from smdp.transformers import DataParallel, Trainer, TrainingArguments
+from smdp.transformers import DataParallel, ModelParallel, Plugin, Trainer, TrainingArguments
 
 
 def main() -> None:
@@ -23,13 +24,19 @@ def main() -> None:
     parser.add_argument("--output", default="text-model")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-steps", type=int, default=50)
+    parser.add_argument("--stages", type=int, default=1, help="ranks that hold one model together")
     options = parser.parse_args()
 
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    plugins: list[Plugin] = []
+    if options.stages > 1:
+        plugins = [ModelParallel(stages=options.stages, microbatches=8), DataParallel()]
+    elif size > 1:
+        plugins = [DataParallel(compression="bf16")]
     arguments = TrainingArguments(
         options.output,
         max_steps=options.steps,
-        per_device_train_batch_size=16 // size,
+        per_device_train_batch_size=16 * options.stages // size,
         learning_rate=1e-3,
         warmup_steps=20,
         logging_steps=10,
@@ -43,7 +50,7 @@ def main() -> None:
         arguments,
         train_dataset=train,
         eval_dataset=held_out,
-        plugins=[DataParallel(compression="bf16")] if size > 1 else [],
+        plugins=plugins,
     )
     newest = get_last_checkpoint(options.output) if os.path.isdir(options.output) else None
     trainer.train(resume_from_checkpoint=newest)

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from smdp.transformers.data_parallel import DataParallel as DataParallel
+from smdp.transformers.model_parallel import ModelParallel as ModelParallel
 from smdp.transformers.plugin import Plugin as Plugin
 from smdp.transformers.trainer import Seq2SeqTrainer as Seq2SeqTrainer
 from smdp.transformers.trainer import Trainer as Trainer
@@ -30,6 +31,7 @@ hint_at_plugins()
 
 __all__ = [
     "DataParallel",
+    "ModelParallel",
     "Plugin",
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",

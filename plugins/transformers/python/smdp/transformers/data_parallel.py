@@ -32,6 +32,9 @@ class DataParallel(Plugin):
 
     Raises:
         ValueError: An argument is wrong.
+
+    Attributes:
+        changed: Names of the arguments that are not as by default.
     """
 
     def __init__(
@@ -63,6 +66,13 @@ class DataParallel(Plugin):
             if value is not None
         }
         smdp.config.Config.from_environ({**os.environ, **self._variables})  # raises on wrong values
+        given = {
+            "compression": compression != "none",
+            "bucket_cap_mb": bucket_cap_mb is not None,
+            "algorithm": algorithm is not None,
+            "trace": trace is not None,
+        }
+        self.changed = [name for name, is_changed in given.items() if is_changed]
         self._group: Any = None
         self._last = _Counters()
 

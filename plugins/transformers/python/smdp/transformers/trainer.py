@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from torch.utils.data import DataLoader
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.training_args import ParallelMode
 
 from smdp.transformers.plugin import Plugin
@@ -40,6 +44,7 @@ class _WithPlugins:
     def __init__(self, *args: Any, plugins: Iterable[Plugin] = (), **kwargs: Any) -> None:
         self.plugins = _checked(plugins)
         self._made: torch.optim.Optimizer | None = None
+        self._train_loader: DataLoader[Any] | None = None
         super().__init__(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -51,6 +56,29 @@ class _WithPlugins:
         for plugin in self.plugins:
             prepare = trainer.accelerator.prepare_model
             trainer.accelerator.prepare_model = functools.partial(_prepare, trainer, plugin, prepare)
+            plugin.change_accelerator(trainer)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        # A model without memory cannot be moved; where it will lie, the plugin knows.
+        is_meta = any(parameter.is_meta for parameter in model.parameters())
+        if not (is_meta and any(plugin.places_model for plugin in self.plugins)):
+            super()._move_model_to_device(model, device)  # type: ignore[misc]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; True means the newest checkpoint that was written to its end."""
+        trainer: Any = self
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = _newest_complete(trainer.args.output_dir) or True
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As the Trainer's."""
+        self._train_loader = super().get_train_dataloader()  # type: ignore[misc]
+        return self._train_loader
+
+    def _place_model(self, loader: DataLoader[Any] | None = None) -> None:
+        for plugin in self.plugins:
+            plugin.place_model(self, loader)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         wrap = super()._wrap_model  # type: ignore[misc]
@@ -64,32 +92,101 @@ class _WithPlugins:
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As the Trainer's, and then the plugins', once, also for one that the user gave."""
         trainer: Any = self
-        super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
-        if trainer.optimizer is not self._made:
+        self._place_model(self._train_loader)
+        make = functools.partial(super().create_optimizer, *args, **kwargs)  # type: ignore[misc]
+        if trainer.optimizer is None or trainer.optimizer is not self._made:
             for plugin in self.plugins:
-                trainer.optimizer = plugin.make_optimizer(trainer, trainer.optimizer)
-            self._made = trainer.optimizer
+                make = functools.partial(plugin.make_optimizer, trainer, make)
+        trainer.optimizer = self._made = make()
         return trainer.optimizer
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """As the Trainer's, within the plugins'."""
-        run = functools.partial(super().training_step, *args, **kwargs)  # type: ignore[misc]
+        run = super().training_step  # type: ignore[misc]
         for plugin in self.plugins:
             run = functools.partial(plugin.run_step, self, run)
-        return run()
+        return run(model, inputs, num_items_in_batch)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
-        trainer: Any = self
-        name = f"{transformers.trainer_utils.PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, with the model where plugins put it."""
+        self._place_model(dataloader)
+        return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As the Trainer's, within the plugins'."""
+        predict = super().prediction_step  # type: ignore[misc]
+
+        def run(model: nn.Module, inputs: Any, loss_only: bool) -> Any:
+            return predict(model, inputs, loss_only, *args, **kwargs)
+
         for plugin in self.plugins:
-            plugin.save(trainer, os.path.join(trainer._get_output_dir(trial=trial), name))
+            run = functools.partial(plugin.predict_step, self, run)
+        return run(model, inputs, prediction_loss_only)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        trainer: Any = self
+        folder = trainer.args.output_dir if output_dir is None else output_dir
+        save = functools.partial(super()._save, folder)  # type: ignore[misc]
+        if state_dict is None:
+            for plugin in self.plugins:
+                save = functools.partial(plugin.save_model, trainer, save, folder)
+            save()
+        else:
+            save(state_dict=state_dict)
+
+    def _load_model(self, load: Callable[[], None], folder: str) -> None:
+        for plugin in self.plugins:
+            load = functools.partial(plugin.load_model, self, load, folder)
+        load()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        load = super()._load_from_checkpoint  # type: ignore[misc]
+        self._load_model(functools.partial(load, resume_from_checkpoint, model), resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        trainer: Any = self
+        self._load_model(super()._load_best_model, trainer.state.best_model_checkpoint)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save = functools.partial(super()._save_optimizer_and_scheduler, output_dir)  # type: ignore[misc]
+        for plugin in self.plugins:
+            save = functools.partial(plugin.save_state, self, save, output_dir)
+        save()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        load = functools.partial(super()._load_optimizer_and_scheduler, checkpoint)  # type: ignore[misc]
         if checkpoint is not None:
             for plugin in self.plugins:
-                plugin.load(self, checkpoint)
+                load = functools.partial(plugin.load_state, self, load, checkpoint)
+        load()
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        load = super()._load_rng_state  # type: ignore[misc]
+        if checkpoint is not None:
+            for plugin in self.plugins:
+                load = functools.partial(plugin.load_random_state, self, load)
+        load(checkpoint)
+
+    @property
+    def _ranks_per_batch(self) -> int:
+        return math.prod(plugin.ranks_per_batch for plugin in self.plugins)
+
+    def get_tp_size(self) -> int:
+        """Give how many ranks read the same batch, which is what the Trainer counts by it."""
+        size: int = super().get_tp_size()  # type: ignore[misc]
+        return size * self._ranks_per_batch
+
+    def _get_num_items_in_batch(self, *args: Any) -> Any:
+        items = super()._get_num_items_in_batch(*args)  # type: ignore[misc]
+        # What such a plugin lets the Accelerator gather has each batch once, so the Trainer divides in vain.
+        return items * self._ranks_per_batch if isinstance(items, torch.Tensor) else items
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """As the Trainer's, of which it adds up those of all ranks."""
+        count: float = super().floating_point_ops(inputs)  # type: ignore[misc]
+        return count / self._ranks_per_batch
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As the Trainer's, with what plugins report beside the loss of training."""
@@ -97,6 +194,13 @@ class _WithPlugins:
             for plugin in self.plugins:
                 logs.update(plugin.report())
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+def _newest_complete(folder: str) -> str | None:
+    """Give the newest checkpoint that holds what the Trainer writes last."""
+    found = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
+    steps = {int(step): path.parent for path in found if (step := path.parent.name.split("-")[-1]).isdigit()}
+    return str(steps[max(steps)]) if steps else None
 
 
 def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +228,8 @@ def _checked(plugins: Any) -> list[Plugin]:
             raise ValueError(
                 f"[smdp] plugins {type(one).__name__} and {type(other).__name__} contradict: {reason}."
             )
-    return known
+    # Whatever their order in the list: the others get whole batches, not the parts of one.
+    return sorted(known, key=lambda plugin: not plugin.places_model)
 
 
 class Trainer(_WithPlugins, transformers.Trainer):

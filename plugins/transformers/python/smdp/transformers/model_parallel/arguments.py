@@ -1,0 +1,104 @@
+"""Training arguments that a model in stages cannot follow: refused by name, none is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
+
+_FUSED_WITH_BACKWARD = (
+    OptimizerNames.LOMO,
+    OptimizerNames.ADALOMO,
+    OptimizerNames.GALORE_ADAMW_LAYERWISE,
+    OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE,
+    OptimizerNames.GALORE_ADAFACTOR_LAYERWISE,
+    OptimizerNames.APOLLO_ADAMW_LAYERWISE,
+)
+
+
+def check_arguments(args: TrainingArguments, stages: int) -> None:
+    """Refuse what cannot be.
+
+    Raises:
+        ValueError: With each argument that contradicts, and what to do.
+    """
+    world = args.world_size
+    if world % stages != 0:
+        raise ValueError(
+            f"[smdp] ModelParallel(stages={stages}) in a job of {world} processes; allowed: a multiple of"
+            f" {stages} processes, for instance `smdp run -n {stages} train.py`, or stages = "
+            + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+        )
+    refused = [f"{name}: {reason}" for name, is_set, reason in _contradictions(args) if is_set]
+    if refused:
+        raise ValueError("[smdp] ModelParallel contradicts these training arguments. " + " ".join(refused))
+
+
+def check_batch(args: TrainingArguments, microbatches: int) -> None:
+    """Refuse a batch that cannot be cut.
+
+    Raises:
+        ValueError: It is not divisible by the number of microbatches.
+    """
+    size = args.per_device_train_batch_size
+    if size % microbatches != 0:
+        best = max(count for count in range(1, microbatches + 1) if size % count == 0)
+        raise ValueError(
+            f"[smdp] per_device_train_batch_size is {size}, which ModelParallel cannot cut into"
+            f" {microbatches} microbatches; allowed: a multiple of {microbatches}, or microbatches={best}."
+            " It is the batch of a whole pipeline, not of one of its ranks."
+        )
+
+
+def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
+    for other in ("deepspeed", "fsdp", "parallelism_config"):
+        yield other, bool(getattr(args, other)), "it divides the model itself; leave it or the plugin out."
+    yield (
+        "predict_with_generate",
+        getattr(args, "predict_with_generate", False),
+        "no rank has the whole model to generate with; save it, and generate in one process.",
+    )
+    yield (
+        "auto_find_batch_size",
+        args.auto_find_batch_size,
+        "stages keep what they have agreed on; set per_device_train_batch_size.",
+    )
+    yield (
+        "train_sampling_strategy='batch_rebalance'",
+        args.train_sampling_strategy == "batch_rebalance",
+        "it deals rows out to ranks, not to pipelines; use 'group_by_length'.",
+    )
+    for name in ("fp16_full_eval", "bf16_full_eval"):
+        yield name, getattr(args, name), "parameters in stages keep their dtype; use bf16=True or fp16=True."
+    yield (
+        "eval_use_gather_object",
+        args.eval_use_gather_object,
+        "it would count the rows of a pipeline once per rank; use tensors of one size.",
+    )
+    yield (
+        "accelerator_config.dispatch_batches=True",
+        args.accelerator_config.dispatch_batches is True,
+        "every rank of a pipeline reads its batches itself; leave it None.",
+    )
+    yield (
+        "save_on_each_node",
+        args.save_on_each_node,
+        "each stage writes its own part into one folder, which all machines must see.",
+    )
+    yield (
+        f"torch_compile_backend={args.torch_compile_backend!r}",
+        args.torch_compile and args.torch_compile_backend != "inductor",
+        "stages are compiled by 'inductor'.",
+    )
+    yield (
+        f"torch_compile_mode={args.torch_compile_mode!r}",
+        args.torch_compile and args.torch_compile_mode is not None,
+        "stages are compiled in the default mode.",
+    )
+    yield (
+        f"optim={str(getattr(args.optim, 'value', args.optim))!r}",
+        args.optim in _FUSED_WITH_BACKWARD,
+        "it steps within backward, before the gradients of all microbatches are there.",
+    )

@@ -1,0 +1,60 @@
+"""A batch to measure the model by, taken so that training finds everything as it would have been."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+from torch.utils.data import IterableDataset as Stream
+from transformers import Trainer
+from transformers.trainer_pt_utils import IterableDatasetShard
+
+from smdp.torch.model_parallel.random_streams import KeptState
+
+
+def example_batch(trainer: Trainer, loader: DataLoader[Any], size: int) -> dict[str, Any] | None:
+    """Give the first rows of a data set as a batch; the same on all ranks.
+
+    Args:
+        trainer: Whose batch it will be.
+        loader: Of the data set.
+        size: Rows; those of a smaller data set are repeated.
+
+    Returns:
+        None for a stream of unknown kind, which may be one that can be read only once.
+    """
+    with kept_random_state():
+        rows = _rows(loader.dataset, size)
+        if not rows:
+            return None
+        several = itertools.islice(itertools.cycle(rows), size)
+        return dict(trainer._prepare_inputs(loader.collate_fn(list(several))))
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Leave all random generators as they were."""
+    own, numpy = random.getstate(), np.random.get_state()
+    try:
+        with KeptState():
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpy)
+
+
+def _rows(data: Any, size: int) -> list[Any]:
+    if isinstance(data, Stream):
+        data = data.dataset if isinstance(data, IterableDatasetShard) else data
+        # Those of Hugging Face's datasets begin anew for each who reads them.
+        if type(data).__module__.partition(".")[0] != "datasets":
+            return []
+        return list(itertools.islice(iter(data), size))
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        return []
+    return [data[index] for index in range(min(size, len(data)))]

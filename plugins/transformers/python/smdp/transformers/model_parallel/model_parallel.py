@@ -1,0 +1,236 @@
+"""Training of a model whose stages lie on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from smdp import pipeline as schedules
+from smdp.torch import PipelinedModule, pipeline
+from smdp.transformers.data_parallel import DataParallel
+from smdp.transformers.model_parallel import checkpoint_files, steps
+from smdp.transformers.model_parallel.accelerator import share_batches, take_over
+from smdp.transformers.model_parallel.arguments import check_arguments, check_batch
+from smdp.transformers.model_parallel.example_batch import example_batch, kept_random_state
+from smdp.transformers.model_parallel.optimizer import make_optimizer
+from smdp.transformers.model_parallel.step_times import StepTimes
+from smdp.transformers.plugin import Plugin
+
+
+class ModelParallel(Plugin):
+    """Splits the model over ranks, as `smdp.torch.pipeline` does; each keeps its own stages only.
+
+    A job of k x `stages` processes holds k replicas of the pipeline, whose gradients are averaged.
+    `per_device_train_batch_size` is the batch of one replica. With one stage and one process it does nothing.
+
+    Args:
+        stages: Ranks of one pipeline.
+        microbatches: Into how many a replica's batch is cut.
+        schedule: One that `smdp.pipeline.generate` knows.
+        virtual_stages: Per rank. Default: the schedule's usual number.
+        active_microbatches: Most in flight under "smp_interleaved". Default: stages + 2.
+        pins: Virtual stage of modules, by name; what is not named goes where the step is shortest.
+        memory_cap: Bytes per rank for parameters, gradients, Adam's state and activations; 0: none.
+        seed: Of dropout. Default: rank 0's `torch.initial_seed()` when the model is split.
+        example_inputs: A batch by which modules are measured. Default: the first rows of the training data;
+            of a stream that is not one of Hugging Face's datasets none is taken, and modules are weighed by
+            their parameters.
+
+    Raises:
+        ValueError: An argument is wrong.
+        TypeError: An argument is of a wrong type.
+    """
+
+    places_model = True
+
+    def __init__(
+        self,
+        stages: int = 2,
+        microbatches: int = 8,
+        schedule: str = "1f1b",
+        *,
+        virtual_stages: int | None = None,
+        active_microbatches: int | None = None,
+        pins: Mapping[str, int] | None = None,
+        memory_cap: float = 0.0,
+        seed: int | None = None,
+        example_inputs: Any = None,
+    ) -> None:
+        # Raises on what is wrong.
+        info = schedules.schedule_info(schedule)
+        schedules.generate(
+            schedule,
+            stages=stages,
+            microbatches=microbatches,
+            virtual_stages=virtual_stages or info.virtual_stages or info.usual_virtual_stages,
+            active_microbatches=active_microbatches,
+        )
+        self._options: dict[str, Any] = {
+            "stages": stages,
+            "microbatches": microbatches,
+            "schedule": schedule,
+            "virtual_stages": virtual_stages,
+            "active_microbatches": active_microbatches,
+            "pins": pins,
+            "memory_cap": memory_cap,
+            "seed": seed,
+        }
+        self._stages = stages
+        self._microbatches = microbatches
+        self._example = example_inputs
+        self._pipe: PipelinedModule | None = None
+        self._is_alone = False
+        self._has_compared = False
+        self._unread: Callable[[], None] | None = None
+        self._times = StepTimes()
+
+    @property
+    def pipe(self) -> PipelinedModule | None:
+        """The model in stages, with `split` and `timeline`; None before training or evaluation has begun."""
+        return self._pipe
+
+    @property
+    def ranks_per_batch(self) -> int:  # type: ignore[override]
+        """The stages of a pipeline work on one batch."""
+        return self._stages
+
+    def conflict(self, other: Plugin) -> str | None:
+        """Refuse a second of its kind, and what only gradients in fusion buffers can have."""
+        if isinstance(other, ModelParallel):
+            return "there are two ModelParallel; a model can be split only once"
+        if isinstance(other, DataParallel) and other.changed:
+            return (
+                f"replicas of a pipeline average their gradients without {', '.join(other.changed)}; write"
+                " DataParallel()"
+            )
+        return None
+
+    def set_up(self, args: TrainingArguments) -> None:
+        """Check that the arguments can be followed.
+
+        Raises:
+            ValueError: They cannot.
+        """
+        check_arguments(args, self._stages)
+        self._is_alone = args.world_size == 1
+
+    def change_accelerator(self, trainer: Trainer) -> None:
+        """Deal batches out to replicas instead of ranks."""
+        if not self._is_alone:
+            share_batches(trainer, self._stages)
+
+    def place_model(self, trainer: Trainer, loader: DataLoader[Any] | None) -> None:
+        """Split the model, unless that has been done.
+
+        Raises:
+            ValueError: It cannot be split so.
+        """
+        if self._is_alone:
+            return
+        if self._pipe is None or self._pipe.module is not trainer.model:
+            example = self._example
+            with kept_random_state():
+                if loader is None and trainer.train_dataset is not None:
+                    loader = trainer.get_train_dataloader()
+                if example is None and loader is not None:
+                    size = max(1, trainer.args.per_device_train_batch_size // self._microbatches)
+                    example = example_batch(trainer, loader, size * self._microbatches)
+                self._pipe = pipeline(
+                    trainer.model,
+                    example_inputs=example,
+                    device=trainer.args.device,
+                    compile=trainer.args.torch_compile,
+                    **self._options,
+                )
+            self._has_compared = False
+            take_over(trainer, self._pipe)
+        trainer.model_wrapped = self._pipe
+        if self._unread is not None:
+            unread, self._unread = self._unread, None
+            unread()
+
+    def make_optimizer(self, trainer: Trainer, make: Callable[[], Optimizer]) -> Optimizer:
+        """Make the Trainer's of this rank's parameters; from the user's, take those of other ranks away.
+
+        Raises:
+            ValueError: The batch is not divisible by the number of microbatches; or the user's optimizer has
+                no parameter of the model.
+        """
+        if self._pipe is None:
+            return make()
+        check_batch(trainer.args, self._microbatches)
+        return make_optimizer(trainer, self._pipe, make)
+
+    def run_step(
+        self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any
+    ) -> Tensor:
+        """Run the Trainer's step for each microbatch, in the order of the schedule."""
+        if self._pipe is None:
+            return run(model, inputs, items)
+        if not self._has_compared:
+            self._has_compared = True
+            steps.check_same_batch(self._pipe, inputs)
+        loss = steps.train_step(trainer, self._pipe, run, inputs, items)
+        self._times.add(self._pipe)
+        return loss
+
+    def predict_step(
+        self, trainer: Trainer, run: Callable[..., Any], model: nn.Module, inputs: Any, loss_only: bool
+    ) -> Any:
+        """Run the Trainer's prediction for each microbatch."""
+        if self._pipe is None:
+            return run(model, inputs, loss_only)
+        return steps.predict_step(trainer, self._pipe, run, inputs, loss_only)
+
+    def save_model(self, trainer: Trainer, save: Callable[..., None], folder: str) -> None:
+        """Write what from_pretrained() reads, each stage its own part."""
+        if self._pipe is None:
+            save()
+        else:
+            checkpoint_files.save_model(trainer, self._pipe, save, folder)
+
+    def load_model(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
+        """Read this rank's weights, now or when the model has been split."""
+        if self._is_alone:
+            load()
+            return
+
+        def read() -> None:
+            assert self._pipe is not None
+            checkpoint_files.load_model(trainer, self._pipe, load, folder)
+
+        if self._pipe is None or self._pipe.module is not trainer.model:
+            self._unread = read
+        else:
+            read()
+
+    def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
+        """Write the optimizer's state under the names of parameters."""
+        if self._pipe is None:
+            save()
+        else:
+            checkpoint_files.save_state(trainer, self._pipe, folder)
+
+    def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
+        """Read it, for the stages that are here now."""
+        if self._pipe is None:
+            load()
+        else:
+            checkpoint_files.load_state(trainer, self._pipe, folder)
+
+    def load_random_state(self, trainer: Trainer, load: Callable[[str], None], folder: str) -> None:
+        """Set the same on all ranks of a pipeline."""
+        if self._pipe is None:
+            load(folder)
+        else:
+            checkpoint_files.load_random_state(self._pipe, load, folder)
+
+    def report(self) -> dict[str, float]:
+        """Give milliseconds per batch on this rank since the last call."""
+        times, self._times = self._times, StepTimes()
+        return times.means()
