@@ -7,6 +7,7 @@ from typing import Any
 
 import language_model as lm
 import torch
+import transformers
 from model_parallel_models import without_dropout
 from torch.utils.data import IterableDataset
 
@@ -43,8 +44,15 @@ def trainer(args: Any = None, cls: Any = Trainer, **options: Any) -> Any:
     return lm.trainer(args or arguments(), cls, **{"plugins": plugins(), **options})
 
 
+class Stopping(transformers.TrainerCallback):
+    """Ends early, on the learning rates of a longer run."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop |= state.global_step == int(os.environ.get("STOP_AFTER", "0"))
+
+
 def trained(*args: Any, **options: Any) -> Any:
-    done = trainer(*args, **options)
+    done = trainer(*args, callbacks=[Stopping()], **options)
     done.train()
     if size() > 1:
         assert isinstance(done.model_wrapped, smdp.torch.PipelinedModule)
