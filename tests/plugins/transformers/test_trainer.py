@@ -173,16 +173,18 @@ class Remembering(Plugin):
 
     steps = 0
 
-    def run_step(self, trainer: Any, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run_step(self, trainer: Any, run: Any, model: Any, inputs: Any, items: Any) -> torch.Tensor:
         self.steps += 1
-        return run()
+        return super().run_step(trainer, run, model, inputs, items)
 
-    def save(self, trainer: Any, folder: str) -> None:
+    def save_state(self, trainer: Any, save: Callable[[], None], folder: str) -> None:
+        save()
         if trainer.is_world_process_zero():
             with open(os.path.join(folder, "remembered"), "w") as file:
                 file.write(str(self.steps))
 
-    def load(self, trainer: Any, folder: str) -> None:
+    def load_state(self, trainer: Any, load: Callable[[], None], folder: str) -> None:
+        load()
         with open(os.path.join(folder, "remembered")) as file:
             self.steps = int(file.read())
 
