@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from pipeline_models import WIDTH, Chain, Layer, made, rows, square_loss
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_spawn import run
 
 
@@ -31,6 +32,13 @@ def split(model: nn.Module | None = None, **options: Any) -> Any:
     return smdp.torch.pipeline(
         model or made(Chain), **{"stages": 2, "microbatches": 4, "example_inputs": rows()[0], **options}
     )
+
+
+class Reentrant(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return self.head(x)
 
 
 def arguments_of_pipeline() -> None:
@@ -70,10 +78,8 @@ def arguments_of_pipeline() -> None:
     pipe = split(model)
     with refused("split by pipeline.. already"):
         split(pipe)
-    checkpointed = Chain()
-    checkpointed.layers[1].gradient_checkpointing = True  # type: ignore[assignment]
-    with refused("'layers.1'", "gradient_checkpointing", "disable"):
-        split(checkpointed)
+    with refused("'layers.0'", "use_reentrant=False"):
+        split(Reentrant())
     with refused("belongs to a pipeline already"):
         split(model)
     with refused("DistributedDataParallel", "itself"):

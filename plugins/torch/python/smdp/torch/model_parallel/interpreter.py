@@ -18,6 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
+from smdp.torch.model_parallel.activation_checkpoints import (
+    checkpointed,
+    is_checkpointed,
+    outside_checkpoints,
+    refuse_reentrant,
+)
 from smdp.torch.model_parallel.aliases import Aliases
 from smdp.torch.model_parallel.containers import leaves_in, map_leaves, map_tensors, tensors_in
 from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READS, is_in_place, name_of
@@ -150,6 +156,8 @@ class Interpreter(TorchFunctionMode):
         call = self._calls.get(unit.name, 0)
         self._calls[unit.name] = call + 1
         stage = unit.stage_of(call)
+        if self.is_recording:
+            refuse_reentrant(unit.name)
         if stage < self.stage:
             raise ValueError(
                 f"[smdp] module {unit.name!r} of stage {stage} runs after {self._last_unit!r} of stage"
@@ -303,7 +311,11 @@ class Interpreter(TorchFunctionMode):
         if operation.draws or operation.kind is Kind.UNIT:
             self._stream.start(operation.name)
         observed: list[tuple[str, Any]] = []
-        with _naming(operation), self._around.computing(operation.stage):
+        around: AbstractContextManager[None] = self._around.computing(operation.stage)
+        if is_checkpointed():
+            around = outside_checkpoints()
+            call = checkpointed(call) if operation.kind is Kind.UNIT else call
+        with _naming(operation), around:
             # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or self.is_recording):
                 result = call(*args, **kwargs)

@@ -14,6 +14,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from smdp import pipeline as schedules
 from smdp.torch.model_parallel.actions import read_row
+from smdp.torch.model_parallel.activation_checkpoints import has_checkpoints
 from smdp.torch.model_parallel.executor import Timed
 from smdp.torch.model_parallel.layout import Layout
 from smdp.torch.model_parallel.program import LossFunction, Program
@@ -356,12 +357,15 @@ class PipelinedModule(nn.Module):
     def _split_backward(self, model: nn.Module) -> None:
         fused = []
         for name, stages in self.split.stages.items():
-            if self._own & set(stages):
-                fused += [f"{name}.{parameter}" for parameter in split_backward(model.get_submodule(name))]
+            module = model.get_submodule(name)
+            if self._own & set(stages) and has_checkpoints(module):
+                fused += [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+            elif self._own & set(stages):
+                fused += [f"{name}.{parameter}" for parameter in split_backward(module)]
         if fused:
             _log.info(
                 "[smdp] schedule %s: the weight gradients of %s come with those of their inputs, as their"
-                " modules have children",
+                " modules have children or recompute their activations",
                 self.schedule.name,
                 ", ".join(fused),
             )

@@ -103,7 +103,7 @@ def check_model(model: Any) -> None:
     """Refuse what cannot be split.
 
     Raises:
-        ValueError: It is no module, wrapped, split already, or checkpoints its activations.
+        ValueError: It is no module, wrapped, or split already.
     """
     if isinstance(model, PipelinedModule):
         raise ValueError("[smdp] this model has been split by pipeline() already; use what that returned")
@@ -119,13 +119,6 @@ def check_model(model: Any) -> None:
             "[smdp] this model belongs to a pipeline already: its other parameters are on other ranks. Build"
             " a new one."
         )
-    for name, module in model.named_modules():
-        if getattr(module, "gradient_checkpointing", False) is True:
-            raise ValueError(
-                f"[smdp] module {name!r} has gradient_checkpointing switched on, which pipelines do not have"
-                " yet; call model.gradient_checkpointing_disable(), or save memory by more stages or a"
-                " schedule with fewer microbatches in flight (v_half, v_min)"
-            )
 
 
 def _check_counts(**counts: Any) -> None:

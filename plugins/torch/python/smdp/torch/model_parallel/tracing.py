@@ -20,6 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from smdp._errors import SmdpError
 from smdp.partition import Tied, Trace, Unit
 from smdp.partition.trace import ELEMENT_BYTES
+from smdp.torch.model_parallel.activation_checkpoints import (
+    checkpointed,
+    is_checkpointed,
+    outside_checkpoints,
+)
 from smdp.torch.model_parallel.ghosts import quietly
 from smdp.torch.model_parallel.glue_activations import GlueActivations
 from smdp.torch.model_parallel.glue_costs import GlueCosts
@@ -231,10 +236,11 @@ class _Tracer:
             self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = True
             try:
                 # Paused, and not even there, for it would take time of each operation.
-                with torch.no_grad(), _pop_mode_temporarily():
+                run = checkpointed(forward) if is_checkpointed() else forward
+                with torch.no_grad(), _pop_mode_temporarily(), outside_checkpoints():
                     with _disable_current_modes():
                         cost = self._measure(
-                            name, module, args, kwargs, lambda tensor: id(tensor) in has_gradient
+                            name, module, run, args, kwargs, lambda tensor: id(tensor) in has_gradient
                         )
                     output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
             finally:
@@ -259,7 +265,7 @@ class _Tracer:
         is_fake = self._fake_mode is not None
         self._glue.is_paused = True
         try:
-            with quietly(), _disable_current_modes():
+            with quietly(), _disable_current_modes(), outside_checkpoints():
                 return measure(
                     run,
                     args,
@@ -277,6 +283,7 @@ class _Tracer:
         self,
         name: str,
         module: nn.Module,
+        run: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         has_gradient: Callable[[Tensor], bool],
@@ -285,7 +292,7 @@ class _Tracer:
         try:
             with quietly() if is_fake else nullcontext():
                 return measure(
-                    module.forward,
+                    run,
                     args,
                     kwargs,
                     has_gradient=has_gradient,
