@@ -1,4 +1,4 @@
-"""Activation checkpoints (`torch.utils.checkpoint`): those in a unit are its own business, others move into it.
+"""Activation checkpoints (`torch.utils.checkpoint`): those in a unit are its own business, others move in.
 
 What is recomputed in backward is the unit's forward alone, on the values and random numbers that it had: no
 rank runs the program between units again.
