@@ -16,6 +16,7 @@ from torch_spawn import run
 
 import smdp.torch
 import smdp.torch.model_parallel as smp
+from smdp import SmdpError
 
 STEPS = rows(2)
 TWO = {"partitions": 2, "microbatches": 4}
@@ -313,6 +314,18 @@ def wrong_use() -> None:
         seen: list[int] = []
         with refused("different structures"):
             branches(batch["x"])
+
+        @smp.step
+        def sometimes(x: Tensor, y: Tensor) -> Any:
+            loss = square_loss(model(x), {"y": y})
+            if is_training:
+                model.backward(loss)
+
+        is_training = True
+        sometimes(batch["x"], batch["y"])
+        is_training = False
+        with refused("does not call backward(), and did in its first microbatch", (RuntimeError, SmdpError)):
+            sometimes(batch["x"], batch["y"])
 
 
 def test_wrong_use() -> None:

@@ -48,6 +48,12 @@ def trained_as_documented() -> None:
         model.backward(loss)
         return loss, {"logits": output["logits"]}, loss.item(), Pair(loss, len(batch["ids"])), options
 
+    @smp.step
+    def look(model: Any, batch: dict[str, Tensor], options: dict[str, Any]) -> Any:
+        return model(batch["ids"], mask=batch["mask"])["logits"]
+
+    # Two functions with arguments of the same shapes are two, also where gradients are on and one has none.
+    look(model, steps[0], {"any": object})
     losses = []
     for batch in steps:
         optimizer.zero_grad()
@@ -81,6 +87,7 @@ def trained_as_documented() -> None:
     # Without no_grad() and without backward there are no gradients either.
     optimizer.zero_grad()
     evaluate(ids, torch.ones(3), ids.T)
+    look(model, steps[0], {"any": object})
     assert all(parameter.grad is None for parameter in model.parameters())
 
     # State: whole, local, of the optimizer; loaded into a plain model and optimizer.

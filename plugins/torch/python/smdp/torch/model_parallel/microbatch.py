@@ -348,6 +348,8 @@ class Microbatch:
         step = self._step
         with running(self), step.modes.restored(grad=step.needs_grad), self._interpreter:
             result = step.program(self._inputs)
+        if step.plan.is_complete and step.needs_grad:
+            self._check_same_end()
         if self._loss is not None:
             self._check_loss(*self._loss)
             self._loss = None
@@ -355,6 +357,18 @@ class Microbatch:
         self.result = map_tensors(self._shared, map_tensors(self._interpreter.renewed, result))
         if not step.needs_grad:
             self._leaves.clear()
+
+    def _check_same_end(self) -> None:
+        """The schedule has been chosen: with backwards, or without."""
+        has_loss = self._loss is not None
+        if has_loss == (self._step.plan.loss_stage >= 0):
+            return
+        calls = "calls backward(), and did not" if has_loss else "does not call backward(), and did"
+        raise RuntimeError(
+            f"[smdp] the step {calls} in its first microbatch with arguments of these shapes; allowed: always"
+            " or never. Give the step what decides it as an argument, for instance a bool, or evaluate under"
+            " torch.no_grad()."
+        )
 
     def _check_loss(self, loss: Any) -> None:
         value = value_of(loss) if isinstance(loss, Tensor) else None

@@ -262,10 +262,13 @@ class Steps:
 
 
 def _code_of(function: Any) -> object:
-    """Give what is the same for a function that is made anew in every step."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__code__", type(function))
+    """Give what is the same for a function that is made anew in every step, with all that it wraps."""
+    found = []
+    while function is not None:
+        is_partial = isinstance(function, functools.partial)
+        found.append(getattr(function, "__code__", type(function)))
+        function = function.func if is_partial else getattr(function, "__wrapped__", None)
+    return tuple(found)
 
 
 class _Prepared:
