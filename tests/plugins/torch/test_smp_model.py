@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import UserDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -124,6 +125,40 @@ def test_partitions_by_hand() -> None:
     run(partitions_by_hand, 2)
 
 
+class Both(Chain):
+    """Returns what its first stage has made, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        early = self.layers[0](x)
+        return early, super().forward(early)
+
+
+class Sliced:
+    """Cuts itself; its shapes count although it is neither a tensor nor a structure."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def smp_slice(self, count: int, index: int, axis: int) -> Sliced:
+        return Sliced(self.x.chunk(count, axis)[index])
+
+
+def batches_of_any_kind() -> None:
+    model = smp.DistributedModel(made(Both))
+
+    @smp.step
+    def run_step(x: Sliced, batch: UserDict[str, Tensor]) -> Any:
+        early, output = model(x.x)
+        model.backward(square_loss(output, {"y": batch["y"]}))
+        return early
+
+    alone = made(Both)
+    for size in (8, 16, 8):
+        batch = rows(1, size)[0]
+        found = run_step(Sliced(batch["x"]), UserDict(batch)).concat()
+        assert torch.equal(found, torch.cat([alone(part)[0] for part in batch["x"].chunk(4)]))
+
+
 def variants_equal_one_process() -> None:
     alone = made(Chain)
     train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
@@ -143,6 +178,8 @@ def variants_equal_one_process() -> None:
                 assert theirs.keys() & ours.keys()
                 assert all(torch.equal(ours[name], theirs[name]) for name in theirs.keys() & ours.keys())
                 assert most_in_flight(model) == 2
+    with job():
+        batches_of_any_kind()
     with job():  # never whole anywhere
         torch.manual_seed(0)
         with smp.delay_param_initialization():

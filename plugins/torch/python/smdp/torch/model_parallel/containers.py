@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-_LEAVES = (Tensor, type(None), str, int, float)
+_OPTIONS = (type(None), str, int, float)
+_LEAVES = (Tensor, *_OPTIONS)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -87,8 +88,24 @@ def describe(tree: Any) -> Any:
         return (tuple(tree.shape), tree.dtype, tree.device.type, tree.requires_grad)
     if isinstance(tree, (list, tuple)):
         return (type(tree).__name__, *(describe(item) for item in tree))
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return (type(tree).__name__, *((key, describe(item)) for key, item in tree.items()))
-    if isinstance(tree, (str, int, float, bool, type(None))):
+    if isinstance(tree, _OPTIONS):
         return tree
-    return type(tree).__qualname__
+    if isinstance(tree, (set, frozenset)):
+        return (type(tree).__name__, frozenset(describe(item) for item in tree))
+    # Options in objects may change as they like.
+    parts = ((name, getattr(tree, name, None)) for name in _parts_of(tree))
+    return (
+        type(tree).__qualname__,
+        *((name, describe(part)) for name, part in parts if not isinstance(part, _OPTIONS)),
+    )
+
+
+def _parts_of(tree: Any) -> list[str]:
+    """Give the names of what an object holds, where it is part of a batch."""
+    if isinstance(tree, type):
+        return []
+    if dataclasses.is_dataclass(tree):
+        return [field.name for field in dataclasses.fields(tree)]
+    return list(getattr(tree, "__dict__", ())) if hasattr(tree, "smp_slice") else []

@@ -86,6 +86,7 @@ class Interpreter(TorchFunctionMode):
         self.is_in_model = False
         self.is_detour = False
         self.exports: dict[int, Tensor | GradientEdge | None] = {}
+        self.returned: dict[int, Tensor] = {}
         self._plan = plan
         self._around = surroundings
         self._ghosts = ghosts
@@ -393,6 +394,9 @@ class Interpreter(TorchFunctionMode):
             mark(tensor, value)
             if value.consumers or (self.is_recording and not self.is_detour):
                 self.exports[value.index] = tensor
+            if value.is_handed_round and self.is_in_model:
+                # Where this rank ends the model's forward early, the model returns placeholders only.
+                self.returned[value.index] = tensor
         if not given:
             return real[0]
         return _with_inputs(operation, real[0], leaves_in((args, kwargs)))

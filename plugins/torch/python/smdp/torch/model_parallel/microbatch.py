@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
@@ -259,8 +260,9 @@ class Microbatch:
         if known is not None:
             return known
         tag = self._next_read()
+        value.is_handed_round = True
         if self.is_mine(value.stage):
-            found = tensor.detach()
+            found = self._own(value, tensor).detach()
             for rank in self._others():
                 self._step.reads.send(laid_out(found, value), rank, tag, f"{value.text()} to the host")
         else:
@@ -288,6 +290,18 @@ class Microbatch:
             data = self._await(torch.empty(int(length), dtype=torch.uint8), owner, tags[1], what)
             description = unpacked(data)
         return drawn(description, self._step.ghosts)
+
+    def _own(self, value: Value, tensor: Tensor) -> Tensor:
+        """Give the contents of a value of this rank, of which the program may have a placeholder."""
+        if type(tensor) is not FakeTensor:
+            return tensor
+        found = self._interpreter.returned.pop(value.index, None)
+        if found is None:
+            raise RuntimeError(
+                f"[smdp] the program reads or returns {value.text()}, which the model returned, in microbatch"
+                f" {self.index}, and did not in the first one of these shapes; allowed: always or never"
+            )
+        return found
 
     def _export(self, value: Value) -> Tensor:
         found = self._interpreter.exports[value.index]

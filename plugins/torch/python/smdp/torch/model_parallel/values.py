@@ -25,6 +25,7 @@ class Value:
         consumers: Later stages that use it, each once, in the order in which the program meets them.
         sources: The values that autograd made it from.
         is_in_loss: The loss depends on it through autograd; known once the program has been recorded.
+        is_handed_round: All ranks get it, as the host reads it or the program returns it.
     """
 
     index: int
@@ -33,6 +34,7 @@ class Value:
     consumers: list[int] = field(default_factory=list)
     sources: tuple[Value, ...] = ()
     is_in_loss: bool = True
+    is_handed_round: bool = False
 
     def consumer_after(self, stage: int) -> int | None:
         """Give the next stage that uses it, after the owner or a consumer."""
