@@ -1,4 +1,4 @@
-"""What the engine takes for each action of a schedule: a pipeline of two ranks whose modules cost next to nothing.
+"""What the engine takes for each action of a schedule, by modules on two ranks that cost next to nothing.
 
 Start it on two ranks: smdp run -n 2 tests/benchmarks/pipeline_overhead.py
 """

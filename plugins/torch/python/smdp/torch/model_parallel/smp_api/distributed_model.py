@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from smdp.torch.model_parallel.pipelining import check_model
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
-from smdp.torch.model_parallel.smp_api.meeting import meet
+from smdp.torch.model_parallel.smp_api.meeting import enter, meet
 from smdp.torch.model_parallel.smp_api.one_loss import as_one
 from smdp.torch.model_parallel.smp_api.partitioning import split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
@@ -150,6 +150,8 @@ class DistributedModel(nn.Module):
             What it returned, by microbatch.
         """
         self.check_not_in_step()
+        if state.cfg.partitions > 1:
+            enter("smp.step")
         self._is_in_step = True
         try:
             if self._body is None:
