@@ -83,6 +83,10 @@ def with_own_optimizer() -> Any:
     return mp.trained(mp.arguments(max_steps=4), model=model, optimizers=(optimizer, None))
 
 
+def recomputed() -> Any:
+    return mp.trained(mp.arguments(max_steps=4, gradient_checkpointing=True))
+
+
 def in_bf16() -> Any:
     return mp.trained(mp.arguments(max_steps=4, bf16=True), train_dataset=mp.ragged(64))
 
@@ -193,6 +197,7 @@ WAYS: Mapping[str, Callable[[], Any]] = {
     "of_a_dataset": of_a_dataset,
     "by_length": by_length,
     "smoothed": smoothed,
+    "recomputed": recomputed,
     "with_own_loss": with_own_loss,
     "with_own_optimizer": with_own_optimizer,
     "in_bf16": in_bf16,
