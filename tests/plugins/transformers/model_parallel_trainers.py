@@ -9,7 +9,7 @@ import language_model as lm
 import torch
 import transformers
 from model_parallel_models import without_dropout
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 import smdp.torch
 from smdp.transformers import DataParallel, ModelParallel, Trainer
@@ -94,3 +94,17 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 
     def __iter__(self) -> Any:
         return self._rows
+
+
+class Masked(Dataset):  # type: ignore[type-arg]
+    """Rows of which chance says what is to be learned."""
+
+    def __init__(self, count: int) -> None:
+        self._rows = lm.rows(count)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self._rows[index]
+        return {**row, "labels": row["labels"].masked_fill(torch.rand(lm.LENGTH) < 0.5, -100)}

@@ -64,6 +64,11 @@ def smoothed() -> Any:
     return mp.trained(args, train_dataset=mp.ragged(64))
 
 
+def with_workers() -> Any:
+    """They draw what is to be learned; on all ranks of a pipeline the same."""
+    return mp.trained(mp.arguments(max_steps=4, dataloader_num_workers=1), train_dataset=mp.Masked(64))
+
+
 def with_own_loss() -> Any:
     """A mean that knows nothing of the number of items."""
 
@@ -198,6 +203,7 @@ WAYS: Mapping[str, Callable[[], Any]] = {
     "by_length": by_length,
     "smoothed": smoothed,
     "recomputed": recomputed,
+    "with_workers": with_workers,
     "with_own_loss": with_own_loss,
     "with_own_optimizer": with_own_optimizer,
     "in_bf16": in_bf16,

@@ -61,6 +61,14 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert re.findall(r"perplexity ([\d.]+)", again.stdout) == perplexity
 
 
+def test_in_stages(tmp_path: Path) -> None:
+    split = [*command(tmp_path, 10), "--stages", "2"]
+    done = subprocess.run(split, capture_output=True, text=True, check=True, timeout=110, env=VARIABLES)
+    assert logged(done.stdout)[0] < 5.5 and "perplexity" in done.stdout
+    names = {path.name for path in (tmp_path / "checkpoint-10").iterdir()}
+    assert {"model-00002-of-00002.safetensors", "model_parallel"} <= names
+
+
 def test_one_process(tmp_path: Path) -> None:
     alone = [sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--steps", "10"]
     done = subprocess.run(alone, capture_output=True, text=True, check=True, timeout=100, env=VARIABLES)
