@@ -29,7 +29,7 @@ def job(config: dict[str, Any], *, tied: bool = False) -> Iterator[tuple[Any, An
     """Give model, optimizer and a training step."""
     smp.init(config)
     torch.manual_seed(0)
-    model = smp.DistributedModel(Language(tied=tied))
+    model = smp.DistributedModel(Language(tied=tied, dropout=0.1))
     optimizer = smp.DistributedOptimizer(adam(model))
 
     @smp.step

@@ -54,7 +54,7 @@ def train(model: Any, optimizer: Any) -> None:
 
 def trained(make: Any = Chain, **options: Any) -> Any:
     torch.manual_seed(0)
-    model = smp.DistributedModel(make(), **options)
+    model = smp.DistributedModel(make(), **options).to("cpu")
     optimizer = smp.DistributedOptimizer(adam(model))
     train(model, optimizer)
     return model
@@ -159,6 +159,33 @@ def batches_of_any_kind() -> None:
         assert torch.equal(found, torch.cat([alone(part)[0] for part in batch["x"].chunk(4)]))
 
 
+def several_optimizers() -> None:
+    net = made(Chain)
+    model = smp.DistributedModel(net)
+    free = nn.Parameter(torch.ones(3))
+    adams = torch.optim.AdamW(net.layers.named_parameters(), lr=1e-2)
+    first = smp.DistributedOptimizer(adams)
+    second = smp.DistributedOptimizer(torch.optim.SGD([*net.head.parameters(), free], lr=1e-2))
+    model.double()
+    train_step(model, STEPS[0]["x"].double(), STEPS[0]["y"].double())
+    first.step()
+    own = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float64}
+    for optimizer, part, others in ((first, "layers.", 0), (second, "head.", 1)):
+        found = len(optimizer.param_groups[0]["params"]) - others
+        assert found == sum(name.startswith(part) for name in own)
+    assert set(first.param_groups[0]["param_names"]) == {n.removeprefix("layers.") for n in own} - {
+        "head.weight",
+        "head.bias",
+    }
+    whole = first.state_dict()
+    assert len(whole["state"]) == len(whole["param_groups"][0]["param_names"]) == 16
+    first.add_param_group({"params": [free], "param_names": ["free"]})
+    assert len(first.state_dict()["param_groups"]) == 2
+    model.to("cpu")
+    with refused("parameters stay what and where they are"):
+        model.half()
+
+
 def variants_equal_one_process() -> None:
     alone = made(Chain)
     train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
@@ -180,11 +207,16 @@ def variants_equal_one_process() -> None:
                 assert most_in_flight(model) == 2
     with job():
         batches_of_any_kind()
+    with job():
+        several_optimizers()
     with job():  # never whole anywhere
         torch.manual_seed(0)
         with smp.delay_param_initialization():
             late = Chain()
         assert all(parameter.is_meta for parameter in late.parameters())
+        with refused("smp.model_creation(dtype=...)"):
+            smp.DistributedModel(late).half()
+        smp.state.model = None
         assert differences(trained(lambda: late), alone) == {}
     with job():
         with smp.model_creation(dtype=torch.float64):
@@ -285,6 +317,24 @@ def wrong_use() -> None:
     batch = STEPS[0]
     with refused("smp.init() has not been called"):
         smp.DistributedModel(made(Chain))
+    with job():
+        model = smp.DistributedModel(made(Chain))
+        optimizer = smp.DistributedOptimizer(adam(model))
+        with refused("the state dict lacks 'layers.0.linear.weight'"):
+            model.load_state_dict({})
+        with refused("which the model lacks (the nearest name there is 'head.bias')"):
+            model.load_state_dict({**model.state_dict(), "head.bia": torch.ones(1)})
+        ones = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+        assert model.load_state_dict(ones).missing_keys == []
+        assert all(torch.equal(value, ones[name]) for name, value in model.state_dict().items())
+        with refused("groups of [1] parameters, the optimizer of [18]"):
+            optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
+        # A part that one rank cannot use is refused on both, and nobody waits.
+        model.load_state_dict({"_smp_is_partial": True, **(ones if smp.rank() == 0 else {})})
+        with refused("between load_state_dict() and the first step"):
+            model.state_dict()
+        with refused("of this rank, or the whole model's"):
+            train(model, optimizer)
     with job():
         with refused("no smp.DistributedModel"):
             train_step(None, batch["x"], batch["y"])

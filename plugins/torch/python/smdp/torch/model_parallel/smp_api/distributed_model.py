@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.hooks import RemovableHandle
 
+from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.pipelining import check_model
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
@@ -23,7 +23,7 @@ from smdp.torch.model_parallel.smp_api.partitioning import split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
 from smdp.torch.model_parallel.smp_api.state import state
-from smdp.torch.model_parallel.smp_api.whole_model import Wrapped, gathered_again
+from smdp.torch.model_parallel.smp_api.whole_model import Wrapped, check_state, gathered_again
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class DistributedModel(nn.Module):
         self._has_stepped = False
         self._device: torch.device | None = None
         self._decision: dict[str, int] | None = None
+        self._steps = 0
         self._deferred: list[tuple[Mapping[str, Any], bool]] = []
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
@@ -243,15 +244,23 @@ class DistributedModel(nn.Module):
         """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
         return None if self._body is None else self._body.decision
 
-    def fix_partition(self, decision: Mapping[str, int]) -> None:
-        """Cut the model as another time, at the first step.
+    def fix_partition(self, decision: Mapping[str, int], steps: int = 0) -> None:
+        """Cut the model as another time, at the first step, and go on from there.
+
+        Args:
+            decision: What partition_decision was.
+            steps: How many steps had run, of training and evaluation: random numbers depend on it.
 
         Raises:
             ValueError: The model has been cut, otherwise.
         """
+        self._steps = steps
         if self._body is None:
             self._decision = dict(decision)
-        elif dict(decision) != self._body.decision:
+        elif dict(decision) == self._body.decision:
+            if self.pipe is not None:
+                self.pipe.steps = steps
+        else:
             raise ValueError(
                 "[smdp] the model has been cut already, at other places than the checkpoint's; load it before"
                 " the first step"
@@ -343,8 +352,14 @@ class DistributedModel(nn.Module):
 
         Raises:
             smdp.MismatchError: Another rank of the group has gone on to another call.
+            RuntimeError: A part has been loaded, which arrives when the model is cut.
         """
         if self._body is None:
+            if self._deferred:
+                raise RuntimeError(
+                    "[smdp] model.state_dict() is called between load_state_dict() and the first step, at"
+                    " which loaded values arrive; call it after that step"
+                )
             return dict(self._model.state_dict())
         if isinstance(self._body, Partitions):
             meet("model.state_dict()")
@@ -353,7 +368,7 @@ class DistributedModel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
     ) -> Any:
-        """Copy values into this rank's part of the model; before the model is cut, when it is.
+        """Copy values into this rank's part of the model; before the model is cut, at the latest when it is.
 
         Args:
             state_dict: Of the whole model, or what local_state_dict() gave.
@@ -364,10 +379,15 @@ class DistributedModel(nn.Module):
             ValueError: A name or shape is wrong.
         """
         values = {name: value for name, value in state_dict.items() if name != _PARTIAL}
-        if self._body is None:
+        if self._body is not None:
+            return self._body.load_state_dict(values, strict=strict)
+        is_partial = bool(state_dict.get(_PARTIAL))
+        found = check_state(self._model, values, strict=strict, is_partial=is_partial)
+        if is_partial or self._deferred or self._is_delayed():
             self._deferred.append((values, strict))
-            return _IncompatibleKeys([], [])
-        return self._body.load_state_dict(values, strict=strict)
+        else:
+            self._model.load_state_dict(values, strict=False)
+        return found
 
     def cpu(self) -> DistributedModel:
         """Gather all parameters on the CPU of every rank; all ranks of the model-parallel group call it.
@@ -387,11 +407,37 @@ class DistributedModel(nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or convert the model; one of several partitions stays where it is until it is cut."""
+        """Move or convert the model; one of several partitions stays where it is until it is cut.
+
+        Raises:
+            RuntimeError: It has been cut, and would move or become of another dtype; or it has no values yet,
+                and would become of another dtype.
+        """
         if isinstance(self._body, SinglePartition):
             self._model._apply(fn, recurse)
-        elif self._body is None:
+            return self
+
+        def wanted(tensor: Tensor) -> Tensor:
+            device = "cpu" if tensor.is_meta else tensor.device
+            found: Tensor = fn(torch.empty(0, dtype=tensor.dtype, device=device))
+            return found
+
+        own = [*self.parameters(), *self.buffers()]
+        changes = any(wanted(tensor).dtype != tensor.dtype for tensor in own)
+        if self._body is None:
+            if changes and self._is_delayed():
+                raise RuntimeError(
+                    "[smdp] the dtype of a model whose parameters have no values yet cannot be changed; build"
+                    " it in smp.model_creation(dtype=...)"
+                )
+            if changes:
+                self._model._apply(lambda tensor: tensor.to(wanted(tensor).dtype), recurse)
             self._device = fn(torch.empty(0)).device
+        elif changes or any(wanted(tensor).device != tensor.device for tensor in own):
+            raise RuntimeError(
+                "[smdp] the model has been cut, so its parameters stay what and where they are; convert or"
+                " move it before the first step"
+            )
         return self
 
     # How it is cut.
@@ -401,18 +447,29 @@ class DistributedModel(nn.Module):
         example = None
         if not state.cfg.skip_tracing:
             example = arguments_of_first_call(program, part)
-        if self._device is not None:
+        if self._device is not None and not self._is_delayed():
             self._model.to(self._device)
-        pipe = split(self._model, state.cfg, example, self._decision)
+        pipe = split(self._model, state.cfg, example, self._decision, self._device)
+        pipe.steps = self._steps
         self._body = Partitions(pipe, is_mean=self._is_mean)
-        for values, strict in self._deferred:
-            self._body.load_state_dict(values, strict=strict)
-        self._deferred.clear()
-        if state.optimizer is not None:
-            state.optimizer.keep_own(before, dict(pipe.named_parameters()))
+        for optimizer in state.uncut_optimizers:
+            optimizer.keep_own(before, dict(pipe.named_parameters()))
+        together(self._load_deferred, state.running.groups.process_group(CommGroup.MP_GROUP))
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
             _log.info("Partition assignments:\n%s", "\n".join(lines))
+
+    def _is_delayed(self) -> bool:
+        return any(parameter.is_meta for parameter in self._model.parameters())
+
+    def _load_deferred(self) -> None:
+        """Take over what was loaded before the model was cut."""
+        deferred, self._deferred = self._deferred, []
+        optimizers, state.uncut_optimizers = state.uncut_optimizers, []
+        for values, strict in deferred:
+            self._cut_body("load_state_dict()").load_state_dict(values, strict=strict)
+        for optimizer in optimizers:
+            optimizer.load_deferred()
 
     def _cut_body(self, what: str) -> SinglePartition | Partitions:
         if self._body is None:

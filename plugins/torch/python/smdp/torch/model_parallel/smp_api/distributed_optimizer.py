@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -13,8 +13,11 @@ from smdp.torch.model_parallel.clipping import clip_grad_norm_
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
 from smdp.torch.model_parallel.smp_api.meeting import meet
 from smdp.torch.model_parallel.smp_api.state import state
+from smdp.torch.model_parallel.values import weight_of
 
 _PARTIAL = "_smp_is_partial"
+# Optimizers that were made of named parameters keep the names beside them.
+_NAMES = "param_names"
 
 
 class DistributedOptimizer(Optimizer):
@@ -63,9 +66,11 @@ class DistributedOptimizer(Optimizer):
         self._deferred: Mapping[str, Any] | None = None
         state.optimizer = self
         model = state.model
-        if model is not None and model.partitioned:
-            own = {parameter: name for name, parameter in model.named_parameters()}
-            self._keep({parameter: parameter for parameter in own})
+        if model is None or not model.partitioned:
+            state.uncut_optimizers.append(self)
+        else:
+            own = set(model.parameters())
+            self._keep({each: each for each in given if each in own or weight_of(each) is None})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -119,9 +124,12 @@ class DistributedOptimizer(Optimizer):
         # What is no parameter of the model stays: it is the script's own affair.
         others = {each: each for group in groups for each in group if each not in before}
         self._keep(others | {old: own[name] for old, name in before.items() if name in own})
-        if self._deferred is not None:
-            deferred, self._deferred = self._deferred, None
-            self.load_state_dict(deferred)
+
+    def load_deferred(self) -> None:
+        """Take over what was loaded before the model was cut; the model calls it when it has been."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            self._load(deferred)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """Give this rank's part of the state; with the key `_smp_is_partial`."""
@@ -134,7 +142,13 @@ class DistributedOptimizer(Optimizer):
 
         Raises:
             smdp.MismatchError: Another rank of the group has gone on to another call.
+            RuntimeError: A state has been loaded, which arrives when the model is cut.
         """
+        if self._deferred is not None:
+            raise RuntimeError(
+                "[smdp] optimizer.state_dict() is called between load_state_dict() and the first step, at"
+                " which loaded values arrive; call it after that step"
+            )
         if not self._is_cut():
             return dict(self.optimizer.state_dict())
         meet("optimizer.state_dict()")
@@ -153,7 +167,7 @@ class DistributedOptimizer(Optimizer):
         return {
             "state": {place[name]: found[name] for name in place if name in found},
             "param_groups": [
-                {**group, "params": [place[name] for name in members]}
+                {**group, "params": [place[name] for name in members], **_named(group, members)}
                 for group, members in zip(groups, names, strict=True)
             ],
         }
@@ -166,23 +180,25 @@ class DistributedOptimizer(Optimizer):
         Raises:
             ValueError: Its groups or parameters are others.
         """
+        is_partial = bool(state_dict.get(_PARTIAL))
         if not self._is_cut() and state.cfg.partitions > 1:
+            if not is_partial:
+                _check_sizes(state_dict, [group["params"] for group in self.param_groups])
             self._deferred = dict(state_dict)
             return
-        given = {key: value for key, value in state_dict.items() if key != _PARTIAL}
-        if not state_dict.get(_PARTIAL) and self._is_cut():
+        if self._is_cut() and not is_partial:
             meet("optimizer.load_state_dict()")
+        self._load(state_dict)
+
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
+        given = {key: value for key, value in state_dict.items() if key != _PARTIAL}
+        if self._is_cut() and not state_dict.get(_PARTIAL):
             given = self._own_part(given)
         self.optimizer.load_state_dict(given)
 
     def _own_part(self, whole: Mapping[str, Any]) -> dict[str, Any]:
         names = self._all_names()
-        sizes = [len(group["params"]) for group in whole["param_groups"]]
-        if sizes != [len(group) for group in names]:
-            raise ValueError(
-                f"[smdp] the optimizer's state has groups of {sizes} parameters, the optimizer of"
-                f" {[len(group) for group in names]}; allowed: a state of the same model and groups"
-            )
+        _check_sizes(whole, names)
         place = {
             name: index
             for group, members in zip(whole["param_groups"], names, strict=True)
@@ -198,23 +214,25 @@ class DistributedOptimizer(Optimizer):
                     values[index] = found
                 members.append(index)
                 index += 1
-            groups.append({**group, "params": members})
+            groups.append({**group, "params": members, **_named(mine, mine.get(_NAMES, ()))})
         return {"state": values, "param_groups": groups}
 
     def _all_names(self) -> list[list[str]]:
         """Give the names of all ranks' parameters, by group, in the order of the optimizer."""
-        if self._names is None:
+        known = self._names or []
+        later = self.param_groups[len(known) :]
+        if later:
             own = {parameter: name for name, parameter in state.model.named_parameters()}
-            mine = [[own[each] for each in group["params"] if each in own] for group in self.param_groups]
+            mine = [[own[each] for each in group["params"] if each in own] for group in later]
             order = {
                 name: index for index, (name, _) in enumerate(state.model.get_module().named_parameters())
             }
             parts = self._gathered(mine)
-            self._names = [
+            self._names = known + [
                 sorted({name for part in parts for name in part[index]}, key=order.__getitem__)
                 for index in range(len(mine))
             ]
-        return self._names
+        return self._names or []
 
     def _gathered(self, mine: Any) -> list[Any]:
         group = state.running.groups.process_group(CommGroup.PP_GROUP)
@@ -229,7 +247,23 @@ class DistributedOptimizer(Optimizer):
         for group in self.param_groups:
             members = group["params"]
             group["params"] = [kept[each] for each in members if each in kept]
+            names = zip(group.get(_NAMES, ()), members, strict=False)
+            group |= _named(group, [name for name, each in names if each in kept])
             for each in members:
                 found = self.optimizer.state.pop(each, None)
                 if found is not None and each in kept:
                     self.optimizer.state[kept[each]] = found
+
+
+def _check_sizes(whole: Mapping[str, Any], own: Sequence[Sequence[Any]]) -> None:
+    sizes, wanted = [len(group["params"]) for group in whole["param_groups"]], [len(group) for group in own]
+    if sizes != wanted:
+        raise ValueError(
+            f"[smdp] the optimizer's state has groups of {sizes} parameters, the optimizer of {wanted};"
+            " allowed: a state of the same model and groups"
+        )
+
+
+def _named(group: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Give the names of a group's parameters, where it was made with names."""
+    return {_NAMES: list(names)} if _NAMES in group else {}

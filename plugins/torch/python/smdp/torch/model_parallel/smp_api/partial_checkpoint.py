@@ -68,6 +68,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                     name for name, part in (("model", model), ("optimizer", optimizer)) if part is not None
                 ],
                 "partition": None if model is None else model.partition_decision,
+                "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
             }
             with replacing(folder / _DECISION) as file:
                 torch.save(decision, file)
@@ -83,8 +84,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
     Raises:
         ValueError: There is no complete checkpoint, it is of another configuration, or there is nothing to
-        load
-            it into.
+            load it into.
         RuntimeError: The same, on another rank.
     """
     folder = root / f"{tag}{_SUFFIX}"
@@ -93,7 +93,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
     def read() -> None:
         decision = _read_decision(folder)
-        found["partition"] = decision["partition"]
+        found.update((name, decision[name]) for name in ("partition", "steps"))
         for name in decision["contents"]:
             if name == "model" or with_optimizer:
                 check_target(folder, name)
@@ -102,7 +102,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
     def apply() -> None:
         if "model" in found:
-            state.model.fix_partition(found["partition"])
+            state.model.fix_partition(found["partition"], found["steps"])
             state.model.load_state_dict(found["model"], strict=strict, same_partition_load=True)
         if "optimizer" in found:
             state.optimizer.load_state_dict(found["optimizer"])

@@ -20,6 +20,7 @@ def split(
     configuration: Configuration,
     example: tuple[tuple[Any, ...], dict[str, Any]] | None,
     decision: Mapping[str, int] | None,
+    device: torch.device | None,
 ) -> PipelinedModule:
     """Cut a model; every rank of the job calls it.
 
@@ -28,10 +29,13 @@ def split(
         configuration: Of the job.
         example: Arguments of the model's forward, one microbatch; None: modules are weighed by their bytes.
         decision: Virtual stages of units, from a checkpoint; None: the configuration decides.
+        device: Where a model that has no values yet gets them; None: the current GPU, or the CPU.
 
     Raises:
         ValueError: The model cannot be cut so; with a fix.
     """
+    if device is None and torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
     options = SplitOptions(
         stages=configuration.partitions,
         microbatches=configuration.microbatches,
@@ -40,7 +44,7 @@ def split(
         active_microbatches=configuration.active_microbatches,
         memory_weight=configuration.memory_weight,
         placement=configuration.placement_strategy,
-        device=torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None,
+        device=device,
         seed=configuration.seed,
     )
     if example is not None:

@@ -62,7 +62,8 @@ class State:
     Attributes:
         job: From init() to shutdown().
         model: The DistributedModel, once there is one.
-        optimizer: The DistributedOptimizer, once there is one.
+        optimizer: The last DistributedOptimizer, once there is one.
+        uncut_optimizers: All that have been made before the model was cut, until it is.
         module_manager: Kinds of modules.
     """
 
@@ -74,6 +75,7 @@ class State:
         self.job: Job | None = None
         self.model: Any = None
         self.optimizer: Any = None
+        self.uncut_optimizers: list[Any] = []
         self.module_manager = ModuleRegister()
 
     @property
