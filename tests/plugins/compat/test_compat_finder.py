@@ -126,6 +126,23 @@ def test_what_is_not_there_says_so() -> None:
         "import smdistributed.modelparallel as m; assert m.__version__ == '1.15.0'", SMDP_COMPAT="1"
     )
     assert done.returncode == 0, done.stderr
+    # Large scripts import at their top what they may never use.
+    done = python(
+        "import smdistributed.modelparallel.torch as smp;"
+        "smp.optimizers.FusedLAMB, smp.patches.checkpoint.checkpoint, smp.utils.rmsg, smp.state_mod.state;"
+        "from smdistributed.modelparallel.torch.amp import GradScaler;"
+        "from smdistributed.modelparallel.torch.model import DistributedModel;"
+        "from smdistributed.modelparallel.torch.state_mod import state;"
+        "from smdistributed.modelparallel.torch.utils import get_distribution_axis;"
+        "from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint_sequential;"
+        "import smdistributed.modelparallel.torch.nn.huggingface.bert;"
+        "from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import translate_state_dict_to_hf_gpt2;"
+        "from smdistributed.modelparallel.torch.optimizers import FusedAdam;"
+        "assert not hasattr(smp.optimizers, 'FusedAdem');"
+        "FusedAdam([])",
+        SMDP_COMPAT="1",
+    )
+    assert "smp.optimizers.FusedAdam belongs to fused optimizers, which comes later" in done.stderr
     done = python("import smdistributed.no_such_module", SMDP_COMPAT="1")
     assert "No module named 'smdistributed.no_such_module'" in done.stderr
 

@@ -15,6 +15,7 @@ from smdp.torch.model_parallel.pipelining import pipeline as pipeline
 from smdp.torch.model_parallel.smp_api import amp as amp
 from smdp.torch.model_parallel.smp_api import distributed_model as distributed_model
 from smdp.torch.model_parallel.smp_api import nn as nn
+from smdp.torch.model_parallel.smp_api import state as _state_module
 from smdp.torch.model_parallel.smp_api.checkpoint_files import load as load
 from smdp.torch.model_parallel.smp_api.checkpoint_files import save as save
 from smdp.torch.model_parallel.smp_api.checkpoints import resume_from_checkpoint as resume_from_checkpoint
@@ -75,6 +76,7 @@ from smdp.torch.model_parallel.smp_api.step import step as step
 from smdp.torch.model_parallel.smp_api.step_output import StepOutput as StepOutput
 
 model = distributed_model
+state_mod = _state_module
 
 WORLD = CommGroup.WORLD
 MP_GROUP = CommGroup.MP_GROUP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, NoReturn
 
 TENSOR_PARALLELISM = "tensor parallelism"
@@ -11,6 +12,19 @@ _LATER = {
     "tp_register_with_module": TENSOR_PARALLELISM,
     "set_activation_checkpointing": _CHECKPOINTING,
     "sharded_data_parallel_checkpoint": "sharded data parallelism",
+}
+_OPTIMIZERS = "fused optimizers"
+# Whole modules: what each belongs to, and its names, or how they begin.
+_MODULES = {
+    "optimizers": (_OPTIMIZERS, ("FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad")),
+    "patches": (_CHECKPOINTING, ()),
+    "patches.checkpoint": (_CHECKPOINTING, ("checkpoint", "checkpoint_sequential")),
+    "utils": (TENSOR_PARALLELISM, ("rmsg", "get_distribution_axis")),
+    "nn.huggingface": (TENSOR_PARALLELISM, ()),
+    **{
+        f"nn.huggingface.{model}": (TENSOR_PARALLELISM, ("translate_",))
+        for model in ("bert", "gpt2", "gptj", "gptneo", "roberta")
+    },
 }
 
 
@@ -28,7 +42,29 @@ def comes_later(name: str, feature: str) -> type:
     return type(name.rpartition(".")[2], (), {"__init__": refuse, "__doc__": f"Of {feature}; comes later."})
 
 
-def find_later(name: str) -> type:
+class LaterModule(ModuleType):
+    """One of SMP's modules of which nothing is there yet.
+
+    Args:
+        name: After `smp.`.
+    """
+
+    def __init__(self, name: str) -> None:
+        feature, self._names = _MODULES[name]
+        super().__init__(name, f"Of {feature}; comes later.")
+        self._feature = feature
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what says that it comes later when it is used."""
+        whole = f"{self.__name__}.{name}"
+        if whole in _MODULES:
+            return LaterModule(whole)
+        if not name.startswith(self._names or "?"):
+            raise AttributeError(f"[smdp] smp.{self.__name__} has no name {name!r}")
+        return comes_later(whole, self._feature)
+
+
+def find_later(name: str) -> Any:
     """Give one of SMP's names that are not there yet, to whom a module lacks it.
 
     Raises:
@@ -36,4 +72,6 @@ def find_later(name: str) -> type:
     """
     if name in _LATER:
         return comes_later(name, _LATER[name])
+    if name in _MODULES:
+        return LaterModule(name)
     raise AttributeError(f"[smdp] smdp.torch.model_parallel has no name {name!r}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.nn import LayerNorm as FusedLayerNorm
 
-from smdp.torch.model_parallel.smp_api.later import TENSOR_PARALLELISM, comes_later
+from smdp.torch.model_parallel.smp_api.later import TENSOR_PARALLELISM, LaterModule, comes_later
 
 __all__ = ["FusedLayerNorm"]
 
@@ -21,8 +23,10 @@ _NAMES = (
 )
 
 
-def __getattr__(name: str) -> type:
+def __getattr__(name: str) -> Any:
     """Give a class that says that it comes later."""
+    if name == "huggingface":
+        return LaterModule("nn.huggingface")
     if name in _NAMES:
         return comes_later(f"nn.{name}", TENSOR_PARALLELISM)
     raise AttributeError(f"[smdp] smp.nn has no name {name!r}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api.later import comes_later
+from smdp.torch.model_parallel.smp_api.later import LaterModule
 
-FusedAdam = comes_later("optimizers.FusedAdam", "fused optimizers")
-FusedLAMB = FusedLamb = comes_later("optimizers.FusedLAMB", "fused optimizers")
-FusedNovoGrad = comes_later("optimizers.FusedNovoGrad", "fused optimizers")
+__getattr__ = LaterModule("optimizers").__getattr__

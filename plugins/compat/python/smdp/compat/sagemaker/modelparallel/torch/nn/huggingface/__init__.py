@@ -1,0 +1,1 @@
+"""`smdistributed.modelparallel.torch.nn.huggingface`: of tensor parallelism; can be imported."""
