@@ -9,9 +9,9 @@ know whose it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,38 +31,15 @@ from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
-from smdp.torch.model_parallel.side_effects import attributes_with_placeholders, without_placeholders
+from smdp.torch.model_parallel.refusals import kept_text, misplaced_text, naming, unpredictable_text
+from smdp.torch.model_parallel.side_effects import without_placeholders
+from smdp.torch.model_parallel.surroundings import Surroundings
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
 
 
 class EndOfForward(BaseException):
     """This rank has nothing left to do in the model's forward."""
-
-
-class Surroundings(Protocol):
-    """What the interpreter asks of whoever runs the microbatch."""
-
-    def is_mine(self, stage: int) -> bool:
-        """Tell whether this rank holds a virtual stage."""
-
-    def enter(self, stage: int) -> None:
-        """Wait until one of this rank's stages may run."""
-
-    def computing(self, stage: int) -> AbstractContextManager[None]:
-        """Give the context in which a stage of this rank computes."""
-
-    def send(self, value: Value, tensor: Tensor, stage: int) -> None:
-        """Send a value that the recording has just found to be used by another rank's stage."""
-
-    def bring(self, value: Value, stage: int) -> Tensor:
-        """Give a value of another stage for use in this one: a leaf, whose gradient goes back."""
-
-    def fetch(self, value: Value, tensor: Tensor) -> Tensor:
-        """Give the contents of a value on every rank."""
-
-    def describe(self, unit: Unit, result: Any) -> Any:
-        """Tell all ranks what a unit gives whose result is unpredictable; `result` is None on others."""
 
 
 class Interpreter(TorchFunctionMode):
@@ -136,7 +113,7 @@ class Interpreter(TorchFunctionMode):
             if value_of(tensor) is not None or weight_of(tensor) is not None:
                 is_owned = True
             elif type(tensor) is FakeTensor:
-                raise ValueError(self._kept_text(name, tensor))
+                raise ValueError(kept_text(name, self._foreign_units(), tensor))
         if not is_owned:
             if name in DRAWING:
                 self._since_unit += 1
@@ -147,7 +124,7 @@ class Interpreter(TorchFunctionMode):
             return func(*args, **kwargs)
         self._since_unit += 1
         if name in ("backward", "register_hook"):
-            self._refuse(name)
+            raise RuntimeError(misplaced_text(name))
         text = f"{self._last_unit}+{self._since_unit} {name}"
         if name in READS:
             return self._read(func, args, kwargs, text)
@@ -222,7 +199,7 @@ class Interpreter(TorchFunctionMode):
                 predicted = self._ghosts.run(function, args, kwargs)
         except Unpredictable as error:
             if not isinstance(function, Unit):
-                raise ValueError(self._unpredictable_text(name, error)) from error
+                raise ValueError(unpredictable_text(name, error, is_in_model=self.is_in_model)) from error
             operation.draws = True
             computed = self._compute(operation, args, kwargs, call) if is_mine else None
             real = None if computed is None else computed[:2]
@@ -316,7 +293,7 @@ class Interpreter(TorchFunctionMode):
         if is_checkpointed():
             around = outside_checkpoints()
             call = checkpointed(call) if operation.kind is Kind.UNIT else call
-        with _naming(operation), around:
+        with naming(operation), around:
             # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or self.is_recording):
                 result = call(*args, **kwargs)
@@ -382,7 +359,7 @@ class Interpreter(TorchFunctionMode):
         given = {place for place, _ in operation.same}
         for place, (tensor, value) in enumerate(zip(tensors, operation.values, strict=True)):
             if type(tensor) is FakeTensor:
-                raise ValueError(self._kept_text(operation.name))
+                raise ValueError(kept_text(operation.name, self._foreign_units()))
             if tensor.shape != value.ghost.shape or tensor.dtype != value.ghost.dtype:
                 raise RuntimeError(
                     f"[smdp] {operation.name} gave {str(tensor.dtype).removeprefix('torch.')}"
@@ -415,53 +392,14 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = map_tensors(fetched, (args, kwargs))
         return func(*args, **kwargs)
 
-    def _unpredictable_text(self, name: str, error: Unpredictable) -> str:
-        who = "the model" if self.is_in_model else "the loss function"
-        if not error.needs_values:
-            return f"[smdp] {who} does {name} outside the modules that are never cut, which fails: {error}"
-        fix = (
-            "Move it into a module with parameters that lies on one stage."
-            if self.is_in_model
-            else "Keep the shape: multiply by a mask, use torch.where() or ignore_index."
-        )
-        return (
-            f"[smdp] {who} does {name} outside the modules that are never cut, and the shape of its result"
-            f" depends on values, which are on another rank ({error}). {fix}"
-        )
-
-    def _kept_text(self, name: str, tensor: Tensor | None = None) -> str:
-        units = dict.fromkeys(
-            operation.function
+    def _foreign_units(self) -> list[Unit]:
+        """Give the units of other ranks that have run."""
+        found = {
+            operation.function: None
             for operation in self._plan.operations
             if isinstance(operation.function, Unit) and not self._around.is_mine(operation.stage)
-        )
-        found = attributes_with_placeholders(units, tensor)
-        where = f" in {', '.join(map(repr, found))}" if found else ""
-        return (
-            f"[smdp] {name} uses a tensor that a module of another rank has not returned but kept{where}."
-            " Return it, so that it is sent."
-        )
-
-    def _refuse(self, name: str) -> None:
-        if name == "backward":
-            raise RuntimeError(
-                "[smdp] backward() was called on a value of a pipeline stage. train_step() runs the backward"
-                " of what the loss function returns; return the loss instead."
-            )
-        raise RuntimeError(
-            "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
-        )
-
-
-@contextlib.contextmanager
-def _naming(operation: Operation) -> Iterator[None]:
-    """Say of an error of the user's code where it happened."""
-    try:
-        yield
-    except Exception as error:
-        if hasattr(error, "add_note"):  # from Python 3.11
-            error.add_note(f"[smdp] in {operation.name!r} on stage {operation.stage}")
-        raise
+        }
+        return list(found)
 
 
 def _with_inputs(operation: Operation, result: Any, inputs: list[Tensor]) -> Any:

@@ -1,0 +1,67 @@
+"""What is said of programs that stages cannot run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from smdp.torch.model_parallel.ghosts import Unpredictable
+from smdp.torch.model_parallel.plan import Operation
+from smdp.torch.model_parallel.side_effects import attributes_with_placeholders
+from smdp.torch.model_parallel.unit_call import Unit
+
+
+def unpredictable_text(name: str, error: Unpredictable, *, is_in_model: bool) -> str:
+    """Give the text for an operation between units whose result has no shape before it has run."""
+    who = "the model" if is_in_model else "the loss function"
+    if not error.needs_values:
+        return f"[smdp] {who} does {name} outside the modules that are never cut, which fails: {error}"
+    fix = (
+        "Move it into a module with parameters that lies on one stage."
+        if is_in_model
+        else "Keep the shape: multiply by a mask, use torch.where() or ignore_index."
+    )
+    return (
+        f"[smdp] {who} does {name} outside the modules that are never cut, and the shape of its result"
+        f" depends on values, which are on another rank ({error}). {fix}"
+    )
+
+
+def kept_text(name: str, units: Sequence[Unit], tensor: Tensor | None = None) -> str:
+    """Give the text for a tensor of another rank that no unit has returned.
+
+    Args:
+        name: What uses it.
+        units: Of other ranks, in which it may be.
+        tensor: The tensor; None: any placeholder.
+    """
+    found = attributes_with_placeholders(dict.fromkeys(units), tensor)
+    where = f" in {', '.join(map(repr, found))}" if found else ""
+    return (
+        f"[smdp] {name} uses a tensor that a module of another rank has not returned but kept{where}."
+        " Return it, so that it is sent."
+    )
+
+
+def misplaced_text(name: str) -> str:
+    """Give the text for backward() or register_hook() on a value of a stage."""
+    if name == "backward":
+        return (
+            "[smdp] backward() was called on a value of a pipeline stage. The schedule runs the backward: of"
+            " what the loss function of train_step() returns, or of what backward(loss) of the model is given"
+            " in run_step() and smp.step."
+        )
+    return "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
+
+
+@contextlib.contextmanager
+def naming(operation: Operation) -> Iterator[None]:
+    """Say of an error of the user's code where it happened."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "add_note"):  # from Python 3.11
+            error.add_note(f"[smdp] in {operation.name!r} on stage {operation.stage}")
+        raise

@@ -1,0 +1,36 @@
+"""What runs a microbatch, as its interpreter sees it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from smdp.torch.model_parallel.unit_call import Unit
+from smdp.torch.model_parallel.values import Value
+
+
+class Surroundings(Protocol):
+    """What the interpreter asks of whoever runs the microbatch."""
+
+    def is_mine(self, stage: int) -> bool:
+        """Tell whether this rank holds a virtual stage."""
+
+    def enter(self, stage: int) -> None:
+        """Wait until one of this rank's stages may run."""
+
+    def computing(self, stage: int) -> AbstractContextManager[None]:
+        """Give the context in which a stage of this rank computes."""
+
+    def send(self, value: Value, tensor: Tensor, stage: int) -> None:
+        """Send a value that the recording has just found to be used by another rank's stage."""
+
+    def bring(self, value: Value, stage: int) -> Tensor:
+        """Give a value of another stage for use in this one: a leaf, whose gradient goes back."""
+
+    def fetch(self, value: Value, tensor: Tensor) -> Tensor:
+        """Give the contents of a value on every rank."""
+
+    def describe(self, unit: Unit, result: Any) -> Any:
+        """Tell all ranks what a unit gives whose result is unpredictable; `result` is None on others."""
