@@ -227,7 +227,7 @@ def loss_functions() -> None:
         (lambda output: output, [r"float32\[2, 1\]", "one number", "mean"]),
         (lambda output: output.mean().detach(), ["no gradient", "detached"]),
         (lambda output: output.mean() > 0, ["no gradient"]),
-        (backward, ["backward", "return the loss"]),
+        (backward, ["backward", "loss function of train_step"]),
         (hooked, ["register_hook"]),
         (lambda output: output[output > 0].mean(), ["loss function", "shape", "where"]),
         (lambda output: output @ output, ["loss function", "matmul", "fails"]),
