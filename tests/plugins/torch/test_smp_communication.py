@@ -13,6 +13,7 @@ from torch_spawn import run
 
 import smdp
 from smdp.torch.model_parallel.smp_api import communication as smp
+from smdp.torch.model_parallel.smp_api.checkpoints import resume_from_checkpoint
 from smdp.torch.model_parallel.smp_api.groups import CommGroup, RankType
 from smdp.torch.model_parallel.smp_api.initialization import init
 from smdp.torch.model_parallel.smp_api.ranks import dp_rank, get_mp_group, mp_rank, pp_rank, rank
@@ -90,6 +91,8 @@ def check_death() -> None:
         smp.recv_from(3, RankType.WORLD_RANK)
     with pytest.raises(smdp.SmdpError, match="rank 3"):
         smp.broadcast("x", CommGroup.WORLD)
+    with pytest.raises(smdp.SmdpError, match="rank 3"):
+        resume_from_checkpoint(".", "never")
     assert time.monotonic() - start < 10
 
 

@@ -305,6 +305,14 @@ def one_partition() -> None:
             assert torch.allclose(parameter.grad, expected, atol=1e-6)
         with model.join():
             pass
+        smp.state.model = None
+        # Evaluation with gradients on is no pass of backward.
+        model = smp.DistributedModel(made(Chain), backward_passes_per_step=2)
+        smp.step(lambda x: model(x))(mine["x"])
+        for is_same in (False, True):
+            train_step(model, mine["x"], mine["y"])
+            first, second = smp.allgather(model.head.weight.grad, smp.WORLD)
+            assert torch.equal(first, second) == is_same
         whole = model.state_dict()
         assert model.load_state_dict({**whole, "_smp_is_partial": False}).missing_keys == []
 

@@ -73,10 +73,14 @@ def _wait(call: str) -> None:
     start = time.monotonic()
     deadline_s = Config.from_environ().timeout_s
     pause, is_told = _POLL_S, False
-    while missing := [rank for rank in missing if not _has_come(rank, number, call)]:
+    while missing:
+        # Before what a rank does instead: others that know of a death already may have gone on.
         error = job.groups.world.core.error()
         if error is not None:
             raise error
+        missing = [rank for rank in missing if not _has_come(rank, number, call)]
+        if not missing:
+            return
         waited = time.monotonic() - start
         if waited > _PATIENCE_S and not is_told:
             is_told = True

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 
@@ -39,7 +40,11 @@ class SinglePartition:
         self._passes_per_step = passes_per_step
         self._is_mean = is_mean
         self._passes = 0
+        self._has_backward = False
         self._divisor = 1
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if passes_per_step > 1 and trained:
+            register_multi_grad_hook(trained, self._note_backward, mode="any")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's forward."""
@@ -53,8 +58,8 @@ class SinglePartition:
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
         """Run the program for each microbatch."""
-        self._passes += is_training
-        is_last_pass = self._passes % self._passes_per_step == 0
+        is_last_pass = (self._passes + 1) % self._passes_per_step == 0
+        self._has_backward = False
         results = []
         self._divisor = len(parts) if self._is_mean else 1
         try:
@@ -63,6 +68,8 @@ class SinglePartition:
                     results.append(program(part))
         finally:
             self._divisor = 1
+            # Evaluation is none, also where gradients are on.
+            self._passes += self._has_backward
         return results
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -98,6 +105,9 @@ class SinglePartition:
     def device(self) -> torch.device:
         """Where the model is."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def _note_backward(self, gradient: Tensor) -> None:
+        self._has_backward = True
 
     def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         if self.replicas is None or is_last:
