@@ -43,6 +43,11 @@ def differs() -> None:
         with pytest.raises(RuntimeError, match=text):
             pipe.train_step(batches(1)[0], loss_fn)
         assert time.monotonic() - start < 5
+    pipe = smdp.torch.pipeline(made(Language), stages=2)
+    for parameter in pipe.parameters():
+        parameter.requires_grad_(rank == 1)  # which rank 1 does not know of rank 0's
+    with pytest.raises(RuntimeError, match=r"run different programs: .* with a gradient"):
+        pipe.train_step(batches(1)[0], language_loss)
 
     pipe = smdp.torch.pipeline(made(Language), stages=2)
     for length in (12, 7, 12):

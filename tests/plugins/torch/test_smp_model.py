@@ -186,6 +186,26 @@ def several_optimizers() -> None:
         model.half()
 
 
+def gradual_thawing() -> None:
+    """A rank sees its own parameters only, and the others must know whether gradients come."""
+    model, alone = smp.DistributedModel(made(Chain)), made(Chain)
+    optimizer = smp.DistributedOptimizer(adam(model))
+    other = adam(alone)
+    for number, batch in enumerate(rows(4)):
+        for each in (model, alone):
+            for name, parameter in each.named_parameters():
+                is_early = name.startswith(tuple(f"layers.{layer}." for layer in range(7)))
+                parameter.requires_grad_(number in (0, 3) or not is_early)
+        optimizer.zero_grad()
+        other.zero_grad()
+        train_step(model, batch["x"], batch["y"])
+        for x, y in zip(batch["x"].chunk(4), batch["y"].chunk(4), strict=True):
+            (square_loss(alone(x), {"y": y}) / 4).backward()
+        optimizer.step()
+        other.step()
+        assert differences(model, alone) == {}, number
+
+
 def variants_equal_one_process() -> None:
     alone = made(Chain)
     train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
@@ -209,6 +229,8 @@ def variants_equal_one_process() -> None:
         batches_of_any_kind()
     with job():
         several_optimizers()
+    with job():
+        gradual_thawing()
     with job():  # never whole anywhere
         torch.manual_seed(0)
         with smp.delay_param_initialization():

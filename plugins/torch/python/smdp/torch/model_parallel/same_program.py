@@ -14,6 +14,7 @@ import torch
 
 from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.transfers import Arrival, Channel
+from smdp.torch.model_parallel.values import Value
 
 # Host reads have tags above 0 and below these.
 _DIGEST = 0
@@ -108,7 +109,11 @@ class SameProgram:
 def _text(plan: Plan) -> str:
     lines = [
         f"{operation.name} ({operation.kind.name.lower()}) on stage {operation.stage}, giving "
-        + ("nothing" if not operation.values else ", ".join(value.text() for value in operation.values))
+        + (", ".join(map(_described, operation.values)) or "nothing")
         for operation in plan.operations
     ]
     return "\n".join(lines)
+
+
+def _described(value: Value) -> str:
+    return f"{value.text()} with a gradient" if value.needs_grad else value.text()

@@ -24,6 +24,7 @@ class Partitions:
     def __init__(self, pipe: PipelinedModule, *, is_mean: bool) -> None:
         self.pipe = pipe
         self._is_mean = is_mean
+        self._trained = self._own_trained()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's forward."""
@@ -36,7 +37,8 @@ class Partitions:
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
-        """Run the program for each microbatch."""
+        """Run the program for each microbatch; all ranks of the pipeline call it."""
+        self._agree_on_trained()
         scale = None if self._is_mean else _unchanged
         return self.pipe.run_step(program, parts, is_training=is_training, scale=scale)
 
@@ -98,6 +100,24 @@ class Partitions:
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self.pipe.device
+
+    def _own_trained(self) -> dict[str, bool]:
+        return {name: parameter.requires_grad for name, parameter in self.pipe.named_parameters()}
+
+    def _agree_on_trained(self) -> None:
+        """Let all stages know what has been frozen or thawed: scripts see the parameters of their rank."""
+        own, group = self._own_trained(), self.pipe.layout.values
+        has_changed = torch.tensor([own != self._trained], dtype=torch.uint8)
+        dist.all_reduce(has_changed, op=dist.ReduceOp.MAX, group=group)
+        if not has_changed:
+            return
+        self._trained = own
+        told: list[dict[str, bool]] = [own] * group.size()
+        dist.all_gather_object(told, own, group=group)
+        parameters = dict(self.pipe.module.named_parameters())
+        for part in told:
+            for name, is_trained in part.items():
+                parameters[name].requires_grad_(is_trained)
 
     def _from_owner(self, entry: Entry, group: dist.ProcessGroup) -> Any:
         owner = self.pipe.schedule.rank_of[entry.saver]
