@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,13 @@ def replays() -> None:
         assert (len(runs) > 0) == are_new
         # The last rank runs all microbatches to the end, the first one only that which it has to record.
         assert len(ends) == (8 if is_last else int(are_new))
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("smdp").addHandler(handler)
+    for length in (1, 2, 3, 4, 5, 6, 7, 9, 10):
+        pipe.train_step(batches(1, length=length)[0], language_loss)
+    assert len(warned) == (not is_last) and all("each of the last 8 steps" in text for text in warned)
 
 
 def test_placeholders_are_computed_once_per_signature() -> None:

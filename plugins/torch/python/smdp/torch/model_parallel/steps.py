@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +34,10 @@ from smdp.torch.model_parallel.transfers import Channel
 
 # Of ever new lengths of sequences only so many are remembered.
 _MOST_PLANS = 256
+# Steps in a row that had to be recorded, after which the log says why training is slow.
+_MANY_RECORDINGS = 8
+
+_log = logging.getLogger(__name__)
 
 MicrobatchProgram = Callable[[Any], Any]
 
@@ -94,6 +99,7 @@ class Steps:
         self._ghosts = Ghosts(device)
         self._strands = Strands()
         self._plans: dict[Any, _Prepared] = {}
+        self._recordings = 0
         self._error: BaseException | None = None
 
     def run(
@@ -157,6 +163,7 @@ class Steps:
                 self._fail(error, microbatches)
             # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
             raise
+        self._note_recording(is_new=key not in self._plans)
         self._plans[key] = prepared
         if len(self._plans) > _MOST_PLANS:
             del self._plans[next(iter(self._plans))]
@@ -236,6 +243,16 @@ class Steps:
             _code_of(identity),
             tuple(parameter.requires_grad for parameter in self._model.parameters()),
         )
+
+    def _note_recording(self, *, is_new: bool) -> None:
+        self._recordings = self._recordings + 1 if is_new else 0
+        if self._recordings == _MANY_RECORDINGS and self._layout.rank == 0:
+            _log.warning(
+                "[smdp] each of the last %d steps got arguments of other shapes, or other numbers, and was"
+                " recorded, which takes several times as long as a step; give a number that changes in every"
+                " step as a tensor, torch.tensor(x), and pad sequences to a few lengths",
+                _MANY_RECORDINGS,
+            )
 
     def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
         if microbatches[0].loss_stage < 0:

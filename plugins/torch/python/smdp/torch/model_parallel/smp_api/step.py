@@ -45,7 +45,8 @@ def step(
     the first microbatch. When a call returns, `.grad` holds the mean over microbatches and replicas.
 
     Tensors among the arguments are cut along axis 0, also in lists, tuples, sets and mappings; all else is
-    passed on.
+    passed on. Each combination of shapes and numbers is recorded once, which takes several times as long as a
+    step: give a number that changes in every step as a tensor.
 
     Args:
         function: To be decorated; so `@smp.step` works, and `@smp.step(...)`.
