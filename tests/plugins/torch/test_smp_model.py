@@ -327,6 +327,9 @@ def one_partition() -> None:
             assert torch.allclose(parameter.grad, expected, atol=1e-6)
         with model.join():
             pass
+        kept = list(model.parameters())
+        model.cpu()
+        assert all(a is b for a, b in zip(kept, model.parameters(), strict=True))
         smp.state.model = None
         # Evaluation with gradients on is no pass of backward.
         model = smp.DistributedModel(made(Chain), backward_passes_per_step=2)

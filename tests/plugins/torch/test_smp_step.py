@@ -111,6 +111,8 @@ def trained_as_documented() -> None:
     assert model(ids) if False else True
     model.cpu()
     assert torch.equal(model.get_module()(ids)["logits"], alone(ids)["logits"])
+    with pytest.raises(RuntimeError, match=r"after model.cpu\(\), which ends training"):
+        train_step(model, steps[0], {})
     smp.shutdown()
 
 

@@ -133,12 +133,17 @@ class DistributedModel(nn.Module):
             grad_tensors: Their gradients. Default: 1, for tensors of one number.
 
         Raises:
-            RuntimeError: There is no step, or it has been called in this microbatch.
+            RuntimeError: There is no step, it has been called in this microbatch, or cpu() has ended training.
         """
         if self._body is None or not (self._is_in_step or isinstance(self._body, SinglePartition)):
             raise RuntimeError(
                 "[smdp] model.backward(loss) is called outside of a step; call it in a function decorated"
                 " with @smp.step, after model(...)"
+            )
+        if state.cfg.partitions > 1 and isinstance(self._body, SinglePartition):
+            raise RuntimeError(
+                "[smdp] model.backward(loss) is called after model.cpu(), which ends training: the whole"
+                " model's parameters are in no optimizer; allowed: steps without backward"
             )
         self._body.backward(as_one(tensors, grad_tensors))
 
@@ -392,10 +397,14 @@ class DistributedModel(nn.Module):
     def cpu(self) -> DistributedModel:
         """Gather all parameters on the CPU of every rank; all ranks of the model-parallel group call it.
 
-        The model is whole then, and can be used as if it had never been cut, by get_module(). Steps end here.
+        The model is whole then, and can be used as if it had never been cut, by get_module(); its parameters
+        are new ones, so training ends here. One that is not cut just moves.
         """
+        if not isinstance(self._body, Partitions):
+            super().cpu()
+            return self
         whole = {name: value.cpu() for name, value in self.state_dict().items() if isinstance(value, Tensor)}
-        self._body = None if self._body is None else gathered_again(self._model, whole)
+        self._body = gathered_again(self._model, whole)
         return self
 
     # What torch calls.
