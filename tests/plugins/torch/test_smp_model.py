@@ -112,6 +112,8 @@ def partitions_by_hand() -> None:
     with job(auto_partition=False, default_partition=0):
         with refused("values only flow to later partitions"):
             trained(Backwards)
+    with job(auto_partition=False, default_partition=0), refused("is on partition(s) [1]"):
+        trained(Chain)
     with job(auto_partition=False, default_partition=0):
         with refused("put on partition 5"), smp.partition(5):
             trained(Chain)

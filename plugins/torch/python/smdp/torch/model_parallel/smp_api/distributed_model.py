@@ -133,7 +133,7 @@ class DistributedModel(nn.Module):
             grad_tensors: Their gradients. Default: 1, for tensors of one number.
 
         Raises:
-            RuntimeError: There is no step, it has been called in this microbatch, or cpu() has ended training.
+            RuntimeError: There is no step, it was called in this microbatch, or cpu() has ended training.
         """
         if self._body is None or not (self._is_in_step or isinstance(self._body, SinglePartition)):
             raise RuntimeError(

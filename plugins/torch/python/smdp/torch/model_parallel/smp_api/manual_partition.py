@@ -66,6 +66,8 @@ class ManualPartition:
     def __init__(self, model: nn.Module, default: int, partitions: int) -> None:
         self._of: dict[nn.Module, int] = {}
         self._names: dict[str, int] = {}
+        self._default = default
+        self._partitions = partitions
         self._walk("", model, default, partitions)
 
     def is_divided(self, module: nn.Module) -> bool:
@@ -79,9 +81,17 @@ class ManualPartition:
         """Give the units of a trace their stages.
 
         Raises:
-            ValueError: A unit would lie before one that runs earlier.
+            ValueError: A unit would lie before one that runs earlier, or a partition would hold none.
         """
-        return assigned(trace, {unit.name: self._names[unit.name.partition("#")[0]] for unit in trace.units})
+        stages = {unit.name: self._names[unit.name.partition("#")[0]] for unit in trace.units}
+        empty = sorted(set(range(self._partitions)) - set(stages.values()))
+        if empty:
+            raise ValueError(
+                f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}: what"
+                f" no smp.partition or smp.set_partition names lies on default_partition = {self._default};"
+                " put modules on each partition, or switch auto_partition on"
+            )
+        return assigned(trace, stages)
 
     def _walk(self, name: str, module: nn.Module, around: int, partitions: int) -> None:
         index = getattr(module, _MARK, around)
