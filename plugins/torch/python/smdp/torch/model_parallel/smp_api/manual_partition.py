@@ -87,8 +87,8 @@ class ManualPartition:
         empty = sorted(set(range(self._partitions)) - set(stages.values()))
         if empty:
             raise ValueError(
-                f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}: what"
-                f" no smp.partition or smp.set_partition names lies on default_partition = {self._default};"
+                f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}:"
+                f" what no smp.partition or smp.set_partition names lies on default_partition = {self._default};"
                 " put modules on each partition, or switch auto_partition on"
             )
         return assigned(trace, stages)
