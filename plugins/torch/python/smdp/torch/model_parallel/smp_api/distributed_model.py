@@ -105,7 +105,9 @@ class DistributedModel(nn.Module):
                 replicas.process_group(CommGroup.DP_GROUP) if replicas.placement.data > 1 else None,
                 passes_per_step=backward_passes_per_step,
                 is_mean=average_grads_across_microbatches,
-                options={"bucket_cap_mb": bucket_cap_mb, "broadcast_buffers": broadcast_buffers},
+                # torch warns of broadcast_buffers where it is given, from 2.13 on.
+                options={"bucket_cap_mb": bucket_cap_mb}
+                | ({} if broadcast_buffers else {"broadcast_buffers": False}),
             )
         state.model = self
 

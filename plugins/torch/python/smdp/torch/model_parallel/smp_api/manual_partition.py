@@ -88,8 +88,8 @@ class ManualPartition:
         if empty:
             raise ValueError(
                 f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}:"
-                f" what no smp.partition or smp.set_partition names lies on default_partition = {self._default};"
-                " put modules on each partition, or switch auto_partition on"
+                " what no smp.partition or smp.set_partition names lies on default_partition ="
+                f" {self._default}; put modules on each partition, or switch auto_partition on"
             )
         return assigned(trace, stages)
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from smdp._errors import SmdpError
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.state_entries import Entry
 
@@ -108,7 +109,12 @@ class Partitions:
         """Let all stages know what has been frozen or thawed: scripts see the parameters of their rank."""
         own, group = self._own_trained(), self.pipe.layout.values
         has_changed = torch.tensor([own != self._trained], dtype=torch.uint8)
-        dist.all_reduce(has_changed, op=dist.ReduceOp.MAX, group=group)
+        try:
+            dist.all_reduce(has_changed, op=dist.ReduceOp.MAX, group=group)
+        except SmdpError as error:
+            text = f"{error.args[0] if error.args else ''} While all ranks of the pipeline come to smp.step."
+            error.args = (text, *error.args[1:])
+            raise
         if not has_changed:
             return
         self._trained = own
