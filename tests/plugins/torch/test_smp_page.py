@@ -32,7 +32,8 @@ def test_every_key_has_its_line() -> None:
 
 def test_every_name_has_its_line() -> None:
     public = {name for name, value in vars(smp).items() if not name.startswith("_") and not _is_file(value)}
-    members = {name for name in vars(smp.DistributedModel) if not name.startswith("_")}
+    classes = [smp.DistributedModel, *smp.DistributedModel.__bases__]
+    members = {name for each in classes for name in vars(each) if not name.startswith("_")}
     inherited = {"forward", "train", "named_parameters", "named_buffers", "named_modules", "pipe", "run_step"}
     inherited |= {"check_not_in_step"}
     outputs = {name for name in vars(smp.StepOutput) if not name.startswith("_")}

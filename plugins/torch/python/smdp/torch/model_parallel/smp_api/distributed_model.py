@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +17,7 @@ from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.pipelining import check_model
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
+from smdp.torch.model_parallel.smp_api.local_part import LocalPart
 from smdp.torch.model_parallel.smp_api.meeting import enter, meet
 from smdp.torch.model_parallel.smp_api.one_loss import as_one
 from smdp.torch.model_parallel.smp_api.partitioning import split
@@ -32,7 +33,7 @@ _PARTIAL = "_smp_is_partial"
 Hook = Callable[[Any, Any], None]
 
 
-class DistributedModel(nn.Module):
+class DistributedModel(LocalPart):
     """Takes a model for training in partitions. One per script.
 
     With one partition the model is ready at once. With more, the first step cuts it: until then parameters
@@ -228,25 +229,6 @@ class DistributedModel(nn.Module):
         return self._body.pipe if isinstance(self._body, Partitions) else None
 
     @property
-    def partition(self) -> dict[str, int] | None:
-        """Partition of every module, by name; None before the model has been cut."""
-        if self._body is None:
-            return None
-        return {name: self._body.partition_of(name) for name, _ in self._model.named_modules()}
-
-    def get_module_partition(self, module: str | nn.Module) -> int:
-        """Give the partition of a module, or of its name.
-
-        Raises:
-            ValueError: The model has not been cut yet, or has no such module.
-        """
-        names = {name for name, each in self._model.named_modules() if each is module or name == module}
-        if self._body is None or not names:
-            why = "the model is cut at the first step" if names else f"it has no module {module!r}"
-            raise ValueError(f"[smdp] this module has no partition: {why}")
-        return self._body.partition_of(names.pop())
-
-    @property
     def partition_decision(self) -> dict[str, int] | None:
         """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
         return None if self._body is None else self._body.decision
@@ -290,56 +272,6 @@ class DistributedModel(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self._model, name)
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give this rank's parameters under their names in the model; before it is cut, all."""
-        found = self._model.named_parameters() if self._body is None else self._body.named_parameters()
-        for name, parameter in found:
-            yield (f"{prefix}.{name}" if prefix else name), parameter
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Give this rank's buffers under their names in the model; before it is cut, all."""
-        found = self._model.named_buffers() if self._body is None else self._body.named_buffers()
-        for name, buffer in found:
-            yield (f"{prefix}.{name}" if prefix else name), buffer
-
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Give the model's modules."""
-        yield from self._model.named_modules(memo, prefix, remove_duplicate)
-
-    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give this rank's parameters, with names."""
-        return self.named_parameters()
-
-    def local_parameters(self) -> Iterator[nn.Parameter]:
-        """Give this rank's parameters."""
-        yield from self.parameters()
-
-    def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Give this rank's buffers, with names."""
-        return self.named_buffers()
-
-    def local_buffers(self) -> Iterator[Tensor]:
-        """Give this rank's buffers."""
-        yield from self.buffers()
-
-    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Give the modules on this rank's partition, with names; before the model is cut, all."""
-        place = state.running.groups.placement.coordinates(state.running.groups.rank).pp
-        for name, module in self._model.named_modules():
-            if self._body is None or self._body.partition_of(name) == place:
-                yield name, module
-
-    def local_modules(self) -> Iterator[nn.Module]:
-        """Give the modules on this rank's partition."""
-        for _, module in self.local_named_modules():
-            yield module
 
     # State.
 
