@@ -20,7 +20,7 @@ import smdp.torch.model_parallel as smp
 from smdp import SmdpError
 
 STEPS = rows(2)
-TWO = {"partitions": 2, "microbatches": 4}
+TWO = {"partitions": 2, "microbatches": 4, "ddp": True}
 
 
 @contextmanager
@@ -123,8 +123,9 @@ def partitions_by_hand() -> None:
         smp.set_partition("head", 1)  # type: ignore[arg-type]
 
 
-def test_partitions_by_hand() -> None:
-    run(partitions_by_hand, 2)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_partitions_by_hand(ranks: int) -> None:
+    run(partitions_by_hand, ranks)
 
 
 class Both(Chain):
@@ -300,8 +301,9 @@ def most_in_flight(model: Any) -> int:
     return told[0]
 
 
-def test_variants_equal_one_process() -> None:
-    run(variants_equal_one_process, 2)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_variants_equal_one_process(ranks: int) -> None:
+    run(variants_equal_one_process, ranks)
 
 
 def one_partition() -> None:

@@ -119,7 +119,7 @@ def part_suffix() -> str:
 
 
 def _partial_path(f: File, call: str) -> str:
-    state.running  # noqa: B018 - raises without init()
+    state.check_running()
     if not isinstance(f, (str, PathLike)):
         raise ValueError(
             f"[smdp] smp.{call}() got {shown(f)} and partial = True, which needs a path, to which the part's"

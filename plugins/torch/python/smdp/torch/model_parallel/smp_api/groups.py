@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -12,6 +12,8 @@ from smdp.placement import Kind, Placement
 
 if TYPE_CHECKING:
     from smdp.torch.process_group import ProcessGroupSmdp
+
+_Kind = TypeVar("_Kind", bound=Enum)
 
 KINDS: tuple[Kind, ...] = ("mp", "dp", "pp", "tp", "rdp")
 
@@ -103,12 +105,7 @@ def comm_group(group: object) -> CommGroup:
     Raises:
         ValueError: It is none.
     """
-    if isinstance(group, CommGroup):
-        return group
-    raise ValueError(
-        f"[smdp] group = {shown(group)} is not valid; allowed: "
-        + ", ".join(f"smp.{kind.name}" for kind in CommGroup)
-    )
+    return _member(CommGroup, "group", group)
 
 
 def rank_type(kind: object) -> RankType:
@@ -117,9 +114,11 @@ def rank_type(kind: object) -> RankType:
     Raises:
         ValueError: It is none.
     """
-    if isinstance(kind, RankType):
-        return kind
-    raise ValueError(
-        f"[smdp] rank_type = {shown(kind)} is not valid; allowed: "
-        + ", ".join(f"smp.{member.name}" for member in RankType)
-    )
+    return _member(RankType, "rank_type", kind)
+
+
+def _member(kinds: type[_Kind], name: str, given: object) -> _Kind:
+    if isinstance(given, kinds):
+        return given
+    allowed = ", ".join(f"smp.{kind.name}" for kind in kinds)
+    raise ValueError(f"[smdp] {name} = {shown(given)} is not valid; allowed: {allowed}")

@@ -107,7 +107,7 @@ def get_rdp_group() -> list[int]:
 
 def get_world_process_group() -> Any:
     """Give torch's default group."""
-    state.running  # noqa: B018 - raises without init()
+    state.check_running()
     return dist.group.WORLD
 
 

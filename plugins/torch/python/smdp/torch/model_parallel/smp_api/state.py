@@ -89,6 +89,14 @@ class State:
             raise ValueError("[smdp] smp.init() has not been called in this process; call it first")
         return self.job
 
+    def check_running(self) -> None:
+        """Refuse to go on where there is no job yet.
+
+        Raises:
+            ValueError: See `running`.
+        """
+        _ = self.running
+
     @property
     def cfg(self) -> Configuration:
         """The configuration: an attribute for every key."""

@@ -96,11 +96,11 @@ def step(
 
 
 def _model() -> DistributedModel:
-    state.running  # noqa: B018 - raises without init()
-    model = state.model
+    state.check_running()
+    model: DistributedModel | None = state.model
     if model is None:
         raise ValueError(
             "[smdp] a step is called, and there is no smp.DistributedModel; allowed: wrap the model first,"
             " model = smp.DistributedModel(model)"
         )
-    return model  # type: ignore[no-any-return]
+    return model

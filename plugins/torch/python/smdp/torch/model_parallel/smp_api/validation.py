@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from smdp import pipeline
 from smdp._shown import shown
@@ -29,41 +29,41 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def count(name: str, value: object) -> int:
     """Allow an int from 1."""
-    if not _is_int(value) or not 1 <= value <= _LARGEST:  # type: ignore[operator]
+    if not _is_int(value) or not 1 <= value <= _LARGEST:
         raise _wrong(f"The number of {name} must be a positive integer.", name, value)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def index(name: str, value: object) -> int:
     """Allow an int from 0."""
-    if not _is_int(value) or not 0 <= value <= _LARGEST:  # type: ignore[operator]
+    if not _is_int(value) or not 0 <= value <= _LARGEST:
         raise _wrong(f"{name} must be an integer from 0.", name, value)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def elements(name: str, value: object) -> int:
     """Allow a whole number from 1; one written as 5e8 is a float to JSON."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not _is_int(value) or value < 1:  # type: ignore[operator]
+    if not _is_int(value) or value < 1:
         raise _wrong(f"{name} must be a whole number from 1.", name, value)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def seed(name: str, value: object) -> int:
     """Allow an int that torch takes as a seed."""
-    if not _is_int(value) or not 0 <= value < 2**63:  # type: ignore[operator]
+    if not _is_int(value) or not 0 <= value < 2**63:
         raise _wrong(f"{name} must be an integer from 0 to 2^63 - 1.", name, value)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def port(name: str, value: object) -> int:
     """Allow a port; 0 leaves the choice to the launcher."""
-    if not _is_int(value) or value < 0:  # type: ignore[operator]
+    if not _is_int(value) or value < 0:
         raise _wrong(f"Invalid port number {shown(value)}.", name, value)
-    if value > 65535:  # type: ignore[operator]
+    if value > 65535:
         raise _wrong(f"Invalid port number {shown(value)}.", name, value, "ports end at 65535.")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def flag(name: str, value: object) -> bool:
@@ -122,7 +122,7 @@ placement_strategy = one_of(
 schedule = one_of(list(pipeline.SCHEDULES))
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
