@@ -20,7 +20,8 @@ from torch_spawn import run
 import smdp
 import smdp.torch.model_parallel as smp
 
-TWO = {"partitions": 2, "microbatches": 4}
+PARTITIONS = int(os.environ.get("WORLD_SIZE", "2"))
+JOB = {"partitions": PARTITIONS, "microbatches": 4}
 STEPS = batches(4)
 
 
@@ -61,7 +62,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 def check_layouts_and_resume() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "checkpoints")
-    with job(TWO) as (model, optimizer, train):
+    with job(JOB) as (model, optimizer, train):
         with pytest.raises((ValueError, RuntimeError), match="before the first step, which"):
             smp.save_checkpoint(folder, tag="early", model=model)
         for batch in STEPS[:3]:
@@ -74,10 +75,8 @@ def check_layouts_and_resume() -> None:
         train(STEPS[3])
         final = model.local_state_dict()
     assert sorted(path.name for path in (folder / "step3_partial").iterdir()) == [
-        "model_0_0.pt",
-        "model_1_0.pt",
-        "optimizer_0_0.pt",
-        "optimizer_1_0.pt",
+        *(f"model_{stage}_0.pt" for stage in range(PARTITIONS)),
+        *(f"optimizer_{stage}_0.pt" for stage in range(PARTITIONS)),
         "partition_decision.pt",
         "user_content.pt",
     ]
@@ -93,16 +92,20 @@ def check_layouts_and_resume() -> None:
     assert same(plain.state_dict(), saved)
 
     # A partial checkpoint goes on to the same bits, and fixes the cut, which would be another one here.
-    uneven = {**TWO, "auto_partition": False, "default_partition": 0}
-    for config in (TWO, uneven):
+    uneven = {**JOB, "auto_partition": False, "default_partition": 0}
+    for config in (JOB, uneven):
         with job(config) as (model, optimizer, train):
             if config is uneven:
-                smp.set_partition(model.get_module().head, 1)
+                *_, before_last, last = model.get_module().blocks
+                for module, stage in zip(
+                    (before_last, last, model.get_module().head), range(-3, 0), strict=True
+                ):
+                    smp.set_partition(module, max(0, PARTITIONS + stage))
             assert smp.resume_from_checkpoint(folder, tag="step3")["names"] == ["a", 1.5]
             train(STEPS[3])
             assert same(model.local_state_dict(), final)
     # A whole one: the model only, into any number of partitions.
-    for config in (TWO, {"partitions": 1, "microbatches": 4, "ddp": True}):
+    for config in (JOB, {"partitions": 1, "microbatches": 4, "ddp": True}):
         with job(config) as (model, _, _):
             assert smp.resume_from_checkpoint(folder, partial=False)["step"] == 3
             with torch.no_grad():
@@ -119,7 +122,7 @@ def check_refusals() -> None:
             smp.resume_from_checkpoint(folder, tag, **options)
         assert str(found.value).startswith("[smdp] ")
 
-    smp.init(TWO)
+    smp.init(JOB)
     refused("there is no smp.DistributedModel in this process yet")
     torch.manual_seed(0)
     smp.DistributedModel(Language())
@@ -156,10 +159,10 @@ def check_refusals() -> None:
     # Other configurations than the one that saved.
     for config, match in (
         (
-            {**TWO, "placement_strategy": "spread"},
+            {**JOB, "placement_strategy": "spread"},
             "placement_strategy = DPT, and this job has placement_strategy = TPD",
         ),
-        ({**TWO, "schedule": "zb_v"}, r"partitions of stages = \[0, 1\], and this .* = \[0, 1, 1, 0\]"),
+        ({**JOB, "schedule": "zb_v"}, r"partitions of stages = \[0, 1\], and this .* = \[0, 1, 1, 0\]"),
         ({"ddp": True}, "saved with partitions = 2, .* and this job has partitions = 1, "),
     ):
         smp.init(config)
@@ -206,7 +209,7 @@ def check_safetensors(folder: Path, model: Any) -> None:
 
 def check_translation_and_pruning() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "plain")
-    with job(TWO, tied=True) as (model, _, _):
+    with job(JOB, tied=True) as (model, _, _):
         check_safetensors(folder, model)
         # An empty user content, as transformers writes it.
         smp.save_checkpoint(folder, "pytorch_model.bin", partial=False, model=model)
@@ -249,7 +252,7 @@ def check_translation_and_pruning() -> None:
 
 def check_wrong_guards() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "guards")
-    with job(TWO) as (model, optimizer, train):
+    with job(JOB) as (model, optimizer, train):
         # The other one may have found out already, and have gone on.
         pattern = r"tag='y[01]', partial=True\), and rank . has gone on to (.*tag='y[01]'|smp.step)"
         with pytest.raises(smdp.MismatchError, match=pattern):
@@ -281,3 +284,7 @@ def check_all() -> None:
 
 def test_checkpoints_of_two_ranks() -> None:
     run(check_all, 2)
+
+
+def test_layouts_of_four_ranks() -> None:
+    run(check_layouts_and_resume, 4)
