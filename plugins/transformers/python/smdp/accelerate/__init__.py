@@ -9,12 +9,9 @@ Example:
 
 from __future__ import annotations
 
-try:
-    import accelerate  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "accelerate":
-        raise
-    raise ImportError('smdp.accelerate needs Accelerate: pip install "smdp[transformers]"') from error
+from smdp._frameworks import require
+
+require("smdp.accelerate", "accelerate")
 
 from smdp.accelerate.partial_state import install as install
 from smdp.accelerate.partial_state import uninstall as uninstall

@@ -7,15 +7,9 @@ Example:
 
 from __future__ import annotations
 
-try:
-    import accelerate  # noqa: F401
-    import transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name not in ("transformers", "accelerate"):
-        raise
-    raise ImportError(
-        'smdp.transformers needs transformers and Accelerate: pip install "smdp[transformers]"'
-    ) from error
+from smdp._frameworks import require
+
+require("smdp.transformers", "transformers", "accelerate")
 
 from smdp.transformers.data_parallel import DataParallel as DataParallel
 from smdp.transformers.model_parallel import ModelParallel as ModelParallel
