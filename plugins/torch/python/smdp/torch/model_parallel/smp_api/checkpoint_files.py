@@ -53,7 +53,7 @@ def save(
             "[smdp] smp.save(v3=True) names files of sharded optimizer state, which comes later; allowed:"
             " False, which smp.state.cfg.shard_optimizer_state is"
         )
-    target = _partial_path(f, "save") if partial else f
+    target = _path_of_part(_whole_path(f, "save")) if partial else f
     options = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
     if not isinstance(target, (str, PathLike)):
         torch.save(obj, target, **options)
@@ -84,12 +84,13 @@ def load(
         ValueError: The parts are those of another number of stages.
         FileNotFoundError: There is no such file.
     """
-    source = _partial_path(f, "load") if partial else f
-    if isinstance(source, (str, PathLike)):
-        if partial:
-            _check_parts(Path(f), Path(source))  # type: ignore[arg-type]
-        if not Path(source).is_file():
-            raise FileNotFoundError(f"[smdp] there is no file {os.fspath(source)} to load")
+    source = f
+    if partial:
+        whole = _whole_path(f, "load")
+        source = _path_of_part(whole)
+        _check_parts(Path(whole), Path(source))
+    if isinstance(source, (str, PathLike)) and not Path(source).is_file():
+        raise FileNotFoundError(f"[smdp] there is no file {os.fspath(source)} to load")
     options = {"weights_only": False, **(pickle_load_args or {})}
     if pickle_module is not pickle:  # torch takes no other one with weights_only, not even its own default
         options["pickle_module"] = pickle_module
@@ -118,15 +119,18 @@ def part_suffix() -> str:
     return f"{pp_rank()}_{tp_rank()}"
 
 
-def _partial_path(f: File, call: str) -> str:
+def _whole_path(f: File, call: str) -> str:
     state.check_running()
     if not isinstance(f, (str, PathLike)):
         raise ValueError(
             f"[smdp] smp.{call}() got {shown(f)} and partial = True, which needs a path, to which the part's"
             " number is added; allowed: a path, or partial=False"
         )
-    suffix = str(mp_rank()) if tp_size() == 1 else part_suffix()
-    return f"{os.fspath(f)}_{suffix}"
+    return os.fspath(f)
+
+
+def _path_of_part(whole: str) -> str:
+    return f"{whole}_{mp_rank() if tp_size() == 1 else part_suffix()}"
 
 
 def _check_parts(f: Path, own: Path) -> None:
