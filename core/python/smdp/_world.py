@@ -11,6 +11,7 @@ from . import _core
 from ._errors import ConfigError
 from .config import Config
 from .environments import detect
+from .environments.master import check_master
 from .group import Group
 
 _world: Group | None = None
@@ -66,11 +67,14 @@ def init(
                 "[smdp] SMDP_MASTER_ADDR and SMDP_MASTER_PORT are not set, and the launcher names no master;"
                 " set both to where rank 0 runs and a free port there."
             )
+        if launch.rank != 0:
+            check_master(launch.master_addr, launch.source, config.init_timeout_s)
         base = _core.tcp_store(
             launch.master_addr,
             launch.master_port,
             launch.rank == 0,
-            options.get("secret", "").encode(),
+            # Without a secret, the job's name still keeps out ranks of another job that came to this port.
+            (options.get("secret") or (f"job {launch.job}" if launch.job else "")).encode(),
             float(options.get("init_timeout", 300)),
         )
     _world = Group(

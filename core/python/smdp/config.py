@@ -120,7 +120,7 @@ class Config:
             chunk_bytes=_read_chunk_bytes(environ),
             trace=read(environ, "SMDP_TRACE"),
             stall_time_s=read_int(environ, "SMDP_STALL_TIME"),
-            log_level=_read_log_level(environ),
+            log_level=read_log_level(environ),
             deterministic=_read_deterministic(environ),
             disable_autoload=bool(read_bool(environ, "SMDP_DISABLE_AUTOLOAD")),
         )
@@ -345,7 +345,12 @@ def _read_chunk_bytes(environ: Mapping[str, str]) -> int | None:
     return value
 
 
-def _read_log_level(environ: Mapping[str, str]) -> str | None:
+def read_log_level(environ: Mapping[str, str]) -> str | None:
+    """Give SMDP_LOG_LEVEL, else LOGLEVEL where it is one of ours, else None.
+
+    Raises:
+        ConfigError: SMDP_LOG_LEVEL is no level.
+    """
     level = read_choice(environ, "SMDP_LOG_LEVEL", LOG_LEVELS)
     if level is not None:
         return level

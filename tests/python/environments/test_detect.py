@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
 from pathlib import Path
 from unittest import mock
 
@@ -118,12 +120,22 @@ def test_open_mpi_on_one_host_needs_no_address() -> None:
 
 
 def test_open_mpi_5_on_several_hosts() -> None:
-    environ = {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-head-17@1"}
+    environ = {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-head-node-17@1"}
     del environ["OMPI_MCA_orte_hnp_uri"]
+    assert detect(environ).master_addr == "head-node"
+    assert detect(environ).job == "prterun-head-node-17@1"
+    environ["PMIX_NAMESPACE"] = "of another form"
     with pytest.raises(ConfigError, match=r"SMDP_MASTER_ADDR is not set.*mpirun -x SMDP_MASTER_ADDR"):
         detect(environ)
     assert detect({**environ, "SMDP_MASTER_ADDR": "head"}).master_addr == "head"
     assert detect({**environ, "SLURM_JOB_NODELIST": "n[4-5]"}).master_addr == "n4"
+    # Rank 0 notices that mpirun runs elsewhere, and knows its own name.
+    environ.update(PMIX_NAMESPACE="prterun-192.0.2.77-17@1", OMPI_COMM_WORLD_RANK="0")
+    with pytest.raises(ConfigError, match=f"mpirun -x SMDP_MASTER_ADDR={socket.gethostname()}$"):
+        detect(environ)
+    environ["PMIX_NAMESPACE"] = f"prterun-{socket.gethostname()}-17@1"
+    assert detect(environ).master_addr == socket.gethostname()
+    environ["PMIX_NAMESPACE"] = "of another form"
     with mock.patch.dict(os.environ, environ, clear=True):
         assert environments.detect(needs_master=False).master_addr == ""
         assert environments.detect(master_addr="x", master_port=9).master_addr == "x"
@@ -145,7 +157,7 @@ def test_hnp_address(uri: str, expected: str) -> None:
 
 def test_mpich_and_mvapich() -> None:
     assert detect(MPICH) == Launch(1, 2, 1, 2, "127.0.0.1", port_for(""), "MPICH or Intel MPI")
-    assert detect(MVAPICH) == Launch(0, 2, 0, 2, "127.0.0.1", port_for("mvapich"), "MVAPICH")
+    assert detect(MVAPICH) == Launch(0, 2, 0, 2, "127.0.0.1", port_for(""), "MVAPICH")
 
 
 def test_horovod() -> None:
@@ -160,7 +172,58 @@ def test_slurm() -> None:
 
 @pytest.mark.parametrize("name", ["bash", "interactive"])
 def test_slurms_interactive_shell_is_no_task(name: str) -> None:
-    assert detect({**SLURM, "SLURM_JOB_NAME": name}).source == "single process"
+    environ = {**SLURM, "SLURM_JOB_NAME": name}
+    assert detect(environ).source == "single process"
+    assert detect({**environ, "SLURM_STEP_NUM_TASKS": "1"}).source == "single process"
+    # `srun -n 5 bash -c ...`, and every srun below salloc, have this name as well.
+    assert detect({**environ, "SLURM_STEP_NUM_TASKS": "5"}).source == "SLURM"
+
+
+def test_sbatchs_own_shell_is_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {**SLURM, "SLURM_PROCID": "0", "SLURM_JOB_ID": "4712", "SLURM_NTASKS": "7"}
+    del environ["SLURM_STEP_ID"]
+    assert detect(environ).source == "single process"
+    assert "trains alone: SLURM_NTASKS=7" in caplog.text and "srun" in caplog.text
+    caplog.clear()
+    assert detect(environ).source == "single process"
+    assert not caplog.text  # once per process
+
+
+def test_torchruns_defaults_are_no_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    defaults = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head"}
+    assert detect(defaults).source == "single process"
+    assert "PET_NNODES=2 is an option of torchrun" in caplog.text
+    caplog.clear()
+    assert detect({**TORCHRUN, **defaults}).master_addr == "10.0.0.2"
+    assert not caplog.text
+
+
+def test_debug_says_who_decides_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {**SLURM, **TORCHRUN, "PET_NNODES": "3", "SMDP_LOG_LEVEL": "debug"}
+    logger = logging.getLogger("smdp")
+    before = logger.level
+    logger.setLevel(logging.NOTSET)
+    try:
+        assert detect(environ).source == "torchrun"
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines == [
+            "[smdp] launcher: torchrun decides: rank 2 of 4, rank 0 at 10.0.0.2:29501",
+            "[smdp] launcher: not SLURM, which torchrun goes before: rank 3 of 5, rank 0 at 10.0.0.2:29501",
+            "[smdp] launcher: PET_NNODES=3: defaults for torchrun's options, which tell no rank",
+        ]
+    finally:
+        logger.setLevel(before)
+
+
+def test_explanations_of_what_makes_no_sense() -> None:
+    lines = environments.explain({**SLURM, "SLURM_NTASKS": "2", "SMDP_LOCAL_RANK": "1"})
+    assert lines[0].startswith("SLURM decides: its variables make no sense (SLURM_PROCID='3'")
+    assert "not SMDP_* variables: SMDP_LOCAL_RANK alone tell no rank" in lines
+    shell = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "interactive"}
+    assert environments.explain(shell) == [
+        "single process decides: rank 0 of 1, rank 0 at 127.0.0.1:0",
+        "not SLURM: this is the shell of sbatch or salloc, no task of srun (SLURM_STEP_ID is not set)",
+    ]
 
 
 @pytest.mark.parametrize(

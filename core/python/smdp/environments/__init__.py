@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from collections.abc import Mapping
 
 from smdp._errors import ConfigError
-from smdp.environments.base import Environment, Launch, Ranks, make_launch
+from smdp.environments.base import PLACEHOLDER, Environment, Launch, Ranks, make_launch
+from smdp.environments.choice import explain as _explain
+from smdp.environments.choice import log_choice as _log_choice
+from smdp.environments.choice import warn_if_alone
 from smdp.environments.horovod import Horovod
 from smdp.environments.kubernetes import Kubernetes
 from smdp.environments.open_mpi import OpenMpi
@@ -22,7 +26,7 @@ from smdp.environments.slurm import Slurm
 from smdp.environments.smdp_variables import SmdpVariables
 from smdp.environments.torchrun import Torchrun
 
-__all__ = ["ENVIRONMENTS", "Environment", "Launch", "detect", "find"]
+__all__ = ["ENVIRONMENTS", "Environment", "Launch", "detect", "explain", "find", "log_choice"]
 
 ENVIRONMENTS: tuple[type[Environment], ...] = (
     SmdpVariables,
@@ -41,6 +45,16 @@ ENVIRONMENTS: tuple[type[Environment], ...] = (
 def find(environ: Mapping[str, str] = os.environ) -> type[Environment]:
     """Give the launcher's class; SingleProcess if there is no launcher."""
     return next(environment for environment in ENVIRONMENTS if environment.detect(environ))
+
+
+def explain(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Say in a line each which launcher decides, and why others whose variables are there do not."""
+    return _explain(environ, ENVIRONMENTS)
+
+
+def log_choice(environ: Mapping[str, str] = os.environ) -> None:
+    """Log explain() at level debug, each line once per process."""
+    _log_choice(ENVIRONMENTS, environ)
 
 
 def detect(
@@ -86,7 +100,10 @@ def detect(
         environment: type[Environment] = SmdpVariables
         launch = make_launch(environ, Ranks(rank, world_size, None, None), "arguments", job="smdp")
     else:
+        log_choice(environ)
         environment = find(environ)
+        if environment is SingleProcess:
+            warn_if_alone(environ)
         launch = environment.launch(environ)
     _check_argument("local_size", local_size, 1, launch.world_size + 1)
     limit = local_size or launch.local_size or launch.world_size
@@ -101,9 +118,12 @@ def detect(
     if needs_master and not launch.master_addr:
         if launch.is_one_host:
             return dataclasses.replace(launch, master_addr="127.0.0.1")
+        hint = environment.master_hint
+        if launch.rank == 0:
+            hint = hint.replace(PLACEHOLDER, socket.gethostname())
         raise ConfigError(
             f"SMDP_MASTER_ADDR is not set and {launch.source} does not tell where rank 0 of "
-            f"{launch.world_size} is; {environment.master_hint}"
+            f"{launch.world_size} is; {hint}"
         )
     return launch
 

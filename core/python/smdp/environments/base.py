@@ -5,13 +5,15 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from smdp import config
 from smdp._errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+# In hints; rank 0 knows better and fills in its own.
+PLACEHOLDER = "<address of rank 0's host>"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Launch:
         master_addr: Where rank 0 is reached; empty if nobody said.
         master_port: Port of rank 0's store; 0 for any free one (a world of one process only).
         source: Who said so, e.g. "torchrun".
+        job: What the launcher calls the job, the same on all its ranks; empty if it has no name for it.
     """
 
     rank: int
@@ -35,6 +38,7 @@ class Launch:
     master_addr: str
     master_port: int
     source: str
+    job: str = field(default="", compare=False)
 
     @property
     def is_one_host(self) -> bool:
@@ -68,12 +72,18 @@ class Environment(ABC):
 
     name: ClassVar[str]
     variables: ClassVar[tuple[str, ...]]
-    master_hint: ClassVar[str] = "set SMDP_MASTER_ADDR to the address of rank 0's host on every rank"
+    master_hint: ClassVar[str] = f"set SMDP_MASTER_ADDR={PLACEHOLDER} on every rank"
 
     @classmethod
     @abstractmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
         """Tell whether this launcher started the process."""
+
+    @classmethod
+    def why_not(cls, environ: Mapping[str, str]) -> str:
+        """Say why detect() is false although variables of this launcher are there; empty if none are."""
+        there = [name for name in cls.variables if config.read(environ, name)]
+        return f"{', '.join(there)} alone tell no rank" if there else ""
 
     @classmethod
     @abstractmethod
@@ -121,7 +131,13 @@ def read_ranks(
 
 
 def make_launch(
-    environ: Mapping[str, str], ranks: Ranks, source: str, *, master_addr: str = "", job: str = ""
+    environ: Mapping[str, str],
+    ranks: Ranks,
+    source: str,
+    *,
+    master_addr: str = "",
+    job: str = "",
+    seed: str = "",
 ) -> Launch:
     """Add the master to ranks: SMDP_MASTER_*, then MASTER_*, then what the launcher knows.
 
@@ -132,15 +148,17 @@ def make_launch(
         ranks: The four numbers.
         source: Name of the launcher.
         master_addr: The launcher's own idea of where rank 0 is; on one host it is not needed.
-        job: Something that names the job and is the same on all ranks; the port is drawn from it.
+        job: What names the job and is the same on all ranks, empty if nothing does; ranks of
+            another job are refused.
+        seed: What the port is drawn from, if not from job: the same on all ranks where it matters.
     """
     addr = config.read(environ, "SMDP_MASTER_ADDR") or config.read(environ, "MASTER_ADDR")
     if addr is None:
         addr = LOOPBACK if ranks.is_one_host else master_addr
     port = read_master_port(environ)
     if port is None:
-        port = 0 if ranks.world_size == 1 else port_for(job)
-    return Launch(ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_size, addr, port, source)
+        port = 0 if ranks.world_size == 1 else port_for(job or seed)
+    return Launch(ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_size, addr, port, source, job)
 
 
 def read_master_port(environ: Mapping[str, str]) -> int | None:

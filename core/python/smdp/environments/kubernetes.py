@@ -45,7 +45,7 @@ class Kubernetes(Environment):
             ranks,
             cls.name,
             master_addr=_first_pod(socket.getfqdn(), ranks.rank),
-            job=environ.get("HOSTNAME", "").removesuffix(f"-{ranks.rank}"),
+            seed=environ.get("HOSTNAME", "").removesuffix(f"-{ranks.rank}"),
         )
 
 

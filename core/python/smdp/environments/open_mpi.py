@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 
 from smdp import config
-from smdp.environments.base import Environment, Launch, make_launch, read_ranks
+from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
+from smdp.environments.master import unless_elsewhere
 from smdp.environments.slurm import first_host
 
+# "prterun-node0-4711@1": host and process id of mpirun 5, or "prte-..." of a standing prte.
+_NAMESPACE = re.compile(r"prte(?:run)?-(.+)-\d+@\d+")
 # "3221946368.0;tcp://10.0.0.1,192.168.0.1:45679", or tcp6://[fd00::1,fd00::2]:45679
 _HNP_ADDRESS = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\];]+)")
 
@@ -16,11 +19,11 @@ _HNP_ADDRESS = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\];]+)")
 class OpenMpi(Environment):
     """OMPI_COMM_WORLD_*; mpirun does not say where rank 0 is.
 
-    On one host that does not matter. On several, mpirun 4 tells its own address
-    (OMPI_MCA_orte_hnp_uri), which serves if mpirun runs on rank 0's host, as it does unless the host
-    file leaves it out; inside SLURM the first host of the allocation serves. Otherwise, and always under
-    mpirun 5, SMDP_MASTER_ADDR is needed: `mpirun -x SMDP_MASTER_ADDR=...`, since mpirun passes no variable on
-    that it is not told to.
+    On one host that does not matter. On several, mpirun 4 tells its own address (OMPI_MCA_orte_hnp_uri) and
+    mpirun 5 its own host's name (in PMIX_NAMESPACE), which serves if mpirun runs on rank 0's host, as it does
+    unless the host file leaves it out; inside SLURM the first host of the allocation serves. Otherwise rank 0
+    says what is missing: `mpirun -x SMDP_MASTER_ADDR=...`, since mpirun passes no variable on that it is not
+    told to.
     """
 
     name = "Open MPI"
@@ -32,7 +35,7 @@ class OpenMpi(Environment):
         "OMPI_MCA_orte_hnp_uri",
         "PMIX_NAMESPACE",
     )
-    master_hint = "start with mpirun -x SMDP_MASTER_ADDR=<address of rank 0's host>"
+    master_hint = f"start with mpirun -x SMDP_MASTER_ADDR={PLACEHOLDER}"
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
@@ -48,9 +51,10 @@ class OpenMpi(Environment):
         )
         uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
         job = environ.get("PMIX_NAMESPACE", "") or uri.partition(";")[0]
-        return make_launch(
-            environ, ranks, cls.name, master_addr=hnp_address(uri) or first_host(environ), job=job
-        )
+        host = hnp_address(uri) or namespace_host(environ.get("PMIX_NAMESPACE", ""))
+        if host and not ranks.is_one_host:
+            host = unless_elsewhere(host, ranks.rank)
+        return make_launch(environ, ranks, cls.name, master_addr=host or first_host(environ), job=job)
 
 
 def hnp_address(uri: str) -> str:
@@ -62,3 +66,14 @@ def hnp_address(uri: str) -> str:
     """
     match = _HNP_ADDRESS.search(uri)
     return (match.group(1) or match.group(2)) if match else ""
+
+
+def namespace_host(namespace: str) -> str:
+    """Give the name of mpirun 5's host, empty if it is not to be found.
+
+    Example:
+        >>> namespace_host("prterun-node0-4711@1")
+        'node0'
+    """
+    match = _NAMESPACE.fullmatch(namespace)
+    return match.group(1) if match else ""

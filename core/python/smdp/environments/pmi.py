@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smdp import config
-from smdp.environments.base import Environment, Launch, make_launch, read_ranks
+from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
+from smdp.environments.hydra import control_port
+from smdp.environments.master import unless_elsewhere
 from smdp.environments.slurm import first_host
 
 
 class Mpich(Environment):
-    """PMI_*; nothing says where rank 0 is, so several hosts outside SLURM need SMDP_MASTER_ADDR."""
+    """PMI_*; on several hosts rank 0 is taken to be where mpiexec runs, and says so if it is not.
+
+    Where mpiexec runs is known from MPICH's proxies, and inside SLURM from the allocation; Intel MPI needs
+    SMDP_MASTER_ADDR.
+    """
 
     name = "MPICH or Intel MPI"
     variables = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", "PMI_PORT")
-    master_hint = "start with mpiexec -genv SMDP_MASTER_ADDR <address of rank 0's host>"
+    master_hint = f"start with mpiexec -genv SMDP_MASTER_ADDR {PLACEHOLDER}"
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
@@ -25,8 +31,12 @@ class Mpich(Environment):
     def launch(cls, environ: Mapping[str, str]) -> Launch:
         """Read PMI_* and MPI_LOCAL*."""
         ranks = read_ranks(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-        job = environ.get("PMI_JOBID", "")
-        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job=job)
+        control = control_port()
+        job = environ.get("PMI_JOBID", "") or control
+        host = control.rpartition(":")[0]
+        if host and not ranks.is_one_host:
+            host = unless_elsewhere(host, ranks.rank)
+        return make_launch(environ, ranks, cls.name, master_addr=host or first_host(environ), job=job)
 
 
 class Mvapich(Environment):
@@ -52,4 +62,4 @@ class Mvapich(Environment):
         ranks = read_ranks(
             environ, world + "RANK", world + "SIZE", world + "LOCAL_RANK", world + "LOCAL_SIZE"
         )
-        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job="mvapich")
+        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ))

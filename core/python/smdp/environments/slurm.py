@@ -23,6 +23,7 @@ class Slurm(Environment):
         "SLURM_TASKS_PER_NODE",
         "SLURM_JOB_ID",
         "SLURM_STEP_ID",
+        "SLURM_STEP_NUM_TASKS",
         "SLURM_JOB_NAME",
         "SLURM_JOB_NODELIST",
         "SLURM_STEP_NODELIST",
@@ -31,9 +32,23 @@ class Slurm(Environment):
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
         """Tell whether srun started this process as a task, not as an interactive shell."""
-        if not config.read(environ, "SLURM_PROCID"):
-            return False
-        return config.read(environ, "SLURM_JOB_NAME") not in ("bash", "interactive")
+        return bool(config.read(environ, "SLURM_PROCID")) and not cls._why_no_task(environ)
+
+    @classmethod
+    def why_not(cls, environ: Mapping[str, str]) -> str:
+        """Say what of SLURM this process is, if it is no task."""
+        return cls._why_no_task(environ) if config.read(environ, "SLURM_JOB_ID") else ""
+
+    @classmethod
+    def _why_no_task(cls, environ: Mapping[str, str]) -> str:
+        # sbatch sets SLURM_PROCID=0 for the script itself, and SLURM_NTASKS to what is yet to be started.
+        if not config.read(environ, "SLURM_PROCID") or not config.read(environ, "SLURM_STEP_ID"):
+            return "this is the shell of sbatch or salloc, no task of srun (SLURM_STEP_ID is not set)"
+        # A shell's name alone says little: `srun -n 2 bash -c ...`, and any srun below salloc, carry it too.
+        name = config.read(environ, "SLURM_JOB_NAME")
+        if name in ("bash", "interactive") and config.read(environ, "SLURM_STEP_NUM_TASKS") in (None, "1"):
+            return f"this is an interactive shell (SLURM_JOB_NAME={name}, one task)"
+        return ""
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
@@ -43,7 +58,7 @@ class Slurm(Environment):
             size = "SLURM_NTASKS"
         ranks = read_ranks(environ, "SLURM_PROCID", size, "SLURM_LOCALID")
         ranks = Ranks(ranks.rank, ranks.world_size, ranks.local_rank, _local_size(environ))
-        job = environ.get("SLURM_JOB_ID", "") + "." + environ.get("SLURM_STEP_ID", "")
+        job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
         return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job=job)
 
 

@@ -28,4 +28,4 @@ class SmdpVariables(Environment):
         ranks = read_ranks(
             environ, "SMDP_RANK", "SMDP_WORLD_SIZE", "SMDP_LOCAL_RANK", "SMDP_LOCAL_WORLD_SIZE"
         )
-        return make_launch(environ, ranks, cls.name, job="smdp")
+        return make_launch(environ, ranks, cls.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smdp import config
-from smdp.environments.base import Environment, Launch, make_launch, read_ranks
+from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
 
 
 class Torchrun(Environment):
@@ -22,7 +22,7 @@ class Torchrun(Environment):
         "MASTER_ADDR",
         "MASTER_PORT",
     )
-    master_hint = "set MASTER_ADDR (or SMDP_MASTER_ADDR) to the address of rank 0's host on every rank"
+    master_hint = f"set MASTER_ADDR={PLACEHOLDER} on every rank"
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
@@ -37,4 +37,5 @@ class Torchrun(Environment):
     def launch(cls, environ: Mapping[str, str]) -> Launch:
         """Read torch's variables."""
         ranks = read_ranks(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return make_launch(environ, ranks, cls.name, job=environ.get("TORCHELASTIC_RUN_ID", ""))
+        # No name for the job: torchrun takes what each host is told, and "none" by default.
+        return make_launch(environ, ranks, cls.name, seed=environ.get("TORCHELASTIC_RUN_ID", ""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from types import FrameType
 from typing import Any
 
 _NAME = "smdp"
@@ -41,6 +42,7 @@ def register_backend(name: str = _NAME) -> bool:
         backend.register_backend(name, create_process_group, extended_api=True, devices=["cpu", "cuda"])
     if _is_hiding_needed():
         _hide(backend)
+    _look_at_launchers()
     return True
 
 
@@ -49,6 +51,37 @@ def create_process_group(backend_options: Any, process_group_options: Any = None
     from smdp.torch.register import create
 
     return create(backend_options, process_group_options)
+
+
+def _look_at_launchers() -> None:
+    """Let groups over smdp take their ranks from any launcher; other groups never notice."""
+    # torch.distributed.rendezvous is also the name of a function, which hides the module.
+    module = sys.modules.get("torch.distributed.rendezvous")
+    handlers: dict[str, Any] = getattr(module, "_rendezvous_handlers", {})
+    torchs = handlers.get("env")
+    if torchs is None or hasattr(torchs, "smdp_torchs"):
+        return
+
+    def handler(url: str, **options: Any) -> Any:
+        if not _is_for_smdp():
+            return torchs(url, **options)
+        from smdp.torch.env_rendezvous import rendezvous
+
+        return rendezvous(torchs, url, **options)
+
+    handler.smdp_torchs = torchs  # type: ignore[attr-defined]
+    handlers["env"] = handler
+
+
+def _is_for_smdp() -> bool:
+    """Tell whether the group that torch is making is one over smdp: the handler is not told."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "init_process_group" and "backend" in frame.f_locals:
+            names = str(frame.f_locals["backend"]).lower().replace(":", ",").split(",")
+            return any(name.upper() in _NAMES for name in names)
+        frame = frame.f_back
+    return False
 
 
 def _is_hiding_needed() -> bool:

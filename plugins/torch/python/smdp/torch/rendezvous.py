@@ -8,23 +8,35 @@ believes in a session only once rank 0 has repeated that token, and answers anew
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
-from smdp._errors import TimeoutError
+from smdp._errors import ConfigError, TimeoutError
 
 _SESSION = "smdp/session"
+_JOB = "smdp/job"
 _POLL_S = 0.002
 _POLL_MAX_S = 0.05
+
+
+_job = ""
+
+
+def set_job(name: str) -> None:
+    """Take the launcher's name of the job, the same on all its ranks; empty if it has none."""
+    global _job
+    _job = name
 
 
 def open_session(store: Store, rank: int, size: int, group: str, timeout_s: float) -> str:
     """Give a prefix for keys that no earlier attempt has used; returns when all ranks have come.
 
     Raises:
+        smdp.ConfigError: The store belongs to another job.
         smdp.TimeoutError: Not all came in time; the message says who did.
     """
     if rank == 0:
@@ -34,6 +46,7 @@ def open_session(store: Store, rank: int, size: int, group: str, timeout_s: floa
 
 def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
     session = secrets.token_hex(8)
+    store.set(_JOB, _job)
     store.set(_SESSION, session)
     others = range(1, size)
     if others:
@@ -64,6 +77,7 @@ def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float) ->
     pause = _POLL_S
     while time.monotonic() < deadline:
         if store.check([_SESSION]):
+            _check_job(store.get(_JOB).decode(), rank, size)
             session = store.get(_SESSION).decode()
             if session != answered:
                 store.set(_hello(session, rank), token)
@@ -78,6 +92,17 @@ def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float) ->
     raise TimeoutError(
         f"[smdp] rank {rank} of {size}: rank 0 of group {group!r} has not come after {timeout_s:g} s. "
         "Look at why it did not start; SMDP_INIT_TIMEOUT sets the wait."
+    )
+
+
+def _check_job(theirs: str, rank: int, size: int) -> None:
+    """Raise unless rank 0 is of this job; without names nobody can tell."""
+    if theirs == _job or not theirs or not _job:
+        return
+    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    raise ConfigError(
+        f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={where} is that of another job, "
+        f"{theirs!r}, and this one is {_job!r}; set MASTER_PORT to another port on all ranks of one of them"
     )
 
 

@@ -1,0 +1,79 @@
+"""The name of rank 0's host: whether it is this one, and whether it is known here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from smdp import _log, config
+from smdp._errors import ConfigError
+
+_PATIENCE_S = 10.0
+_POLL_S = 0.5
+_logger = logging.getLogger("smdp.environments")
+
+
+def is_here(name: str) -> bool:
+    """Tell whether a host name or address is this machine's."""
+    if name == socket.gethostname():
+        return True
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def unless_elsewhere(launcher_host: str, rank: int) -> str:
+    """Give the launcher's own host, as rank 0's; empty if rank 0, who is asked here, is elsewhere.
+
+    Rank 0 alone can know, and its error ends the job before the others have waited for long.
+    """
+    return "" if rank == 0 and launcher_host and not is_here(launcher_host) else launcher_host
+
+
+def check_master(
+    master_addr: str, source: str, timeout_s: float, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Wait a little until the name of rank 0's host is known here.
+
+    Args:
+        master_addr: The name or address.
+        source: The launcher, for the message.
+        timeout_s: Most seconds to wait. Only in Kubernetes, where a pod's name appears with the pod, are they
+            used up; elsewhere it is 10.
+        environ: The variables.
+
+    Raises:
+        ConfigError: It is not known.
+    """
+    in_kubernetes = bool(config.read(environ, "KUBERNETES_SERVICE_HOST"))
+    patience_s = timeout_s if in_kubernetes else min(timeout_s, _PATIENCE_S)
+    deadline = time.monotonic() + patience_s
+    given = next((name for name in ("SMDP_MASTER_ADDR", "MASTER_ADDR") if config.read(environ, name)), None)
+    what = f"{given}={master_addr!r}" if given else f"rank 0's host {master_addr!r}, as {source} gives it,"
+    has_warned = False
+    while True:
+        try:
+            socket.getaddrinfo(master_addr, None, type=socket.SOCK_STREAM)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"[smdp] {what} is unknown on host {socket.gethostname()} after {patience_s:g} s "
+                    f"({error}); {'correct' if given else 'set SMDP_MASTER_ADDR to'} the name or address by "
+                    "which every host reaches rank 0's"
+                ) from None
+            if not has_warned:
+                _log.follow(environ)
+                _logger.warning(
+                    "[smdp] %s is unknown on host %s (%s); trying for %g s",
+                    what, socket.gethostname(), error, patience_s,
+                )  # fmt: skip
+                has_warned = True
+        time.sleep(_POLL_S)

@@ -1,0 +1,79 @@
+"""torch's env:// under any launcher: where torch's variables are missing, the launcher's are read.
+
+torch reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets and mpirun and srun do not. The
+entry point puts `rendezvous` before torch's own handler, for groups over smdp only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from torch.distributed import DistNetworkError
+from torch.distributed.distributed_c10d import Store
+
+from smdp import _log
+from smdp._errors import ConfigError
+from smdp.config import Config, read
+from smdp.environments import detect, find, log_choice
+from smdp.environments.base import LOOPBACK
+from smdp.environments.master import check_master
+from smdp.environments.torch_variables import free_port, set_torch_variables
+from smdp.torch.rendezvous import set_job
+
+_logger = logging.getLogger(__name__)
+_RANKS = ("RANK", "WORLD_SIZE")
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+
+Handler = Callable[..., Iterator[tuple[Store, int, int]]]
+
+
+def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+    """Fill in torch's variables from the launcher, look at the master's name, and go on as torch does.
+
+    Args:
+        torchs: torch's own handler of env://.
+        url: env://, perhaps with `rank` and `world_size`.
+        options: For torch's handler.
+
+    Raises:
+        smdp.ConfigError: The launcher's variables make no sense, the master's name is unknown here, or its
+            port is taken.
+    """
+    log_choice()
+    arguments = parse_qs(urlparse(url).query)
+    needed = [name for name in _RANKS if name.lower() not in arguments] + list(_MASTER)
+    if any(not read(os.environ, name) for name in needed):
+        set_job(detect(needs_master=False).job)
+        if not set_torch_variables() and not any(read(os.environ, name) for name in needed[:-2]):
+            _be_alone()
+    address, port = (read(os.environ, name) for name in _MASTER)
+    if address:
+        check_master(address, find().name, Config.from_environ().init_timeout_s)
+    if "timeout" in options:  # else the ranks of a job without rank 0 wait as long as an operation may take
+        options["timeout"] = min(options["timeout"], timedelta(seconds=Config.from_environ().init_timeout_s))
+    try:
+        yield from torchs(url, **options)
+    except DistNetworkError as error:
+        if errno.errorcode[errno.EADDRINUSE] not in str(error):
+            raise
+        raise ConfigError(
+            f"[smdp] rank 0 cannot listen on MASTER_PORT={port}, since another job (or an old one) "
+            f"does; set MASTER_PORT to a free port on all ranks ({error})"
+        ) from error
+
+
+def _be_alone() -> None:
+    _log.follow()
+    _logger.warning(
+        "[smdp] no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks "
+        "with `smdp run -n N`, torchrun, mpirun or srun"
+    )
+    known = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": LOOPBACK}
+    for name, value in {**known, "MASTER_PORT": free_port()}.items():
+        os.environ.setdefault(name, str(value))
