@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from .group import Group as Group
     from .group import Handle as Handle
     from .group import ReduceOp as ReduceOp
+    from .preemption import exit_if_preempted as exit_if_preempted
+    from .preemption import preempted as preempted
+    from .preemption import watch_preemption as watch_preemption
 
 # Where a public name lives. They are imported on first use, so that the command line stays quick.
 _WORLD = {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"}
@@ -50,11 +53,12 @@ _GROUP = {"Group", "Handle", "ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", 
     "BOR",
     "BXOR",
 }
+_PREEMPTION = {"exit_if_preempted", "preempted", "watch_preemption"}
 _ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "SmdpError", "TimeoutError"}
 
 __all__ = [  # noqa: PLE0604 - built from the tables above
     "__version__",
-    *sorted(_WORLD | _GROUP | _ERRORS | _OBSERVABILITY),
+    *sorted(_WORLD | _GROUP | _ERRORS | _OBSERVABILITY | _PREEMPTION),
 ]
 
 
@@ -67,6 +71,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("smdp._world"), name)
     if name in _OBSERVABILITY:
         return getattr(import_module("smdp._observability"), name)
+    if name in _PREEMPTION:
+        return getattr(import_module("smdp.preemption"), name)
     if name in _GROUP:
         return getattr(import_module("smdp.group"), name)
     raise AttributeError(f"module 'smdp' has no attribute {name!r}")

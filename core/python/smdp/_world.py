@@ -5,16 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from typing import Any
 
 from . import _core
-from ._errors import ConfigError
+from ._errors import ClosedError, ConfigError
 from .config import Config
 from .environments import detect
 from .environments.master import check_master
 from .group import Group
 
 _world: Group | None = None
+# Groups over all ranks that plugins have made, oldest first.
+_offered: list[weakref.ref[Any]] = []
 
 
 def init(
@@ -127,9 +130,38 @@ def local_size() -> int:
     return world().local_size
 
 
+def offer(group: Any) -> None:
+    """Let a plugin's group over all ranks, whose `core` is the core's, stand for the world without init()."""
+    _offered[:] = [one for one in _offered if one() is not None]
+    _offered.append(weakref.ref(group))
+
+
+def any_core() -> _core.Group:
+    """Give the core's group of all ranks: init()'s, or else a plugin's that is still open.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if _world is not None:
+        return _world.core
+    for one in _offered:
+        group = one()
+        if group is not None and not isinstance(group.core.error(), ClosedError):
+            core: _core.Group = group.core
+            return core
+    raise ConfigError(
+        "[smdp] this process has no group over all ranks; call smdp.init(), smdp.tensorflow.init(),"
+        ' torch.distributed.init_process_group("smdp"), or, where that has another backend,'
+        ' torch.distributed.new_group(backend="smdp") first.'
+    )
+
+
 def shutdown() -> None:
     """Leaves the world. Safe to call twice, or without init()."""
+    from . import preemption
+
     global _world
+    preemption.forget()
     if _world is not None:
         _world.shutdown()
         _world = None

@@ -23,6 +23,7 @@ TENSORFLOW_OPS = ("native", "python")
 
 DEFAULT_TIMEOUT_S = 1800.0
 DEFAULT_INIT_TIMEOUT_S = 300.0
+DEFAULT_PREEMPTED_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _BYTE_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -73,6 +74,11 @@ VARIABLES: tuple[Variable, ...] = (
         "native where it loads",
         f"How smdp.tensorflow's ops run: {', '.join(TENSORFLOW_OPS)}.",
     ),
+    Variable(
+        "SMDP_PREEMPTED_EXIT_CODE",
+        "75",
+        "Exit code that asks for a restart after SIGTERM, 1 to 125; see Spot machines.",
+    ),
     Variable("SMDP_COMPAT", "0", "1 lets scripts written for SMDDP and Horovod run on smdp."),
     Variable("SMDP_DISABLE_AUTOLOAD", "0", "1 keeps `import torch` from registering the backend smdp."),
 )
@@ -96,6 +102,7 @@ class Config:
     stall_time_s: int | None = None
     log_level: str | None = None
     deterministic: str | None = None
+    preempted_exit_code: int = DEFAULT_PREEMPTED_EXIT_CODE
     disable_autoload: bool = False
 
     @classmethod
@@ -122,6 +129,7 @@ class Config:
             stall_time_s=read_int(environ, "SMDP_STALL_TIME"),
             log_level=read_log_level(environ),
             deterministic=_read_deterministic(environ),
+            preempted_exit_code=read_preempted_exit_code(environ),
             disable_autoload=bool(read_bool(environ, "SMDP_DISABLE_AUTOLOAD")),
         )
 
@@ -227,6 +235,16 @@ def read_seconds(environ: Mapping[str, str], name: str) -> float | None:
     if not 0 < value < math.inf:
         raise invalid(name, text, "a number of seconds above 0")
     return value
+
+
+def read_preempted_exit_code(environ: Mapping[str, str]) -> int:
+    """Read the exit code that asks for a restart.
+
+    Raises:
+        ConfigError: It is none that a program can choose.
+    """
+    code = read_int(environ, "SMDP_PREEMPTED_EXIT_CODE", minimum=1, maximum=125)
+    return DEFAULT_PREEMPTED_EXIT_CODE if code is None else code
 
 
 def read_bool(environ: Mapping[str, str], name: str) -> bool | None:

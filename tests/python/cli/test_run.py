@@ -315,3 +315,91 @@ def test_the_thread_number_is_said_when_debugging(script: Callable[[str], Path])
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = smdp_run(script(""), env={**environ, "SMDP_LOG_LEVEL": "debug"})
     assert "OMP_NUM_THREADS=" in done.stderr
+
+
+# As smdp.exit_if_preempted() ends ranks; `busy` are seconds of saving.
+ASKS = (
+    "def save(*_):\n    time.sleep(busy)\n    print('saved')\n    sys.exit(75)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "print('pid', os.getpid())\n"
+)
+
+
+def test_one_rank_that_asks_for_a_restart_is_no_failure(script: Callable[[str], Path]) -> None:
+    path = script(f"busy = 0\n{ASKS}time.sleep(0 if rank == 1 else 1.5)\nsave()\n")
+    done = smdp_run("-n", 3, "--stop-timeout", "0.1", path)
+    assert done.returncode == 75
+    assert done.stdout.count("saved") == 3
+    assert "rank 1 (pid" in done.stderr and "asked for a restart: exit code 75" in done.stderr
+    assert "the 2 still running have 120 s to leave" in done.stderr
+    assert done.stderr.count("smdp:") == 1 and "failed" not in done.stderr
+
+
+def test_a_restart_code_of_ones_own(script: Callable[[str], Path]) -> None:
+    path = script("sys.exit(99)\n")
+    done = smdp_run("-n", 2, path, env={**os.environ, "SMDP_PREEMPTED_EXIT_CODE": "99"})
+    assert done.returncode == 99 and "asked for a restart" in done.stderr
+    wrong = smdp_run("-n", 2, path, env={**os.environ, "SMDP_PREEMPTED_EXIT_CODE": "200"})
+    assert wrong.returncode == 2 and "SMDP_PREEMPTED_EXIT_CODE='200' is not valid" in wrong.stderr
+
+
+def test_sigterm_gives_ranks_the_time_to_save(script: Callable[[str], Path], start: Start) -> None:
+    path = script(f"busy = 1.5 * rank\n{ASKS}time.sleep(100)\n")
+    process = start("-n", 2, "--stop-timeout", "0.1", path)
+    read_pids(process, 2)
+    process.terminate()
+    out, err = process.communicate(timeout=20)
+    assert out.count("saved") == 2
+    assert process.returncode == 75, err
+
+
+@pytest.mark.parametrize("by_rank", [False, True], ids=["signal", "a rank asked"])
+def test_the_grace_ends(by_rank: bool, script: Callable[[str], Path], start: Start) -> None:
+    path = script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('pid', os.getpid())\n"
+        f"time.sleep(1 if {by_rank} and rank == 0 else 100)\n"
+        "sys.exit(75)\n"
+    )
+    process = start("-n", 2, "--grace", "1", path)
+    read_pids(process, 2)
+    begin = time.monotonic()
+    if not by_rank:
+        process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert 0.8 < time.monotonic() - begin < 8
+    assert "still run after a grace of 1 s; killing them" in err
+    assert process.returncode == (75 if by_rank else 128 + signal.SIGKILL)
+
+
+def test_a_failure_while_others_save_counts(script: Callable[[str], Path]) -> None:
+    path = script("time.sleep(0.5 * rank)\nsys.exit(75 if rank == 0 else 3)\n")
+    done = smdp_run("-n", 2, path)
+    assert done.returncode == 3
+    assert "rank 1 (pid" in done.stderr and "failed first: exit code 3" in done.stderr
+
+
+def test_children_of_a_rank_that_saves_live_until_it_ends(
+    script: Callable[[str], Path], start: Start
+) -> None:
+    # Like torch's DataLoader: a worker that dies is an error of the rank.
+    path = script(
+        "pid = os.fork()\n"
+        "if pid == 0:\n    time.sleep(100)\n    os._exit(0)\n"
+        "def save(*_):\n"
+        "    time.sleep(1)\n"
+        "    assert os.waitpid(pid, os.WNOHANG) == (0, 0)\n"
+        "    print('saved')\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('pid', pid)\n"
+        "time.sleep(100)\n"
+    )
+    process = start("-n", 2, path)
+    pids = read_pids(process, 2)
+    begin = time.monotonic()
+    process.terminate()
+    out, err = process.communicate(timeout=20)
+    assert out.count("saved") == 2 and process.returncode == 75, err
+    assert time.monotonic() - begin < 10
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))

@@ -72,8 +72,12 @@ def _run(
     ] = None,
     stop_timeout: Annotated[
         float,
-        typer.Option("--stop-timeout", min=0.0, help="Seconds between SIGTERM and SIGKILL."),
+        typer.Option("--stop-timeout", min=0.0, help="Seconds between SIGTERM and SIGKILL after a failure."),
     ] = 5.0,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", min=0.0, help="Seconds to save and leave after SIGTERM (spot machines)."),
+    ] = 120.0,
     compat: Annotated[
         bool, typer.Option("--compat", help="Let smdp answer for Amazon's SMDDP and for Horovod.")
     ] = False,
@@ -88,6 +92,7 @@ def _run(
             module=module,
             master_port=master_port,
             stop_timeout_s=stop_timeout,
+            grace_s=grace,
             compat=compat,
         )
     )

@@ -28,11 +28,12 @@ from typing import IO
 from smdp import config
 from smdp._errors import ConfigError
 from smdp.cli import system
+from smdp.cli.guard import FORWARDED, Guard, kill_group
 from smdp.cli.output import Stream, sinks
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_FINE, _OBEYED, _ASKED, _FAILED = range(4)  # how a rank has ended, from good to bad
 _DRAIN_S = 1.0  # how long output is awaited from children that outlive their rank
 
 
@@ -43,6 +44,7 @@ def run(
     module: bool = False,
     master_port: int | None = None,
     stop_timeout_s: float = 5.0,
+    grace_s: float = 120.0,
     compat: bool = False,
 ) -> int:
     """Start nproc ranks of a command and wait for them.
@@ -52,11 +54,14 @@ def run(
         nproc: Number of ranks.
         module: The first word of command is a module.
         master_port: MASTER_PORT of the ranks; smdp's is the next one.
-        stop_timeout_s: Seconds between SIGTERM and SIGKILL.
+        stop_timeout_s: Seconds between SIGTERM and SIGKILL once a rank has failed.
+        grace_s: Seconds that ranks have for saving and leaving, once this process got SIGTERM or one of them
+            asked for a restart.
         compat: Ranks run with SMDP_COMPAT=1.
 
     Returns:
-        0, or the code of the rank that failed first; 128 + signal if one killed it.
+        0, or the code of the rank that failed first, 128 + signal if one killed it; if none failed and one
+        asked for a restart, SMDP_PREEMPTED_EXIT_CODE.
     """
     try:
         argv = command_line(command, module=module)
@@ -64,13 +69,17 @@ def run(
             raise config.invalid("-n", nproc, "an integer >= 1")
         environ = {**os.environ, "SMDP_COMPAT": "1"} if compat else os.environ
         environments = rank_environments(environ, nproc, master_port=master_port)
+        restart_code = config.read_preempted_exit_code(environ)
     except (ConfigError, OSError) as error:
         _say(str(error))
         return 2
     except CommandError as error:
         _say(str(error))
         return 127
-    return Launcher(argv, environments, stop_timeout_s=stop_timeout_s).run()
+    launcher = Launcher(
+        argv, environments, stop_timeout_s=stop_timeout_s, grace_s=grace_s, restart_code=restart_code
+    )
+    return launcher.run()
 
 
 def command_line(command: Sequence[str], *, module: bool = False) -> list[str]:
@@ -192,9 +201,13 @@ class Launcher:
         environments: Sequence[Mapping[str, str]],
         *,
         stop_timeout_s: float = 5.0,
+        grace_s: float = 120.0,
+        restart_code: int = config.DEFAULT_PREEMPTED_EXIT_CODE,
         has_prefixes: bool = True,
     ) -> None:
         self._argv = list(argv)
+        self._grace_s = grace_s
+        self._restart_code = restart_code
         self._has_prefixes = has_prefixes
         self._environments = environments
         self._stop_timeout_s = stop_timeout_s
@@ -202,6 +215,7 @@ class Launcher:
         self._streams: dict[int, tuple[IO[bytes], Stream]] = {}
         self._selector = selectors.DefaultSelector()
         self._exit_code: int | None = None
+        self._has_grace = False
         self._passed_on: set[int] = set()
         self._is_stopping = False
         self._kill_at: float | None = None
@@ -225,7 +239,7 @@ class Launcher:
         finally:
             for rank in self._ranks:  # only after an error of our own is one still alive
                 if rank.process.poll() is None:
-                    _kill_group(rank.process.pid, signal.SIGKILL)
+                    kill_group(rank.process.pid, signal.SIGKILL)
                     rank.process.wait()
             guard.release()
             signal.set_wakeup_fd(old_wakeup)
@@ -273,9 +287,13 @@ class Launcher:
             self._reap()
             now = time.monotonic()
             if self._kill_at is not None and now >= self._kill_at:
+                if not self._is_stopping:
+                    self._is_stopping = True
+                    running = sum(rank.code is None for rank in self._ranks)
+                    _say(f"{running} ranks still run after a grace of {self._grace_s:g} s; killing them")
                 for rank in self._ranks:
                     if self._is_group_ours(rank):
-                        _kill_group(rank.process.pid, signal.SIGKILL)
+                        kill_group(rank.process.pid, signal.SIGKILL)
                 self._kill_at = None
             is_over = all(rank.code is not None for rank in self._ranks) and self._kill_at is None
             if is_over:
@@ -303,7 +321,23 @@ class Launcher:
             self._passed_on.add(number)
             for rank in self._ranks:
                 if rank.code is None:
-                    _kill_group(rank.process.pid, number)
+                    self._pass_on(rank, number)
+            if number == signal.SIGTERM:
+                self._grant_grace()
+
+    def _pass_on(self, rank: _Rank, number: int) -> None:
+        # Python hears SIGTERM itself. Its children, such as workers that load data, are left in peace: a rank
+        # that saves before it ends would fail of their death.
+        if number == signal.SIGTERM and self._argv[0] == sys.executable:
+            rank.process.send_signal(number)
+        else:
+            kill_group(rank.process.pid, number)
+
+    def _grant_grace(self) -> None:
+        """Let ranks save and leave, and kill what does not end in time."""
+        if not self._has_grace and not self._is_stopping:
+            self._has_grace = True
+            self._kill_at = time.monotonic() + self._grace_s
 
     def _reap(self) -> None:
         failed = []
@@ -314,18 +348,38 @@ class Launcher:
                     failed.append(rank)
         if self._kill_at is not None and not any(self._is_group_ours(rank) for rank in self._ranks):
             self._kill_at = None
-        # Who obeyed a signal that was passed on is no reason to stop others, who may still save their work.
-        culprits = [
-            rank for rank in failed if rank.code is not None and rank.code - 128 not in self._passed_on
-        ]
-        if failed and self._exit_code is None:
-            self._exit_code = (culprits or failed)[0].code
-        if culprits and not self._is_stopping:
-            rank = culprits[0]
-            running = sum(other.code is None for other in self._ranks)
-            rest = f"; stopping the {running} still running" if running else ""
-            _say(f"rank {rank.number} (pid {rank.process.pid}) failed first: {_describe(rank.code)}{rest}")
+        if failed:
+            self._judge(failed)
+        # What ranks have left behind need not be waited for.
+        if self._has_grace and all(rank.code is not None for rank in self._ranks):
             self._stop()
+
+    def _judge(self, failed: Sequence[_Rank]) -> None:
+        """Set the exit code, and stop all or let them leave."""
+        worst = max(failed, key=lambda rank: self._grade(rank.code))
+        before, now = self._grade(self._exit_code), self._grade(worst.code)
+        if self._exit_code is None or (now > before and not self._is_stopping):
+            self._exit_code = worst.code
+        if self._is_stopping:
+            return
+        running = sum(other.code is None for other in self._ranks)
+        what = f"rank {worst.number} (pid {worst.process.pid})"
+        if now == _FAILED:
+            rest = f"; stopping the {running} still running" if running else ""
+            _say(f"{what} failed first: {_describe(worst.code)}{rest}")
+            self._stop()
+        elif now == _ASKED and before < _ASKED:
+            rest = f"; the {running} still running have {self._grace_s:g} s to leave" if running else ""
+            _say(f"{what} asked for a restart: {_describe(worst.code)}{rest}")
+            self._grant_grace()
+
+    def _grade(self, code: int | None) -> int:
+        """Say how bad it is. Who obeyed a signal is no reason to stop others, who may still save."""
+        if not code:
+            return _FINE
+        if code == self._restart_code:
+            return _ASKED
+        return _OBEYED if code - 128 in self._passed_on else _FAILED
 
     def _stop(self) -> None:
         if self._is_stopping:
@@ -334,11 +388,11 @@ class Launcher:
         self._kill_at = time.monotonic() + self._stop_timeout_s
         for rank in self._ranks:
             if self._is_group_ours(rank):
-                _kill_group(rank.process.pid, signal.SIGTERM)
+                kill_group(rank.process.pid, signal.SIGTERM)
 
     def _is_group_ours(self, rank: _Rank) -> bool:
         """True while the rank runs, or failed and left children; who ended well may leave some on purpose."""
-        return rank.code is None or (rank.code != 0 and _kill_group(rank.process.pid, 0))
+        return rank.code is None or (rank.code != 0 and kill_group(rank.process.pid, 0))
 
     def _read(self, fd: int) -> None:
         _, stream = self._streams[fd]
@@ -372,56 +426,6 @@ class Launcher:
             self._stop()
 
 
-class Guard:
-    """A child process that kills the ranks' process groups if this process dies without releasing it.
-
-    It holds the reading end of a pipe of which this process alone holds the other: end of file means death.
-    """
-
-    def __init__(self) -> None:
-        read, self._write = os.pipe2(os.O_CLOEXEC)
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                _guard(read, self._write)
-            finally:
-                os._exit(0)
-        os.close(read)
-
-    def watch(self, group: int) -> None:
-        """Name a process group."""
-        self._tell(b"%d\n" % group)
-
-    def release(self) -> None:
-        """Let the guard go; what still runs may run."""
-        self._tell(b"end\n")
-        os.close(self._write)
-        os.waitpid(self._pid, 0)
-
-    def _tell(self, line: bytes) -> None:
-        # Should somebody have killed the guard, the ranks are still bound to us by PR_SET_PDEATHSIG.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._write, line)
-
-
-def _guard(read: int, write: int) -> None:
-    os.setsid()
-    signal.set_wakeup_fd(-1)
-    for number in FORWARDED:
-        signal.signal(number, signal.SIG_IGN)
-    os.close(write)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.closerange(3, read)
-    os.closerange(read + 1, 1 << 16)
-    with os.fdopen(read, "rb") as pipe:
-        lines = pipe.read().split()
-    if lines and lines[-1] != b"end":
-        for line in lines:
-            _kill_group(int(line), signal.SIGKILL)
-
-
 def _child_setup() -> Callable[[], None]:
     """Make the function that runs between fork and exec; what it needs is looked up before."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -434,15 +438,6 @@ def _child_setup() -> Callable[[], None]:
             os._exit(1)
 
     return setup
-
-
-def _kill_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False if there is none."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def _is_terminal(fd: int) -> bool:

@@ -8,8 +8,10 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import default_pg_timeout
 
+from smdp import _world
 from smdp.config import Config, read
 from smdp.torch.process_group import ProcessGroupSmdp, connect
 from smdp_torch_autoload import register_backend
@@ -52,7 +54,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     timeout = backend_options.timeout
     # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
     timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else timeout.total_seconds()
-    return connect(
+    process_group = connect(
         backend_options.store,
         backend_options.group_rank,
         backend_options.group_size,
@@ -62,6 +64,10 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR")),
         [torch.device(device_type) for device_type in device_types],
     )
+    # The first group that torch makes is the default one.
+    if not dist.is_initialized() or process_group.size() == dist.get_world_size():
+        _world.offer(process_group)
+    return process_group
 
 
 def _device_backends() -> dict[str, str]:

@@ -1,0 +1,232 @@
+"""Spot machines: a signal that reaches one rank becomes an answer that all ranks get at the same call.
+
+Every call of preempted() starts an exchange of one byte per rank and answers with what the one of the call
+before has brought. It travels while the step computes, in a group of its own: it waits for no other
+collective and holds none up. All ranks read the same bytes, so they get the same answer at the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from . import _core, _world
+from ._errors import ConfigError, TimeoutError
+from .config import Config
+from .group import Group, Handle
+
+_log = logging.getLogger(__name__)
+
+_OFTEN = " All ranks must call smdp.preempted() equally often: once per step."
+
+# What the process was told, and which process it is.
+_received: int | None = None
+_owner = 0
+# Of every watched signal: the handlers that were there before, newest last, and how many of them run now.
+_before: dict[int, list[Any]] = {}
+_running: dict[int, int] = {}
+
+_exchange: _Exchange | None = None
+
+
+def watch_preemption(*signals: int) -> None:
+    """Note signals that announce the end of this machine, from now on, instead of dying of them.
+
+    The first call of preempted() does it for SIGTERM. Call it earlier to cover what comes before the first
+    step, or for other signals. A handler that Python code has set before is called after the signal has been
+    noted. Further signals change nothing: launchers and job systems may both send one.
+
+    Args:
+        *signals: Default: SIGTERM.
+
+    Raises:
+        ConfigError: This is not the main thread, which alone may set handlers; or SMDP_PREEMPTED_EXIT_CODE
+            is wrong.
+        ValueError: The system knows no such signal, or lets nobody handle it.
+        TypeError: It is no number.
+    """
+    global _owner
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        raise ConfigError(
+            f"[smdp] signals can be watched from the main thread only, this is {thread.name!r}; call"
+            " smdp.watch_preemption() in the main thread first."
+        )
+    exit_code()  # what is wrong with it should be known now
+    if _owner != os.getpid():
+        _owner = os.getpid()
+        _before.clear()
+    for number in signals or (signal.SIGTERM,):
+        if not isinstance(number, int):
+            raise TypeError(f"[smdp] watch_preemption() takes signals, e.g. signal.SIGTERM; got {number!r}.")
+        previous = signal.getsignal(number) if number in signal.valid_signals() else None
+        if previous is _note:
+            continue
+        try:
+            signal.signal(number, _note)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"[smdp] signal {number} cannot be watched: {error}.") from error
+        _before.setdefault(number, []).append(previous)
+
+
+def preempted() -> bool:
+    """Tell whether a rank has been told that its machine goes away; call it once per step, on all ranks.
+
+    True on all ranks at the same call, and from then on: in the second call after a signal at the latest.
+
+    Raises:
+        ConfigError: There is no world yet; or, the first time, this is not the main thread.
+        TimeoutError: Another rank has not called it, or not as often.
+        SmdpError: A rank was lost.
+    """
+    global _exchange
+    if not _before or _owner != os.getpid():
+        watch_preemption()
+    world = _world.any_core()
+    if _exchange is None or _exchange.world != world.id:
+        forget()
+        _exchange = _Exchange(world)
+    return _exchange.answer()
+
+
+def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) -> None:
+    """Once a rank has been told that its machine goes away: save, wait for all ranks, exit.
+
+    Call it once per step, on all ranks, in place of preempted(). It waits because launchers stop the ranks
+    that still save when they see others exit.
+
+    Args:
+        save: Called on all ranks; what it raises ends the rank as any exception does.
+        code: Exit code, which asks for a restart. Default: SMDP_PREEMPTED_EXIT_CODE, 75.
+
+    Raises:
+        SystemExit: After saving.
+        ValueError: The code is not one that a process can exit with.
+        SmdpError: As of preempted().
+    """
+    code = exit_code(code)
+    if preempted():
+        save()
+        leave(code)
+
+
+def leave(code: int | None = None) -> NoReturn:
+    """Wait until all ranks have come here, then exit; for after preempted() has been true.
+
+    Raises:
+        SystemExit: Always.
+    """
+    code = exit_code(code)
+    if _exchange is not None:
+        _exchange.meet()
+    if threading.current_thread() is threading.main_thread():
+        # While Python ends it gives handlers up, and another signal would change the exit code.
+        for number in _before:
+            signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(code)
+
+
+def exit_code(code: int | None = None) -> int:
+    """Give the exit code that asks for a restart.
+
+    Raises:
+        ConfigError: SMDP_PREEMPTED_EXIT_CODE is wrong.
+        ValueError: The given one is.
+    """
+    if code is None:
+        return Config.from_environ().preempted_exit_code
+    if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= 125:
+        raise ValueError(f"[smdp] code is {code!r}; allowed: an exit code, 1 to 125.")
+    return code
+
+
+def watched() -> set[int]:
+    """Give the signals that this process notes, or, before it does, those that it would."""
+    return set(_before) or {signal.SIGTERM}
+
+
+def forget() -> None:
+    """Leave the group of the exchange; smdp.shutdown() does it."""
+    global _exchange
+    if _exchange is not None:
+        _exchange.close()
+        _exchange = None
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _received
+    before = _before[number]
+    if os.getpid() != _owner:  # a forked child, whose parent may end it by this signal: as without us
+        signal.signal(number, signal.SIG_DFL if before[0] is None else before[0])
+        os.kill(os.getpid(), number)
+        return
+    _received = number
+    # A handler that was put before us may call us in turn: then it is the turn of the one before it.
+    depth = _running.get(number, 0)
+    if depth < len(before) and callable(before[-1 - depth]):
+        _running[number] = depth + 1
+        try:
+            before[-1 - depth](number, frame)
+        finally:
+            _running[number] = depth
+
+
+class _Exchange:
+    """Of the ranks of one world."""
+
+    def __init__(self, world: _core.Group) -> None:
+        self.world = world.id
+        self._rank = world.rank
+        core = None if world.size == 1 else world.split(0, world.rank, "preemption")
+        self._group = None if core is None else Group(core, 0.0)
+        self._own = np.zeros(1, np.uint8)
+        self._all = np.zeros(world.size, np.uint8)
+        self._in_flight: Handle | None = None
+        self._calls = 0
+        self._is_over = False
+
+    def answer(self) -> bool:
+        if self._is_over:
+            return True
+        self._calls += 1
+        if self._group is None:
+            self._all[0] = _received is not None
+        elif self._in_flight is not None:
+            try:
+                self._in_flight.wait()
+            except TimeoutError as error:
+                raise TimeoutError(f"{error}{_OFTEN}") from error
+        if self._all.any():
+            self._is_over = True
+            self._tell()
+        elif self._group is not None:
+            self._own[0] = _received is not None
+            self._in_flight = self._group.all_gather(self._own, out=self._all[:, None], async_op=True)
+        return self._is_over
+
+    def meet(self) -> None:
+        if self._group is not None:
+            self._group.barrier()
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.shutdown()
+
+    def _tell(self) -> None:
+        told = [int(rank) for rank in self._all.nonzero()[0]]
+        if self._rank == told[0]:
+            name = signal.Signals(_received).name if _received is not None else "a signal"
+            _log.warning(
+                "[smdp] ranks %s of %d got %s: all ranks stop at call %d of smdp.preempted()",
+                told,
+                self._all.size,
+                name,
+                self._calls,
+            )
