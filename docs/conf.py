@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
+from pathlib import Path
 
-from docutils import nodes
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
-
-from smdp import config
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "smdp"
 author = "The smdp authors"
@@ -17,9 +15,13 @@ release = metadata.version("smdp")
 
 extensions = [
     "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
+    "breathe",
     "matplotlib.sphinxext.plot_directive",
+    "directives.python_api",
+    "directives.cpp_api",
+    "directives.command_line",
+    "directives.environment_variables",
+    "directives.links",
 ]
 plot_formats = ["svg"]
 plot_html_show_formats = False
@@ -28,25 +30,21 @@ plot_include_source = False
 html_theme = "furo"
 html_title = f"smdp {release}"
 exclude_patterns = ["_build"]
-nitpicky = True
-nitpick_ignore_regex = [("py:class", r"(numpy|np|torch|_core|Any|.*\.Any).*")]
-autodoc_typehints = "signature"
-autodoc_member_order = "bysource"
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
+nitpicky = True
+# Only smdp's own names have pages here: torch's, NumPy's and those of C++ are left as text.
+nitpick_ignore_regex = [
+    ("py:(class|exc|obj)", r"(?!smdp\.).*"),
+    ("cpp:identifier", r"(?!smdp).*|smdp(::[a-z]+)?"),  # the latter are namespaces
+]
+add_module_names = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+python_display_short_literal_types = True
+toc_object_entries_show_parents = "hide"
 
-class VariablesDirective(SphinxDirective):
-    """`{smdp-variables}`: the table of environment variables, from the module that parses them."""
-
-    def run(self) -> list[nodes.Node]:
-        rows = [
-            f"| `{variable.name}` | {variable.default or 'none'} | {variable.meaning} |"
-            for variable in config.VARIABLES
-        ]
-        table = ["| Variable | Default | Meaning |", "|---|---|---|", *rows]
-        return self.parse_text_to_nodes("\n".join(table))
-
-
-def setup(app: Sphinx) -> None:
-    app.add_directive("smdp-variables", VariablesDirective)
+breathe_projects = {"smdp": "_build/doxygen/xml"}
+breathe_default_project = "smdp"
+breathe_domain_by_extension = {"h": "cpp"}

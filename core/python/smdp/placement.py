@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from smdp._shown import shown
 
+__all__ = ["STRATEGIES", "Coordinates", "Kind", "Placement"]
+
 STRATEGIES = ("cluster", "spread", *("".join(letters) for letters in permutations("DPT")))
 
 Kind: TypeAlias = Literal["pp", "tp", "rdp", "dp", "mp"]

@@ -173,13 +173,21 @@ def _simulate(
     what: Annotated[str, typer.Argument(help="ddp: a step of data parallel training.")],
     hosts: Annotated[str, typer.Option("--hosts", help="Number of hosts; several, comma-separated.")] = "1",
     ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="They share the link.")] = 1,
-    link: Annotated[str, typer.Option("--link", help="Of a host, e.g. 400Mbit or 100Gbit.")] = "10Gbit",
+    link: Annotated[
+        str,
+        typer.Option(
+            "--link", help="Of a host, per direction, e.g. 400Mbit or 100Gbit; 0.956 of it is payload."
+        ),
+    ] = "10Gbit",
     gradients: Annotated[
         str, typer.Option("--gradients", help="A model, e.g. bert-large, transformer-6x512 or 1000x4K.")
     ] = "bert-large",
     forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="Of all layers together.")] = 100,
     backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="Of all together.")] = 200,
-    latency_us: Annotated[float, typer.Option("--latency-us", min=0, help="From host to host.")] = 30,
+    latency_us: Annotated[
+        float,
+        typer.Option("--latency-us", min=0, help="From a send to the wake-up of the peer on another host."),
+    ] = 30,
     compression: Annotated[str, typer.Option("--compression", help=f"One of {', '.join(WIRES)}.")] = "none",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -242,7 +250,7 @@ def _show_schedule(
     width: Annotated[int, typer.Option("--width", help="Most characters of a line.")] = 120,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, without the drawing.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Also write .csv, .json, .png, .svg or .pdf.")
+        Path | None, typer.Option("-o", "--output", help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs matplotlib).")
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
 ) -> None:

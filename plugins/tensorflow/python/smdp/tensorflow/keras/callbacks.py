@@ -14,6 +14,15 @@ from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.objects import broadcast_object
 from smdp.tensorflow.variables import broadcast_variables
 
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Gives model and optimizer the root's values after the first batch, once all variables are there."""

@@ -28,6 +28,8 @@ from smdp.torch.model_parallel.safetensors_files import load_safetensors as load
 from smdp.torch.model_parallel.safetensors_files import save_safetensors as save_safetensors
 from smdp.torch.model_parallel.state_entries import Entry, names_of, nearest
 
+__all__ = ["has_safetensors", "load", "load_safetensors", "save", "save_safetensors"]
+
 _METADATA = ".metadata"  # torch writes it last: without it a checkpoint is not complete
 
 

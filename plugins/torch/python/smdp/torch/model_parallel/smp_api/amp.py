@@ -8,6 +8,8 @@ from smdp.torch.model_parallel import gradient_scaler
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.smp_api.state import state
 
+__all__ = ["GradScaler"]
+
 
 class GradScaler(gradient_scaler.GradScaler):
     """`torch.amp.GradScaler` on which all partitions agree.

@@ -1,0 +1,1 @@
+"""Sphinx directives that make reference pages from the code itself."""

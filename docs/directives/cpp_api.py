@@ -1,0 +1,86 @@
+"""`{smdp-header} group.h`: what a public C++ header declares, from its comments, through Doxygen.
+
+Where Doxygen is not installed, a note says so and names the header; everything else is built as always.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+HAS_DOXYGEN = shutil.which("doxygen") is not None
+_DOCS = Path(__file__).resolve().parents[1]
+_HEADERS = _DOCS.parent / "core" / "include" / "smdp"
+
+
+class HeaderDirective(SphinxDirective):
+    """All of one header."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        header = _HEADERS / self.arguments[0]
+        assert header.is_file(), f"there is no header {header.name}"
+        self.env.note_dependency(str(header))
+        if not HAS_DOXYGEN:
+            text = f"Doxygen was not there when these pages were made; read core/include/smdp/{header.name}."
+            return [nodes.note("", nodes.paragraph("", text))]
+        return self.parse_text_to_nodes("\n\n".join(declarations(header.name)))
+
+
+def declarations(header: str) -> list[str]:
+    """Give a header's first comment, then breathe's directive for each class, enumeration and function."""
+    file = _compound(header.replace("_", "__").replace(".", "_8"))  # as Doxygen spells it in names of files
+    paragraphs = [" ".join("".join(one.itertext()).split()) for one in file.findall("./*description/para")]
+    classes = [(one.text or "", one.get("refid", "")) for one in file.findall("innerclass")]
+    found: list[tuple[int, str]] = []
+    for name, refid in classes:
+        if not any(name.startswith(f"{outer}::") for outer, _ in classes):
+            compound = _compound(refid)
+            found.append((_line(compound), f"```{{doxygen{compound.get('kind')}}} {name}\n:members:\n```"))
+    for space in file.findall("innernamespace"):
+        for member in _compound(space.get("refid", "")).iter("memberdef"):
+            if member.find(f"location[@file='smdp/{header}']") is not None:
+                found.append((_line(member), _member(member)))
+    return paragraphs + [text for _, text in sorted(found)]
+
+
+def _member(member: ElementTree.Element) -> str:
+    kind = member.get("kind", "")
+    call = member.findtext("argsstring", "") if kind == "function" else ""
+    return f"```{{doxygen{kind}}} {member.findtext('qualifiedname')}{call}\n```"
+
+
+def _compound(name: str) -> ElementTree.Element:
+    found = (
+        ElementTree.parse(_DOCS / "_build" / "doxygen" / "xml" / f"{name}.xml").getroot().find("compounddef")
+    )
+    assert found is not None
+    return found
+
+
+def _line(element: ElementTree.Element) -> int:
+    location = element.find("location")
+    assert location is not None
+    return int(location.get("line", "0"))
+
+
+def run_doxygen(app: Sphinx) -> None:
+    """Make the XML that breathe reads; Doxygen's warnings end the build."""
+    if not HAS_DOXYGEN:
+        logging.getLogger(__name__).info("doxygen is not installed: the C++ reference is left out")
+        return
+    (_DOCS / "_build" / "doxygen").mkdir(parents=True, exist_ok=True)
+    subprocess.run(["doxygen"], cwd=_DOCS, check=True)
+
+
+def setup(app: Sphinx) -> None:
+    app.add_directive("smdp-header", HeaderDirective)
+    app.connect("builder-inited", run_doxygen)
