@@ -250,7 +250,12 @@ def _show_schedule(
     width: Annotated[int, typer.Option("--width", help="Most characters of a line.")] = 120,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, without the drawing.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs matplotlib).")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs matplotlib).",
+        ),
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
 ) -> None:
