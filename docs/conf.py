@@ -33,6 +33,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
+smartquotes = False
 nitpicky = True
 # Only smdp's own names have pages here: torch's, NumPy's and those of C++ are left as text.
 nitpick_ignore_regex = [

@@ -38,7 +38,7 @@ class HeaderDirective(SphinxDirective):
 def declarations(header: str) -> list[str]:
     """Give a header's first comment, then breathe's directive for each class, enumeration and function."""
     file = _compound(header.replace("_", "__").replace(".", "_8"))  # as Doxygen spells it in names of files
-    paragraphs = [" ".join("".join(one.itertext()).split()) for one in file.findall("./*description/para")]
+    paragraphs = [" ".join("".join(one.itertext()).split()) for one in _description(file)]
     classes = [(one.text or "", one.get("refid", "")) for one in file.findall("innerclass")]
     found: list[tuple[int, str]] = []
     for name, refid in classes:
@@ -50,6 +50,10 @@ def declarations(header: str) -> list[str]:
             if member.find(f"location[@file='smdp/{header}']") is not None:
                 found.append((_line(member), _member(member)))
     return paragraphs + [text for _, text in sorted(found)]
+
+
+def _description(compound: ElementTree.Element) -> list[ElementTree.Element]:
+    return compound.findall("briefdescription/para") + compound.findall("detaileddescription/para")
 
 
 def _member(member: ElementTree.Element) -> str:

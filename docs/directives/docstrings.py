@@ -31,7 +31,10 @@ def markdown(found: griffe.Object, names: dict[str, str]) -> str:
         elif section.kind is _KIND.examples:
             parts += [fenced(text) if kind is _KIND.examples else text for kind, text in section.value]
         elif section.kind is _KIND.admonition:
-            parts.append(f"**{section.title or section.value.kind}**: {section.value.description}")
+            is_example = section.value.kind == "example"
+            title = section.title or section.value.kind
+            text = section.value.description
+            parts.append(fenced(text) if is_example else f"**{title}**: {text}")
         else:
             raise NotImplementedError(f"{found.path}: a docstring's section {section.kind} has no rendering")
     # Fields come last, in one list.

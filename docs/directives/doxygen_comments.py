@@ -2,8 +2,8 @@
 
     python3 doxygen_comments.py HEADER
 
-A comment above a declaration becomes ///, one behind it ///<, the file's first one the description of the file.
-Lines stay where they are, so that Doxygen's warnings name the right ones.
+A comment above a declaration becomes ///, one behind it ///<, the first one what is said of the file. Lines
+stay where they are, so that Doxygen's warnings name the right ones.
 """
 
 import re

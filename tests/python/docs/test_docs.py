@@ -35,12 +35,8 @@ def test_pipeline_page_names_every_schedule_and_error() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_cli_page_names_every_option(name: str) -> None:
+def test_cli_page_has_a_section_for_every_command(name: str) -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert f"## smdp {name}\n" in page
     section = page.split(f"## smdp {name}\n")[1].split("\n## ")[0]
-    longs = [
-        next((text for text in parameter.opts if text.startswith("--")), None)
-        for parameter in COMMANDS[name].params
-    ]
-    assert [text for text in longs if text and text != "--help" and f"`{text}`" not in section] == []
+    assert f"```{{smdp-command}} {name}\n" in section, "the directive lists all options"

@@ -1,0 +1,2 @@
+run()
+assert result.bubble < 0.2 and best.name
