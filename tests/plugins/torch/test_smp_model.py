@@ -209,6 +209,74 @@ def gradual_thawing() -> None:
         assert differences(model, alone) == {}, number
 
 
+class Counted(Layer):
+    """A layer that draws, and counts how often it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.runs = 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.runs += type(hidden) is Tensor  # and no placeholder
+        return hidden + self.dropout(super().forward(hidden))  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    """Six layers on two partitions, called in one of SMP's ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Counted() for _ in range(6)))
+        self.head = nn.Linear(WIDTH, 1)
+        self.way = way
+        for module in (*self.layers[3:], self.head):
+            smp.set_partition(module, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        checkpoints = smp.patches.checkpoint
+        if self.way == "by function":
+            for layer in self.layers:
+                x = checkpoints.checkpoint(layer, hidden=x)
+        elif self.way == "by function, together":
+            x = checkpoints.checkpoint_sequential(self.layers, x, strategy="group_4")
+        else:
+            x = self.layers(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def recomputed() -> None:
+    """Dropout draws the same again; what lies on another partition is not computed here."""
+    expected: dict[str, Tensor] = {}
+    for way in (
+        "none",
+        "layer by layer",
+        "each",
+        "contiguous",
+        "group_4",
+        "by function",
+        "by function, together",
+    ):
+        with job(auto_partition=False, default_partition=0):
+            model = smp.DistributedModel(made(lambda way=way: Stack(way)))
+            layers = model.get_module().layers
+            if way == "layer by layer":
+                for layer in (*layers, *layers):  # the second time changes nothing
+                    smp.set_activation_checkpointing(layer)
+            elif way in ("each", "contiguous", "group_4"):
+                smp.set_activation_checkpointing(layers, strategy=way)
+            optimizer = smp.DistributedOptimizer(adam(model))
+            train(model, optimizer)
+            for layer in layers:
+                layer.runs = 0
+            train(model, optimizer)
+            own = layers[:3] if smp.pp_rank() == 0 else layers[3:]
+            assert {layer.runs for layer in own} == {len(STEPS) * 4 * (1 if way == "none" else 2)}, way
+            found = model.state_dict()
+            expected = expected or found
+            assert all(torch.equal(value, expected[name]) for name, value in found.items()), way
+
+
 def variants_equal_one_process() -> None:
     alone = made(Chain)
     train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
@@ -234,6 +302,7 @@ def variants_equal_one_process() -> None:
         several_optimizers()
     with job():
         gradual_thawing()
+    recomputed()
     with job():  # never whole anywhere
         torch.manual_seed(0)
         with smp.delay_param_initialization():
@@ -416,8 +485,16 @@ def wrong_use() -> None:
             smp.DistributedOptimizer(adam(model), dynamic_loss_scale=True)
         with refused("comes later", NotImplementedError):
             smp.nn.DistributedLinear(3, 4)
-        with refused("comes later", NotImplementedError):
+        with refused("got ModuleList; allowed: a torch.nn.Module that the model calls"):
             smp.set_activation_checkpointing(model.get_module().layers)
+        with refused("got DistributedModel; allowed"):
+            smp.patches.checkpoint.checkpoint(model, batch["x"])
+        with refused("strategy = 'group_2' and pack_args_as_tuple = False are for nn.Sequential only"):
+            smp.set_activation_checkpointing(model.get_module().head, strategy="group_2")
+        with refused("strategy = 'group_0' is not valid; allowed: 'each', 'contiguous', 'group_N'"):
+            smp.patches.checkpoint.checkpoint_sequential(nn.Sequential(), None, "group_0")
+        with refused("got Chain; allowed: an nn.Sequential"):
+            smp.patches.checkpoint.checkpoint_sequential(Chain(), None)  # type: ignore[arg-type]
         with refused("has no name 'stepp'", AttributeError):
             _ = smp.stepp
 

@@ -15,7 +15,11 @@ from smdp.torch.model_parallel.pipelining import pipeline as pipeline
 from smdp.torch.model_parallel.smp_api import amp as amp
 from smdp.torch.model_parallel.smp_api import distributed_model as distributed_model
 from smdp.torch.model_parallel.smp_api import nn as nn
+from smdp.torch.model_parallel.smp_api import patches as patches
 from smdp.torch.model_parallel.smp_api import state as _state_module
+from smdp.torch.model_parallel.smp_api.activation_checkpointing import (
+    set_activation_checkpointing as set_activation_checkpointing,
+)
 from smdp.torch.model_parallel.smp_api.checkpoint_files import load as load
 from smdp.torch.model_parallel.smp_api.checkpoint_files import save as save
 from smdp.torch.model_parallel.smp_api.checkpoints import resume_from_checkpoint as resume_from_checkpoint
@@ -146,6 +150,7 @@ __all__ = [
     "mp_size",
     "nn",
     "partition",
+    "patches",
     "pipeline",
     "pp_rank",
     "pp_size",
@@ -157,6 +162,7 @@ __all__ = [
     "save",
     "save_checkpoint",
     "send",
+    "set_activation_checkpointing",
     "set_partition",
     "set_tensor_parallelism",
     "shutdown",

@@ -6,19 +6,15 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 TENSOR_PARALLELISM = "tensor parallelism"
-_CHECKPOINTING = "activation checkpointing"
 _LATER = {
     "tp_register": TENSOR_PARALLELISM,
     "tp_register_with_module": TENSOR_PARALLELISM,
-    "set_activation_checkpointing": _CHECKPOINTING,
     "sharded_data_parallel_checkpoint": "sharded data parallelism",
 }
 _OPTIMIZERS = "fused optimizers"
 # Whole modules: what each belongs to, and its names, or how they begin.
 _MODULES = {
     "optimizers": (_OPTIMIZERS, ("FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad")),
-    "patches": (_CHECKPOINTING, ()),
-    "patches.checkpoint": (_CHECKPOINTING, ("checkpoint", "checkpoint_sequential")),
     "utils": (TENSOR_PARALLELISM, ("rmsg", "get_distribution_axis")),
     "nn.huggingface": (TENSOR_PARALLELISM, ()),
     **{

@@ -1,7 +1,8 @@
-"""`smdistributed.modelparallel.torch.patches.checkpoint`: says when it is called that it comes later."""
+"""`smdistributed.modelparallel.torch.patches.checkpoint`."""
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api.later import LaterModule
-
-__getattr__ = LaterModule("patches.checkpoint").__getattr__
+from smdp.torch.model_parallel.smp_api.activation_checkpointing import checkpoint as checkpoint
+from smdp.torch.model_parallel.smp_api.activation_checkpointing import (
+    checkpoint_sequential as checkpoint_sequential,
+)
