@@ -16,6 +16,23 @@ from smdp.transformers import DataParallel, ModelParallel, Plugin, Seq2SeqTraine
 pytestmark = pytest.mark.timeout(240)
 
 
+def going_apart() -> Any:
+    """Give a collator that draws, with a generator that is another one on rank 1 after a few batches."""
+    generator = torch.Generator().manual_seed(0)
+    calls = 0
+
+    def collate(rows: list[Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            generator.manual_seed(int(os.environ["RANK"]))
+        batch = torch.utils.data.default_collate(rows)
+        drawn = torch.rand(batch["labels"].shape, generator=generator)
+        return {**batch, "labels": batch["labels"].masked_fill(drawn < 0.3, -100)}
+
+    return collate
+
+
 def refused() -> None:
     one = ModelParallel(stages=2, microbatches=4)
 
@@ -55,6 +72,8 @@ def refused() -> None:
         mp.trainer(optimizers=(elsewhere, None)).train()
     with pytest.raises(ValueError, match="ranks 0 and 1 hold stages of one pipeline and have read different"):
         mp.trainer(train_dataset=lm.rows(16, first=16 * int(os.environ["RANK"]))).train()
+    with pytest.raises(ValueError, match="ranks 0 and 1 hold stages of one pipeline and have read different"):
+        mp.trainer(data_collator=going_apart()).train()
 
 
 class Counting(Plugin):

@@ -12,6 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from smdp import pipeline as schedules
 from smdp.torch import PipelinedModule, pipeline
+from smdp.torch.model_parallel.same_batch import check_same_batch
 from smdp.transformers.data_parallel import DataParallel
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over
@@ -20,6 +21,9 @@ from smdp.transformers.model_parallel.example_batch import example_batch, kept_r
 from smdp.transformers.model_parallel.optimizer import make_optimizer
 from smdp.transformers.model_parallel.step_times import StepTimes
 from smdp.transformers.plugin import Plugin
+
+# Random generators that have gone apart stay apart: a batch now and then finds them.
+_COMPARED_EVERY = 16
 
 
 class ModelParallel(Plugin):
@@ -85,7 +89,7 @@ class ModelParallel(Plugin):
         self._example = example_inputs
         self._pipe: PipelinedModule | None = None
         self._is_alone = False
-        self._has_compared = False
+        self._batches = 0
         self._unread: Callable[[], None] | None = None
         self._times = StepTimes()
 
@@ -147,7 +151,7 @@ class ModelParallel(Plugin):
                     compile=trainer.args.torch_compile,
                     **self._options,
                 )
-            self._has_compared = False
+            self._batches = 0
             take_over(trainer, self._pipe)
         trainer.model_wrapped = self._pipe
         if self._unread is not None:
@@ -172,9 +176,7 @@ class ModelParallel(Plugin):
         """Run the Trainer's step for each microbatch, in the order of the schedule."""
         if self._pipe is None:
             return run(model, inputs, items)
-        if not self._has_compared:
-            self._has_compared = True
-            steps.check_same_batch(self._pipe, inputs)
+        self._compare(self._pipe, inputs)
         loss = steps.train_step(trainer, self._pipe, run, inputs, items)
         self._times.add(self._pipe)
         return loss
@@ -185,6 +187,7 @@ class ModelParallel(Plugin):
         """Run the Trainer's prediction for each microbatch."""
         if self._pipe is None:
             return run(model, inputs, loss_only)
+        self._compare(self._pipe, inputs)
         return steps.predict_step(trainer, self._pipe, run, inputs, loss_only)
 
     def save_model(self, trainer: Trainer, save: Callable[..., None], folder: str) -> None:
@@ -229,6 +232,11 @@ class ModelParallel(Plugin):
             load(folder)
         else:
             checkpoint_files.load_random_state(self._pipe, load, folder)
+
+    def _compare(self, pipe: PipelinedModule, inputs: Any) -> None:
+        if self._batches % _COMPARED_EVERY == 0:
+            check_same_batch(pipe, dict(inputs))
+        self._batches += 1
 
     def report(self) -> dict[str, float]:
         """Give milliseconds per batch on this rank since the last call."""

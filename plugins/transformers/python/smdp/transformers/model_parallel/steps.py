@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,7 @@ from transformers import Trainer
 
 from smdp import pipeline as schedules
 from smdp.torch import PipelinedModule
-from smdp.torch.model_parallel.agreement import together
-from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.containers import map_tensors
 from smdp.torch.model_parallel.slicing import batch_size, cut
 
 
@@ -96,29 +94,6 @@ def microbatches(pipe: PipelinedModule, inputs: Any) -> list[Any]:
         f" microbatches; allowed: a multiple of {own.microbatches} rows. dataloader_drop_last=True leaves out"
         " a smaller last batch."
     )
-
-
-def check_same_batch(pipe: PipelinedModule, inputs: Any) -> None:
-    """Compare a batch with those that the other ranks of the pipeline have read.
-
-    Raises:
-        ValueError: They differ.
-    """
-    digest = hashlib.sha256()
-    for tensor in tensors_in(dict(inputs)):
-        digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    own = pipe.layout
-    found = together(lambda: (own.replica, digest.hexdigest()))
-    first: dict[int, tuple[int, str]] = {}
-    for rank, (replica, text) in enumerate(found):
-        other, expected = first.setdefault(replica, (rank, text))
-        if text != expected:
-            raise ValueError(
-                f"[smdp] ranks {other} and {rank} hold stages of one pipeline and have read different"
-                " batches. Data sets and collators that draw random numbers must draw the same on both: seed"
-                " them alike on all ranks, by torch, numpy or random."
-            )
 
 
 def _share(trainer: Trainer, pipe: PipelinedModule, items: Any, parts: int) -> Any:

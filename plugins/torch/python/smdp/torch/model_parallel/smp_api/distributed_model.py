@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.pipelining import check_model
+from smdp.torch.model_parallel.same_batch import check_same_batch
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
 from smdp.torch.model_parallel.smp_api.local_part import LocalPart
@@ -167,6 +168,8 @@ class DistributedModel(LocalPart):
                 self._cut(program, parts[0])
             assert self._body is not None
             if not self._has_stepped:
+                if isinstance(self._body, Partitions):
+                    check_same_batch(self._body.pipe, parts)
                 for hook in list(self._partition_hooks.values()):
                     hook(self, state.optimizer)
             results = self._body.run_step(program, parts, is_training=is_training)

@@ -1,0 +1,39 @@
+"""Whether the ranks of a pipeline have read the same batch: each runs the code around its stages itself."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smdp.torch.model_parallel.agreement import together
+from smdp.torch.model_parallel.containers import tensors_in
+from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+
+
+def check_same_batch(pipe: PipelinedModule, batch: Any) -> None:
+    """Compare a batch with those that the other ranks of the pipeline have read; all of them call it.
+
+    Args:
+        pipe: Whose batch it is.
+        batch: Tensors, in any structure; what is no tensor does not count.
+
+    Raises:
+        ValueError: They differ.
+    """
+    digest = hashlib.sha256()
+    for tensor in tensors_in(batch):
+        digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    group = pipe.layout.values
+    found = together(digest.hexdigest, group)
+    first, *others = zip(dist.get_process_group_ranks(group), found, strict=True)
+    for rank, text in others:
+        if text != first[1]:
+            raise ValueError(
+                f"[smdp] ranks {first[0]} and {rank} hold stages of one pipeline and have read different"
+                " batches. Data sets and collators that draw random numbers must draw the same on both: seed"
+                " them alike on all ranks, by torch, numpy or random; samplers count replicas, not ranks."
+            )
