@@ -54,6 +54,9 @@ def refused() -> None:
     refuse("fsdp: it divides the model itself", fsdp="full_shard")
     refuse("torch_compile_backend='eager': stages are", torch_compile=True, torch_compile_backend="eager")
     refuse("optim='lomo': it steps within backward", optim="lomo")
+    refuse("neftune_noise_alpha: its noise comes between modules", neftune_noise_alpha=5.0)
+    refuse("use_liger_kernel: its fused losses come between", use_liger_kernel=True)
+    refuse("debug='underflow_overflow': it looks at all", debug="underflow_overflow")
     refuse("dispatch_batches=True: every rank", accelerator_config={"dispatch_batches": True})
     args = Seq2SeqTrainingArguments(lm.folder(), predict_with_generate=True, report_to=[])
     with pytest.raises(ValueError, match="predict_with_generate: no rank has the whole model"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate.data_loader import prepare_data_loader
-from accelerate.utils import recursively_apply
+from accelerate.utils import convert_outputs_to_fp32, recursively_apply
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer
@@ -93,8 +94,21 @@ def take_over(trainer: Trainer, pipe: PipelinedModule) -> None:
     accelerator.unwrap_model = unwrap_model
     accelerator.clip_grad_norm_ = clip
     accelerator.backward = lambda loss, **_: pipe.backward(loss)
+    if accelerator.native_amp:
+        pipe.forward = _in_mixed_precision(accelerator, pipe.forward)  # type: ignore[method-assign]
     if accelerator.scaler is not None:
         accelerator.scaler = _agreed_upon(accelerator.scaler, pipe)
+
+
+def _in_mixed_precision(accelerator: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Let autocast see the model only: losses are computed outside of it, of outputs in fp32."""
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with accelerator.autocast():
+            return forward(*args, **kwargs)
+
+    return convert_outputs_to_fp32(run)  # type: ignore[no-any-return]
 
 
 def _group_of_replicas(placement: Placement) -> Any:

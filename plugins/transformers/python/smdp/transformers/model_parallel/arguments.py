@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformers import TrainingArguments
+from transformers.debug_utils import DebugOption
 from transformers.training_args import OptimizerNames
 
 _FUSED_WITH_BACKWARD = (
@@ -81,6 +82,21 @@ def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
         "accelerator_config.dispatch_batches=True",
         args.accelerator_config.dispatch_batches is True,
         "every rank of a pipeline reads its batches itself; leave it None.",
+    )
+    yield (
+        "neftune_noise_alpha",
+        args.neftune_noise_alpha is not None,
+        "its noise comes between modules, where ranks know shapes only; leave it out.",
+    )
+    yield (
+        "use_liger_kernel",
+        args.use_liger_kernel,
+        "its fused losses come between modules, where ranks know shapes only; leave it out.",
+    )
+    yield (
+        "debug='underflow_overflow'",
+        DebugOption.UNDERFLOW_OVERFLOW in args.debug,
+        "it looks at all parameters on every rank; look for the overflow in one process.",
     )
     yield (
         "save_on_each_node",

@@ -12,7 +12,6 @@ from transformers import Trainer
 
 from smdp import pipeline as schedules
 from smdp.torch import PipelinedModule
-from smdp.torch.model_parallel.containers import map_tensors
 from smdp.torch.model_parallel.slicing import batch_size, cut
 
 
@@ -43,7 +42,7 @@ def train_step(
         mean = loss / len(parts)
         return mean if scaler is None else scaler.scale(mean)
 
-    with _in_training(pipe), _counted(trainer, share), trainer.accelerator.autocast():
+    with _in_training(pipe), _counted(trainer, share):
         loss, _ = pipe.run_step(program, parts, is_training=True, scale=scaled, mean_loss=True)
     return loss
 
@@ -67,12 +66,12 @@ def predict_step(
     def full_program(part: Any) -> Any:
         return run(pipe, part, False)
 
-    with _counted(trainer, share), trainer.accelerator.autocast():
+    with _counted(trainer, share):
         results = pipe.run_step(loss_program if loss_only else full_program, parts, is_training=False)
     losses, logits, labels = zip(*results, strict=True)
     return (
         None if losses[0] is None else torch.stack(losses).mean(),
-        _joined([map_tensors(_in_full, one) for one in logits]),
+        _joined(logits),
         _joined(labels),
     )
 
@@ -137,11 +136,6 @@ def _takes(own: schedules.Schedule, count: int) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _in_full(tensor: Tensor) -> Tensor:
-    """Give what came out of autocast as the Accelerator gives it."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _joined(parts: Any) -> Any:
