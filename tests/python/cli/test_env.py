@@ -46,6 +46,33 @@ def test_json_on_the_command_line() -> None:
     assert found["cpu"]["affinity"] >= 1
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("variables", "code", "message"),
+    [
+        ({}, 0, ""),
+        ({"SMDP_THREADS": "many"}, 1, "SMDP_THREADS='many'"),
+        ({"SMDP_ALGORITM": "ring"}, 1, "did you mean SMDP_ALGORITHM?"),
+    ],
+)
+def test_check_is_for_health_checks(variables: dict[str, str], code: int, message: str) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SMDP_")}
+    command = [sys.executable, "-m", "smdp", "env", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**clean, **variables})
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr and bool(done.stderr) == bool(code)
+
+
+@pytest.mark.timeout(60)
+def test_check_finds_a_compiled_part_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['smdp._core'] = None\n")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "smdp", "env", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 1
+    assert "the compiled part cannot be loaded (ModuleNotFoundError" in done.stderr
+
+
 def test_text_has_every_part() -> None:
     lines = env.report(environ={}).splitlines()
     assert [line for line in lines if line and not line.startswith(" ")] == PARTS

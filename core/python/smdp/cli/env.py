@@ -39,6 +39,16 @@ def report(*, as_json: bool = False, environ: Mapping[str, str] = os.environ) ->
     return json.dumps(found, indent=2, default=str) if as_json else as_text(found)
 
 
+def failures(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Give what keeps smdp from working here, a line each; empty if nothing does.
+
+    Quick, for health checks: it looks at the compiled part and at `SMDP_*`, not at the machine.
+    """
+    found = _problems(environ)
+    core = _smdp().get("core")
+    return found if core is None else [f"the compiled part {core}", *found]
+
+
 def collect(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     """Gather everything; a part that fails says so in its place."""
     guarded = system.guarded
