@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The builder stage: compile what has no wheel, so that the final stages need no compiler. The wheels lie in /wheels.
+#
+#   build_wheels.sh WHAT...      as for `pip wheel`: a source tree, or -r FILE
+set -euo pipefail
+here=$(dirname "$0")
+# shellcheck source-path=SCRIPTDIR source=say.sh
+. "$here/say.sh"
+# shellcheck source-path=SCRIPTDIR source=base.sh
+. "$here/base.sh"
+
+need_python headers
+command -v g++ >/dev/null || apt_install g++ libc6-dev
+python3 -m venv /tmp/build
+/tmp/build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels "$@"
+rm -rf /tmp/build

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""The final stage: install Python packages, from wheels only, so that no compiler is needed.
+
+    install_packages.py FOLDER [--cuda 0|1]     the image whose requirements.txt lies in FOLDER, and smdp
+    install_packages.py --file FILE             more, beside what is installed
+
+Packages go into /opt/smdp/venv; or, where the base image brings the framework (Amazon's and NVIDIA's do),
+beside that framework, which stays as it is. Run by the python3 of the base image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VENV = Path("/opt/smdp/venv")
+WHEELS = Path("/wheels")
+FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu")
+
+
+class InstallError(Exception):
+    """What is wrong with the base image, the registry or an argument, and what to do."""
+
+
+def name_of(requirement: str) -> str:
+    """Give the normalised name of a requirement, such as "ml-dtypes" of "ml_dtypes==0.6; extra == 'x'"."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
+
+
+def read_requirements(path: Path) -> list[str]:
+    """Give the requirements of a file and of those it includes by -r."""
+    found: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.partition("#")[0].strip()
+        if text.startswith("-r "):
+            found += read_requirements(path.parent / text[3:].strip())
+        elif text:
+            found.append(text)
+    return found
+
+
+def without(requirements: Iterable[str], present: Iterable[str]) -> list[str]:
+    """Give the requirements that are not among the names of `present`."""
+    names = set(present)
+    return [requirement for requirement in requirements if name_of(requirement) not in names]
+
+
+def installed(python: str) -> dict[str, str]:
+    """Give the packages of an interpreter, with their versions."""
+    code = (
+        "import importlib.metadata as m, json; "
+        "print(json.dumps([[d.metadata['Name'], d.version] for d in m.distributions()]))"
+    )
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    return {name_of(name): version for name, version in json.loads(done.stdout) if name}
+
+
+def cuda_packages(report: object, framework: str) -> list[str]:
+    """Give the packages of CUDA that a framework needs, by pip's report of what it would install."""
+    assert isinstance(report, dict)
+    for item in report["install"]:
+        metadata = item["metadata"]
+        if name_of(metadata["name"]) == framework:
+            needs = map(name_of, metadata.get("requires_dist", []))
+            return sorted({need for need in needs if need.startswith(("nvidia-", "cuda-", "triton"))})
+    return []
+
+
+def check_build(found: Sequence[str], requirement: str, cuda: bool) -> None:
+    """Refuse a build of a framework for CUDA that was not asked for: gigabytes; and one without that was.
+
+    Raises:
+        InstallError: It is not the one asked for.
+    """
+    if found and not cuda:
+        raise InstallError(
+            f"pip would take a build of {requirement} for CUDA, gigabytes in {len(found)} packages "
+            f"({', '.join(found[:3])}, ...), but CUDA=0: give PIP_EXTRA_INDEX_URL=ADDRESS, the index of "
+            "builds for CPUs that the framework's install page names, or CUDA=1"
+        )
+    if cuda and not found:
+        raise InstallError(
+            f"pip would take a build of {requirement} without CUDA, but CUDA=1: leave out the index of "
+            "builds for CPUs (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), or give the index of builds for your CUDA"
+        )
+
+
+def pip(python: str, *words: str | Path) -> None:
+    """Run pip of an interpreter."""
+    command = [python, "-m", "pip", "install", "--no-cache-dir", *map(str, words)]
+    print("[smdp]", *command, flush=True)
+    if subprocess.run(command, check=False).returncode:
+        raise InstallError(f"pip failed, see above: {' '.join(map(str, words))}")
+
+
+def look_before(python: str, requirement: str, cuda: bool) -> None:
+    """Ask pip which build of a framework it would take; only metadata is read."""
+    command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
+    done = subprocess.run(
+        [*command, "--only-binary=:all:", "--report=-", requirement],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise InstallError(
+            f"pip finds no wheel of {requirement} for Python {platform.python_version()}, see above"
+        )
+    check_build(cuda_packages(json.loads(done.stdout), name_of(requirement)), requirement, cuda)
+
+
+def install_image(folder: Path, cuda: bool) -> None:
+    """Install smdp and what the image in `folder` is made for."""
+    file = folder / "requirements-cuda.txt"
+    if not (cuda and file.exists()):
+        file = folder / "requirements.txt"
+    requirements = read_requirements(file)
+    constraints = read_requirements(HERE / "constraints.txt")
+    present = installed("python3")
+    python = "python3"
+    if kept := [
+        f"{name} {present[name]}" for name in FRAMEWORKS if name in present and _is_wanted(name, requirements)
+    ]:
+        # What the framework was built with stays too: another NumPy could be another ABI.
+        print(f"[smdp] the base image has {kept[0]}: kept, and packages are installed beside it", flush=True)
+        requirements = without(requirements, [*present, *FRAMEWORKS])
+        constraints = without(constraints, present) + [f"{name}=={value}" for name, value in present.items()]
+    else:
+        subprocess.run(["python3", "-m", "venv", str(VENV)], check=True)
+        python = str(VENV / "bin" / "python")
+        for requirement in requirements:
+            if name_of(requirement) == "torch":
+                look_before(python, requirement, cuda)
+    _install(python, [*requirements, *map(str, sorted(WHEELS.glob("smdp-*.whl")))], constraints)
+
+
+def _is_wanted(framework: str, requirements: Iterable[str]) -> bool:
+    """Whether the framework, or its other build, is among what the image is made for."""
+    return any(
+        name_of(requirement).partition("-")[0] == framework.partition("-")[0] for requirement in requirements
+    )
+
+
+def _install(python: str, requirements: Sequence[str], constraints: Sequence[str]) -> None:
+    lock = Path("/tmp/constraints.txt")
+    lock.write_text("\n".join(constraints), encoding="utf-8")
+    os.environ["PIP_BREAK_SYSTEM_PACKAGES"] = (
+        "1"  # the system's Python of an image with the framework is ours to add to
+    )
+    os.environ["PIP_ROOT_USER_ACTION"] = "ignore"
+    if python != "python3":
+        pip(python, "-c", lock, "--upgrade", "pip", "setuptools")
+    pip(python, "--only-binary=:all:", "--find-links", WHEELS, "-c", lock, *requirements)
+    lock.unlink()
+    if subprocess.run([python, "-m", "pip", "check"], check=False).returncode:
+        raise InstallError("packages of the image do not fit each other, see above")
+
+
+def main() -> None:
+    """Install as the command line says; a message and exit code 78 when it cannot be done."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--cuda", default="0")
+    parser.add_argument("--file", type=Path)
+    options = parser.parse_args()
+    try:
+        if options.cuda not in ("0", "1"):
+            raise InstallError(f"CUDA={options.cuda} is not valid; allowed: 0, 1")
+        if options.folder is not None:
+            install_image(options.folder, options.cuda == "1")
+        if options.file is not None:
+            present = [f"{name}=={version}" for name, version in installed("python3").items()]
+            more = without(read_requirements(HERE / "constraints.txt"), map(name_of, present))
+            _install("python3", read_requirements(options.file), present + more)
+    except InstallError as error:
+        print(f"[smdp] {error}.", file=sys.stderr)
+        sys.exit(78)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Built images, and containers of them; all that was built is gone at the end."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from buildah import ROOT, Storage, why_not
+from container import Container
+
+IMAGES = ("pytorch", "tensorflow", "huggingface")
+_SIZES: list[str] = []
+
+
+class Image:
+    """An image of ours: its tag, files, configuration, and what its build printed."""
+
+    def __init__(self, storage: Storage, name: str, tag: str, output: str) -> None:
+        self.storage, self.name, self.tag, self.output = storage, name, tag, output
+        self.config = storage.config(tag)
+        self.root = storage.mount(tag)
+        done = subprocess.run(["du", "-sm", str(self.root)], check=True, capture_output=True, text=True)
+        _SIZES.append(f"{tag}: {done.stdout.split()[0]} MB")
+
+
+def build(storage: Storage, name: str, target: str, tag: str, **arguments: str) -> Image:
+    dockerfile = ROOT / "containers" / name / "Dockerfile"
+    output = storage.build(dockerfile, tag, "--target", target, **arguments)
+    print(output)
+    return Image(storage, name, tag, output)
+
+
+@pytest.fixture(scope="session")
+def storage() -> Iterator[Storage]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    directory = Path(tempfile.mkdtemp(prefix="smdp-images-", dir="/var/tmp"))
+    found = Storage(directory)
+    try:
+        yield found
+    finally:
+        found.buildah("umount", "--all")
+        found.buildah("rm", "--all")
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def base(storage: Storage) -> str:
+    return storage.base()
+
+
+@pytest.fixture(scope="session", params=IMAGES)
+def image(request: pytest.FixtureRequest, storage: Storage, base: str) -> Image:
+    """The target runtime of every image, one after the other."""
+    return build(storage, request.param, "runtime", f"smdp-{request.param}", BASE_IMAGE=base)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the jobs of the tests need beside an image, in a folder that is mounted: scikit-learn and tqdm."""
+    folder = tmp_path_factory.mktemp("site")
+    constraints = ROOT / "containers" / "common" / "constraints.txt"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--only-binary=:all:",
+        "--python-version=3.11",
+    ]
+    command += ["--constraint", str(constraints), "--target", str(folder), "scikit-learn", "tqdm"]
+    subprocess.run(command, check=True, timeout=1200)
+    return folder
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> Iterator[Callable[..., Container]]:
+    """Make containers of an image; what they wrote is gone after the test."""
+    made: list[Container] = []
+
+    def make(image: Image, **options: Any) -> Container:
+        made.append(Container(image.root, image.config, tmp_path / "containers", **options))
+        return made[-1]
+
+    yield make
+    for container in made:
+        container.remove()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _SIZES:
+        terminalreporter.section("sizes of the images")
+        for line in _SIZES:
+            terminalreporter.line(line)

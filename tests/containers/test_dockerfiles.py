@@ -1,0 +1,92 @@
+"""The Dockerfiles say the same, pin what they take, and hold no step that belongs into containers/common."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTAINERS = ROOT / "containers"
+IMAGES = ("pytorch", "tensorflow", "huggingface")
+
+
+def dockerfile(image: str) -> str:
+    return (CONTAINERS / image / "Dockerfile").read_text()
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = (line.partition("#")[0].partition(";")[0].strip() for line in path.read_text().splitlines())
+    found = dict(line.split("==") for line in lines if line and not line.startswith("-r "))
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found.items()}
+
+
+@pytest.mark.parametrize("image", IMAGES[1:])
+def test_images_differ_in_their_names_only(image: str) -> None:
+    """Where an image needs more than another, a script in containers/common or a requirements.txt says so."""
+
+    def neutral(image: str) -> str:
+        lines = [line for line in dockerfile(image).splitlines()[1:] if "image.description" not in line]
+        return "\n".join(lines).replace(image, "IMAGE")
+
+    assert neutral(image) == neutral(IMAGES[0])
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_targets_and_users(image: str) -> None:
+    stages: dict[str, list[str]] = {}
+    for line in dockerfile(image).splitlines():
+        if match := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
+            stages[match[2]] = [match[1]]
+        elif stages and line.startswith("USER "):
+            stages[list(stages)[-1]].append(line.split()[1])
+    assert stages == {
+        "builder": ["${BASE_IMAGE}", "0"],
+        "runtime": ["${BASE_IMAGE}", "0", "1000"],
+        "sagemaker": ["runtime", "0"],
+    }
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_version_in_the_label_is_that_of_the_package(image: str) -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version and f'org.opencontainers.image.version="{version[1]}"' in dockerfile(image)
+
+
+def test_the_default_base_is_one_version_of_a_public_image() -> None:
+    bases = {re.search(r"^ARG BASE_IMAGE=(\S+)$", dockerfile(image), re.MULTILINE)[1] for image in IMAGES}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", bases.pop())
+
+
+def test_every_requirement_is_pinned_once() -> None:
+    constraints = pins(CONTAINERS / "common" / "constraints.txt")
+    for path in sorted(CONTAINERS.glob("*/requirements*.txt")):
+        found = pins(path)
+        assert found, path
+        assert all(re.fullmatch(r"\d[\w.]*", version) for version in found.values()), path
+        shared = found.keys() & constraints.keys()
+        assert {name: found[name] for name in shared} == {name: constraints[name] for name in shared}
+        if path.name == "requirements.txt":
+            assert not shared, f"{path} and constraints.txt both pin {sorted(shared)}"
+
+
+def test_the_context_holds_what_the_builder_copies_and_no_more() -> None:
+    """.dockerignore names all that COPY takes; everything else stays away, be it large or secret."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    copied = set()
+    for line in dockerfile("pytorch").splitlines():
+        if line.startswith("COPY "):
+            copied |= set(line.split()[1:-1])
+    assert "*" in lines
+    assert allowed == copied | {"containers"}
+
+
+def test_no_script_goes_unused() -> None:
+    """What lies in containers/common is used by a Dockerfile or another script there."""
+    common = CONTAINERS / "common"
+    texts = [path.read_text() for path in common.iterdir()] + [dockerfile(image) for image in IMAGES]
+    for path in common.iterdir():
+        assert any(path.name in text for text in texts if text != path.read_text()), path.name

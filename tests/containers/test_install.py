@@ -1,0 +1,90 @@
+"""What an image takes from the registry and what it leaves of its base, decided without building one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "containers" / "common"))
+import install_packages as install
+
+COMMON = Path(install.__file__).parent
+
+
+def report(*needs: str) -> dict[str, object]:
+    return {"install": [{"metadata": {"name": "Torch", "requires_dist": ["sympy", *needs]}}]}
+
+
+def test_a_build_for_cuda_is_told_by_what_it_needs() -> None:
+    needs = (
+        "nvidia-nccl-cu13==2.32.3; platform_system == 'Linux'",
+        "triton==3.7",
+        "cuda-toolkit[cublas]==13",
+    )
+    assert install.cuda_packages(report(*needs), "torch") == ["cuda-toolkit", "nvidia-nccl-cu13", "triton"]
+    assert install.cuda_packages(report(), "torch") == []
+
+
+@pytest.mark.parametrize(("found", "cuda"), [(["nvidia-nccl-cu13"], False), ([], True)])
+def test_the_build_that_was_not_asked_for_is_refused(found: list[str], cuda: bool) -> None:
+    with pytest.raises(install.InstallError, match=f"CUDA={int(cuda)}: .*PIP_EXTRA_INDEX_URL"):
+        install.check_build(found, "torch==2.13.0", cuda)
+    install.check_build(found, "torch==2.13.0", not cuda)
+
+
+def test_includes_and_comments(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "base.txt").write_text("# comment\ntorch==2.13.0\n")
+    (tmp_path / "all.txt").write_text("-r inner/base.txt\nml_dtypes==0.6.0; python_version > '3'  # why\n\n")
+    found = install.read_requirements(tmp_path / "all.txt")
+    assert found == ["torch==2.13.0", "ml_dtypes==0.6.0; python_version > '3'"]
+    assert install.without(found, ["ml-dtypes"]) == ["torch==2.13.0"]
+
+
+def test_only_numbers_that_mean_something() -> None:
+    command = [sys.executable, str(COMMON / "install_packages.py"), "--cuda", "12.8"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (78, "[smdp] CUDA=12.8 is not valid; allowed: 0, 1.\n")
+
+
+def base(script: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line with the functions of base.sh, with a PATH of one's own."""
+    code = f'set -euo pipefail; . "{COMMON}/say.sh"; . "{COMMON}/base.sh"; {script}'
+    command = [shutil.which("bash") or "bash", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": str(path)}, timeout=60)
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!{shutil.which('bash')}\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_base_without_apt_is_an_error(tmp_path: Path) -> None:
+    done = base("apt_install tini", tmp_path)
+    assert done.returncode == 78
+    assert "[smdp] BASE_IMAGE has no apt-get: the images are built on Debian, Ubuntu" in done.stderr
+
+
+def test_a_base_with_an_old_python_is_an_error(tmp_path: Path) -> None:
+    program(tmp_path / "python3", "case $2 in *version_info*) exit 1;; *) echo 3.8.10;; esac")
+    done = base("need_python", tmp_path)
+    assert done.returncode == 78
+    assert "python3 of BASE_IMAGE is 3.8.10, smdp needs 3.10 or newer" in done.stderr
+
+
+def test_a_base_without_python_gets_one_with_a_warning(tmp_path: Path) -> None:
+    """apt-get is a script here, which puts the Python that runs this test where it would."""
+    link = f"{shutil.which('ln')} -s {sys.executable} {tmp_path}/python3"
+    program(
+        tmp_path / "apt-get",
+        f'echo apt-get "$@" >&2; [[ $1 != install ]] || {link}',
+    )
+    done = base("rm() { :; }; need_python", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning") == 1
+    assert "BASE_IMAGE has no python3; taking the distribution's, which adds about 40 MB" in done.stderr
+    assert "--no-install-recommends python3 python3-venv" in done.stderr
