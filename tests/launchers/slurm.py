@@ -63,18 +63,19 @@ def find(program: str) -> str | None:
 
 
 class Slurm:
-    """The three daemons. `environ` is what srun, sbatch and the others need to reach them.
+    """The three daemons. `environ` holds what srun, sbatch and the others need to reach them.
 
     Args:
         folder: Where configuration, state and logs go; nobody but root may write to its parents.
+        environ: Variables of the daemons and of the programs that talk to them.
         cpus: How many processors the node claims to have: more than there are, so that ranks fit.
     """
 
-    def __init__(self, folder: Path, *, cpus: int = 4) -> None:
+    def __init__(self, folder: Path, environ: dict[str, str], *, cpus: int = 4) -> None:
         self.folder = folder
         self.cpus = cpus
         self.started: list[subprocess.Popen[Any]] = []
-        self.environ = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self.environ = {**environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def __enter__(self) -> Slurm:
         ports = free_ports(2)
@@ -123,9 +124,7 @@ class Slurm:
         assert path is not None
         with open(self.folder / f"{program}.out", "wb") as output:
             self.started.append(
-                subprocess.Popen(
-                    [path, *words], env={**os.environ, **self.environ}, stdout=output, stderr=output
-                )
+                subprocess.Popen([path, *words], env=self.environ, stdout=output, stderr=output)
             )
 
     def _wait_for_node(self) -> None:
@@ -135,13 +134,13 @@ class Slurm:
             assert not gone and time.monotonic() < deadline, f"{gone} {state}\n{self.logs()}"
             time.sleep(0.3)
 
-    def run(self, *command: str, check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
-        """Run one of SLURM's programs to its end."""
-        environ = {**os.environ, **self.environ, **more.pop("environ", {})}
-        done = subprocess.run(
-            list(command), env=environ, capture_output=True, text=True, timeout=120, check=False, **more
-        )
-        assert not check or done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}\n{self.logs()}"
+    def run(
+        self, *command: str, check: bool = True, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of SLURM's programs to its end; standard error is in the output."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=self.environ, text=True, timeout=timeout_s, check=False, **pipes)
+        assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{self.logs()}"
         return done
 
     def logs(self) -> str:

@@ -9,9 +9,9 @@ import weakref
 from typing import Any
 
 from . import _core
-from ._errors import ClosedError, ConfigError
+from ._errors import ClosedError, ConfigError, SmdpError
 from .config import Config
-from .environments import detect
+from .environments import Launch, detect
 from .environments.master import check_master
 from .group import Group
 
@@ -72,14 +72,7 @@ def init(
             )
         if launch.rank != 0:
             check_master(launch.master_addr, launch.source, config.init_timeout_s)
-        base = _core.tcp_store(
-            launch.master_addr,
-            launch.master_port,
-            launch.rank == 0,
-            # Without a secret, the job's name still keeps out ranks of another job that came to this port.
-            (options.get("secret") or (f"job {launch.job}" if launch.job else "")).encode(),
-            float(options.get("init_timeout", 300)),
-        )
+        base = _store(launch, options.get("secret", ""), config.init_timeout_s)
     _world = Group(
         _core.Group(
             base,
@@ -92,6 +85,26 @@ def init(
         config.timeout_s if timeout is None else timeout,
     )
     return _world
+
+
+def _store(launch: Launch, secret: str, timeout_s: float) -> Any:
+    """Serve rank 0's store, or connect to it."""
+    # Without a secret, the job's name still keeps out ranks of another job that came to this port.
+    key = secret or (f"job {launch.job}" if launch.job else "")
+    try:
+        return _core.tcp_store(
+            launch.master_addr, launch.master_port, launch.rank == 0, key.encode(), timeout_s
+        )
+    except SmdpError as error:
+        if launch.rank == 0 or type(error) is not SmdpError:
+            raise
+        name = f"{launch.source} job {launch.job}" if launch.job else f"this job ({launch.source})"
+        raise ConfigError(
+            f"[smdp] rank {launch.rank} of {launch.world_size}: what listens at {launch.master_addr}, port "
+            f"{launch.master_port}, is not rank 0 of {name}, but another job or program; set "
+            "SMDP_MASTER_PORT to another port on all ranks of one, and one SMDP_SECRET, if any, on all ranks "
+            f"({error})"
+        ) from error
 
 
 def is_initialized() -> bool:

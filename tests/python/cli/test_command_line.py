@@ -25,6 +25,7 @@ FROZEN = {
         "--master_port",
         "--stop-timeout",
         "--compat",
+        "--dry-run",
     },
     "env": {"--json"},
     "bench": {

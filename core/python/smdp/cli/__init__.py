@@ -81,6 +81,9 @@ def _run(
     compat: Annotated[
         bool, typer.Option("--compat", help="Let smdp answer for Amazon's SMDDP and for Horovod.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what every rank would see, and start nothing.")
+    ] = False,
 ) -> None:
     """Start ranks on this machine, stop all when one fails, exit with the first failure's code."""
     from smdp.cli import run
@@ -94,6 +97,7 @@ def _run(
             stop_timeout_s=stop_timeout,
             grace_s=grace,
             compat=compat,
+            is_dry=dry_run,
         )
     )
 

@@ -150,6 +150,7 @@ def _launcher(environ: Mapping[str, str]) -> dict[str, object]:
         result["master"] = f"{launch.master_addr}:{launch.master_port}"
     except Exception as error:  # noqa: BLE001 - what smdp.init() would say
         result["error"] = str(error)
+    result["why"] = environments.explain(environ)
     for name in environment.variables:
         if name in environ:
             result[name] = _shown(name, environ[name])

@@ -46,6 +46,7 @@ def run(
     stop_timeout_s: float = 5.0,
     grace_s: float = 120.0,
     compat: bool = False,
+    is_dry: bool = False,
 ) -> int:
     """Start nproc ranks of a command and wait for them.
 
@@ -58,6 +59,7 @@ def run(
         grace_s: Seconds that ranks have for saving and leaving, once this process got SIGTERM or one of them
             asked for a restart.
         compat: Ranks run with SMDP_COMPAT=1.
+        is_dry: Print what every rank would see, and start none.
 
     Returns:
         0, or the code of the rank that failed first, 128 + signal if one killed it; if none failed and one
@@ -76,6 +78,12 @@ def run(
     except CommandError as error:
         _say(str(error))
         return 127
+    if is_dry:
+        from smdp.cli import dry_run
+
+        text, is_good = dry_run.describe(argv, environments)
+        print(text)
+        return 0 if is_good else 2
     launcher = Launcher(
         argv, environments, stop_timeout_s=stop_timeout_s, grace_s=grace_s, restart_code=restart_code
     )

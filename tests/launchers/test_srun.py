@@ -1,0 +1,112 @@
+"""srun and sbatch of a real SLURM with one node start the script."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job import SCRIPT, TIMEOUT_S, TRAIN, clean, results
+from slurm import Slurm, why_not
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+
+# How the two files are told to start two ranks on one node.
+TWO_RANKS = {
+    "srun.sbatch": ("--nodes", "1", "--ntasks-per-node", "2"),
+    "torchrun.sbatch": ("--nodes", "1", "--export", "ALL,RANKS_PER_NODE=2"),
+}
+FILES = Path(__file__).parents[2] / "containers" / "slurm"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the files call python and torchrun
+    with Slurm(tmp_path_factory.mktemp("slurm"), environ=clean(PATH=programs)) as started:
+        yield started
+
+
+def submit(
+    slurm: Slurm, tmp_path: Path, file: Path, *words: str, options: tuple[str, ...] = ()
+) -> tuple[int, str]:
+    """Run a batch job to its end; give its exit code and all it wrote."""
+    output = tmp_path / "output.txt"
+    command = ["sbatch", "--wait", "--output", str(output), *options, str(file), *words]
+    done = slurm.run(*command, check=False, timeout_s=TIMEOUT_S)
+    return done.returncode, output.read_text() if output.exists() else done.stdout
+
+
+def test_srun(slurm: Slurm, loss: str) -> None:
+    done = slurm.run("srun", "-n", "2", *TRAIN, timeout_s=TIMEOUT_S)
+    assert results(done.stdout) == [f"ranks=2 {loss}"], done.stdout
+
+
+def test_srun_below_salloc_and_of_a_shell(slurm: Slurm, loss: str) -> None:
+    """Both call the step as an interactive shell is called."""
+    done = slurm.run("salloc", "-n", "2", "srun", "bash", "-c", " ".join(TRAIN), timeout_s=TIMEOUT_S)
+    assert results(done.stdout) == [f"ranks=2 {loss}"], done.stdout
+
+
+def test_a_batch_file_that_forgot_srun_trains_alone_and_says_so(
+    slurm: Slurm, loss: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n{' '.join(TRAIN)}\n")
+    code, output = submit(slurm, tmp_path, file, options=("--ntasks", "2"))
+    assert (code, results(output)) == (0, [f"ranks=1 {loss}"]), output
+    assert output.count("trains alone") == 1, output
+    assert "SLURM_NTASKS=2 tasks were asked for and are idle; start the script with srun" in output
+
+
+@pytest.mark.parametrize("file", TWO_RANKS)
+def test_the_batch_files(slurm: Slurm, loss: str, tmp_path: Path, file: str) -> None:
+    code, output = submit(slurm, tmp_path, FILES / file, SCRIPT, options=TWO_RANKS[file])
+    assert (code, results(output)) == (0, [f"ranks=2 {loss}"]), output
+
+
+@pytest.mark.parametrize("file", TWO_RANKS)
+def test_the_warning_before_the_end_of_time_reaches_every_rank(
+    slurm: Slurm, tmp_path: Path, file: str
+) -> None:
+    """What --signal=B:SIGTERM sends to the shell of the batch file."""
+    script = tmp_path / "obedient.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "def stop(*_):\n"
+        '    sys.stdout.write(f\'stopped {os.environ.get("RANK") or os.environ["SLURM_PROCID"]}\\n\')\n'
+        "    sys.stdout.flush()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        f"open({str(tmp_path)!r} + f'/up{{os.getpid()}}', 'w').close()\n"
+        "time.sleep(200)\n"
+    )
+    output = tmp_path / "output.txt"
+    done = slurm.run(
+        "sbatch", "--parsable", "--output", str(output), *TWO_RANKS[file], str(FILES / file), str(script)
+    )
+    job = done.stdout.strip()
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("up*"))) < 2:
+        assert time.monotonic() < deadline, output.read_text() if output.exists() else slurm.logs()
+        time.sleep(0.2)
+    slurm.run("scancel", "--batch", "--signal=TERM", job)
+    while job in slurm.run("squeue", "-h", "-o", "%i").stdout.split():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.2)
+    written = output.read_text()
+    assert written.count("stopped 0") == 1 and written.count("stopped 1") == 1, written
+
+
+def test_two_steps_at_once_draw_ports_of_their_own(slurm: Slurm, loss: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    line = f"srun --overlap -n 2 {sys.executable} {SCRIPT}"
+    file.write_text(f"#!/bin/bash\n{line} &\n{line} &\nwait\n")
+    code, output = submit(slurm, tmp_path, file, options=("--ntasks", "4"))
+    assert (code, results(output)) == (0, [f"ranks=2 {loss}"] * 2), output
