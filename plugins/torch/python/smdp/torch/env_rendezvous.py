@@ -14,11 +14,11 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from torch.distributed import DistNetworkError
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from smdp import _log
-from smdp._errors import ConfigError
+from smdp._errors import ConfigError, TimeoutError
 from smdp.config import Config, read
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK
@@ -44,27 +44,35 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     Raises:
         smdp.ConfigError: The launcher's variables make no sense, the master's name is unknown here, or its
             port is taken.
+        smdp.TimeoutError: Not all ranks came.
     """
     log_choice()
     arguments = parse_qs(urlparse(url).query)
-    needed = [name for name in _RANKS if name.lower() not in arguments] + list(_MASTER)
-    if any(not read(os.environ, name) for name in needed):
+    needed = [name for name in _RANKS if name.lower() not in arguments]
+    if any(not read(os.environ, name) for name in (*needed, *_MASTER)):
         set_job(detect(needs_master=False).job)
-        if not set_torch_variables() and not any(read(os.environ, name) for name in needed[:-2]):
+        has_launcher = set_torch_variables()
+        if not has_launcher and len(needed) == 2 and not any(read(os.environ, name) for name in needed):
             _be_alone()
     address, port = (read(os.environ, name) for name in _MASTER)
+    rank, size = (arguments.get(name.lower(), [read(os.environ, name)])[0] for name in _RANKS)
+    timeout_s = Config.from_environ().init_timeout_s
     if address:
-        check_master(address, find().name, Config.from_environ().init_timeout_s)
-    if "timeout" in options:  # else the ranks of a job without rank 0 wait as long as an operation may take
-        options["timeout"] = min(options["timeout"], timedelta(seconds=Config.from_environ().init_timeout_s))
+        check_master(address, find().name, timeout_s)
+    if "timeout" in options:  # else ranks would wait for each other as long as an operation may take
+        options["timeout"] = min(options["timeout"], timedelta(seconds=timeout_s))
     try:
         yield from torchs(url, **options)
-    except DistNetworkError as error:
-        if errno.errorcode[errno.EADDRINUSE] not in str(error):
-            raise
-        raise ConfigError(
-            f"[smdp] rank 0 cannot listen on MASTER_PORT={port}, since another job (or an old one) "
-            f"does; set MASTER_PORT to a free port on all ranks ({error})"
+    except DistError as error:
+        if errno.errorcode[errno.EADDRINUSE] in str(error):
+            raise ConfigError(
+                f"[smdp] rank 0 cannot listen on MASTER_PORT={port}, since another job (or an old one) does; "
+                f"set MASTER_PORT to a free port on all ranks ({error})"
+            ) from error
+        raise TimeoutError(
+            f"[smdp] rank {rank} of {size}: not all ranks met at MASTER_ADDR={address}, MASTER_PORT={port} "
+            f"within {timeout_s:g} s. Are all running, with the same address, port and world size? "
+            f"SMDP_INIT_TIMEOUT sets the wait. torch says: {error}"
         ) from error
 
 

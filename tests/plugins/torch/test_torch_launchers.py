@@ -1,0 +1,128 @@
+"""init_process_group("smdp") without torch's variables: what is read, refused, and left alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(200)
+
+_JOIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group(*sys.argv[1:])
+total = torch.ones(1)
+dist.all_reduce(total)
+rank, ranks, port = dist.get_rank(), dist.get_world_size(), os.environ["MASTER_PORT"]
+print(f"rank {rank} of {ranks}, sum {total.item():g}, MASTER_PORT={port}")
+dist.destroy_process_group()
+"""
+_LAUNCHERS = re.compile(r"(SMDP|MASTER|OMPI|PMI|PMIX|SLURM|PET)_|(LOCAL_)?(RANK|WORLD_SIZE)$")
+
+
+def start(backend: str = "smdp", code: str = _JOIN, **more: str) -> subprocess.Popen[str]:
+    environ = {name: value for name, value in os.environ.items() if not _LAUNCHERS.match(name)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, backend],
+        env={**environ, "OMP_NUM_THREADS": "1", **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(backend: str = "smdp", code: str = _JOIN, **more: str) -> tuple[int, str]:
+    process = start(backend, code, **more)
+    output = process.communicate(timeout=180)[0]
+    return process.returncode, output
+
+
+def task(rank: int, ranks: int, **more: str) -> dict[str, str]:
+    known = {"SLURM_PROCID": rank, "SLURM_NTASKS": ranks, "SLURM_STEP_NUM_TASKS": ranks, "SLURM_STEP_ID": 0}
+    names = {"SLURM_JOB_ID": "17", "SLURM_STEP_NODELIST": "localhost"}
+    return {**{name: str(value) for name, value in known.items()}, **names, **more}
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_ranks_of_a_launcher_that_torch_does_not_know() -> None:
+    # The tasks of srun; a store of smdp's own could stand beside torch's, which is one port below.
+    port = int(free_port())
+    both = [start(**task(rank, 2, SMDP_MASTER_PORT=str(port))) for rank in range(2)]
+    outputs = [one.communicate(timeout=180)[0] for one in both]
+    for rank, output in enumerate(outputs):
+        assert f"rank {rank} of 2, sum 2, MASTER_PORT={port - 1}" in output, outputs
+
+
+def test_alone_with_one_warning() -> None:
+    code, output = run()
+    assert code == 0, output
+    assert "rank 0 of 1, sum 1" in output
+    assert output.count("no launcher has started this process, so it trains alone") == 1
+
+
+def test_other_backends_are_left_alone() -> None:
+    code, output = run("gloo", **task(0, 1))
+    assert code == 1
+    assert "environment variable RANK expected, but not set" in output
+    assert "[smdp]" not in output
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "environment variable RANK expected"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun does not tell where rank 0 of 2 is; set MASTER_ADDR="),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK='5' is not valid; allowed: 0 to 1, since WORLD_SIZE=2"),
+        (task(0, 2, SLURM_NTASKS="x"), "SLURM_NTASKS='x' is not valid"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such.invalid", "MASTER_PORT": "29500"},
+            "[smdp] MASTER_ADDR='no-such.invalid' is unknown on host",
+        ),
+    ],
+)
+def test_wrong_input(more: dict[str, str], message: str) -> None:
+    code, output = run(SMDP_INIT_TIMEOUT="5", **more)
+    assert code == 1
+    assert message in output, output
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as holder:
+        holder.bind(("0.0.0.0", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        code, output = run(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert code == 1
+    assert f"[smdp] rank 0 cannot listen on MASTER_PORT={port}, since another job" in output, output
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_never_comes(rank: str) -> None:
+    around = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    code, output = run(SMDP_INIT_TIMEOUT="3", **around)
+    assert code == 1
+    assert f"[smdp] rank {rank} of 2: not all ranks met at MASTER_ADDR=127.0.0.1" in output, output
+    assert "within 3 s" in output
+
+
+def test_a_rank_of_another_job_is_refused_and_the_job_goes_on() -> None:
+    port = free_port()
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SMDP_INIT_TIMEOUT": "120"}
+    leader = start(**task(0, 3, **more))
+    stranger = start(**task(1, 3, **{**more, "SLURM_JOB_ID": "18"}))
+    followers = [start(**task(rank, 3, **more)) for rank in (1, 2)]
+    output = stranger.communicate(timeout=180)[0]
+    outputs = [one.communicate(timeout=180)[0] for one in (leader, *followers)]
+    assert stranger.returncode == 1
+    assert f"=127.0.0.1:{port} is that of another job, '17.0', and this one is '18.0'" in output, output
+    assert [leader.returncode, *(one.returncode for one in followers)] == [0, 0, 0], outputs
+    assert "rank 0 of 3, sum 3" in outputs[0]
