@@ -13,7 +13,7 @@ import pytest
 
 from smdp import environments
 from smdp._errors import ConfigError
-from smdp.environments import Launch
+from smdp.environments import Launch, choice
 from smdp.environments.base import port_for
 from smdp.environments.open_mpi import hnp_address
 from smdp.environments.slurm import expand_first
@@ -25,6 +25,15 @@ SMDP = {
     "SMDP_LOCAL_WORLD_SIZE": "2",
     "SMDP_MASTER_ADDR": "10.0.0.1",
     "SMDP_MASTER_PORT": "5000",
+}
+KUBEFLOW = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "JOB_COMPLETION_INDEX": "1",
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "digits-node-0-0.digits",
+    "PET_MASTER_PORT": "29500",
 }
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -274,6 +283,38 @@ def test_sagemaker_nonsense(changes: dict[str, str], message: str) -> None:
         detect({**SAGEMAKER, **changes})
 
 
+def test_kubeflow_without_torchrun() -> None:
+    name = "Kubeflow without torchrun"
+    assert detect(KUBEFLOW) == Launch(1, 2, 0, 1, "digits-node-0-0.digits", 29501, name)
+    assert detect({**KUBEFLOW, **TORCHRUN}).source == "torchrun"
+    assert detect({**KUBEFLOW, "SMDP_WORLD_SIZE": "1"}).world_size == 1
+    assert detect({**KUBEFLOW, "SMDP_WORLD_SIZE": "2"}).source == name
+    # Elsewhere PET_* are what somebody likes torchrun to do.
+    assert detect({**KUBEFLOW, "KUBERNETES_SERVICE_HOST": ""}).source == "single process"
+
+
+@pytest.mark.parametrize(
+    ("rank", "per_pod", "warning"),
+    [
+        ("0", "4", "asks for 4 ranks per pod"),
+        ("0", "auto", "as many as there"),
+        ("0", "1", ""),
+        ("1", "4", ""),
+    ],
+)
+def test_rank_0_says_what_a_pod_without_torchrun_lacks(
+    rank: str, per_pod: str, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    environ = {**KUBEFLOW, "PET_NODE_RANK": rank, "PET_NPROC_PER_NODE": per_pod}
+    with mock.patch.object(choice, "_said", set()):
+        for _ in range(2):
+            detect(environ)
+        detect({**environ, **TORCHRUN})
+    messages = [record.message for record in caplog.records if "without torchrun" in record.message]
+    assert len(messages) == (1 if warning else 0)
+    assert all(warning in message for message in messages)
+
+
 def test_kubernetes() -> None:
     with mock.patch("socket.getfqdn", return_value="train-1.workers.ns.svc.cluster.local"):
         launch = detect(KUBERNETES)
@@ -306,6 +347,7 @@ def test_the_order() -> None:
     kubernetes = {**KUBERNETES, "SMDP_MASTER_ADDR": "m"}
     for variables, source in (
         (kubernetes, "Kubernetes index"),
+        (KUBEFLOW, "Kubeflow without torchrun"),
         (SAGEMAKER, "SageMaker"),
         (SLURM, "SLURM"),
         (HOROVOD, "Horovod"),
@@ -323,9 +365,10 @@ def test_the_order() -> None:
         assert environments.detect(rank=0, world_size=2).source == "arguments"
 
 
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(10))
 def test_every_launcher_honours_smdps_master(index: int) -> None:
-    variables = [SMDP, TORCHRUN, OPEN_MPI, MPICH, MVAPICH, HOROVOD, SLURM, SAGEMAKER, KUBERNETES][index]
+    every = (SMDP, TORCHRUN, OPEN_MPI, MPICH, MVAPICH, HOROVOD, SLURM, SAGEMAKER, KUBERNETES, KUBEFLOW)
+    variables = every[index]
     launch = detect({**variables, "SMDP_MASTER_ADDR": "boss", "SMDP_MASTER_PORT": "77"})
     assert (launch.master_addr, launch.master_port) == ("boss", 77)
     plain = {name: value for name, value in variables.items() if not name.startswith("SMDP_MASTER")}
@@ -357,6 +400,11 @@ def test_every_launcher_honours_smdps_master(index: int) -> None:
         (HOROVOD, {"HOROVOD_SIZE": "x"}, r"HOROVOD_SIZE='x'"),
         (SLURM, {"SLURM_NTASKS": "2"}, r"SLURM_PROCID='3'.*0 to 1, since SLURM_NTASKS=2"),
         (SLURM, {"SLURM_NTASKS": ""}, r"SLURM_NTASKS is not set"),
+        (KUBEFLOW, {"PET_NNODES": "1:4"}, r"PET_NNODES='1:4' is a range.*torchrun"),
+        (KUBEFLOW, {"PET_NODE_RANK": "2"}, r"PET_NODE_RANK='2'.*0 to 1, since PET_NNODES=2"),
+        (KUBEFLOW, {"PET_MASTER_ADDR": ""}, r"SMDP_MASTER_ADDR is not set.*start the script with torchrun"),
+        (KUBEFLOW, {"PET_MASTER_PORT": "x"}, r"PET_MASTER_PORT='x'.*a port, 1 to 65535"),
+        (KUBEFLOW, {"SMDP_WORLD_SIZE": "8"}, r"SMDP_WORLD_SIZE='8'.*allowed: 2, since PET_NNODES=2"),
         (KUBERNETES, {"JOB_COMPLETION_INDEX": "2"}, r"JOB_COMPLETION_INDEX='2'.*since SMDP_WORLD_SIZE=2"),
     ],
 )

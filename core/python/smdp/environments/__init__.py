@@ -1,7 +1,8 @@
 """Find out which launcher started this process, and with which rank.
 
 The order: arguments, SMDP_*, torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Horovod, SLURM, SageMaker,
-Kubernetes index, a single process. A launcher inside another one's allocation comes first.
+Kubeflow without torchrun, Kubernetes index, a single process. A launcher inside another one's allocation
+comes first.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from smdp._errors import ConfigError
 from smdp.environments.base import PLACEHOLDER, Environment, Launch, Ranks, make_launch
 from smdp.environments.choice import explain as _explain
 from smdp.environments.choice import log_choice as _log_choice
-from smdp.environments.choice import warn_if_alone
+from smdp.environments.choice import warn_of_cost
 from smdp.environments.horovod import Horovod
+from smdp.environments.kubeflow import Kubeflow
 from smdp.environments.kubernetes import Kubernetes
 from smdp.environments.open_mpi import OpenMpi
 from smdp.environments.pmi import Mpich, Mvapich
@@ -37,6 +39,7 @@ ENVIRONMENTS: tuple[type[Environment], ...] = (
     Horovod,
     Slurm,
     SageMaker,
+    Kubeflow,
     Kubernetes,
     SingleProcess,
 )
@@ -102,9 +105,8 @@ def detect(
     else:
         log_choice(environ)
         environment = find(environ)
-        if environment is SingleProcess:
-            warn_if_alone(environ)
         launch = environment.launch(environ)
+        warn_of_cost(environment, environ)
     _check_argument("local_size", local_size, 1, launch.world_size + 1)
     limit = local_size or launch.local_size or launch.world_size
     _check_argument("local_rank", local_rank, 0, limit, "the number of ranks on this host")

@@ -94,6 +94,11 @@ class Environment(ABC):
             ConfigError: They are incomplete or contradict each other.
         """
 
+    @classmethod
+    def cost(cls, environ: Mapping[str, str]) -> str:
+        """Say what is lost, and how to get it, if the job runs as launch() says; empty if nothing is."""
+        return ""
+
 
 def read_ranks(
     environ: Mapping[str, str],

@@ -33,7 +33,7 @@ def explain(environ: Mapping[str, str], order: tuple[type[Environment], ...]) ->
         elif reason := environment.why_not(environ):
             lines.append(f"not {environment.name}: {reason}")
     options = [name for name in sorted(environ) if name.startswith("PET_") and config.read(environ, name)]
-    if options:
+    if options and "PET_NNODES" not in decides.variables:
         names = ", ".join(f"{name}={environ[name]}" for name in options)
         lines.append(f"{names}: defaults for torchrun's options, which tell no rank")
     return lines
@@ -58,27 +58,10 @@ def log_choice(order: tuple[type[Environment], ...], environ: Mapping[str, str] 
                 _logger.debug("[smdp] launcher: %s", line)
 
 
-def warn_if_alone(environ: Mapping[str, str] = os.environ) -> None:
-    """Warn once where this process is about to train alone and something says that more were meant."""
-    reason = why_alone(environ)
-    if reason and reason not in _said:
-        _said.add(reason)
+def warn_of_cost(environment: type[Environment], environ: Mapping[str, str] = os.environ) -> None:
+    """Warn once per process of what is lost if the job runs as this launcher's variables say."""
+    text = environment.cost(environ)
+    if text and text not in _said:
+        _said.add(text)
         _log.follow(environ)
-        _logger.warning("[smdp] no launcher has started this process, so it trains alone: %s", reason)
-
-
-def why_alone(environ: Mapping[str, str]) -> str:
-    """Give what hints at a job of several processes, and how to get it; empty if nothing does."""
-    tasks = config.read(environ, "SLURM_NTASKS")
-    if config.read(environ, "SLURM_JOB_ID") and tasks not in (None, "1"):
-        return (
-            f"SLURM_NTASKS={tasks} tasks were asked for and are idle; start the script with srun, "
-            "torchrun or mpirun in the sbatch file"
-        )
-    for name in ("PET_NNODES", "PET_NPROC_PER_NODE"):
-        value = config.read(environ, name)
-        if value not in (None, "1", "1:1"):
-            return (
-                f"{name}={value} is an option of torchrun; start the script with torchrun instead of python"
-            )
-    return ""
+        _logger.warning("[smdp] %s", text)

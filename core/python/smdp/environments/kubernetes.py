@@ -34,8 +34,9 @@ class Kubernetes(Environment):
         if config.read(environ, "SMDP_WORLD_SIZE") is None:
             index = environ["JOB_COMPLETION_INDEX"]
             raise ConfigError(
-                f"JOB_COMPLETION_INDEX={index!r} is set and SMDP_WORLD_SIZE is not; "
-                "allowed: SMDP_WORLD_SIZE = the job's number of pods, or 1 for pods that train on their own"
+                f"JOB_COMPLETION_INDEX={index!r} is set and SMDP_WORLD_SIZE is not; allowed: SMDP_WORLD_SIZE "
+                "= the job's completions, or 1 for pods that train on their own. In the manifest: "
+                'env: [{name: SMDP_WORLD_SIZE, value: "<completions>"}]'
             )
         if config.read_int(environ, "SMDP_WORLD_SIZE", minimum=1) == 1:
             environ = {**environ, "JOB_COMPLETION_INDEX": "0"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from smdp import config
 from smdp.environments.base import LOOPBACK, Environment, Launch
 
 
@@ -22,3 +23,25 @@ class SingleProcess(Environment):
     def launch(cls, environ: Mapping[str, str]) -> Launch:
         """Give rank 0 of 1."""
         return Launch(0, 1, 0, 1, LOOPBACK, 0, cls.name)
+
+    @classmethod
+    def cost(cls, environ: Mapping[str, str]) -> str:
+        """Say what hints at a job of several processes, and how to get it."""
+        reason = _why_alone(environ)
+        return reason and f"no launcher has started this process, so it trains alone: {reason}"
+
+
+def _why_alone(environ: Mapping[str, str]) -> str:
+    tasks = config.read(environ, "SLURM_NTASKS")
+    if config.read(environ, "SLURM_JOB_ID") and tasks not in (None, "1"):
+        return (
+            f"SLURM_NTASKS={tasks} tasks were asked for and are idle; start the script with srun, "
+            "torchrun or mpirun in the sbatch file"
+        )
+    for name in ("PET_NNODES", "PET_NPROC_PER_NODE"):
+        value = config.read(environ, name)
+        if value not in (None, "1", "1:1"):
+            return (
+                f"{name}={value} is an option of torchrun; start the script with torchrun instead of python"
+            )
+    return ""

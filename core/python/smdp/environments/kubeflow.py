@@ -1,0 +1,78 @@
+"""A pod of Kubeflow Trainer's TrainJob in which no torchrun was started."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from smdp import config
+from smdp._errors import ConfigError
+from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_master_port, read_ranks
+
+
+class Kubeflow(Environment):
+    """PET_*: torchrun's options, no ranks. A script that was started without torchrun is one rank per pod.
+
+    Under torchrun or mpirun their variables come first.
+    """
+
+    name = "Kubeflow without torchrun"
+    variables = (
+        "PET_NNODES",
+        "PET_NODE_RANK",
+        "PET_NPROC_PER_NODE",
+        "PET_MASTER_ADDR",
+        "PET_MASTER_PORT",
+    )
+    master_hint = "start the script with torchrun, or set PET_MASTER_ADDR to the name of the first pod"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> bool:
+        """Tell whether this is a pod that knows its number and how many there are; one alone is a default."""
+        needed = ("KUBERNETES_SERVICE_HOST", "PET_NNODES", "PET_NODE_RANK")
+        return all(config.read(environ, name) for name in needed)
+
+    @classmethod
+    def why_not(cls, environ: Mapping[str, str]) -> str:
+        """Say nothing: PET_* are torchrun's, and told of as such."""
+        return ""
+
+    @classmethod
+    def launch(cls, environ: Mapping[str, str]) -> Launch:
+        """Read PET_NODE_RANK of PET_NNODES as rank and world size."""
+        nodes = environ["PET_NNODES"].strip()
+        if ":" in nodes:
+            raise ConfigError(
+                f"PET_NNODES={nodes!r} is a range, and only torchrun finds out how many pods there are; "
+                "allowed: start the script with torchrun (command: [torchrun]), or a fixed number of pods"
+            )
+        ranks = read_ranks(environ, "PET_NODE_RANK", "PET_NNODES")
+        size = config.read_int(environ, "SMDP_WORLD_SIZE", minimum=1)
+        if size == 1:
+            ranks = Ranks(0, 1, 0, 1)
+        elif size not in (None, ranks.world_size):
+            raise config.invalid(
+                "SMDP_WORLD_SIZE", size, f"{nodes}, since PET_NNODES={nodes} and there is no torchrun; or 1"
+            )
+        ranks = dataclasses.replace(ranks, local_rank=0, local_size=1)
+        launch = make_launch(
+            environ, ranks, cls.name, master_addr=config.read(environ, "PET_MASTER_ADDR") or ""
+        )
+        port = config.read_port(environ, "PET_MASTER_PORT")
+        if ranks.world_size > 1 and port is not None and read_master_port(environ) is None:
+            launch = dataclasses.replace(launch, master_port=min(port + 1, 65535))
+        return launch
+
+    @classmethod
+    def cost(cls, environ: Mapping[str, str]) -> str:
+        """Say on rank 0 which ranks are missing, if PET_NPROC_PER_NODE asks for more than one per pod."""
+        per_pod = config.read(environ, "PET_NPROC_PER_NODE") or "1"
+        if per_pod == "1" or config.read(environ, "PET_NODE_RANK") != "0":
+            return ""
+        wanted = per_pod if per_pod.isdigit() else f"as many as there are cores or GPUs ({per_pod})"
+        pods = environ["PET_NNODES"].strip()
+        return (
+            f"PET_NPROC_PER_NODE asks for {wanted} ranks per pod, but the script was started without "
+            f"torchrun: it is one rank in each of {pods} pod(s), and the cores or GPUs of the others are idle; "
+            "start it with torchrun (command: [torchrun], args: [<script>])"
+        )
