@@ -87,7 +87,7 @@ def preempted() -> bool:
         SmdpError: A rank was lost.
     """
     global _exchange
-    if not _before or _owner != os.getpid():
+    if not _is_watching():
         watch_preemption()
     world = _world.any_core()
     if _exchange is None or _exchange.world != world.id:
@@ -152,12 +152,30 @@ def watched() -> set[int]:
     return set(_before) or {signal.SIGTERM}
 
 
+def can_watch() -> bool:
+    """Tell whether signals are watched already, or can be from this thread."""
+    return _is_watching() or threading.current_thread() is threading.main_thread()
+
+
+def has_world() -> bool:
+    """Tell whether preempted() has ranks to ask."""
+    try:
+        _world.any_core()
+    except ConfigError:
+        return False
+    return True
+
+
 def forget() -> None:
     """Leave the group of the exchange; smdp.shutdown() does it."""
     global _exchange
     if _exchange is not None:
         _exchange.close()
         _exchange = None
+
+
+def _is_watching() -> bool:
+    return bool(_before) and _owner == os.getpid()
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from smdp._frameworks import require
 
 require("smdp.lightning", "lightning")
 
+from smdp.lightning.preemption import PreemptionCallback as PreemptionCallback
 from smdp.lightning.strategy import SmdpStrategy as SmdpStrategy
 
-__all__ = ["SmdpStrategy"]
+__all__ = ["PreemptionCallback", "SmdpStrategy"]

@@ -14,6 +14,7 @@ require("smdp.transformers", "transformers", "accelerate")
 from smdp.transformers.data_parallel import DataParallel as DataParallel
 from smdp.transformers.model_parallel import ModelParallel as ModelParallel
 from smdp.transformers.plugin import Plugin as Plugin
+from smdp.transformers.preemption import PreemptionCallback as PreemptionCallback
 from smdp.transformers.trainer import Seq2SeqTrainer as Seq2SeqTrainer
 from smdp.transformers.trainer import Trainer as Trainer
 from smdp.transformers.trainer import hint_at_plugins
@@ -27,6 +28,7 @@ __all__ = [
     "DataParallel",
     "ModelParallel",
     "Plugin",
+    "PreemptionCallback",
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",
     "Trainer",

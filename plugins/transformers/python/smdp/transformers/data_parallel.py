@@ -20,7 +20,7 @@ from smdp.transformers.plugin import Plugin
 class DataParallel(Plugin):
     """Averages gradients over all ranks, as `smdp.torch.DistributedDataParallel` does.
 
-    With one process it does nothing.
+    With one process it averages nothing.
 
     Args:
         compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8", "topk".
@@ -29,6 +29,7 @@ class DataParallel(Plugin):
         trace: As SMDP_TRACE, a directory for traces.
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk".
+        preemption: Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
 
     Raises:
         ValueError: An argument is wrong.
@@ -46,6 +47,7 @@ class DataParallel(Plugin):
         *,
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
+        preemption: bool = True,
     ) -> None:
         allowed = ("none", "fp16", "bf16", "int8", "topk")
         if compression not in allowed:
@@ -73,6 +75,7 @@ class DataParallel(Plugin):
             "trace": trace is not None,
         }
         self.changed = [name for name, is_changed in given.items() if is_changed]
+        self.preemption = preemption
         self._group: Any = None
         self._last = _Counters()
 

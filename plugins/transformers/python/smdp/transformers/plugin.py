@@ -20,10 +20,12 @@ class Plugin:
     Attributes:
         places_model: The plugin decides where the model's parameters lie; the Trainer leaves them.
         ranks_per_batch: How many ranks work on one batch together; the Trainer counts them as one.
+        preemption: Whether the Trainer, once a rank got SIGTERM, saves a checkpoint and exits with code 75.
     """
 
     places_model = False
     ranks_per_batch = 1
+    preemption = False
 
     def conflict(self, other: Plugin) -> str | None:
         """Say why this plugin cannot work with another one of the list; None: it can."""

@@ -18,6 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.training_args import ParallelMode
 
 from smdp.transformers.plugin import Plugin
+from smdp.transformers.preemption import PreemptionCallback, spare_workers
 
 
 def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers.Trainer]:
@@ -46,6 +47,12 @@ class _WithPlugins:
         self._made: torch.optim.Optimizer | None = None
         self._train_loader: DataLoader[Any] | None = None
         super().__init__(*args, **kwargs)
+        trainer: Any = self
+        callbacks = trainer.callback_handler.callbacks
+        self._is_sparing = any(isinstance(one, PreemptionCallback) for one in callbacks)
+        if not self._is_sparing and any(plugin.preemption for plugin in self.plugins):
+            self._is_sparing = True
+            trainer.add_callback(PreemptionCallback())
 
     def create_accelerator_and_postprocess(self) -> None:
         """As the Trainer's; then plugins wrap what Accelerate would."""
@@ -74,6 +81,8 @@ class _WithPlugins:
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As the Trainer's."""
         self._train_loader = super().get_train_dataloader()  # type: ignore[misc]
+        if self._is_sparing:
+            spare_workers(self._train_loader)
         return self._train_loader
 
     def _place_model(self, loader: DataLoader[Any] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import smdp
+from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.objects import broadcast_object
@@ -193,25 +196,40 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Saves model and optimizer after every epoch on rank 0, and goes on from there after a restart.
 
     Give ``initial_epoch=callback.restore(model)`` to fit(): all ranks then start with the newest checkpoint's
-    values, or with rank 0's if there is none.
+    values, or with rank 0's if there is none. Once a rank got SIGTERM, it saves after the same batch of all,
+    and exits with code 75 to ask for a restart; ``initial_batch`` then says how much of the epoch was done.
 
     Args:
         directory: Where rank 0 keeps checkpoints (tf.train.Checkpoint).
         max_to_keep: How many.
         group: Default: all ranks.
+        preemption: Whether it acts on SIGTERM; it never does for a group that is not all ranks.
     """
 
-    def __init__(self, directory: str | Path, max_to_keep: int = 3, *, group: Any = None) -> None:
+    def __init__(
+        self, directory: str | Path, max_to_keep: int = 3, *, group: Any = None, preemption: bool = True
+    ) -> None:
         super().__init__()
         self._directory = str(directory)
         self._keep = max_to_keep
         self._members = group_of(group)
+        self._is_watching = preemption and self._members.size == smdp.size()
         self._writer: tf.train.CheckpointManager | None = None
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._batch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._running_epoch = 0
+        self._initial_batch = 0
+
+    @property
+    def initial_batch(self) -> int:
+        """Batches of the epoch to begin with that were done before; 0 once fit() has finished that epoch."""
+        return self._initial_batch
 
     def _checkpoints(self, model: Any) -> tf.train.CheckpointManager:
         if self._writer is None:
-            checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, epoch=self._epoch)
+            checkpoint = tf.train.Checkpoint(
+                model=model, optimizer=model.optimizer, epoch=self._epoch, batch=self._batch
+            )
             self._writer = tf.train.CheckpointManager(checkpoint, self._directory, self._keep)
         return self._writer
 
@@ -226,10 +244,46 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             if checkpoints.latest_checkpoint:
                 checkpoints.checkpoint.restore(checkpoints.latest_checkpoint).expect_partial()
         broadcast_variables([*model.variables, *model.optimizer.variables], 0, group=self._members)
-        return int(broadcast_object(int(self._epoch.numpy()), 0, group=self._members))
+        own = (int(self._epoch.numpy()), int(self._batch.numpy()))
+        epoch, self._initial_batch = broadcast_object(own, 0, group=self._members)
+        return int(epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Watches SIGTERM."""
+        if not self._is_watching:
+            return
+        self._is_watching = can_watch()
+        if self._is_watching:
+            smdp.watch_preemption()
+        else:
+            warnings.warn(
+                "[smdp] SIGTERM is not watched, because fit() does not run in the main thread; call"
+                " smdp.watch_preemption() there first.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers which it is."""
+        self._running_epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits and exits, if a rank was told to."""
+        if not self._is_watching or not smdp.preempted():
+            return
+        if batch + 1 == self.params.get("steps"):
+            self._commit(self._running_epoch + 1, 0)
+        else:
+            self._commit(self._running_epoch, self._initial_batch + batch + 1)
+        leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commits."""
+        self._initial_batch = 0
+        self._commit(epoch + 1, 0)
+
+    def _commit(self, epoch: int, batch: int) -> None:
         if self._members.rank == 0:
-            self._epoch.assign(epoch + 1)
+            self._epoch.assign(epoch)
+            self._batch.assign(batch)
             self._checkpoints(self.model).save()

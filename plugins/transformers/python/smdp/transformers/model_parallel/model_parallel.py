@@ -44,6 +44,7 @@ class ModelParallel(Plugin):
         example_inputs: A batch by which modules are measured. Default: the first rows of the training data;
             of a stream that is not one of Hugging Face's datasets none is taken, and modules are weighed by
             their parameters.
+        preemption: Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
 
     Raises:
         ValueError: An argument is wrong.
@@ -64,6 +65,7 @@ class ModelParallel(Plugin):
         memory_cap: float = 0.0,
         seed: int | None = None,
         example_inputs: Any = None,
+        preemption: bool = True,
     ) -> None:
         # Raises on what is wrong.
         info = schedules.schedule_info(schedule)
@@ -84,6 +86,7 @@ class ModelParallel(Plugin):
             "memory_cap": memory_cap,
             "seed": seed,
         }
+        self.preemption = preemption
         self._stages = stages
         self._microbatches = microbatches
         self._example = example_inputs

@@ -1,0 +1,66 @@
+"""Lightning on machines that are taken away: a checkpoint on all ranks at the same step, and a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+import smdp
+from smdp import preemption
+
+
+class PreemptionCallback(Callback):
+    """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
+
+    For strategies whose checkpoint is one file, such as SmdpStrategy. Lightning's own handler of SIGTERM
+    gives way while it trains: it starts a broadcast wherever a rank happens to be.
+
+    Args:
+        folder: Where the checkpoint lies; the next one replaces it.
+
+    Example:
+        >>> preemption = PreemptionCallback("checkpoints")
+        >>> trainer = Trainer(strategy="smdp", callbacks=[preemption])  # doctest: +SKIP
+        >>> trainer.fit(model, data, ckpt_path=preemption.checkpoint)  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._file = Path(folder) / "preempted.ckpt"
+        self._steps = 0
+        self._group: Any = None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """What fit() is to go on from: the file; None if there is none."""
+        return str(self._file) if self._file.exists() else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Watch SIGTERM."""
+        handlers = trainer._signal_connector._original_handlers
+        signal.signal(signal.SIGTERM, handlers.get(signal.SIGTERM) or signal.SIG_DFL)
+        smdp.watch_preemption()
+        self._steps = trainer.global_step
+        if preemption.has_world():
+            return
+        if dist.is_initialized():
+            self._group = dist.new_group(backend="smdp")
+        else:
+            smdp.init(rank=0, world_size=1)
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Ask, after each step of the optimizer; if so, save and exit."""
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        if not smdp.preempted():
+            return
+        written = self._file.with_suffix(".new")
+        trainer.save_checkpoint(written)
+        if trainer.is_global_zero:
+            os.replace(written, self._file)
+        preemption.leave()

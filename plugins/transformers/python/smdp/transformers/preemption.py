@@ -1,0 +1,92 @@
+"""The Trainer on machines that are taken away: a checkpoint on all ranks at the same step, and a restart."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+import smdp
+from smdp import preemption
+from smdp.torch import spare_worker
+
+_log = logging.get_logger(__name__)
+
+
+class PreemptionCallback(TrainerCallback):
+    """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
+
+    The plugins' Trainer has it by itself. It asks after every step of the optimizer, and lets no evaluation
+    come before the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._is_watching = False
+        self._is_leaving = False
+        self._group: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Watch SIGTERM.
+
+        Raises:
+            ValueError: transformers is to do it, too.
+        """
+        if args.enable_jit_checkpoint:
+            raise ValueError(
+                "[smdp] enable_jit_checkpoint=True saves on the ranks that got SIGTERM only, the plugins save"
+                " on all. Leave it out, or give the plugins preemption=False."
+            )
+        self._is_watching = preemption.can_watch()
+        if not self._is_watching:
+            _log.warning(
+                "[smdp] SIGTERM is not watched, because training does not run in the main thread; call"
+                " smdp.watch_preemption() there first."
+            )
+            return
+        smdp.watch_preemption()
+        if preemption.has_world():
+            return
+        if dist.is_initialized():
+            self._group = dist.new_group(backend="smdp")
+        else:
+            smdp.init(rank=0, world_size=1)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Ask; if so, save now and stop."""
+        if self._is_watching and smdp.preempted():
+            self._is_leaving = True
+            control.should_training_stop = True
+            control.should_save = True
+            control.should_evaluate = False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Exit when all ranks have saved.
+
+        The Trainer comes here right after it has stopped, and later may delete checkpoints or load the best.
+        """
+        if self._is_leaving:
+            preemption.leave()
+
+
+def spare_workers(loader: DataLoader[Any]) -> None:
+    """Let the workers of a loader outlive a SIGTERM that a launcher sends to them, too."""
+    own = getattr(loader, "base_dataloader", loader)  # Accelerate's contain the one that starts workers
+    if own.num_workers > 0:
+        own.worker_init_fn = functools.partial(_begin_worker, own.worker_init_fn)
+
+
+def _begin_worker(before: Callable[[int], None] | None, worker_id: int) -> None:
+    spare_worker()
+    if before is not None:
+        before(worker_id)

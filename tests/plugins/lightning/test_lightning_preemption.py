@@ -1,0 +1,71 @@
+"""Lightning on spot machines: SIGTERM to one rank, a checkpoint, exit code 75, and the same end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from transformers_spawn import run
+
+from smdp.lightning import PreemptionCallback, SmdpStrategy
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Regression(lightning.LightningModule):
+    """What a step learns from depends on its number and on the rank; data does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if [str(self.global_step), str(self.global_rank)] == os.environ.get("AT", "").split():
+            os.kill(os.getpid(), signal.SIGTERM)
+        generator = torch.Generator().manual_seed(100 * self.global_step + self.global_rank)
+        x = torch.randn(4, 8, generator=generator)
+        return torch.nn.functional.mse_loss(self.layers(x), x.sum(1, keepdim=True))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 0.05)
+
+
+def train() -> list[Any]:
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    preemption = PreemptionCallback(os.environ["KEPT"])
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=size,
+        strategy=SmdpStrategy() if size > 1 else "auto",
+        max_steps=15,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[preemption],
+    )
+    module = Regression()
+    start = preemption.checkpoint
+    trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(4 * size, 1), 1), ckpt_path=start)
+    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
+    return [start is not None, trainer.global_step, hashlib.sha256(bits).hexdigest()]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_goes_on_to_the_same_parameters(size: int, tmp_path: Path) -> None:
+    whole = run(train, size, env={"KEPT": str(tmp_path / "whole")}, timeout=600)
+    kept = {"KEPT": str(tmp_path / "kept")}
+    at = f"{random.randrange(12)} {random.randrange(size)}"
+    outputs = run(train, size, env={**kept, "AT": at}, exits=dict.fromkeys(range(size), 75), timeout=600)
+    assert len([output for output in outputs if "all ranks stop" in output]) == 1, outputs
+    resumed = run(train, size, env=kept, timeout=600)
+    assert [one[0] for one in whole] == [False] * size and [one[0] for one in resumed] == [True] * size
+    assert [one[1:] for one in resumed] == [one[1:] for one in whole]

@@ -1,0 +1,113 @@
+"""The Trainer on spot machines: SIGTERM to one rank, a checkpoint on all, exit code 75, and the same end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import language_model as lm
+import pytest
+import transformers
+from transformers_spawn import run
+
+from smdp.transformers import DataParallel, ModelParallel, PreemptionCallback, Trainer
+
+pytestmark = pytest.mark.timeout(900)
+
+STEPS = 12
+
+
+class Signalling(transformers.TrainerCallback):
+    """SIGTERM to one rank in the middle of a step, and to all its children as torchrun would do it."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if os.environ.get("VICTIM") != str(args.process_index) or state.global_step != int(os.environ["AT"]):
+            return
+        os.kill(os.getpid(), signal.SIGTERM)
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        assert bool(children) == bool(args.dataloader_num_workers)
+        if children:
+            subprocess.run(["kill", *children], check=True)
+
+
+def plugins() -> list[Any]:
+    kind = os.environ["PLUGIN"]
+    if kind == "ModelParallel":
+        return [ModelParallel(stages=2, microbatches=4)]
+    return [DataParallel()] if kind == "DataParallel" else []
+
+
+def train() -> str:
+    """Goes on if there is a checkpoint; gives a digest of this rank's parameters."""
+    options = {"eval_strategy": "epoch", "dataloader_num_workers": int(os.environ.get("WORKERS", "0"))}
+    args = lm.arguments(max_steps=STEPS, weight_decay=0.1, lr_scheduler_type="cosine", **options)
+    args.output_dir = os.environ["KEPT"]
+    trainer = lm.trainer(
+        args,
+        model=lm.model(n_layer=4, resid_pdrop=0.1),
+        train_dataset=lm.rows(40),  # 5 steps an epoch
+        plugins=plugins(),
+        callbacks=[Signalling()] + ([PreemptionCallback()] if os.environ["PLUGIN"] == "none" else []),
+    )
+    trainer.train(resume_from_checkpoint=any(Path(args.output_dir).glob("checkpoint-*/trainer_state.json")))
+    digest = hashlib.sha256()
+    for parameter in trainer.model_wrapped.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("plugin", "size", "workers"),
+    [("DataParallel", 2, 0), ("DataParallel", 2, 2), ("ModelParallel", 2, 0), ("ModelParallel", 4, 0)],
+)
+def test_it_goes_on_to_the_same_parameters(plugin: str, size: int, workers: int, tmp_path: Path) -> None:
+    env = {"PLUGIN": plugin, "WORKERS": str(workers)}
+    whole = run(train, size, env={**env, "KEPT": str(tmp_path / "whole")}, timeout=600)
+    kept = {**env, "KEPT": str(tmp_path / "kept")}
+    # Any step, those around the end of an epoch too.
+    at = random.randrange(STEPS - 2)
+    signalled = {**kept, "VICTIM": str(random.randrange(size)), "AT": str(at)}
+    outputs = run(train, size, env=signalled, exits=dict.fromkeys(range(size), 75), timeout=600)
+    told = [output for output in outputs if "all ranks stop" in output]
+    assert len(told) == 1 and f"ranks [{signalled['VICTIM']}] of {size} got SIGTERM" in told[0]
+    saved = [path.name for path in (tmp_path / "kept").glob("checkpoint-*")]
+    assert saved in ([f"checkpoint-{at + 1}"], [f"checkpoint-{at + 2}"])
+    assert run(train, size, env=kept, timeout=600) == whole
+
+
+def test_one_process_and_a_plain_trainer(tmp_path: Path) -> None:
+    whole = run(train, 1, env={"PLUGIN": "none", "KEPT": str(tmp_path / "whole")})
+    kept = {"PLUGIN": "none", "KEPT": str(tmp_path / "kept")}
+    run(train, 1, env={**kept, "VICTIM": "0", "AT": "6"}, exits={0: 75})
+    assert (tmp_path / "kept" / "checkpoint-7").is_dir()
+    assert run(train, 1, env=kept) == whole
+
+
+def switched_off() -> None:
+    """SIGTERM ends it, as without smdp."""
+    trainer = lm.trainer(lm.arguments(max_steps=4), plugins=[DataParallel(preemption=False)])
+    assert not any(isinstance(one, PreemptionCallback) for one in trainer.callback_handler.callbacks)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_it_can_be_switched_off() -> None:
+    run(switched_off, 2, exits={0: -signal.SIGTERM, 1: -signal.SIGTERM})
+
+
+def test_transformers_own_way_is_refused(tmp_path: Path) -> None:
+    args = transformers.TrainingArguments(
+        str(tmp_path), enable_jit_checkpoint=True, use_cpu=True, report_to=[]
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        trainer = Trainer(lm.model(), args, train_dataset=lm.rows(8), plugins=[DataParallel()])
+        with pytest.raises(ValueError, match=re.escape("enable_jit_checkpoint=True saves on the ranks")):
+            trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
