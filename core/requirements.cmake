@@ -26,8 +26,19 @@ if(NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
   smdp_refuse("a 64-bit system is needed, but ${compiler} makes code for ${CMAKE_SIZEOF_VOID_P}-byte addresses")
 endif()
 
-# Of other compilers only what they can do is asked.
 include(CheckCXXSourceCompiles)
+check_cxx_source_compiles(
+  "#include <features.h>
+   #ifndef __GLIBC__
+   #error this is another C library
+   #endif
+   int main() { return 0; }"
+  SMDP_HAS_GLIBC)
+if(NOT SMDP_HAS_GLIBC)
+  smdp_refuse("glibc is needed, which this system (musl?) lacks: use a distribution such as Debian or Fedora instead of Alpine")
+endif()
+
+# Of other compilers only what they can do is asked.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
