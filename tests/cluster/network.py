@@ -33,7 +33,8 @@ class Cluster:
         rate: Of every link, as tc spells it, or one per host; None for unlimited.
         rails: Interfaces of a host, each on a bridge of its own.
         ipv6: Whether hosts have IPv6 addresses only.
-        names: Give each host a hosts file: "node<i>" is host i, but 127.0.1.1 to itself, as Debian does it.
+        names: Give each host a hosts file, in which it is 127.0.1.1 to itself, as Debian does it. True: host
+            i is "node<i>"; a list: these are their names.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Cluster:
         *,
         rails: int = 1,
         ipv6: bool = False,
-        names: bool = False,
+        names: bool | list[str] = False,
     ) -> None:
         self.hosts = hosts
         self.rates = [rate] * hosts if rate is None or isinstance(rate, str) else rate
         self.rails = rails
         self.ipv6 = ipv6
-        self.names = names
+        self.names = [f"node{host}" for host in range(hosts)] if names is True else names
         self.key = uuid.uuid4().hex[:6]
         self.switch = f"smdp{self.key}s"
         self.started: list[subprocess.Popen[str]] = []
@@ -103,7 +104,8 @@ class Cluster:
     def _write_hosts(self, host: int) -> None:
         lines = ["127.0.0.1 localhost"]
         for other in range(self.hosts):
-            lines.append(f"{'127.0.1.1' if other == host else self.address(other)} node{other}")
+            address = "127.0.1.1" if other == host else self.address(other)
+            lines.append(f"{address} {self.names[other]}")
         file = self._hosts_file(host)  # `ip netns exec` shows it as /etc/hosts
         file.parent.mkdir(parents=True)
         file.write_text("\n".join(lines) + "\n")

@@ -20,6 +20,7 @@ from ._errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
     from ._observability import explain as explain
+    from ._observability import print_step as print_step
     from ._observability import stats as stats
     from ._world import init as init
     from ._world import is_initialized as is_initialized
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 # Where a public name lives. They are imported on first use, so that the command line stays quick.
 _WORLD = {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"}
-_OBSERVABILITY = {"explain", "stats"}
+_OBSERVABILITY = {"explain", "print_step", "stats"}
 _GROUP = {"Group", "Handle", "ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX"} | {
     "BAND",
     "BOR",

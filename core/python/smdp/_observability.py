@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import time
+from typing import Any, SupportsFloat
 
 from . import _core
-from ._world import world
+from ._world import is_initialized, world
+from .environments import detect
+
+# The step, the time and the counters of the last print_step().
+_last: tuple[int, float, dict[str, Any]] | None = None
 
 
 def stats() -> dict[str, Any]:
@@ -54,3 +60,51 @@ def explain(what: Any, group: Any = None) -> str:
     raise TypeError(
         f"[smdp] explain() takes bytes of an all_reduce or a model that smdp wraps, got {type(what).__name__}"
     )
+
+
+def print_step(step: int, **figures: SupportsFloat) -> None:
+    """Print a line of figures, on rank 0 alone; all ranks may call it.
+
+    From the second line on it has the means per step since the last one: step_ms; collectives_ms, how long
+    this rank's collectives took, together with what they overlap; exposed_ms, in which training waited for
+    gradients; input_ms, in which it waited for data.
+
+    Args:
+        step: The number of the step, above the last one's.
+        **figures: Numbers, tensors of one too: loss=0.25. None of the names above.
+
+    Raises:
+        ValueError: The step or a name is not allowed.
+
+    Example:
+        >>> print_step(10, loss=0.25)
+        smdp_step=10 loss=0.25
+    """
+    global _last
+    now, counters = time.perf_counter(), stats()
+    means: dict[str, float] = {}
+    if _last is not None:
+        steps = step - _last[0]
+        if steps <= 0:
+            raise ValueError(f"[smdp] print_step({step}) follows print_step({_last[0]}); steps must grow")
+        before = _last[2]
+        means = {
+            "step_ms": now - _last[1],
+            "collectives_ms": _collective_seconds(counters) - _collective_seconds(before),
+            "exposed_ms": counters["exposed_seconds"] - before["exposed_seconds"],
+            "input_ms": counters["input_seconds"] - before["input_seconds"],
+        }
+        means = {name: 1e3 * seconds / steps for name, seconds in means.items()}
+    taken = set(figures) & {"smdp_step", "step_ms", "collectives_ms", "exposed_ms", "input_ms"}
+    if taken:
+        raise ValueError(f"[smdp] print_step() measures {', '.join(sorted(taken))} itself; give another name")
+    values = [f"{name}={float(value):.6g}" for name, value in [*figures.items(), *means.items()]]
+    _last = step, now, counters
+    rank = world().rank if is_initialized() else detect(needs_master=False).rank
+    if rank == 0:
+        sys.stdout.write(" ".join([f"smdp_step={step}", *values]) + "\n")
+        sys.stdout.flush()
+
+
+def _collective_seconds(counters: dict[str, Any]) -> float:
+    return float(sum(operation["seconds"] for operation in counters["operations"]))

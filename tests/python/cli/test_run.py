@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from smdp._errors import ConfigError
-from smdp.cli import run
+from smdp.cli import rank_environments
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -292,7 +292,7 @@ def test_standard_input_goes_to_rank_0(script: Callable[[str], Path]) -> None:
 
 def test_ports(script: Callable[[str], Path]) -> None:
     path = script("print(os.environ['MASTER_PORT'], os.environ['SMDP_MASTER_PORT'])\n")
-    port = run.free_ports()
+    port = rank_environments.free_ports()
     assert smdp_run("--master-port", port, path).stdout == f"[rank 0] {port} {port + 1}\n"
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", port + 1))
@@ -301,12 +301,12 @@ def test_ports(script: Callable[[str], Path]) -> None:
         assert done.returncode == 2
         assert f"--master-port={str(port)!r}" in done.stderr
         with pytest.raises(ConfigError):
-            run.rank_environments({}, 2, master_port=port)
+            rank_environments.rank_environments({}, 2, master_port=port)
 
 
 def test_another_launchers_variables_do_not_leak() -> None:
     environ = {"TORCHELASTIC_RUN_ID": "x", "GROUP_RANK": "3", "RANK": "9", "MASTER_ADDR": "far"}
-    made = run.rank_environments(environ, 2)[1]
+    made = rank_environments.rank_environments(environ, 2)[1]
     assert "TORCHELASTIC_RUN_ID" not in made
     assert (made["RANK"], made["MASTER_ADDR"]) == ("1", "127.0.0.1")
 

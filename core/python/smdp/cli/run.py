@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
-import random
-import secrets
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,9 +23,9 @@ from typing import IO
 
 from smdp import config
 from smdp._errors import ConfigError
-from smdp.cli import system
 from smdp.cli.guard import FORWARDED, Guard, kill_group
 from smdp.cli.output import Stream, sinks
+from smdp.cli.rank_environments import rank_environments
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -111,79 +107,6 @@ def command_line(command: Sequence[str], *, module: bool = False) -> list[str]:
     return list(command)
 
 
-def rank_environments(
-    environ: Mapping[str, str], nproc: int, *, master_port: int | None = None
-) -> list[dict[str, str]]:
-    """Make the environment of every rank: SMDP_* and torch's env:// variables, a fresh secret.
-
-    Raises:
-        ConfigError: master_port is not free.
-    """
-    port = free_ports() if master_port is None else master_port
-    if master_port is not None and not (_is_free(port) and _is_free(port + 1)):
-        raise config.invalid("--master-port", port, "a port that is free, and so is the next one")
-    common = dict(environ)
-    # What another launcher around us says is about its processes, not about ours.
-    for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-        common.pop(name, None)
-    common.update(
-        WORLD_SIZE=str(nproc),
-        LOCAL_WORLD_SIZE=str(nproc),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        SMDP_WORLD_SIZE=str(nproc),
-        SMDP_LOCAL_WORLD_SIZE=str(nproc),
-        SMDP_MASTER_ADDR="127.0.0.1",
-        SMDP_MASTER_PORT=str(port + 1),
-    )
-    if not (config.read(common, "SMDP_SECRET") or config.read(common, "SMDP_SECRET_FILE")):
-        common["SMDP_SECRET"] = secrets.token_hex(32)
-    common.setdefault("PYTHONUNBUFFERED", "1")
-    if not common.get("OMP_NUM_THREADS"):
-        common["OMP_NUM_THREADS"] = str(max(1, int(system.available_cores()) // nproc))
-        if (common.get("SMDP_LOG_LEVEL") or "").lower() == "debug":
-            _say(f"OMP_NUM_THREADS={common['OMP_NUM_THREADS']}: cores / ranks (torchrun sets 1)")
-    result = []
-    for rank in range(nproc):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "SMDP_RANK": rank, "SMDP_LOCAL_RANK": rank}
-        result.append({**common, **{name: str(value) for name, value in own.items()}})
-    return result
-
-
-def free_ports() -> int:
-    """Find a port that is free together with the next one.
-
-    It lies below the range from which the kernel serves outgoing connections, so that none takes it before
-    rank 0 does.
-    """
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            low = int(file.read().split()[0])
-    except (OSError, ValueError, IndexError):
-        low = 32768
-    first, last = (15000, low - 2) if low > 17000 else (20000, 65000)
-    draw = random.SystemRandom()
-    for _ in range(1000):
-        port = draw.randint(first, last)
-        if _is_free(port) and _is_free(port + 1):
-            return port
-    raise OSError(errno.EADDRINUSE, f"no two free ports between {first} and {last}")
-
-
-def _is_free(port: int) -> bool:
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((address, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-    return True
-
-
 class CommandError(ValueError):
     """The command is no Python file, no module and no program."""
 
@@ -197,10 +120,34 @@ class _Rank:
     code: int | None = None  # as a shell gives it
 
 
+@dataclass
+class _Output:
+    """What one rank writes to stdout or to stderr."""
+
+    rank: int
+    is_stderr: bool
+    pipe: IO[bytes]
+    stream: Stream
+
+
 class Launcher:
     """Start one process per environment, merge their output, end together.
 
-    Use from the main thread of a process without other threads. Not reusable.
+    Use from the main thread of a process without other threads. Not reusable. What heard(), ended(), tick()
+    and is_done() do is for subclasses to add to.
+
+    Args:
+        argv: What every rank executes.
+        environments: One per rank.
+        stop_timeout_s: Seconds between SIGTERM and SIGKILL once a rank has failed.
+        grace_s: Seconds that ranks have for saving and leaving.
+        restart_code: By which a rank asks for a restart.
+        has_prefixes: Whether lines of output begin with their rank.
+        first_rank: Number of the first rank.
+        cwd: Where ranks start. Default: here.
+
+    Attributes:
+        is_stopping: Ranks were sent SIGTERM of the launcher's own accord, or killed after the grace.
     """
 
     def __init__(
@@ -212,20 +159,24 @@ class Launcher:
         grace_s: float = 120.0,
         restart_code: int = config.DEFAULT_PREEMPTED_EXIT_CODE,
         has_prefixes: bool = True,
+        first_rank: int = 0,
+        cwd: str | None = None,
     ) -> None:
         self._argv = list(argv)
+        self._first_rank = first_rank
+        self._cwd = cwd
         self._grace_s = grace_s
         self._restart_code = restart_code
         self._has_prefixes = has_prefixes
         self._environments = environments
         self._stop_timeout_s = stop_timeout_s
         self._ranks: list[_Rank] = []
-        self._streams: dict[int, tuple[IO[bytes], Stream]] = {}
+        self._outputs: dict[int, _Output] = {}
         self._selector = selectors.DefaultSelector()
         self._exit_code: int | None = None
         self._has_grace = False
         self._passed_on: set[int] = set()
-        self._is_stopping = False
+        self.is_stopping = False
         self._kill_at: float | None = None
         self._lost_reader = False
 
@@ -260,15 +211,16 @@ class Launcher:
 
     def _start(self, guard: Guard) -> None:
         out, err = sinks()
-        width = len(str(len(self._environments) - 1))
+        width = len(str(self._first_rank + len(self._environments) - 1))
         # A rank is not in the terminal's foreground group and could not read from it.
         stdin_of_first = subprocess.DEVNULL if _is_terminal(0) else None
         prepare = _child_setup()
-        for number, environ in enumerate(self._environments):
+        for number, environ in enumerate(self._environments, self._first_rank):
             try:
                 process = subprocess.Popen(
                     self._argv,
                     env=environ,
+                    cwd=self._cwd,
                     stdin=stdin_of_first if number == 0 else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -278,7 +230,8 @@ class Launcher:
             except (OSError, subprocess.SubprocessError) as error:
                 _say(f"cannot start rank {number}: {error}")
                 self._exit_code = 126
-                self._stop()
+                self.ended(number, self._exit_code)
+                self.stop()
                 break
             guard.watch(process.pid)
             self._ranks.append(_Rank(number, process))
@@ -287,16 +240,17 @@ class Launcher:
                 assert pipe is not None
                 os.set_blocking(pipe.fileno(), False)
                 self._selector.register(pipe, selectors.EVENT_READ)
-                self._streams[pipe.fileno()] = (pipe, Stream(prefix, sink))
+                self._outputs[pipe.fileno()] = _Output(number, sink is err, pipe, Stream(prefix, sink))
 
     def _loop(self, wakeup_fd: int) -> None:
         drain_until: float | None = None
         while True:
             self._reap()
+            self.tick()
             now = time.monotonic()
             if self._kill_at is not None and now >= self._kill_at:
-                if not self._is_stopping:
-                    self._is_stopping = True
+                if not self.is_stopping:
+                    self.is_stopping = True
                     running = sum(rank.code is None for rank in self._ranks)
                     _say(f"{running} ranks still run after a grace of {self._grace_s:g} s; killing them")
                 for rank in self._ranks:
@@ -306,7 +260,7 @@ class Launcher:
             is_over = all(rank.code is not None for rank in self._ranks) and self._kill_at is None
             if is_over:
                 drain_until = now + _DRAIN_S if drain_until is None else drain_until
-                if not self._streams or now >= drain_until:
+                if (not self._outputs or now >= drain_until) and self.is_done():
                     break
             for key, _ in self._selector.select(timeout=0.1 if is_over or self._kill_at else 0.2):
                 if key.fd == wakeup_fd:
@@ -314,9 +268,9 @@ class Launcher:
                 else:
                     self._read(key.fd)
             now = time.monotonic()
-            for _, stream in list(self._streams.values()):
-                self._guarded(partial(stream.flush_idle, now))
-        for fd in list(self._streams):
+            for output in list(self._outputs.values()):
+                self._guarded(partial(output.stream.flush_idle, now))
+        for fd in list(self._outputs):
             self._close(fd)
 
     def _handle_signals(self, numbers: bytes) -> None:
@@ -324,14 +278,14 @@ class Launcher:
             if number not in FORWARDED:
                 continue
             if number in _STOPPING and number in self._passed_on:
-                self._stop()  # asked twice
+                self.stop()  # asked twice
                 continue
             self._passed_on.add(number)
             for rank in self._ranks:
                 if rank.code is None:
                     self._pass_on(rank, number)
             if number == signal.SIGTERM:
-                self._grant_grace()
+                self.grant_grace()
 
     def _pass_on(self, rank: _Rank, number: int) -> None:
         # Python hears SIGTERM itself. Its children, such as workers that load data, are left in peace: a rank
@@ -341,9 +295,9 @@ class Launcher:
         else:
             kill_group(rank.process.pid, number)
 
-    def _grant_grace(self) -> None:
+    def grant_grace(self) -> None:
         """Let ranks save and leave, and kill what does not end in time."""
-        if not self._has_grace and not self._is_stopping:
+        if not self._has_grace and not self.is_stopping:
             self._has_grace = True
             self._kill_at = time.monotonic() + self._grace_s
 
@@ -352,6 +306,7 @@ class Launcher:
         for rank in self._ranks:
             if rank.code is None and (status := rank.process.poll()) is not None:
                 rank.code = 128 - status if status < 0 else status
+                self.ended(rank.number, rank.code)
                 if rank.code:
                     failed.append(rank)
         if self._kill_at is not None and not any(self._is_group_ours(rank) for rank in self._ranks):
@@ -360,26 +315,47 @@ class Launcher:
             self._judge(failed)
         # What ranks have left behind need not be waited for.
         if self._has_grace and all(rank.code is not None for rank in self._ranks):
-            self._stop()
+            self.stop()
 
     def _judge(self, failed: Sequence[_Rank]) -> None:
         """Set the exit code, and stop all or let them leave."""
         worst = max(failed, key=lambda rank: self._grade(rank.code))
         before, now = self._grade(self._exit_code), self._grade(worst.code)
-        if self._exit_code is None or (now > before and not self._is_stopping):
+        if self._exit_code is None or (now > before and not self.is_stopping):
             self._exit_code = worst.code
-        if self._is_stopping:
+        if self.is_stopping:
             return
         running = sum(other.code is None for other in self._ranks)
         what = f"rank {worst.number} (pid {worst.process.pid})"
         if now == _FAILED:
             rest = f"; stopping the {running} still running" if running else ""
             _say(f"{what} failed first: {_describe(worst.code)}{rest}")
-            self._stop()
+            self.stop()
         elif now == _ASKED and before < _ASKED:
             rest = f"; the {running} still running have {self._grace_s:g} s to leave" if running else ""
             _say(f"{what} asked for a restart: {_describe(worst.code)}{rest}")
-            self._grant_grace()
+            self.grant_grace()
+
+    def heard(self, rank: int, is_stderr: bool, data: bytes) -> None:
+        """Take what a rank has written."""
+
+    def ended(self, rank: int, code: int) -> None:
+        """Take note that a rank has ended; it may still be heard."""
+
+    def tick(self) -> None:
+        """Do what has to be done in between; called at least every 0.2 seconds."""
+
+    def is_done(self) -> bool:
+        """Tell whether there is nothing left to do once all ranks have ended."""
+        return True
+
+    def is_silent(self, rank: int) -> bool:
+        """Tell whether all that a rank has written was heard."""
+        return all(output.rank != rank for output in self._outputs.values())
+
+    def is_failure(self, code: int) -> bool:
+        """Tell whether who ends with this code failed: asked for no restart, and was not told to end."""
+        return self._grade(code) == _FAILED
 
     def _grade(self, code: int | None) -> int:
         """Say how bad it is. Who obeyed a signal is no reason to stop others, who may still save."""
@@ -389,10 +365,11 @@ class Launcher:
             return _ASKED
         return _OBEYED if code - 128 in self._passed_on else _FAILED
 
-    def _stop(self) -> None:
-        if self._is_stopping:
+    def stop(self) -> None:
+        """Send SIGTERM to all ranks; SIGKILL follows where that does not help."""
+        if self.is_stopping:
             return
-        self._is_stopping = True
+        self.is_stopping = True
         self._kill_at = time.monotonic() + self._stop_timeout_s
         for rank in self._ranks:
             if self._is_group_ours(rank):
@@ -403,7 +380,7 @@ class Launcher:
         return rank.code is None or (rank.code != 0 and kill_group(rank.process.pid, 0))
 
     def _read(self, fd: int) -> None:
-        _, stream = self._streams[fd]
+        output = self._outputs[fd]
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -411,15 +388,16 @@ class Launcher:
         except OSError:
             data = b""
         if data:
-            self._guarded(partial(stream.feed, data, time.monotonic()))
+            self.heard(output.rank, output.is_stderr, data)
+            self._guarded(partial(output.stream.feed, data, time.monotonic()))
         else:
             self._close(fd)
 
     def _close(self, fd: int) -> None:
-        pipe, stream = self._streams.pop(fd)
-        self._selector.unregister(pipe)
-        self._guarded(stream.close)
-        pipe.close()
+        output = self._outputs.pop(fd)
+        self._selector.unregister(output.pipe)
+        self._guarded(output.stream.close)
+        output.pipe.close()
 
     def _guarded(self, write: Callable[[], None]) -> None:
         """Write; if nobody reads our output any more, end the job as a pipe's writer ends."""
@@ -431,7 +409,7 @@ class Launcher:
             self._lost_reader = True
             if self._exit_code is None:
                 self._exit_code = 128 + signal.SIGPIPE
-            self._stop()
+            self.stop()
 
 
 def _child_setup() -> Callable[[], None]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from smdp import config
 from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_master_port
 
-_PORT = 7777
+PORT = 7777  # torch's store; smdp's is the next one where a launcher in the container says so
 
 
 class SageMaker(Environment):
@@ -23,7 +23,7 @@ class SageMaker(Environment):
         """Tell whether this is a training container."""
         if config.read(environ, "SM_HOSTS"):
             return True
-        return os.path.exists(_resource_config(environ))
+        return os.path.exists(resource_config_file(environ))
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
@@ -31,38 +31,51 @@ class SageMaker(Environment):
 
         A rank is the place in the list, never the number in the name: the list is sorted as text.
         """
-        text = config.read(environ, "SM_HOSTS")
-        where, current_name, current = "SM_HOSTS", "SM_CURRENT_HOST", config.read(environ, "SM_CURRENT_HOST")
-        hosts: object
-        allowed = "a JSON list of host names"
-        if text is not None:
-            try:
-                hosts = json.loads(text)
-            except ValueError:
-                raise config.invalid(where, text, allowed) from None
-        else:
-            where = _resource_config(environ)
-            try:
-                with open(where, encoding="utf-8") as file:
-                    content = json.load(file)
-                hosts = content["hosts"]
-                if current is None:
-                    current_name, current = where, content["current_host"]
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                message = f"JSON with hosts and current_host ({type(error).__name__})"
-                raise config.invalid("resourceconfig.json", where, message) from None
-        if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-            raise config.invalid(where, text or hosts, allowed)
-        if current not in hosts:
-            raise config.invalid(current_name, current or "", f"one of {', '.join(hosts)}")
+        hosts, current = read_hosts(environ)
         ranks = Ranks(hosts.index(current), len(hosts), 0, 1)
         master = config.read(environ, "SM_MASTER_ADDR") or hosts[0]
         launch = make_launch(environ, ranks, cls.name, master_addr=master)
         if ranks.world_size > 1 and read_master_port(environ) is None:
-            launch = Launch(**{**launch.__dict__, "master_port": _PORT})
+            launch = Launch(**{**launch.__dict__, "master_port": PORT})
         return launch
 
 
-def _resource_config(environ: Mapping[str, str]) -> str:
+def read_hosts(environ: Mapping[str, str]) -> tuple[list[str], str]:
+    """Give the job's hosts in the order of the list, and this one, from SM_HOSTS or resourceconfig.json.
+
+    Raises:
+        ConfigError: The list is none, names a host twice, or does not name this one.
+    """
+    text = config.read(environ, "SM_HOSTS")
+    where, current_name, current = "SM_HOSTS", "SM_CURRENT_HOST", config.read(environ, "SM_CURRENT_HOST")
+    hosts: object
+    allowed = "a JSON list of host names"
+    if text is not None:
+        try:
+            hosts = json.loads(text)
+        except ValueError:
+            raise config.invalid(where, text, allowed) from None
+    else:
+        where = resource_config_file(environ)
+        try:
+            with open(where, encoding="utf-8") as file:
+                content = json.load(file)
+            hosts = content["hosts"]
+            if current is None:
+                current_name, current = where, content["current_host"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            message = f"JSON with hosts and current_host ({type(error).__name__})"
+            raise config.invalid("resourceconfig.json", where, message) from None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
+        raise config.invalid(where, text or hosts, allowed)
+    if len(set(hosts)) < len(hosts):
+        raise config.invalid(where, hosts, f"{allowed}, each once")
+    if current is None or current not in hosts:
+        raise config.invalid(current_name, current or "", f"one of {', '.join(hosts)}")
+    return hosts, current
+
+
+def resource_config_file(environ: Mapping[str, str]) -> str:
+    """Give the path of resourceconfig.json."""
     base = config.read(environ, "SAGEMAKER_BASE_DIR") or "/opt/ml"
     return os.path.join(base, "input", "config", "resourceconfig.json")

@@ -53,7 +53,8 @@ def bench(
     from smdp import config
     from smdp._errors import ConfigError
     from smdp.cli.bench import sizes
-    from smdp.cli.run import Launcher, rank_environments
+    from smdp.cli.rank_environments import rank_environments
+    from smdp.cli.run import Launcher
 
     if operation not in OPERATIONS:
         raise config.invalid("operation", operation, ", ".join(OPERATIONS))
@@ -133,7 +134,8 @@ def bench_ddp(
 
     from smdp import config, environments
     from smdp.cli import gradients as models
-    from smdp.cli.run import Launcher, rank_environments
+    from smdp.cli.rank_environments import rank_environments
+    from smdp.cli.run import Launcher
 
     if against not in ("", "gloo"):
         raise config.invalid("--against", against, "gloo, or nothing")

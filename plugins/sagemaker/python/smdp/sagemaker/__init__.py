@@ -1,0 +1,30 @@
+"""SageMaker: the ranks of every host of a training job, the SDK's launchers, the figures in its logs.
+
+`SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main` starts a job with sagemaker-training, `python -m
+smdp.sagemaker` without it, and `ModelTrainer(distributed=smdp.sagemaker.Smdp())` from the SageMaker Python
+SDK v3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smdp.sagemaker.failure import TrainingError as TrainingError
+from smdp.sagemaker.job import Job as Job
+from smdp.sagemaker.metrics import METRIC_DEFINITIONS as METRIC_DEFINITIONS
+from smdp.sagemaker.metrics import metric_definition as metric_definition
+from smdp.sagemaker.training import main as main
+
+if TYPE_CHECKING:
+    from smdp.sagemaker.distributed_config import Smdp as Smdp
+
+__all__ = ["METRIC_DEFINITIONS", "Job", "Smdp", "TrainingError", "main", "metric_definition"]
+
+
+def __getattr__(name: str) -> Any:
+    # The SDK is where jobs are started from, not in the container.
+    if name == "Smdp":
+        from smdp.sagemaker.distributed_config import Smdp
+
+        return Smdp
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,84 @@
+"""The commands that start scripts of Amazon's libraries: smddprun, smddpmprun, smddpsinglenode, ..."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from smdp import ConfigError, config
+from smdp.cli.run import CommandError, command_line, run
+from smdp.environments import find
+from smdp.environments.sagemaker import PORT, SageMaker, read_hosts
+from smdp.environments.single import SingleProcess
+from smdp.environments.torch_variables import set_torch_variables
+from smdp.sagemaker.job import count_gpus
+
+
+def main() -> None:
+    """Be this rank, under mpirun or another launcher; otherwise start the ranks of this machine.
+
+    Words after the name: options of the old commands, which change nothing here; then `python`, its options
+    and a script, or a script, or `-m` and a module.
+    """
+    name = os.path.basename(sys.argv[0])
+    words = _without_options(sys.argv[1:])
+    if not words:
+        sys.exit(f"usage: {name} [python] FILE [arguments], or {name} [python] -m MODULE [arguments]")
+    os.environ["SMDP_COMPAT"] = "1"
+    try:
+        if find() in (SingleProcess, SageMaker):
+            count = config.read_int(os.environ, "SMDP_LOCAL_WORLD_SIZE", minimum=1)
+            count = count or config.read_int(os.environ, "SM_NUM_GPUS") or count_gpus() or 1
+            words = _without_mpi4py(words)  # there is no mpirun
+            is_module = words[0] == "-m"
+            sys.exit(run(words[is_module:], count, module=is_module, compat=True))
+        _set_master()
+        set_torch_variables()
+        if "mpi4py" in words and importlib.util.find_spec("mpi4py") is None:
+            words = _without_mpi4py(words)
+            _warn()
+        argv = command_line(words) if words[0] != "-m" else [sys.executable, *words]
+        os.execvp(argv[0], argv)
+    except (ConfigError, CommandError, OSError) as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        sys.exit(2 if isinstance(error, ConfigError) else 127)
+
+
+def _set_master() -> None:
+    """Under mpirun nobody says where rank 0 is, but sagemaker-training does, in its own words."""
+    server, port = config.read(os.environ, "SMDATAPARALLEL_SERVER_ADDR"), PORT
+    if server is not None:  # scripts for SMDDP count on the port after next
+        port = (config.read_port(os.environ, "SMDATAPARALLEL_SERVER_PORT") or PORT - 2) + 2
+    elif SageMaker.detect(os.environ):
+        server = read_hosts(os.environ)[0][0]
+    if server is not None and config.read(os.environ, "SMDP_MASTER_ADDR") is None:
+        os.environ.setdefault("MASTER_ADDR", server)
+        os.environ.setdefault("MASTER_PORT", str(port))
+
+
+def _without_options(words: Sequence[str]) -> list[str]:
+    """Leave out what smddpmprun takes before the command: -i TYPE and --allow-bypass."""
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        option = rest.pop(0)
+        if option in ("-i", "--instance-type") and rest:
+            rest.pop(0)
+        elif option == "--":
+            break
+    return rest
+
+
+def _without_mpi4py(words: list[str]) -> list[str]:
+    """Take `-m mpi4py` away: it only makes one rank's exception end all that mpirun has started."""
+    place = next((i for i in range(len(words) - 1) if words[i : i + 2] == ["-m", "mpi4py"]), None)
+    return words if place is None else words[:place] + words[place + 2 :]
+
+
+def _warn() -> None:
+    if os.environ.get("RANK") == "0":
+        sys.stderr.write(
+            "[smdp] mpi4py is not installed, so that `-m mpi4py` is left out: where a rank fails before it"
+            " has joined the others, they wait for it for SMDP_INIT_TIMEOUT seconds\n"
+        )

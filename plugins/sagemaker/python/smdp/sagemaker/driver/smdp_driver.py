@@ -1,0 +1,21 @@
+"""What the SDK v3 runs in every container; it is uploaded alone, and finds smdp in the image."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    from smdp.sagemaker.driver_main import main
+except ImportError as error:
+    text = (
+        f"[smdp] the container cannot import smdp.sagemaker ({error}); put smdp into the image, or into the"
+        " file that SourceCode(requirements=...) names"
+    )
+    try:
+        with open("/opt/ml/output/failure", "w") as file:
+            file.write(text)
+    except OSError:
+        pass
+    sys.exit(text)
+
+main()
