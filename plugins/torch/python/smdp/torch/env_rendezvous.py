@@ -22,6 +22,7 @@ from smdp._errors import ConfigError, TimeoutError
 from smdp.config import Config, read
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK
+from smdp.environments.choice import why_alone
 from smdp.environments.master import check_master
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
@@ -77,11 +78,12 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
 
 
 def _be_alone() -> None:
-    _log.follow()
-    _logger.warning(
-        "[smdp] no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks "
-        "with `smdp run -n N`, torchrun, mpirun or srun"
-    )
+    if not why_alone(os.environ):  # else detect() has warned, and knows more
+        _log.follow()
+        _logger.warning(
+            "[smdp] no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks "
+            "with `smdp run -n N`, torchrun, mpirun or srun"
+        )
     known = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": LOOPBACK}
     for name, value in {**known, "MASTER_PORT": free_port()}.items():
         os.environ.setdefault(name, str(value))
