@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,9 @@ class Cluster:
         rate: Of every link, as tc spells it, or one per host; None for unlimited.
         rails: Interfaces of a host, each on a bridge of its own.
         ipv6: Whether hosts have IPv6 addresses only.
-        names: Give each host a hosts file, in which it is 127.0.1.1 to itself, as Debian does it. True: host
-            i is "node<i>"; a list: these are their names.
+        names: Give each host a hosts file: "node<i>" is host i, but 127.0.1.1 to itself, as Debian does it.
+            Or, for each host, its name or names, by which all know it, itself too, as in Kubernetes; the first
+            one is what it takes for its own.
     """
 
     def __init__(
@@ -44,13 +48,13 @@ class Cluster:
         *,
         rails: int = 1,
         ipv6: bool = False,
-        names: bool | list[str] = False,
+        names: bool | Sequence[str | list[str]] = False,
     ) -> None:
         self.hosts = hosts
         self.rates = [rate] * hosts if rate is None or isinstance(rate, str) else rate
         self.rails = rails
         self.ipv6 = ipv6
-        self.names = [f"node{host}" for host in range(hosts)] if names is True else names
+        self.names = names
         self.key = uuid.uuid4().hex[:6]
         self.switch = f"smdp{self.key}s"
         self.started: list[subprocess.Popen[str]] = []
@@ -102,15 +106,30 @@ class Cluster:
         return Path("/etc/netns") / self.name(host) / "hosts"
 
     def _write_hosts(self, host: int) -> None:
-        lines = ["127.0.0.1 localhost"]
-        for other in range(self.hosts):
-            address = "127.0.1.1" if other == host else self.address(other)
-            lines.append(f"{address} {self.names[other]}")
         file = self._hosts_file(host)  # `ip netns exec` shows it as /etc/hosts
         file.parent.mkdir(parents=True)
-        file.write_text("\n".join(lines) + "\n")
+        self.publish(host, *range(self.hosts))
+
+    def publish(self, host: int, *others: int) -> None:
+        """Let a host know the names of these hosts, and no others but its own."""
+        lines = ["127.0.0.1 localhost"]
+        for other in sorted({host, *others}):
+            if isinstance(self.names, Sequence):
+                known = self.names[other]
+                lines.append(" ".join([self.address(other), *([known] if isinstance(known, str) else known)]))
+            else:
+                lines.append(f"{'127.0.1.1' if other == host else self.address(other)} node{other}")
+        self._hosts_file(host).write_text("\n".join(lines) + "\n")
 
     def __exit__(self, *_: object) -> None:
+        # A server's children may outlive it, and keep its output open.
+        for host in range(self.hosts):
+            found = subprocess.run(
+                ["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=False
+            )
+            for pid in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         for process in self.started:
             if process.poll() is None:
                 process.kill()

@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--hold", default="", metavar="FILE", help="file to wait for the end of")
     arguments = parser.parse_args()
 
-    dist.init_process_group("smdp")
+    if not dist.is_initialized():  # a program that calls main() may have done it
+        dist.init_process_group("smdp")
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     digits = load_digits()

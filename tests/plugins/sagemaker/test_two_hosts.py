@@ -34,7 +34,7 @@ FOREVER = (
 
 def start(cluster: Cluster, container: Container, runner: Sequence[str] = RUNNER) -> subprocess.Popen[str]:
     current = json.loads((container.base / "input" / "config" / "resourceconfig.json").read_text())
-    assert cluster.names
+    assert isinstance(cluster.names, Sequence)
     host = cluster.names.index(current["current_host"])
     return cluster.start(host, list(runner), container.variables)
 
