@@ -37,8 +37,8 @@ class Cluster:
         rails: Interfaces of a host, each on a bridge of its own.
         ipv6: Whether hosts have IPv6 addresses only.
         names: Give each host a hosts file: "node<i>" is host i, but 127.0.1.1 to itself, as Debian does it.
-            Or, for each host, its name or names, by which all know it, itself too, as in Kubernetes; the first
-            one is what it takes for its own.
+            Or, for each host, its name or names, by which all know it, itself too, as in Kubernetes; the
+            first one is what it takes for its own.
     """
 
     def __init__(
