@@ -22,8 +22,8 @@ from smdp._errors import ConfigError, TimeoutError
 from smdp.config import Config, read
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK
-from smdp.environments.choice import why_alone
 from smdp.environments.master import check_master
+from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
 
@@ -78,7 +78,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
 
 
 def _be_alone() -> None:
-    if not why_alone(os.environ):  # else detect() has warned, and knows more
+    if not SingleProcess.cost(os.environ):  # else detect() has warned, and knows more
         _log.follow()
         _logger.warning(
             "[smdp] no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks "
