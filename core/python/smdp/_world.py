@@ -12,7 +12,7 @@ from . import _core
 from ._errors import ClosedError, ConfigError, SmdpError
 from .config import Config
 from .environments import Launch, detect
-from .environments.master import check_master
+from .environments.master import check_master, warn_if_elsewhere
 from .group import Group
 
 _world: Group | None = None
@@ -70,7 +70,9 @@ def init(
                 "[smdp] SMDP_MASTER_ADDR and SMDP_MASTER_PORT are not set, and the launcher names no master;"
                 " set both to where rank 0 runs and a free port there."
             )
-        if launch.rank != 0:
+        if launch.rank == 0:
+            warn_if_elsewhere(launch.master_addr)
+        else:
             check_master(launch.master_addr, launch.source, config.init_timeout_s)
         base = _store(launch, options.get("secret", ""), config.init_timeout_s)
     _world = Group(

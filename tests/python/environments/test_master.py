@@ -12,7 +12,7 @@ import pytest
 
 from smdp._errors import ConfigError
 from smdp.environments import hydra
-from smdp.environments.master import check_master, is_here
+from smdp.environments.master import check_master, is_here, warn_if_elsewhere
 
 _UNKNOWN = "no-such-host.invalid"
 
@@ -20,6 +20,14 @@ _UNKNOWN = "no-such-host.invalid"
 def test_here_and_elsewhere() -> None:
     assert is_here("127.0.0.1") and is_here("localhost") and is_here(socket.gethostname())
     assert not is_here("192.0.2.77") and not is_here(_UNKNOWN) and not is_here("a" * 70 + ".b")
+
+
+def test_rank_0_warns_of_an_address_that_is_not_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("127.0.0.1", "localhost", socket.gethostname(), _UNKNOWN):
+        warn_if_elsewhere(name)
+    assert not caplog.records
+    warn_if_elsewhere("192.0.2.77")
+    assert f"rank 0 runs on host {socket.gethostname()}, and 192.0.2.77, where all look" in caplog.text
 
 
 def test_a_known_name_takes_no_time() -> None:

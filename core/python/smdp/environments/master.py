@@ -37,6 +37,23 @@ def unless_elsewhere(launcher_host: str, rank: int) -> str:
     return "" if rank == 0 and launcher_host and not is_here(launcher_host) else launcher_host
 
 
+def warn_if_elsewhere(master_addr: str) -> None:
+    """Warn, on rank 0, if the address that all are given is known and not this host's."""
+    try:
+        socket.getaddrinfo(master_addr, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return  # check_master() tells
+    if not is_here(master_addr):
+        _log.follow()
+        _logger.warning(
+            "[smdp] rank 0 runs on host %s, and %s, where all look for it, is no address of this host; "
+            "unless it leads here (a service, a forwarded port), SMDP_MASTER_ADDR or MASTER_ADDR is wrong "
+            "and ranks cannot meet",
+            socket.gethostname(),
+            master_addr,
+        )
+
+
 def check_master(
     master_addr: str, source: str, timeout_s: float, environ: Mapping[str, str] = os.environ
 ) -> None:

@@ -22,7 +22,7 @@ from smdp._errors import ConfigError, TimeoutError
 from smdp.config import Config, read
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK
-from smdp.environments.master import check_master
+from smdp.environments.master import check_master, warn_if_elsewhere
 from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
@@ -60,6 +60,8 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     timeout_s = Config.from_environ().init_timeout_s
     if address:
         check_master(address, find().name, timeout_s)
+        if rank == "0" and size != "1":
+            warn_if_elsewhere(address)
     if "timeout" in options:  # else ranks would wait for each other as long as an operation may take
         options["timeout"] = min(options["timeout"], timedelta(seconds=timeout_s))
     try:
