@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=50, help="of a block")
     parser.add_argument("--compute-ms", type=float, default=5.0)
+    parser.add_argument("--sleep", action="store_true", help="an accelerator computes, the core is free")
     parser.add_argument("--gradient-bytes", type=int, default=1 << 20)
     options = parser.parse_args()
     world = smdp.init()
@@ -34,6 +35,8 @@ def main() -> None:
             for _ in range(options.steps):
                 begin = time.perf_counter()
                 end = begin + 1e-3 * options.compute_ms
+                if options.sleep:
+                    time.sleep(1e-3 * options.compute_ms)
                 while time.perf_counter() < end:
                     matrix @ matrix
                 world.all_reduce(gradient, op=smdp.AVG)

@@ -24,6 +24,7 @@ FROZEN = {
         "--master-port",
         "--master_port",
         "--stop-timeout",
+        "--grace",
         "--compat",
         "--dry-run",
     },
