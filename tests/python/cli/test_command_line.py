@@ -28,7 +28,7 @@ FROZEN = {
         "--compat",
         "--dry-run",
     },
-    "env": {"--json"},
+    "env": {"--check", "--json"},
     "bench": {
         "operation",
         "-n",
