@@ -13,9 +13,11 @@ from typing import Any
 
 import language_model as lm
 import pytest
+import torch.distributed as dist
 import transformers
 from transformers_spawn import run
 
+from smdp.torch.model_parallel.agreement import together
 from smdp.transformers import DataParallel, ModelParallel, PreemptionCallback, Trainer
 
 pytestmark = pytest.mark.timeout(900)
@@ -43,8 +45,8 @@ def plugins() -> list[Any]:
     return [DataParallel()] if kind == "DataParallel" else []
 
 
-def train() -> str:
-    """Goes on if there is a checkpoint; gives a digest of this rank's parameters."""
+def train() -> dict[str, str]:
+    """Goes on if there is a checkpoint; gives digests of all parameters, wherever the model has been cut."""
     options = {"eval_strategy": "epoch", "dataloader_num_workers": int(os.environ.get("WORKERS", "0"))}
     args = lm.arguments(max_steps=STEPS, weight_decay=0.1, lr_scheduler_type="cosine", **options)
     args.output_dir = os.environ["KEPT"]
@@ -56,10 +58,12 @@ def train() -> str:
         callbacks=[Signalling()] + ([PreemptionCallback()] if os.environ["PLUGIN"] == "none" else []),
     )
     trainer.train(resume_from_checkpoint=any(Path(args.output_dir).glob("checkpoint-*/trainer_state.json")))
-    digest = hashlib.sha256()
-    for parameter in trainer.model_wrapped.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()
+    own = {
+        name: hashlib.sha256(parameter.detach().numpy().tobytes()).hexdigest()
+        for name, parameter in trainer.model_wrapped.named_parameters()
+    }
+    parts = together(lambda: own) if dist.is_initialized() else [own]
+    return {name: digest for part in parts for name, digest in part.items()}
 
 
 @pytest.mark.parametrize(
