@@ -25,8 +25,9 @@ NOT_RUN = {
     r"(\w+=\S+ )?smdp run ": "jobs: test_pages.py runs the code of pages, the plugins' tests the examples",
     r"smdp bench ": "takes minutes; tests/python/cli/test_bench.py runs it",
     r"smdp trace ": "reads what a job has written; tests/plugins/torch/test_torch_observability.py runs it",
-    r"(\w+=\S+ )?(torchrun|mpirun|accelerate) ": "another launcher; tests/plugins runs them",
-    r"(python3 -m venv|pip|tox|export|git) ": "installs, or sets up the shell",
+    r"(\w+=\S+ )?(torchrun|mpirun|mpiexec|srun|sbatch|accelerate) ": "launchers: tests/launchers runs them",
+    r"(docker|buildah|mmdebstrap|printf|mkdir keys) ": "container images: tests/containers",
+    r"(python3 -m venv|pip|apt|tox|export|git) ": "installs, or sets up the shell",
 }
 COMMANDS = [block for page in PAGES for block in blocks(page, "console")]
 

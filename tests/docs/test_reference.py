@@ -24,7 +24,7 @@ from directives import python_api
 BUILT = DOCS / "_build" / "html"
 # Programs, and names that have pages of their own: horovod.md, sagemaker.md, sagemaker_model_parallel.md.
 NOT_IN_THE_REFERENCE = re.compile(
-    r"smdp\.(cli|compat\.(horovod|sagemaker)|torch\.model_parallel\.smp_api\.nn)\b"
+    r"smdp\.(cli|compat\.(horovod|sagemaker)|torch\.model_parallel\.smp_api\.(nn|patches)|_\w+)\b"
 )
 
 
@@ -158,6 +158,7 @@ def test_links_within_the_site_lead_somewhere() -> None:
     for page in sorted(BUILT.rglob("*.html")):
         for link in re.findall(r'href="([^"]+)"', page.read_text(encoding="utf-8")):
             path, _, anchor = html.unescape(link).partition("#")
+            path = path.partition("?")[0]
             if re.match(r"\w+:|//", path):
                 continue
             target = (page.parent / path).resolve() if path else page
