@@ -39,6 +39,7 @@ DOCUMENTED = [
     "smdp.transformers",
     "smdp.accelerate",
     "smdp.lightning",
+    "smdp.sagemaker",
     "smdp.compat",
 ]
 
