@@ -48,6 +48,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         smdp.TimeoutError: Not all ranks came.
     """
     log_choice()
+    before = dict(os.environ)  # what is filled in below is nobody's wish
     arguments = parse_qs(urlparse(url).query)
     needed = [name for name in _RANKS if name.lower() not in arguments]
     if any(not read(os.environ, name) for name in (*needed, *_MASTER)):
@@ -59,7 +60,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     rank, size = (arguments.get(name.lower(), [read(os.environ, name)])[0] for name in _RANKS)
     timeout_s = Config.from_environ().init_timeout_s
     if address:
-        check_master(address, find().name, timeout_s)
+        check_master(address, find(before).name, timeout_s, before)
         if rank == "0" and size != "1":
             warn_if_elsewhere(address)
     if "timeout" in options:  # else ranks would wait for each other as long as an operation may take
