@@ -65,9 +65,14 @@ class Kubernetes:
         return self.cluster.start(index, command, variables)
 
     def run(self, **environ: str) -> tuple[list[str], list[int]]:
-        """Start all pods at once, and give what each printed and its exit code when all have ended."""
-        processes = [self.start(index, **environ) for index in range(len(self.pods))]
-        ends = [process for process, pod in zip(processes, self.pods, strict=True) if not pod.is_server]
+        """Start all pods, and give what each printed and its exit code when all have ended."""
+        ends = []
+        for index, pod in enumerate(self.pods):
+            process = self.start(index, **environ)
+            if not pod.is_server:
+                ends.append(process)
+            elif process.stdout is not None:  # others are started when it is ready
+                assert any("Server listening on" in line for line in process.stdout)
         outputs = [process.communicate(timeout=200)[0] for process in ends]
         return outputs, [process.returncode for process in ends]
 
