@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import smdp
 import smdp.torch
 
-folder, steps, pause, workers, backend, spared = sys.argv[1:]
+folder, steps, pause, workers, backend = sys.argv[1:]
 torch.set_num_threads(1)
 dist.init_process_group(backend)
 if backend != "smdp":
@@ -42,7 +42,7 @@ loader = DataLoader(
     batch_size=4,
     sampler=sampler,
     num_workers=int(workers),
-    worker_init_fn=smdp.torch.spare_worker if spared == "spared" else None,
+    worker_init_fn=smdp.torch.spare_worker,
 )
 file, step = os.path.join(folder, "state.pt"), 0
 if os.path.exists(file):
@@ -128,10 +128,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         pause: float = 0.0,
         workers: int = 0,
         backend: str = "smdp",
-        spared: bool = True,
     ) -> Job:
         how = [*LAUNCHERS[launcher][:-1], *options, LAUNCHERS[launcher][-1], str(size)]
-        what = (tmp_path, steps, pause, workers, backend, "spared" if spared else "not")
+        what = (tmp_path, steps, pause, workers, backend)
         jobs.append(Job([*how, str(script), *map(str, what)]))
         return jobs[-1]
 

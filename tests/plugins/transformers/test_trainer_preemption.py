@@ -68,7 +68,7 @@ def train() -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("plugin", "size", "workers"),
-    [("DataParallel", 2, 0), ("DataParallel", 2, 2), ("ModelParallel", 2, 0), ("ModelParallel", 4, 0)],
+    [("DataParallel", 2, 2), ("ModelParallel", 2, 0), ("ModelParallel", 4, 0)],
 )
 def test_it_goes_on_to_the_same_parameters(plugin: str, size: int, workers: int, tmp_path: Path) -> None:
     env = {"PLUGIN": plugin, "WORKERS": str(workers)}
