@@ -16,17 +16,29 @@ Array = npt.NDArray[Any]
 
 
 class ReduceOp(IntEnum):
-    """What a reduction does, numbered as in the C++ header smdp/dtype.h."""
+    """What a reduction does, numbered as in the C++ header smdp/dtype.h.
+
+    On bool SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. 16-bit floats are summed in float32.
+    """
 
     SUM = 0
+    """The sum over all ranks."""
     AVG = 1
+    """SUM divided by the size of the group; of integers truncated towards zero."""
     PREMUL_SUM = 2
+    """Every rank's input times its own factor, then SUM."""
     PRODUCT = 3
+    """The product over all ranks."""
     MIN = 4
+    """The least value; NaN if some rank has NaN. Not for complex numbers."""
     MAX = 5
+    """The greatest value; NaN if some rank has NaN. Not for complex numbers."""
     BAND = 6
+    """Bitwise "and" of integers and bool."""
     BOR = 7
+    """Bitwise "or" of integers and bool."""
     BXOR = 8
+    """Bitwise "exclusive or" of integers and bool."""
 
 
 SUM = ReduceOp.SUM

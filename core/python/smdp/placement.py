@@ -15,8 +15,10 @@ from smdp._shown import shown
 __all__ = ["STRATEGIES", "Coordinates", "Kind", "Placement"]
 
 STRATEGIES = ("cluster", "spread", *("".join(letters) for letters in permutations("DPT")))
+"""All placement strategies: two names of SMP's and the permutations of D, P and T."""
 
 Kind: TypeAlias = Literal["pp", "tp", "rdp", "dp", "mp"]
+"""A kind of group: pipeline, tensor, reduced data, data and model parallel."""
 
 # The coordinates that all ranks of a group have in common.
 _SHARED: dict[str, tuple[str, ...]] = {

@@ -43,6 +43,7 @@ ENVIRONMENTS: tuple[type[Environment], ...] = (
     Kubernetes,
     SingleProcess,
 )
+"""The launchers that are looked for, in this order; the first that is there decides."""
 
 
 def find(environ: Mapping[str, str] = os.environ) -> type[Environment]:

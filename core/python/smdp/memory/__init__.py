@@ -49,7 +49,6 @@ __all__ = [
     "state_bytes",
 ]
 
-# Attributes of StageMemory that add up to its total.
 KINDS = (
     "parameters",
     "gradients",
@@ -61,6 +60,7 @@ KINDS = (
     "buckets",
     "unsharded",
 )
+"""Attributes of StageMemory that add up to its total, each in bytes."""
 
 
 def estimate(model: Architecture | Trace, setting: Setting | None = None, **options: Any) -> Estimate:

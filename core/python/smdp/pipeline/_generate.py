@@ -28,8 +28,8 @@ _INFOS = {
     for name, line, usual, only, placement, is_split in _core.pipeline_schedules()
 }
 
-#: Names of the schedules, and what each is in one line.
 SCHEDULES: dict[str, str] = {name: info.description for name, info in _INFOS.items()}
+"""Names of the schedules, and what each is in one line."""
 
 _LARGEST_STAGES = 1 << 16
 

@@ -108,5 +108,5 @@ class State:
         return self.running.groups.placement
 
 
-#: The only one.
 state = State()
+"""The job of this process: there is one."""
