@@ -97,7 +97,7 @@ class Container:
 
     def run(self, command: Sequence[str] = ALONE) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, env=self.environ(), cwd=self.base, capture_output=True, text=True, timeout=100
+            command, env=self.environ(), cwd=self.base, capture_output=True, text=True, timeout=200
         )
 
     def start(self, command: Sequence[str] = ALONE) -> subprocess.Popen[str]:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from containers import ALONE, HAS_TOOLKIT, TOOLKIT, Container
 
+# Jobs import NumPy and scikit-learn on every rank, which takes half a minute where cores are scarce.
+pytestmark = pytest.mark.timeout(400)
 RUNNERS = [
     pytest.param(ALONE, id="alone"),
     pytest.param(
