@@ -59,6 +59,21 @@ same(
 )
 if even.included():
     same(hvd.allreduce(x, op=hvd.Sum, process_set=even), [1, 2, 4])
+# Rank 0 has rows 0 and 2, rank 1 has row 2 twice.
+rows = torch.tensor([[0, 2] if rank == 0 else [2, 2]])
+values = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+sparse = torch.sparse_coo_tensor(rows, values, (3, 2), check_invariants=True)
+total = hvd.synchronize(hvd.sparse_allreduce_async(sparse, name="s", op=hvd.Sum))
+assert total.is_coalesced()
+same(total.to_dense(), [[1, 2], [0, 0], [9, 18]])
+same(hvd.synchronize(hvd.sparse_allreduce_async(sparse)).to_dense(), [[0.5, 1], [0, 0], [4.5, 9]])
+for wrong, options in ((sparse.to_dense(), {}), (sparse, {"op": hvd.Max})):
+    try:
+        hvd.sparse_allreduce_async(wrong, **options)
+    except ValueError as error:
+        assert "sparse_allreduce_async" in str(error)
+    else:
+        sys.exit("a dense tensor, or another operation, must fail")
 
 w = torch.ones(3, requires_grad=True)
 (hvd.allreduce(w, op=hvd.Sum) * (rank + 1)).sum().backward()

@@ -50,6 +50,7 @@ from smdp.compat.horovod.torch.functions import broadcast_object as broadcast_ob
 from smdp.compat.horovod.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
 from smdp.compat.horovod.torch.functions import broadcast_parameters as broadcast_parameters
 from smdp.compat.horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from smdp.compat.horovod.torch.sparse import sparse_allreduce_async as sparse_allreduce_async
 from smdp.compat.horovod.torch.world import ProcessSet as ProcessSet
 from smdp.compat.horovod.torch.world import add_process_set as add_process_set
 from smdp.compat.horovod.torch.world import cross_rank as cross_rank
