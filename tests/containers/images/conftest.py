@@ -15,27 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from buildah import ROOT, Storage, why_not
 from container import Container
+from image import SIZES, Image, build
 
 IMAGES = ("pytorch", "tensorflow", "huggingface")
-_SIZES: list[str] = []
-
-
-class Image:
-    """An image of ours: its tag, files, configuration, and what its build printed."""
-
-    def __init__(self, storage: Storage, name: str, tag: str, output: str) -> None:
-        self.storage, self.name, self.tag, self.output = storage, name, tag, output
-        self.config = storage.config(tag)
-        self.root = storage.mount(tag)
-        done = subprocess.run(["du", "-sm", str(self.root)], check=True, capture_output=True, text=True)
-        _SIZES.append(f"{tag}: {done.stdout.split()[0]} MB")
-
-
-def build(storage: Storage, name: str, target: str, tag: str, **arguments: str) -> Image:
-    dockerfile = ROOT / "containers" / name / "Dockerfile"
-    output = storage.build(dockerfile, tag, "--target", target, **arguments)
-    print(output)
-    return Image(storage, name, tag, output)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +80,7 @@ def containers(tmp_path: Path) -> Iterator[Callable[..., Container]]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if _SIZES:
+    if SIZES:
         terminalreporter.section("sizes of the images")
-        for line in _SIZES:
+        for line in SIZES:
             terminalreporter.line(line)

@@ -1,4 +1,4 @@
-"""A container of an image without an engine: namespaces of mounts, processes and IPC, and a root of its own.
+"""A container of an image without an engine: namespaces of mounts, processes, IPC, and a root of its own.
 
 What the image's configuration says holds: variables, user, folder, entry point. The root is an overlay, so
 that containers of one image see nothing of each other.
@@ -17,10 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-# $1 lower, $2 work, $3 size of /dev/shm, $4 volumes, then the command. The mounts go with the namespace.
+# $1 lower, $2 work, $3 size of /dev/shm, $4 volumes, $5 host name, then the command. The mounts go with the
+# namespace.
 _SETUP = """
 set -eu
-lower=$1; work=$2; shm=$3; volumes=$4; shift 4
+lower=$1; work=$2; shm=$3; volumes=$4; hostname "$5"; shift 5
 root=$work/root
 mkdir -p "$work/upper" "$work/scratch" "$root"
 mount -t overlay overlay -o "lowerdir=$lower,upperdir=$work/upper,workdir=$work/scratch" "$root"
@@ -49,6 +50,7 @@ class Container:
         shm: Size of /dev/shm, as tmpfs spells it.
         memlock: Most bytes of locked memory, None for this machine's.
         volumes: Folders of this machine, by where they are in the container.
+        hostname: Its name, which mpirun takes for that of the host it runs on.
         prefix: A command that all runs under, such as `ip netns exec NAME`.
     """
 
@@ -61,9 +63,11 @@ class Container:
         shm: str = "2g",
         memlock: int | None = None,
         volumes: Mapping[str, Path] = MappingProxyType({}),
+        hostname: str = "container",
         prefix: tuple[str, ...] = (),
     ) -> None:
         self.root, self.config, self.shm, self.memlock, self.prefix = root, config, shm, memlock, prefix
+        self.hostname = hostname
         self.work = work / uuid.uuid4().hex[:8]
         self.volumes = " ".join(f"{path}:{target}" for target, path in volumes.items())
         self.work.mkdir(parents=True)
@@ -81,9 +85,19 @@ class Container:
         inside = ["env", "-i", "-C", self.config["WorkingDir"] or "/", *variables, *words]
         user = user or self.config["User"] or "0"
         limits = [] if self.memlock is None else ["prlimit", f"--memlock={self.memlock}:{self.memlock}"]
-        setup = ["sh", "-c", _SETUP, "sh", str(self.root), str(self.work), self.shm, self.volumes]
+        setup = [
+            "sh",
+            "-c",
+            _SETUP,
+            "sh",
+            str(self.root),
+            str(self.work),
+            self.shm,
+            self.volumes,
+            self.hostname,
+        ]
         change = ["chroot", f"--userspec={user}:{user}", "--groups=", str(self.work / "root")]
-        spaces = ["unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child"]
+        spaces = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork"]
         return subprocess.Popen(
             [*self.prefix, *spaces, *setup, *limits, *change, *inside],
             stdout=subprocess.PIPE,
@@ -98,7 +112,7 @@ class Container:
         try:
             output, _ = process.communicate(timeout=timeout_s)
         finally:
-            process.kill()
+            self.kill(process)
         return process.returncode, output
 
     @staticmethod
@@ -106,6 +120,14 @@ class Container:
         """Send a signal to the container's first process, as `docker stop` does."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[0]), number)
+
+    @classmethod
+    def kill(cls, process: subprocess.Popen[str]) -> None:
+        """End a container that still runs; with its first process go all others."""
+        if process.poll() is None:
+            with contextlib.suppress(OSError, IndexError):
+                cls.signal(process, signal.SIGKILL)
+        process.communicate()
 
     def remove(self) -> None:
         """Forget what the container wrote."""

@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from buildah import Storage
-from conftest import Image, build
 from container import Container
+from image import Image, build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 PROGRAM = """

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from buildah import ROOT
-from conftest import Image
 from container import Container
+from image import Image
 
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 from network import Cluster, why_not
@@ -49,13 +49,13 @@ def waiting_host(container: Container, *command: str) -> Iterator[subprocess.Pop
         assert "Server listening on" in process.stdout.readline()
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        container.kill(process)
 
 
 def host(cluster: Cluster, number: int, image: Image, containers: MAKE, keys: Path) -> Container:
     prefix = ("ip", "netns", "exec", cluster.name(number))
-    return containers(image, prefix=prefix, volumes={"/home/mpiuser/.ssh": keys})
+    volumes = {"/home/mpiuser/.ssh": keys}
+    return containers(image, prefix=prefix, hostname=f"node{number}", volumes=volumes)
 
 
 def test_mpirun_over_two_containers(image: Image, containers: MAKE, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from buildah import ROOT
-from conftest import Image
 from container import Container
+from image import Image
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 MAKE = Callable[..., Container]
@@ -45,13 +45,12 @@ def test_two_ranks_on_digits_as_the_user_of_the_image(image: Image, containers: 
 def test_two_ranks_under_mpirun(image: Image, containers: MAKE) -> None:
     """Open MPI of the image starts ranks and tells them who they are."""
     program = (
-        "import smdp, numpy as np; from mpi4py import MPI; world = smdp.init(); x = np.ones(3, np.float32); "
-        "world.all_reduce(x); print(world.rank, MPI.COMM_WORLD.size, x)"
+        "import smdp, numpy as np; from mpi4py import MPI; x = np.ones(3, np.float32); "
+        "smdp.init().all_reduce(x); print(f'{MPI.COMM_WORLD.size} ranks, sum {x}')"
     )
     code, output = containers(image).run("mpirun", "-n", "2", "python3", "-m", "mpi4py", "-c", program)
     assert code == 0, output
-    lines = sorted(line for line in output.splitlines() if "[2. 2. 2.]" in line)
-    assert [line.split()[:2] for line in lines] == [["0", "2"], ["1", "2"]], output
+    assert output.count("2 ranks, sum [2. 2. 2.]") == 2, output
 
 
 def test_health(image: Image, containers: MAKE) -> None:
@@ -83,7 +82,7 @@ def test_a_signal_reaches_the_ranks(image: Image, containers: MAKE, tmp_path: Pa
         container.signal(process, signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
     finally:
-        process.kill()
+        container.kill(process)
     assert output.count("saved") == 2
     assert process.returncode != -signal.SIGKILL
 
@@ -93,7 +92,7 @@ def test_a_signal_reaches_the_ranks(image: Image, containers: MAKE, tmp_path: Pa
     [
         ([], 64, "[smdp] the container was started without a command, so there are no ranks"),
         (["train.py"], 127, "`smdp run -n RANKS train.py` starts ranks of it"),
-        (["smdp", "run", "-n", "0", "train.py"], 2, "0"),
+        (["smdp", "run", "-n", "0", "train.py"], 2, "greater than or equal to 1"),
     ],
 )
 def test_no_ranks(image: Image, containers: MAKE, command: list[str], code: int, message: str) -> None:
