@@ -432,6 +432,13 @@ def test_arguments_win() -> None:
         assert environments.detect(rank=1, world_size=2, local_size=2).master_addr == "127.0.0.1"
 
 
+def test_ranks_by_arguments_and_by_variables_meet() -> None:
+    with mock.patch.dict(os.environ, clear=True):
+        given = environments.detect(rank=0, world_size=4, master_addr="a")
+    read = detect({"SMDP_RANK": "1", "SMDP_WORLD_SIZE": "4", "SMDP_MASTER_ADDR": "a"})
+    assert (given.master_addr, given.master_port, given.job) == (read.master_addr, read.master_port, read.job)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -102,7 +102,7 @@ def detect(
     _check_argument("master_port", master_port, 1, 65536)
     if rank is not None and world_size is not None:
         environment: type[Environment] = SmdpVariables
-        launch = make_launch(environ, Ranks(rank, world_size, None, None), "arguments", job="smdp")
+        launch = make_launch(environ, Ranks(rank, world_size, None, None), "arguments")
     else:
         log_choice(environ)
         environment = find(environ)
