@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
@@ -62,6 +63,15 @@ def test_ranks_of_a_launcher_that_torch_does_not_know() -> None:
         assert f"rank {rank} of 2, sum 2, MASTER_PORT={port - 1}" in output, outputs
 
 
+def test_both_worlds_where_the_launcher_names_no_port() -> None:
+    code = "import smdp; smdp.init()" + _JOIN
+    job = str(random.randrange(1 << 30))
+    both = [start(code=code, **task(rank, 2, SLURM_JOB_ID=job)) for rank in range(2)]
+    outputs = [one.communicate(timeout=180)[0] for one in both]
+    for rank, output in enumerate(outputs):
+        assert f"rank {rank} of 2, sum 2" in output, outputs
+
+
 def test_alone_with_one_warning() -> None:
     code, output = run()
     assert code == 0, output
@@ -80,6 +90,7 @@ def test_other_backends_are_left_alone() -> None:
     ("more", "message"),
     [
         ({"WORLD_SIZE": "2"}, "environment variable RANK expected"),
+        ({"MASTER_ADDR": "192.0.2.1"}, "environment variable RANK expected"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun does not tell where rank 0 of 2 is; set MASTER_ADDR="),
         ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK='5' is not valid; allowed: 0 to 1, since WORLD_SIZE=2"),
         (task(0, 2, SLURM_NTASKS="x"), "SLURM_NTASKS='x' is not valid"),

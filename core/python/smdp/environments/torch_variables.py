@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-from smdp import config
 from smdp.environments import detect, find
 from smdp.environments.base import LOOPBACK
 from smdp.environments.single import SingleProcess
@@ -15,7 +14,7 @@ def set_torch_variables() -> bool:
     """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the launcher.
 
     What is set already stays. With them `init_process_group` works under mpirun and srun as under torchrun.
-    MASTER_PORT is the port before SMDP_MASTER_PORT, if that is set: both stores may be there side by side.
+    MASTER_PORT is the port before smdp's own, as under torchrun: both stores may be there side by side.
 
     Returns:
         Whether a launcher started this process; otherwise nothing is set.
@@ -26,9 +25,7 @@ def set_torch_variables() -> bool:
     if find() is SingleProcess:
         return False
     launch = detect()
-    port = launch.master_port or free_port()
-    if config.read(os.environ, "SMDP_MASTER_PORT") and port > 1:
-        port -= 1
+    port = launch.master_port - 1 if launch.master_port > 1 else free_port()
     known = {
         "RANK": launch.rank,
         "WORLD_SIZE": launch.world_size,

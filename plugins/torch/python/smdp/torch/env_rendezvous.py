@@ -22,7 +22,7 @@ from smdp._errors import ConfigError, TimeoutError
 from smdp.config import Config, read
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK
-from smdp.environments.master import check_master, warn_if_elsewhere
+from smdp.environments.master import check_master, is_here, warn_if_elsewhere
 from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
@@ -55,7 +55,9 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         set_job(detect(needs_master=False).job)
         has_launcher = set_torch_variables()
         if not has_launcher and len(needed) == 2 and not any(read(os.environ, name) for name in needed):
-            _be_alone()
+            master = read(os.environ, "MASTER_ADDR")
+            if master is None or is_here(master):  # else it is a job's, and torch says which rank is missing
+                _be_alone()
     address, port = (read(os.environ, name) for name in _MASTER)
     rank, size = (arguments.get(name.lower(), [read(os.environ, name)])[0] for name in _RANKS)
     timeout_s = Config.from_environ().init_timeout_s
