@@ -13,7 +13,7 @@ import pytest
 
 from smdp import environments
 from smdp._errors import ConfigError
-from smdp.environments import Launch, choice
+from smdp.environments import Launch, choice, pmi
 from smdp.environments.base import port_for
 from smdp.environments.open_mpi import hnp_address
 from smdp.environments.slurm import expand_first
@@ -171,6 +171,19 @@ def test_mpich_and_mvapich() -> None:
 
 def test_horovod() -> None:
     assert detect(HOROVOD) == Launch(1, 4, 1, 2, "10.0.0.4", port_for("10.0.0.4:31000"), "Horovod")
+
+
+def test_mpirun_on_a_login_node_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"SLURM_JOB_NODELIST": "192.0.2.[77-78]"}
+    open_mpi_5 = {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-login-17@1"}
+    del open_mpi_5["OMPI_MCA_orte_hnp_uri"]
+    monkeypatch.setattr(pmi, "control_port", lambda: "login:4711")
+    # A step of SLURM is a daemon of mpirun, on the other hosts only where mpirun runs on the first.
+    for environ in (OPEN_MPI, open_mpi_5, {**MPICH, "PMI_SIZE": "4"}):
+        assert detect({**environ, **job, "SLURM_STEP_NODELIST": "192.0.2.78"}).master_addr == "192.0.2.77"
+    assert detect({**MPICH, "PMI_SIZE": "4"}).master_addr == "login"
+    with pytest.raises(ConfigError, match=f"mpirun -x SMDP_MASTER_ADDR={socket.gethostname()}$"):
+        detect({**OPEN_MPI, **job, "OMPI_COMM_WORLD_RANK": "0"})
 
 
 def test_slurm() -> None:

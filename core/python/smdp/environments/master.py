@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 from smdp import _log, config
 from smdp._errors import ConfigError
+from smdp.environments.base import Ranks
+from smdp.environments.slurm import first_host_of_job
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.5
@@ -29,21 +31,23 @@ def is_here(name: str) -> bool:
     return False
 
 
-def unless_elsewhere(launcher_host: str, rank: int) -> str:
-    """Give the launcher's own host, as rank 0's; empty if rank 0, who is asked here, is elsewhere.
+def of_launcher(launcher_host: str, ranks: Ranks, environ: Mapping[str, str]) -> str:
+    """Give where rank 0 is, as far as it follows from SLURM's job, or else from where its launcher runs.
 
-    Rank 0 alone can know, and its error ends the job before the others have waited for long.
+    Rank 0 alone can know, and gives nothing where it is elsewhere: its error ends the job before the others
+    have waited for long.
     """
-    return "" if rank == 0 and launcher_host and not is_here(launcher_host) else launcher_host
+    if ranks.is_one_host:
+        return ""
+    # The same on all ranks: mpirun may run on a login node, which is none of the job's.
+    if host := first_host_of_job(environ):  # what SLURM calls a host need not be a name that is known
+        return "" if ranks.rank == 0 and _is_elsewhere(host) else host
+    return "" if ranks.rank == 0 and not is_here(launcher_host) else launcher_host
 
 
 def warn_if_elsewhere(master_addr: str) -> None:
     """Warn, on rank 0, if the address that all are given is known and not this host's."""
-    try:
-        socket.getaddrinfo(master_addr, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return  # check_master() tells
-    if not is_here(master_addr):
+    if _is_elsewhere(master_addr):
         _log.follow()
         _logger.warning(
             "[smdp] rank 0 runs on host %s, and %s, where all look for it, is no address of this host; "
@@ -52,6 +56,15 @@ def warn_if_elsewhere(master_addr: str) -> None:
             socket.gethostname(),
             master_addr,
         )
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Tell whether a host is known and not this one."""
+    try:
+        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # check_master() tells
+    return not is_here(name)
 
 
 def check_master(

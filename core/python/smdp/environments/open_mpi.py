@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from smdp import config
 from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
-from smdp.environments.master import unless_elsewhere
-from smdp.environments.slurm import first_host
+from smdp.environments.master import of_launcher
 
 # "prterun-node0-4711@1": host and process id of mpirun 5, or "prte-..." of a standing prte.
 _NAMESPACE = re.compile(r"prte(?:run)?-(.+)-\d+@\d+")
@@ -19,11 +18,11 @@ _HNP_ADDRESS = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\];]+)")
 class OpenMpi(Environment):
     """OMPI_COMM_WORLD_*; mpirun does not say where rank 0 is.
 
-    On one host that does not matter. On several, mpirun 4 tells its own address (OMPI_MCA_orte_hnp_uri) and
-    mpirun 5 its own host's name (in PMIX_NAMESPACE), which serves if mpirun runs on rank 0's host, as it does
-    unless the host file leaves it out; inside SLURM the first host of the allocation serves. Otherwise rank 0
-    says what is missing: `mpirun -x SMDP_MASTER_ADDR=...`, since mpirun passes no variable on that it is not
-    told to.
+    On one host that does not matter. On several, the first host of the allocation serves inside SLURM. Else
+    mpirun 4 tells its own address (OMPI_MCA_orte_hnp_uri) and mpirun 5 its own host's name (in
+    PMIX_NAMESPACE), which serves if mpirun runs on rank 0's host, as it does unless the host file leaves it
+    out. Otherwise rank 0 says what is missing: `mpirun -x SMDP_MASTER_ADDR=...`, since mpirun passes no
+    variable on that it is not told to.
     """
 
     name = "Open MPI"
@@ -52,9 +51,7 @@ class OpenMpi(Environment):
         uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
         job = environ.get("PMIX_NAMESPACE", "") or uri.partition(";")[0]
         host = hnp_address(uri) or namespace_host(environ.get("PMIX_NAMESPACE", ""))
-        if host and not ranks.is_one_host:
-            host = unless_elsewhere(host, ranks.rank)
-        return make_launch(environ, ranks, cls.name, master_addr=host or first_host(environ), job=job)
+        return make_launch(environ, ranks, cls.name, master_addr=of_launcher(host, ranks, environ), job=job)
 
 
 def hnp_address(uri: str) -> str:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from smdp import config
 from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
 from smdp.environments.hydra import control_port
-from smdp.environments.master import unless_elsewhere
-from smdp.environments.slurm import first_host
+from smdp.environments.master import of_launcher
+from smdp.environments.slurm import first_host_of_job
 
 
 class Mpich(Environment):
     """PMI_*; on several hosts rank 0 is taken to be where mpiexec runs, and says so if it is not.
 
-    Where mpiexec runs is known from MPICH's proxies, and inside SLURM from the allocation; Intel MPI needs
-    SMDP_MASTER_ADDR.
+    Inside SLURM that is the first host of the allocation. Where mpiexec runs is known from MPICH's proxies;
+    Intel MPI needs SMDP_MASTER_ADDR.
     """
 
     name = "MPICH or Intel MPI"
@@ -34,9 +34,7 @@ class Mpich(Environment):
         control = control_port()
         job = environ.get("PMI_JOBID", "") or control
         host = control.rpartition(":")[0]
-        if host and not ranks.is_one_host:
-            host = unless_elsewhere(host, ranks.rank)
-        return make_launch(environ, ranks, cls.name, master_addr=host or first_host(environ), job=job)
+        return make_launch(environ, ranks, cls.name, master_addr=of_launcher(host, ranks, environ), job=job)
 
 
 class Mvapich(Environment):
@@ -62,4 +60,4 @@ class Mvapich(Environment):
         ranks = read_ranks(
             environ, world + "RANK", world + "SIZE", world + "LOCAL_RANK", world + "LOCAL_SIZE"
         )
-        return make_launch(environ, ranks, cls.name, master_addr=first_host(environ))
+        return make_launch(environ, ranks, cls.name, master_addr=first_host_of_job(environ))

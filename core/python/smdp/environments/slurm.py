@@ -64,11 +64,13 @@ class Slurm(Environment):
 
 def first_host(environ: Mapping[str, str]) -> str:
     """Give the first host of the step, else of the job; empty outside SLURM."""
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        text = config.read(environ, name)
-        if text:
-            return expand_first(text)
-    return ""
+    return expand_first(config.read(environ, "SLURM_STEP_NODELIST") or "") or first_host_of_job(environ)
+
+
+def first_host_of_job(environ: Mapping[str, str]) -> str:
+    """Give the first host of the job, empty outside SLURM; for mpirun, whose daemons are steps."""
+    names = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    return expand_first(next(filter(None, (config.read(environ, name) for name in names)), ""))
 
 
 def expand_first(nodelist: str) -> str:
