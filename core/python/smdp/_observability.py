@@ -7,7 +7,8 @@ import time
 from typing import Any, SupportsFloat
 
 from . import _core
-from ._world import is_initialized, world
+from ._errors import ConfigError
+from ._world import any_core, world
 from .environments import detect
 
 # The step, the time and the counters of the last print_step().
@@ -100,10 +101,16 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
         raise ValueError(f"[smdp] print_step() measures {', '.join(sorted(taken))} itself; give another name")
     values = [f"{name}={float(value):.6g}" for name, value in [*figures.items(), *means.items()]]
     _last = step, now, counters
-    rank = world().rank if is_initialized() else detect(needs_master=False).rank
-    if rank == 0:
+    if _rank() == 0:
         sys.stdout.write(" ".join([f"smdp_step={step}", *values]) + "\n")
         sys.stdout.flush()
+
+
+def _rank() -> int:
+    try:
+        return int(any_core().rank)
+    except ConfigError:  # other groups may be at work, of whose ranks the launcher knows
+        return detect(needs_master=False).rank
 
 
 def _collective_seconds(counters: dict[str, Any]) -> float:

@@ -79,6 +79,21 @@ def test_alone_with_one_warning() -> None:
     assert output.count("no launcher has started this process, so it trains alone") == 1
 
 
+def test_figures_are_printed_once_where_no_launcher_has_given_the_ranks() -> None:
+    code = (
+        "import os, smdp, torch.distributed as dist\n"
+        "url = 'tcp://127.0.0.1:' + os.environ['PORT']\n"
+        "dist.init_process_group('smdp', init_method=url, rank=int(os.environ['PART']), world_size=2)\n"
+        "smdp.print_step(1, loss=0.5)\n"
+        "dist.barrier()\n"
+    )
+    port = free_port()
+    both = [start(code=code, PORT=port, PART=str(rank)) for rank in range(2)]
+    outputs = [one.communicate(timeout=180)[0] for one in both]
+    assert "smdp_step=1 loss=0.5\n" in outputs[0] and "smdp_step" not in outputs[1], outputs
+    assert [one.returncode for one in both] == [0, 0], outputs
+
+
 def test_other_backends_are_left_alone() -> None:
     code, output = run("gloo", **task(0, 1))
     assert code == 1
