@@ -52,7 +52,7 @@ def watch_preemption(*signals: int) -> None:
         ValueError: The system knows no such signal, or lets nobody handle it.
         TypeError: It is no number.
     """
-    global _owner
+    global _owner, _received
     thread = threading.current_thread()
     if thread is not threading.main_thread():
         raise ConfigError(
@@ -61,19 +61,24 @@ def watch_preemption(*signals: int) -> None:
         )
     exit_code()  # what is wrong with it should be known now
     if _owner != os.getpid():
-        _owner = os.getpid()
-        _before.clear()
+        # Forked from a process that watches: its handler stays, what it was told does not.
+        _owner, _received = os.getpid(), None
+        _running.clear()
     for number in signals or (signal.SIGTERM,):
         if not isinstance(number, int):
             raise TypeError(f"[smdp] watch_preemption() takes signals, e.g. signal.SIGTERM; got {number!r}.")
         previous = signal.getsignal(number) if number in signal.valid_signals() else None
         if previous is _note:
             continue
+        # Before the handler is there: it needs this as soon as a signal comes.
+        _before.setdefault(number, []).append(previous)
         try:
             signal.signal(number, _note)
         except (ValueError, OSError) as error:
+            del _before[number][-1]
+            if not _before[number]:
+                del _before[number]
             raise ValueError(f"[smdp] signal {number} cannot be watched: {error}.") from error
-        _before.setdefault(number, []).append(previous)
 
 
 def preempted() -> bool:

@@ -229,6 +229,21 @@ assert os.waitpid(pid, 0)[1] == signal.SIGUSR1
     assert output.count("theirs\n") == output.count("mine\n") == 1
 
 
+def test_a_rank_forked_from_a_process_that_watches(job: Job) -> None:
+    code = """
+smdp.watch_preemption()
+os.kill(os.getpid(), signal.SIGTERM)
+pid = os.fork()
+if pid:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+joined()
+assert not smdp.preempted(), "that was the parent's"
+os.kill(os.getpid(), signal.SIGTERM)
+assert smdp.preempted()
+"""
+    finish(job(1, code))
+
+
 THREAD = """import threading
     thread = threading.Thread(target=report, args=(smdp.preempted,), name="mine")
     thread.start()
