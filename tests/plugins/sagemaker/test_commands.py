@@ -76,6 +76,16 @@ def test_command_lines(launcher: str, words: list[str], tmp_path: Path) -> None:
     assert done.stderr.count("mpi4py is not installed") == (needs_mpi4py and not has_mpi4py)
 
 
+def test_it_warns_where_other_hosts_train_apart(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHOW)
+    job = {"SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "1"}
+    done = run(["smddprun", "train.py"], tmp_path, SM_HOSTS='["algo-1", "algo-2"]', **job)
+    assert done.returncode == 0 and "rank 0 of 1" in done.stdout, done.stderr
+    assert "smddprun starts the ranks of algo-2 alone, and each of the job's 2 hosts" in done.stderr
+    done = run(["smddprun", "train.py"], tmp_path, SM_HOSTS='["algo-2"]', **job)
+    assert done.returncode == 0 and "of its own" not in done.stderr, done.stderr
+
+
 def test_wrong_words(tmp_path: Path) -> None:
     done = run(["smddprun"], tmp_path)
     assert done.returncode == 1 and "usage: smddprun" in done.stderr

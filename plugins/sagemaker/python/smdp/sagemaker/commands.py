@@ -28,7 +28,10 @@ def main() -> None:
         sys.exit(f"usage: {name} [python] FILE [arguments], or {name} [python] -m MODULE [arguments]")
     os.environ["SMDP_COMPAT"] = "1"
     try:
-        if find() in (SingleProcess, SageMaker):
+        launcher = find()
+        if launcher in (SingleProcess, SageMaker):
+            if launcher is SageMaker:
+                _warn_of_other_hosts(name)
             count = config.read_int(os.environ, "SMDP_LOCAL_WORLD_SIZE", minimum=1)
             count = count or config.read_int(os.environ, "SM_NUM_GPUS") or count_gpus() or 1
             words = _without_mpi4py(words)  # there is no mpirun
@@ -74,6 +77,16 @@ def _without_mpi4py(words: list[str]) -> list[str]:
     """Take `-m mpi4py` away: it only makes one rank's exception end all that mpirun has started."""
     place = next((i for i in range(len(words) - 1) if words[i : i + 2] == ["-m", "mpi4py"]), None)
     return words if place is None else words[:place] + words[place + 2 :]
+
+
+def _warn_of_other_hosts(name: str) -> None:
+    hosts, current = read_hosts(os.environ)
+    if len(hosts) > 1:
+        sys.stderr.write(
+            f"[smdp] {name} starts the ranks of {current} alone, and each of the job's {len(hosts)} hosts"
+            " trains a model of its own; start it with mpirun, or the job with"
+            " SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main\n"
+        )
 
 
 def _warn() -> None:
