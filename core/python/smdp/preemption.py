@@ -47,14 +47,16 @@ def watch_preemption(*signals: int) -> None:
         *signals: Default: SIGTERM.
 
     Raises:
-        ConfigError: This is not the main thread, which alone may set handlers; or SMDP_PREEMPTED_EXIT_CODE
-            is wrong.
+        ConfigError: This is not the main thread, which alone may set handlers, and they are not all watched
+            yet; or SMDP_PREEMPTED_EXIT_CODE is wrong.
         ValueError: The system knows no such signal, or lets nobody handle it.
         TypeError: It is no number.
     """
     global _owner, _received
     thread = threading.current_thread()
     if thread is not threading.main_thread():
+        if _is_watching() and all(number in _before for number in signals or (signal.SIGTERM,)):
+            return
         raise ConfigError(
             f"[smdp] signals can be watched from the main thread only, this is {thread.name!r}; call"
             " smdp.watch_preemption() in the main thread first."

@@ -229,6 +229,22 @@ assert os.waitpid(pid, 0)[1] == signal.SIGUSR1
     assert output.count("theirs\n") == output.count("mine\n") == 1
 
 
+def test_a_thread_asks_once_the_main_thread_watches(job: Job) -> None:
+    code = """
+import threading
+joined()
+smdp.watch_preemption()
+os.kill(os.getpid(), signal.SIGTERM)
+def ask():
+    smdp.watch_preemption(signal.SIGTERM)
+    print("told", smdp.preempted(), flush=True)
+thread = threading.Thread(target=ask)
+thread.start()
+thread.join()
+"""
+    assert "told True" in finish(job(1, code))[0]
+
+
 def test_a_rank_forked_from_a_process_that_watches(job: Job) -> None:
     code = """
 smdp.watch_preemption()

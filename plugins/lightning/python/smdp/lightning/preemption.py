@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 import smdp
 from smdp import preemption
@@ -32,6 +34,7 @@ class PreemptionCallback(Callback):
     def __init__(self, folder: str | Path) -> None:
         self._file = Path(folder) / "preempted.ckpt"
         self._steps = 0
+        self._is_watching = False
         self._group: Any = None
 
     @property
@@ -41,8 +44,16 @@ class PreemptionCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch SIGTERM."""
-        handlers = trainer._signal_connector._original_handlers
-        signal.signal(signal.SIGTERM, handlers.get(signal.SIGTERM) or signal.SIG_DFL)
+        self._is_watching = preemption.can_watch()
+        if not self._is_watching:
+            rank_zero_warn(
+                "[smdp] SIGTERM is not watched, because training does not run in the main thread; call"
+                " smdp.watch_preemption() there first."
+            )
+            return
+        if threading.current_thread() is threading.main_thread():  # elsewhere Lightning sets no handlers
+            handlers = trainer._signal_connector._original_handlers
+            signal.signal(signal.SIGTERM, handlers.get(signal.SIGTERM) or signal.SIG_DFL)
         smdp.watch_preemption()
         self._steps = trainer.global_step
         if preemption.has_world():
@@ -54,7 +65,7 @@ class PreemptionCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Ask, after each step of the optimizer; if so, save and exit."""
-        if trainer.global_step == self._steps:
+        if not self._is_watching or trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step
         if not smdp.preempted():
