@@ -26,5 +26,7 @@ def follow(environ: Mapping[str, str] = os.environ) -> None:
     _root.setLevel(level.upper())
     if not _root.hasHandlers():
         handler = logging.StreamHandler()
+        # Should the program set up logging later, its handlers get what ours got until then.
+        handler.addFilter(lambda _: not logging.getLogger().handlers)
         handler.setFormatter(logging.Formatter("%(message)s"))
         _root.addHandler(handler)

@@ -127,6 +127,8 @@ def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) ->
 def leave(code: int | None = None) -> NoReturn:
     """Wait until all ranks have come here, then exit; for after preempted() has been true.
 
+    In a thread other than the main one SystemExit ends that thread only: exit where it is joined.
+
     Raises:
         SystemExit: Always.
     """

@@ -140,6 +140,17 @@ def test_a_rank_that_never_comes(rank: str) -> None:
     assert "within 3 s" in output
 
 
+def test_a_timeout_of_ones_own_counts_for_the_start() -> None:
+    around = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    code = (
+        "import datetime, torch.distributed as dist\n"
+        "dist.init_process_group('smdp', timeout=datetime.timedelta(seconds=4))\n"
+    )
+    exit_code, output = run(code=code, SMDP_INIT_TIMEOUT="2", **around)
+    assert exit_code == 1
+    assert "not all ranks met" in output and "within 4 s" in output, output
+
+
 def test_a_rank_of_another_job_is_refused_and_the_job_goes_on() -> None:
     port = free_port()
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SMDP_INIT_TIMEOUT": "120"}

@@ -177,7 +177,7 @@ def test_wrong_secret_is_refused(job: Job) -> None:
     ranks = job(2, "report(joined)", own={1: {"SMDP_SECRET": "guess"}}, environ={"SMDP_INIT_TIMEOUT": "3"})
     for rank in ranks:
         assert rank.finish(30) == 0, rank.output
-    assert "secret" in ranks[1].output and "SmdpError" in ranks[1].output, ranks[1].output
+    assert "ConfigError" in ranks[1].output and "one SMDP_SECRET" in ranks[1].output, ranks[1].output
     assert "missing: 1" in ranks[0].output and "refused a connection" in ranks[0].output
     assert "guess" not in ranks[0].output + ranks[1].output
 

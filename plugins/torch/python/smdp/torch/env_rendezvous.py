@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from torch.distributed import DistError
+from torch.distributed import DistError, default_pg_timeout
 from torch.distributed.distributed_c10d import Store
 
 from smdp import _log
@@ -65,8 +65,10 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         check_master(address, find(before).name, timeout_s, before)
         if rank == "0" and size != "1":
             warn_if_elsewhere(address)
-    if "timeout" in options:  # else ranks would wait for each other as long as an operation may take
-        options["timeout"] = min(options["timeout"], timedelta(seconds=timeout_s))
+    if options.get("timeout") == default_pg_timeout:  # half an hour, which nobody has asked for
+        options["timeout"] = timedelta(seconds=timeout_s)
+    elif "timeout" in options:
+        timeout_s = options["timeout"].total_seconds()
     try:
         yield from torchs(url, **options)
     except DistError as error:
@@ -78,7 +80,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         raise TimeoutError(
             f"[smdp] rank {rank} of {size}: not all ranks met at MASTER_ADDR={address}, MASTER_PORT={port} "
             f"within {timeout_s:g} s. Are all running, with the same address, port and world size? "
-            f"SMDP_INIT_TIMEOUT sets the wait. torch says: {error}"
+            f"SMDP_INIT_TIMEOUT, or timeout=, sets the wait. torch says: {error}"
         ) from error
 
 
