@@ -28,6 +28,30 @@ using Pointers = std::vector<Pointer>;
 using Counts = std::vector<std::size_t>;
 using Shape = std::vector<std::int64_t>;
 
+// Drops a reference to a Python object from any thread. One of ours must not ask for the GIL: Python ends a thread
+// that does so while it shuts down (stops it, from 3.14 on), and C++ takes that for an error. It leaves the
+// reference to the main thread, which drops it soon, or never if Python is about to end.
+void drop(PyObject* object) {
+  if (!nb::is_alive()) return;
+  if (PyGILState_GetThisThreadState() != nullptr) {
+    const nb::gil_scoped_acquire gil;
+    Py_DECREF(object);
+  } else {
+    Py_AddPendingCall(
+        [](void* dropped) {
+          Py_DECREF(static_cast<PyObject*>(dropped));
+          return 0;
+        },
+        object);
+  }
+}
+
+// The last group on a store may go in a thread of ours.
+std::shared_ptr<Store> share(Store& store) {
+  PyObject* const owner = nb::find(store).release().ptr();
+  return {&store, [owner](Store*) { drop(owner); }};
+}
+
 void* pointer(Pointer value) { return reinterpret_cast<void*>(value); }
 
 Call call(double timeout, bool async) {
@@ -179,13 +203,14 @@ void bind_group(nb::module_& m) {
   group
       .def(
           "__init__",
-          [](Group* self, std::shared_ptr<Store> store, int rank, int size, const std::string& name, double timeout,
+          [](Group* self, Store& store, int rank, int size, const std::string& name, double timeout,
              const std::map<std::string, std::string>& values) {
             GroupOptions options = GroupOptions::from(values);
             options.name = name;
             if (timeout >= 0) options.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
+            std::shared_ptr<Store> shared = share(store);
             const nb::gil_scoped_release release;
-            new (self) Group(std::move(store), rank, size, options);
+            new (self) Group(std::move(shared), rank, size, options);
           },
           nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"))
       .def_prop_ro("id", &Group::id)
