@@ -155,7 +155,11 @@ def test_a_rank_of_another_job_is_refused_and_the_job_goes_on() -> None:
     port = free_port()
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SMDP_INIT_TIMEOUT": "120"}
     leader = start(**task(0, 3, **more))
-    stranger = start(**task(1, 3, **{**more, "SLURM_JOB_ID": "18"}))
+    begins = "import torch.distributed\nprint('begins', flush=True)\n" + _JOIN
+    stranger = start(code=begins, **task(1, 3, **{**more, "SLURM_JOB_ID": "18"}))
+    assert stranger.stdout is not None
+    while "begins" not in stranger.stdout.readline():  # else the job might end before it has come
+        assert stranger.poll() is None
     followers = [start(**task(rank, 3, **more)) for rank in (1, 2)]
     output = stranger.communicate(timeout=180)[0]
     outputs = [one.communicate(timeout=180)[0] for one in (leader, *followers)]

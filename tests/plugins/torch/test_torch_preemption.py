@@ -57,9 +57,9 @@ def save():
         state = {"step": step, "net": net.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(state, file + ".new")
         os.replace(file + ".new", file)
-    print(f"rank {rank} saved at {step}", flush=True)
+    print(f"rank {rank} saved at {step}\\n", end="", flush=True)
 
-print(f"rank {rank} pid {os.getpid()}", flush=True)
+print(f"rank {rank} pid {os.getpid()}\\n", end="", flush=True)
 while step < int(steps):
     epoch, done = divmod(step, len(loader))
     sampler.set_epoch(epoch)
@@ -73,9 +73,9 @@ while step < int(steps):
         time.sleep(float(pause))
         smdp.exit_if_preempted(save)
         if step == 1 or step % 20 == 0:
-            print(f"rank {rank} step {step}", flush=True)
+            print(f"rank {rank} step {step}\\n", end="", flush=True)
 parameters = torch.cat([p.detach().flatten() for p in net.parameters()])
-print(f"rank {rank} result {parameters.numpy().tobytes().hex()[:4000]}", flush=True)
+print(f"rank {rank} result {parameters.numpy().tobytes().hex()[:4000]}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 

@@ -41,7 +41,7 @@ class Signalling(transformers.TrainerCallback):
 def plugins() -> list[Any]:
     kind = os.environ["PLUGIN"]
     if kind == "ModelParallel":
-        return [ModelParallel(stages=2, microbatches=4)]
+        return [ModelParallel(stages=2, microbatches=2)]
     return [DataParallel()] if kind == "DataParallel" else []
 
 
