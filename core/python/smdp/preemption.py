@@ -107,7 +107,8 @@ def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) ->
     """Once a rank has been told that its machine goes away: save, wait for all ranks, exit.
 
     Call it once per step, on all ranks, in place of preempted(). It waits because launchers stop the ranks
-    that still save when they see others exit.
+    that still save when they see others exit. In a thread other than the main one SystemExit ends that
+    thread only: exit where it is joined.
 
     Args:
         save: Called on all ranks; what it raises ends the rank as any exception does.
@@ -126,8 +127,6 @@ def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) ->
 
 def leave(code: int | None = None) -> NoReturn:
     """Wait until all ranks have come here, then exit; for after preempted() has been true.
-
-    In a thread other than the main one SystemExit ends that thread only: exit where it is joined.
 
     Raises:
         SystemExit: Always.

@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 import smdp
 from smdp import preemption
+from smdp.torch.preemption_ranks import find_ranks
 
 
 class PreemptionCallback(Callback):
@@ -56,12 +56,7 @@ class PreemptionCallback(Callback):
             signal.signal(signal.SIGTERM, handlers.get(signal.SIGTERM) or signal.SIG_DFL)
         smdp.watch_preemption()
         self._steps = trainer.global_step
-        if preemption.has_world():
-            return
-        if dist.is_initialized():
-            self._group = dist.new_group(backend="smdp")
-        else:
-            smdp.init(rank=0, world_size=1)
+        self._group = find_ranks()
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Ask, after each step of the optimizer; if so, save and exit."""

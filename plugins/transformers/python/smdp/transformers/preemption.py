@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
@@ -14,6 +13,7 @@ from transformers.utils import logging
 import smdp
 from smdp import preemption
 from smdp.torch import spare_worker
+from smdp.torch.preemption_ranks import find_ranks
 
 _log = logging.get_logger(__name__)
 
@@ -51,12 +51,7 @@ class PreemptionCallback(TrainerCallback):
             )
             return
         smdp.watch_preemption()
-        if preemption.has_world():
-            return
-        if dist.is_initialized():
-            self._group = dist.new_group(backend="smdp")
-        else:
-            smdp.init(rank=0, world_size=1)
+        self._group = find_ranks()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
