@@ -46,8 +46,8 @@ def of_launcher(launcher_host: str, ranks: Ranks, environ: Mapping[str, str]) ->
 
 
 def warn_if_elsewhere(master_addr: str) -> None:
-    """Warn, on rank 0, if the address that all are given is known and not this host's."""
-    if _is_elsewhere(master_addr):
+    """Warn, on rank 0, if the address that all are given is not this host's, or nobody's."""
+    if not is_here(master_addr):
         _log.follow()
         _logger.warning(
             "[smdp] rank 0 runs on host %s, and %s, where all look for it, is no address of this host; "
