@@ -19,7 +19,7 @@
 namespace smdp {
 namespace {
 
-struct Chunk {
+struct Piece {
   std::size_t begin;  // elements
   std::size_t count;
 };
@@ -28,14 +28,14 @@ struct Plan {
   std::size_t total;  // elements
   std::size_t per_chunk;
   std::size_t element;  // bytes
-  Chunk chunk(std::size_t index) const {
+  Piece chunk(std::size_t index) const {
     const std::size_t begin = index * per_chunk;
     return {begin, std::min(per_chunk, total - begin)};
   }
 };
 
 // Copies what others own of a chunk to its place in the slot: slices keep their offset within the chunk.
-void copy_in(const Board& board, const Plan& plan, const Chunk& chunk, const std::byte* in, std::byte* slot) {
+void copy_in(const Board& board, const Plan& plan, const Piece& chunk, const std::byte* in, std::byte* slot) {
   for (std::size_t owner = 0; owner < board.size(); ++owner) {
     if (owner == board.me()) continue;
     const Slice slice = slice_of(chunk.count, board.size(), owner, plan.element);
@@ -84,7 +84,7 @@ Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std:
 
   for (std::size_t k = 0; k < chunks; ++k) {
     const std::uint64_t round[2] = {first[0] + k, first[1] + k};
-    const Chunk chunk = plan.chunk(k);
+    const Piece chunk = plan.chunk(k);
     if (k + 1 < chunks) {
       for (std::size_t local = 0; local < board.size(); ++local) {
         if (local != board.me()) co_await board.writable(local, 0, round[0] + 1);

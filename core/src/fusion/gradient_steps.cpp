@@ -15,7 +15,7 @@ namespace {
 using Done = std::function<void(std::exception_ptr)>;
 
 // One gradient in one step.
-struct Place {
+struct Arrival {
   void* data = nullptr;
   std::function<void()> release;
   bool has_come = false;
@@ -24,14 +24,14 @@ struct Place {
 };
 
 struct Step {
-  std::vector<Place> places;
+  std::vector<Arrival> arrivals;
   std::vector<std::size_t> queued;  // came before the step's turn, or while others of these are handed on
   bool is_finished = false;
   bool is_ending = false;  // somebody has told the reducer, or is about to
 
   bool is_untouched() const {
     return !is_finished &&
-           std::none_of(places.begin(), places.end(), [](const Place& place) { return place.has_come; });
+           std::none_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.has_come; });
   }
 };
 
@@ -65,7 +65,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       throw Error(text);
     }
     steps_.emplace_back();
-    steps_.back().places.resize(names_.size());
+    steps_.back().arrivals.resize(names_.size());
     if (steps_.size() == 1) is_open_ = true;
     return last();
   }
@@ -75,9 +75,9 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       const std::lock_guard lock(mutex_);
       check_usable();
       Step& step = find(number, index);
-      Place& place = step.places[index];
-      if (place.has_come) throw Error(prefix_ + "gradient '" + names_[index] + "' came twice in one step.");
-      place = {data, std::move(release), true, false, std::move(place.waiting)};
+      Arrival& arrival = step.arrivals[index];
+      if (arrival.has_come) throw Error(prefix_ + "gradient '" + names_[index] + "' came twice in one step.");
+      arrival = {data, std::move(release), true, false, std::move(arrival.waiting)};
       if (number != first_ || !is_open_) {
         step.queued.push_back(index);
         return;
@@ -91,9 +91,9 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     {
       const std::lock_guard lock(mutex_);
       if (number >= first_ && !error_) {
-        Place& place = find(number, index).places[index];
-        if (!place.has_mean) {
-          place.waiting.push_back(std::move(done));
+        Arrival& arrival = find(number, index).arrivals[index];
+        if (!arrival.has_mean) {
+          arrival.waiting.push_back(std::move(done));
           return;
         }
       }
@@ -178,10 +178,10 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       const std::lock_guard lock(mutex_);
       if (error_) return;
       for (const std::size_t index : indices) {
-        Place& place = steps_.front().places[index];
-        place.has_mean = true;
-        for (Done& done : place.waiting) waiting.push_back(std::move(done));
-        place.waiting.clear();
+        Arrival& arrival = steps_.front().arrivals[index];
+        arrival.has_mean = true;
+        for (Done& done : arrival.waiting) waiting.push_back(std::move(done));
+        arrival.waiting.clear();
       }
     }
     for (const Done& done : waiting) done(nullptr);
@@ -198,8 +198,8 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       ++first_;
       is_open_ = false;
     }
-    for (const Place& place : ended.places) {
-      if (place.release) place.release();
+    for (const Arrival& arrival : ended.arrivals) {
+      if (arrival.release) arrival.release();
     }
     open_next();
   }
@@ -212,7 +212,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
         const std::lock_guard lock(mutex_);
         if (error_ || steps_.empty()) return;
         Step& step = steps_.front();
-        for (const std::size_t index : step.queued) queued.emplace_back(index, step.places[index].data);
+        for (const std::size_t index : step.queued) queued.emplace_back(index, step.arrivals[index].data);
         step.queued.clear();
         if (queued.empty()) {
           is_open_ = true;
@@ -235,9 +235,9 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     }
     reducer_.abort(text_of(error));
     for (const Step& step : steps) {
-      for (const Place& place : step.places) {
-        for (const Done& done : place.waiting) done(error);
-        if (place.release) place.release();
+      for (const Arrival& arrival : step.arrivals) {
+        for (const Done& done : arrival.waiting) done(error);
+        if (arrival.release) arrival.release();
       }
     }
   }

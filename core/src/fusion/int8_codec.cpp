@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fusion/float_bits.h"
 #include "fusion/gradient_codec.h"
 #include "fusion/residual.h"
 
@@ -11,8 +12,6 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kBlock = 256;
-constexpr std::uint32_t kMagnitude = 0x7fffffffU;
-constexpr std::uint32_t kInfinity = 0x7f800000U;
 // Added to a number below 2^22 it leaves the nearest integer in the low bits, ties to even.
 constexpr float kRounder = 12582912.0F;
 
@@ -53,11 +52,11 @@ class Int8Codec final : public GradientCodec {
     std::uint32_t largest = 0;
     for (std::size_t i = 0; i < n; ++i) {
       values[i] = in[i] + now[i];
-      largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & kMagnitude);
+      largest = std::max(largest, magnitude(values[i]));
     }
     auto* numbers = reinterpret_cast<std::int8_t*>(out + sizeof(float));
     float scale = std::bit_cast<float>(largest) / 127;
-    if (largest >= kInfinity) {
+    if (largest >= kInfinityBits) {
       // The whole block becomes infinite or NaN: what its size was cannot be told any more.
       scale = std::bit_cast<float>(largest);
       std::memset(numbers, 1, n);

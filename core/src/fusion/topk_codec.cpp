@@ -1,21 +1,16 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <vector>
 
+#include "fusion/float_bits.h"
 #include "fusion/gradient_codec.h"
 #include "fusion/residual.h"
 
 namespace smdp {
 namespace {
-
-constexpr std::uint32_t kInfinity = 0x7f800000U;
-
-// NaN above infinity above all numbers.
-std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & 0x7fffffffU; }
 
 // A sparse piece: how many, their places, their values; always as long as its capacity says.
 struct Sparse {
@@ -62,7 +57,7 @@ class TopKCodec final : public GradientCodec {
     for (std::size_t i = 0; i < count; ++i) {
       velocity[i] = momentum_ * velocity_.now(offset)[i] + in[i];
       residual[i] = residual_.now(offset)[i] + velocity[i];
-      is_finite = is_finite && magnitude(residual[i]) < kInfinity;
+      is_finite = is_finite && magnitude(residual[i]) < kInfinityBits;
     }
     const std::vector<std::uint32_t> places = largest(residual, count);
     Sparse::write(residual, places, capacity(count), out);

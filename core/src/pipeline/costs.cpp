@@ -8,7 +8,7 @@ namespace smdp::pipeline {
 namespace {
 
 // Sums of as many as a schedule can have stay finite.
-constexpr double kLargest = 1e100;
+constexpr double kLargestCost = 1e100;
 
 void check_values(const char* field, const std::vector<double>& values, int stages, bool may_be_empty = false) {
   if (may_be_empty && values.empty()) return;
@@ -19,7 +19,8 @@ void check_values(const char* field, const std::vector<double>& values, int stag
   for (int stage = 0; stage < stages; ++stage) {
     const double value = values[static_cast<std::size_t>(stage)];
     // Names are made for errors only: there may be many stages.
-    if (!(value >= 0 && value <= kLargest)) check_amount(field + ("[" + std::to_string(stage) + "]"), value, kLargest);
+    if (!(value >= 0 && value <= kLargestCost))
+      check_amount(field + ("[" + std::to_string(stage) + "]"), value, kLargestCost);
   }
 }
 
@@ -43,13 +44,13 @@ void check_costs(const Costs& costs, int stages) {
   check_values("activation_bytes", costs.activation_bytes, stages);
   check_values("stash_bytes", costs.stash_bytes, stages, true);
   check_values("receive_bytes", costs.receive_bytes, stages, true);
-  check_amount("hop", costs.hop, kLargest);
-  check_amount("unshard", costs.unshard, kLargest);
-  check_amount("reduce_grad", costs.reduce_grad, kLargest);
-  check_amount("reduce_tied", costs.reduce_tied, kLargest);
-  check_amount("reduce_norm", costs.reduce_norm, kLargest);
-  check_amount("offload", costs.offload, kLargest);
-  check_amount("reload", costs.reload, kLargest);
+  check_amount("hop", costs.hop, kLargestCost);
+  check_amount("unshard", costs.unshard, kLargestCost);
+  check_amount("reduce_grad", costs.reduce_grad, kLargestCost);
+  check_amount("reduce_tied", costs.reduce_tied, kLargestCost);
+  check_amount("reduce_norm", costs.reduce_norm, kLargestCost);
+  check_amount("offload", costs.offload, kLargestCost);
+  check_amount("reload", costs.reload, kLargestCost);
 }
 
 }  // namespace smdp::pipeline

@@ -12,9 +12,9 @@
 namespace smdp::pipeline {
 namespace {
 
-constexpr std::array<std::string_view, 10> kNames{"empty_stages",     "completeness", "placement", "local_order",
-                                                  "acyclicity",       "matching",     "deadlock",  "memory_cap",
-                                                  "collective_order", "alternation"};
+constexpr std::array<std::string_view, 10> kCheckNames{"empty_stages",     "completeness", "placement", "local_order",
+                                                       "acyclicity",       "matching",     "deadlock",  "memory_cap",
+                                                       "collective_order", "alternation"};
 
 Found run(Check check, const Schedule& schedule, const DataEdges& edges, const VerifyOptions& options) {
   switch (check) {
@@ -74,12 +74,12 @@ std::string describe(Check check, const Schedule& schedule, const Violation& vio
 
 std::string_view name_of(Check check) {
   const auto index = static_cast<std::size_t>(check);
-  return index < kNames.size() ? kNames[index] : "?";
+  return index < kCheckNames.size() ? kCheckNames[index] : "?";
 }
 
 std::vector<Check> all_checks() {
   std::vector<Check> checks;
-  for (std::size_t i = 0; i < kNames.size(); ++i) checks.push_back(static_cast<Check>(i));
+  for (std::size_t i = 0; i < kCheckNames.size(); ++i) checks.push_back(static_cast<Check>(i));
   return checks;
 }
 

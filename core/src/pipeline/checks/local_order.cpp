@@ -12,9 +12,9 @@ namespace {
 
 enum Flag : std::uint8_t {
   kForwarded = 1,
-  kGradient = 2,  // of the input
+  kInputGradient = 2,  // of the input
   kWeight = 4,
-  kOffloaded = 8,
+  kWasOffloaded = 8,
 };
 
 class Reader {
@@ -56,25 +56,25 @@ class Reader {
       case ActionKind::kBackward:
       case ActionKind::kBackwardInput:
         if (!need(kForwarded)) return "its forward has not run";
-        if (need(kOffloaded)) return "its activations are offloaded";
+        if (need(kWasOffloaded)) return "its activations are offloaded";
         if (const std::string missing = needs(action, edges_.out(action.stage), false, rank); !missing.empty()) {
           return missing;
         }
-        done |= kGradient;
+        done |= kInputGradient;
         return action.kind == ActionKind::kBackward ? add_weight(action, done) : "";
       case ActionKind::kBackwardWeight:
-        if (!need(kGradient)) return "I of the same stage and microbatch has not run";
+        if (!need(kInputGradient)) return "I of the same stage and microbatch has not run";
         return add_weight(action, done);
       case ActionKind::kSendForward:
         return need(kForwarded) ? "" : "what it sends has not been computed";
       case ActionKind::kSendBackward:
-        return need(kGradient) ? "" : "what it sends has not been computed";
+        return need(kInputGradient) ? "" : "what it sends has not been computed";
       case ActionKind::kRecvForward:
       case ActionKind::kRecvBackward: {
         const int edge = edges_.of(action);
         if (edge < 0) return "";
         const bool is_forward = action.kind == ActionKind::kRecvForward;
-        if (need(is_forward ? kForwarded : kGradient)) return "what needs it has run already";
+        if (need(is_forward ? kForwarded : kInputGradient)) return "what needs it has run already";
         auto& has =
             (is_forward ? has_value_ : has_gradient_)[at(edge) * at(schedule_.microbatches) + at(action.microbatch)];
         if (has != 0) return "it has been received already";
@@ -82,13 +82,13 @@ class Reader {
         return "";
       }
       case ActionKind::kOffload:
-        if (!need(kForwarded) || need(kGradient)) return "there are no activations to offload";
-        if (need(kOffloaded)) return "its activations are offloaded already";
-        done |= kOffloaded;
+        if (!need(kForwarded) || need(kInputGradient)) return "there are no activations to offload";
+        if (need(kWasOffloaded)) return "its activations are offloaded already";
+        done |= kWasOffloaded;
         return "";
       default:
-        if (!need(kOffloaded)) return "its activations are not offloaded";
-        done = static_cast<std::uint8_t>(done & ~kOffloaded);
+        if (!need(kWasOffloaded)) return "its activations are not offloaded";
+        done = static_cast<std::uint8_t>(done & ~kWasOffloaded);
         return "";
     }
   }
@@ -143,7 +143,7 @@ class Reader {
       const std::string name = "stage " + std::to_string(other);
       if (schedule_.rank_of[at(other)] == rank) {
         const auto done = done_[at(other) * at(schedule_.microbatches) + at(action.microbatch)];
-        if ((done & (is_forward ? kForwarded : kGradient)) == 0) {
+        if ((done & (is_forward ? kForwarded : kInputGradient)) == 0) {
           return (is_forward ? "the forward of " : "the backward of ") + name + " on the same rank has not run";
         }
       } else if (has_transfers_) {

@@ -14,9 +14,9 @@
 namespace smdp::pipeline {
 namespace {
 
-class Row {
+class ZbVRow {
  public:
-  Row(std::vector<Action>& row, int stages, int rank, int microbatches)
+  ZbVRow(std::vector<Action>& row, int stages, int rank, int microbatches)
       : row_(row), stage_{rank, 2 * stages - 1 - rank}, microbatches_(microbatches) {}
 
   void forward(int half) { add(ActionKind::kForward, half, forwards_[half]++); }
@@ -47,7 +47,7 @@ Schedule zb_v(const GenerateOptions& options) {
   const int p = options.stages;
   const int full = std::max(2 * p - 1, options.microbatches);
   for (int rank = 0; rank < p; ++rank) {
-    Row row(schedule.rows[static_cast<std::size_t>(rank)], p, rank, options.microbatches);
+    ZbVRow row(schedule.rows[static_cast<std::size_t>(rank)], p, rank, options.microbatches);
     for (int i = 0; i < 2 * (p - rank) - 1; ++i) row.forward(0);
     for (int i = 0; i < rank; ++i) {
       row.forward(1);

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 import smdp
@@ -17,17 +19,20 @@ from smdp.torch.preemption_ranks import find_ranks
 
 _log = logging.get_logger(__name__)
 
+_OWES_EVALUATION = "owes_evaluation"
 
-class PreemptionCallback(TrainerCallback):
+
+class PreemptionCallback(TrainerCallback, ExportableState):
     """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
 
     The plugins' Trainer has it by itself. It asks after every step of the optimizer, and lets no evaluation
-    come before the checkpoint.
+    come before the checkpoint: that Trainer makes up for it when it goes on, others leave it out.
     """
 
     def __init__(self) -> None:
         self._is_watching = False
         self._is_leaving = False
+        self._owes_evaluation = False
         self._group: Any = None
 
     def on_train_begin(
@@ -59,6 +64,10 @@ class PreemptionCallback(TrainerCallback):
         """Ask; if so, save now and stop."""
         if self._is_watching and smdp.preempted():
             self._is_leaving = True
+            ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
+            self._owes_evaluation = control.should_evaluate or (
+                args.eval_strategy == IntervalStrategy.EPOCH and ends_epoch and args.eval_delay <= state.epoch
+            )
             control.should_training_stop = True
             control.should_save = True
             control.should_evaluate = False
@@ -72,6 +81,16 @@ class PreemptionCallback(TrainerCallback):
         """
         if self._is_leaving:
             preemption.leave()
+
+    def state(self) -> dict[str, Any]:
+        """Give what the checkpoint keeps."""
+        return {"args": {}, "attributes": {_OWES_EVALUATION: self._owes_evaluation}}
+
+
+def owes_evaluation(state: TrainerState) -> bool:
+    """Tell whether the checkpoint that a state comes from was written in place of an evaluation."""
+    kept = (state.stateful_callbacks or {}).get(PreemptionCallback.__name__, {})
+    return isinstance(kept, dict) and bool(kept.get("attributes", {}).get(_OWES_EVALUATION))
 
 
 def spare_workers(loader: DataLoader[Any]) -> None:

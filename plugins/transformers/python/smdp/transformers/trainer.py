@@ -18,7 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.training_args import ParallelMode
 
 from smdp.transformers.plugin import Plugin
-from smdp.transformers.preemption import PreemptionCallback, spare_workers
+from smdp.transformers.preemption import PreemptionCallback, owes_evaluation, spare_workers
 
 
 def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers.Trainer]:
@@ -177,6 +177,11 @@ class _WithPlugins:
             for plugin in self.plugins:
                 load = functools.partial(plugin.load_random_state, self, load)
         load(checkpoint)
+        trainer: Any = self
+        if checkpoint is not None and owes_evaluation(trainer.state):
+            # Here, as it draws random numbers like the one that was left out.
+            metrics = trainer._evaluate(None, None)
+            trainer._determine_best_metric(metrics=metrics, trial=None)
 
     @property
     def _ranks_per_batch(self) -> int:
