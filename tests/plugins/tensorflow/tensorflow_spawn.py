@@ -44,6 +44,7 @@ def run(
         env=variables,
         exits=exits,
         hosts=hosts,
+        modules=["tensorflow", "pytest"],
     )
 
 

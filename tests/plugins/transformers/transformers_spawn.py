@@ -40,7 +40,7 @@ def run(
         env=variables,
         exits=exits,
         hosts=hosts,
-        modules=["torch.distributed", "transformers.trainer"],
+        modules=["torch.distributed", "torch._dynamo", "transformers.trainer", "pytest"],
     )
     return [
         output if rank in (exits or {}) else json.loads(output.rsplit("RESULT ", 1)[1].splitlines()[0])

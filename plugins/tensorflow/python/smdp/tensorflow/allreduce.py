@@ -13,8 +13,10 @@ from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of,
 from smdp.tensorflow.groups import REDUCIBLE, group_of, tensor_of
 from smdp.tensorflow.reduce_op import ReduceOp
 from smdp.tensorflow.sparse import reduce_slices
+from smdp.tensorflow.tracing import no_autograph
 
 
+@no_autograph
 def allreduce(
     grad: Any = None,
     param_index: int | bool | None = None,
@@ -69,6 +71,7 @@ def allreduce(
     return _scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
 
 
+@no_autograph
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -146,6 +149,7 @@ def reduce_all(
     return results
 
 
+@no_autograph
 def oob_allreduce(
     tensor: Any,
     compression: Any = Compression.none,

@@ -13,6 +13,7 @@ from smdp.tensorflow.differentiation import gradient_of
 from smdp.tensorflow.groups import MOVABLE, REDUCIBLE, by_id, group_of, tensor_of, token_of
 from smdp.tensorflow.library import ops
 from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.tracing import no_autograph
 
 
 def all_reduce(tensor: Any, number: int, op: ReduceOp) -> Any:
@@ -31,6 +32,7 @@ def reduce_tensor(tensor: Any, op: ReduceOp, group: Any) -> Any:
         return all_reduce(tensor, group.core.id, op)
 
 
+@no_autograph
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, *, group: Any = None, process_set: Any = None
 ) -> Any:
@@ -45,6 +47,7 @@ def broadcast(
         )
 
 
+@no_autograph
 def allgather(tensor: Any, name: str | None = None, *, group: Any = None, process_set: Any = None) -> Any:
     """All ranks' tensors, joined along the first dimension, which may differ; the others may not."""
     group = group_of(group, process_set)
@@ -56,6 +59,7 @@ def allgather(tensor: Any, name: str | None = None, *, group: Any = None, proces
     return gathered
 
 
+@no_autograph
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, *, group: Any = None, process_set: Any = None
 ) -> Any:
@@ -84,6 +88,7 @@ def alltoall(
     return received if splits is None else (received, counts)
 
 
+@no_autograph
 def reducescatter(
     tensor: Any, op: Any = None, name: str | None = None, *, group: Any = None, process_set: Any = None
 ) -> Any:
@@ -100,6 +105,7 @@ def reducescatter(
     return part
 
 
+@no_autograph
 def barrier(*, group: Any = None, process_set: Any = None) -> Any:
     """Waits until all ranks have called it."""
     with tf.device("CPU:0"):

@@ -12,7 +12,7 @@ from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.reduce_op import ReduceOp
-from smdp.tensorflow.tracing import refuse_xla
+from smdp.tensorflow.tracing import no_autograph, refuse_xla
 
 
 class Reduction:
@@ -143,6 +143,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
+    @no_autograph
     def gradient(
         self,
         target: Any,

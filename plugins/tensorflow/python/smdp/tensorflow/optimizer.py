@@ -12,7 +12,7 @@ from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.gradient_tape import Reduction
 from smdp.tensorflow.library import is_keras_3, keras_version
 from smdp.tensorflow.reduce_op import ReduceOp
-from smdp.tensorflow.tracing import refuse_inner_optimizer
+from smdp.tensorflow.tracing import no_autograph, refuse_inner_optimizer
 
 
 def DistributedOptimizer(
@@ -80,6 +80,7 @@ def DistributedOptimizer(
     )
     apply = optimizer.apply
 
+    @no_autograph
     def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         refuse_inner_optimizer(optimizer)
         grads = list(grads)

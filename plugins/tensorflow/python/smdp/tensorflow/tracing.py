@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
+
+_Function = TypeVar("_Function")
+
+
+def no_autograph(function: _Function) -> _Function:
+    """Lets graphs call a function as it is: AutoGraph takes seconds to translate ours, to the same end."""
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
 def refuse_xla() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from smdp.tensorflow.collectives import broadcast
+from smdp.tensorflow.tracing import no_autograph
 
 
+@no_autograph
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, *, group: Any = None, process_set: Any = None
 ) -> Any:
