@@ -42,7 +42,7 @@ loader = DataLoader(
     batch_size=4,
     sampler=sampler,
     num_workers=int(workers),
-    worker_init_fn=smdp.torch.spare_worker,
+    multiprocessing_context=smdp.torch.spared_workers() if int(workers) else None,
 )
 file, step = os.path.join(folder, "state.pt"), 0
 if os.path.exists(file):

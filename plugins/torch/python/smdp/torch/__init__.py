@@ -26,7 +26,7 @@ from smdp.torch.model_parallel import delayed_initialization as delayed_initiali
 from smdp.torch.model_parallel import pipeline as pipeline
 from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
 from smdp.torch.register import register as register
-from smdp.torch.spare_worker import spare_worker as spare_worker
+from smdp.torch.spared_workers import spared_workers as spared_workers
 from smdp.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
 _TRIED = ("2.13", "2.15")
@@ -52,5 +52,5 @@ __all__ = [
     "delayed_initialization",
     "pipeline",
     "register",
-    "spare_worker",
+    "spared_workers",
 ]

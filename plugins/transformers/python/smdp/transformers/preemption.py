@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,7 +12,7 @@ from transformers.utils import logging
 
 import smdp
 from smdp import preemption
-from smdp.torch import spare_worker
+from smdp.torch import spared_workers
 from smdp.torch.preemption_ranks import find_ranks
 
 _log = logging.get_logger(__name__)
@@ -96,11 +94,5 @@ def owes_evaluation(state: TrainerState) -> bool:
 def spare_workers(loader: DataLoader[Any]) -> None:
     """Let the workers of a loader outlive a SIGTERM that a launcher sends to them, too."""
     own = getattr(loader, "base_dataloader", loader)  # Accelerate's contain the one that starts workers
-    if own.num_workers > 0:
-        own.worker_init_fn = functools.partial(_begin_worker, own.worker_init_fn)
-
-
-def _begin_worker(before: Callable[[int], None] | None, worker_id: int) -> None:
-    spare_worker()
-    if before is not None:
-        before(worker_id)
+    if own.num_workers > 0 and own.multiprocessing_context is None:
+        own.multiprocessing_context = spared_workers()
