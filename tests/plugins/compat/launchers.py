@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
 from spawn import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def pairs(launchers: list[str], scripts: list[str]) -> list[Any]:
+    """Each with each; those beyond every script by the first launcher, and every launcher once, are slow."""
+    return [
+        pytest.param(launcher, script, marks=[] if i == 0 or i % len(scripts) == j else pytest.mark.slow)
+        for i, launcher in enumerate(launchers)
+        for j, script in enumerate(scripts)
+    ]
 
 
 def command(launcher: str, script: Path, ranks: int) -> list[str]:

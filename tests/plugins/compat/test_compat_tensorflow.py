@@ -5,14 +5,17 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from launchers import check, start
+from launchers import check, pairs, start
 
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("sklearn")
 
 
-@pytest.mark.parametrize("launcher", ["smdp run", "mpirun", "mpirun and a variable", "torchrun's variables"])
-@pytest.mark.parametrize("script", ["smddp_tensorflow.py", "horovod_tensorflow.py", "horovod_keras.py"])
+LAUNCHERS = ["smdp run", "mpirun", "mpirun and a variable", "torchrun's variables"]
+SCRIPTS = ["smddp_tensorflow.py", "horovod_tensorflow.py", "horovod_keras.py"]
+
+
+@pytest.mark.parametrize(("launcher", "script"), pairs(LAUNCHERS, SCRIPTS))
 def test_script(launcher: str, script: str) -> None:
     if script == "horovod_keras.py" and str(getattr(tf.keras, "__version__", "2")).startswith("2"):
         pytest.skip("needs Keras 3")

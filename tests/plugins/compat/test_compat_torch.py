@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launchers import check, start
+from launchers import check, pairs, start
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 LAUNCHERS = ["smdp run", "torchrun", "mpirun", "mpirun and a variable"]
+SCRIPTS = ["smddp_torch_old.py", "smddp_torch_backend.py", "horovod_torch.py"]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("script", ["smddp_torch_old.py", "smddp_torch_backend.py", "horovod_torch.py"])
+@pytest.mark.parametrize(("launcher", "script"), pairs(LAUNCHERS, SCRIPTS))
 def test_script(launcher: str, script: str) -> None:
     check(launcher, script)
 

@@ -110,7 +110,7 @@ def holds_what_was_predicted() -> None:
         assert 0.97 < (counting.peak - states) / (predicted - states) < 1.2
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_peak_is_what_was_predicted(stages: int) -> None:
     run(holds_what_was_predicted, stages)
 
@@ -143,6 +143,6 @@ def holds_no_more_from_step_to_step() -> None:
     assert objects_after - objects_before < 180, "one object per step stays"
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_1p"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_1p", marks=pytest.mark.slow)])
 def test_no_object_stays_after_its_step(schedule: str) -> None:
     run(holds_no_more_from_step_to_step, env={"SCHEDULE": schedule})

@@ -69,7 +69,7 @@ def trains_with_tied_weights() -> None:
     assert ("words.weight" in dict(pipe.named_parameters())) == is_end
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_tied_weights_are_trained_as_one(ranks: int) -> None:
     run(trains_with_tied_weights, ranks)
 

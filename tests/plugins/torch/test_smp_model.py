@@ -123,7 +123,7 @@ def partitions_by_hand() -> None:
         smp.set_partition("head", 1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_partitions_by_hand(ranks: int) -> None:
     run(partitions_by_hand, ranks)
 
@@ -370,7 +370,7 @@ def most_in_flight(model: Any) -> int:
     return told[0]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_variants_equal_one_process(ranks: int) -> None:
     run(variants_equal_one_process, ranks)
 

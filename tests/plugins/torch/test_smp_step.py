@@ -116,6 +116,6 @@ def trained_as_documented() -> None:
     smp.shutdown()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_trained_as_documented(ranks: int) -> None:
     run(trained_as_documented, ranks)

@@ -166,7 +166,10 @@ def stopped_at(job: Job, size: int) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("launcher", "size"), [("smdp run", 2), ("smdp run", 4), ("torchrun", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [("smdp run", 2), pytest.param("smdp run", 4, marks=pytest.mark.slow), ("torchrun", 2)],
+)
 def test_sigterm_to_one_rank(launcher: str, size: int, start: Start) -> None:
     whole = uninterrupted(size, start)
     job = start(launcher, size, pause=0.02)
@@ -185,6 +188,7 @@ def test_sigterm_to_one_rank(launcher: str, size: int, start: Start) -> None:
     assert results(start(launcher, size), size) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_torchrun_starts_again_by_itself(start: Start) -> None:
     whole = uninterrupted(2, start)

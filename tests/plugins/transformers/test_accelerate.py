@@ -82,6 +82,7 @@ def started(command: list[str], **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="accelerate launches CPUs by mpirun, which is not here"
 )

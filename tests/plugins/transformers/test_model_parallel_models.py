@@ -127,7 +127,9 @@ def train_all() -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("stages", "is_traced"), [(2, True), (4, True), (2, False)])
+@pytest.mark.parametrize(
+    ("stages", "is_traced"), [(2, True), pytest.param(4, True, marks=pytest.mark.slow), (2, False)]
+)
 def test_models_train_to_the_parameters_of_one_process(
     stages: int, is_traced: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +177,7 @@ def split_all_by_torch() -> dict[str, str]:
     return {family: split_by_torch(family) for family in FAMILIES}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_torch_splits(capsys: pytest.CaptureFixture[str]) -> None:
     (reasons,) = run(split_all_by_torch, 1, timeout=280)

@@ -48,6 +48,7 @@ def test_split_in_two(trained: tuple[Path, str]) -> None:
     assert len(losses) == 2 and losses[1] < losses[0] < 5
 
 
+@pytest.mark.slow
 def test_resumed_in_four(trained: tuple[Path, str]) -> None:
     folder, _ = trained
     checkpoint = folder / "step-10"
@@ -101,6 +102,7 @@ def test_transformers_reads_it(trained: tuple[Path, str]) -> None:
         assert torch.equal(value, other.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_hybrid() -> None:
     output = start("hybrid_parallel.py", 8)
     assert "8 processes: 2-way data parallel, 4-way model parallel" in output

@@ -91,7 +91,9 @@ def compiled() -> Any:
     return train(lm.arguments(torch_compile=True, torch_compile_backend="aot_eager", max_steps=6))
 
 
-@pytest.mark.parametrize("way", [in_bf16, compiled], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [in_bf16, pytest.param(compiled, marks=pytest.mark.slow)], ids=lambda way: way.__name__
+)
 def test_runs_like_one_process(way: Callable[[], Any]) -> None:
     (alone,) = run(way, 1)
     first, second = run(way, 2, hosts=[0, 1])

@@ -279,6 +279,7 @@ def test_two_stages(alone: Any) -> None:
     assert second == first
 
 
+@pytest.mark.slow
 def test_four_ranks(alone: Any) -> None:
     first, *others = run(of_four_ranks, 4, timeout=230)
     check(first["deep"], alone["trained"])

@@ -71,7 +71,11 @@ def train() -> dict[str, str]:
 # Signalled at 3, ranks stop after step 5, where an epoch ends and an evaluation would come.
 @pytest.mark.parametrize(
     ("plugin", "size", "workers", "at"),
-    [("DataParallel", 2, 2, 3), ("ModelParallel", 2, 0, 6), ("ModelParallel", 4, 0, 3)],
+    [
+        ("DataParallel", 2, 2, 3),
+        ("ModelParallel", 2, 0, 6),
+        pytest.param("ModelParallel", 4, 0, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_it_goes_on_to_the_same_parameters(
     plugin: str, size: int, workers: int, at: int, tmp_path: Path

@@ -10,6 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "transformers_text.py"
 VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -23,13 +27,14 @@ def logged(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", output)]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     whole = subprocess.run(
         command(tmp_path / "whole", 40),
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=280,
         env=VARIABLES,
     )
     losses = logged(whole.stdout)
@@ -53,7 +58,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=280,
         env=VARIABLES,
     )
     assert len(logged(again.stdout)) < 4, "it began anew"
@@ -61,9 +66,10 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert re.findall(r"perplexity ([\d.]+)", again.stdout) == perplexity
 
 
+@pytest.mark.slow
 def test_in_stages(tmp_path: Path) -> None:
     split = [*command(tmp_path, 10), "--stages", "2"]
-    done = subprocess.run(split, capture_output=True, text=True, check=True, timeout=110, env=VARIABLES)
+    done = subprocess.run(split, capture_output=True, text=True, check=True, timeout=280, env=VARIABLES)
     assert logged(done.stdout)[0] < 5.5 and "perplexity" in done.stdout
     names = {path.name for path in (tmp_path / "checkpoint-10").iterdir()}
     assert {"model-00002-of-00002.safetensors", "model_parallel"} <= names
@@ -71,5 +77,5 @@ def test_in_stages(tmp_path: Path) -> None:
 
 def test_one_process(tmp_path: Path) -> None:
     alone = [sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--steps", "10"]
-    done = subprocess.run(alone, capture_output=True, text=True, check=True, timeout=100, env=VARIABLES)
+    done = subprocess.run(alone, capture_output=True, text=True, check=True, timeout=280, env=VARIABLES)
     assert logged(done.stdout) and "perplexity" in done.stdout
