@@ -85,8 +85,10 @@ class PreemptionCallback(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {_OWES_EVALUATION: self._owes_evaluation}}
 
 
-def owes_evaluation(state: TrainerState) -> bool:
+def owes_evaluation(args: TrainingArguments, state: TrainerState) -> bool:
     """Tell whether the checkpoint that a state comes from was written in place of an evaluation."""
+    if args.eval_strategy == IntervalStrategy.NO:
+        return False
     kept = (state.stateful_callbacks or {}).get(PreemptionCallback.__name__, {})
     return isinstance(kept, dict) and bool(kept.get("attributes", {}).get(_OWES_EVALUATION))
 

@@ -178,7 +178,7 @@ class _WithPlugins:
                 load = functools.partial(plugin.load_random_state, self, load)
         load(checkpoint)
         trainer: Any = self
-        if checkpoint is not None and owes_evaluation(trainer.state):
+        if checkpoint is not None and owes_evaluation(trainer.args, trainer.state):
             # Here, as it draws random numbers like the one that was left out.
             metrics = trainer._evaluate(None, None)
             trainer._determine_best_metric(metrics=metrics, trial=None)
