@@ -129,7 +129,11 @@ def test_refusals() -> None:
         SmdpStrategy(ddp_comm_hook=print)
 
 
-@pytest.mark.parametrize("launcher", [["-m", "smdp", "run", "-n", "2"], []], ids=["smdp run", "Lightning"])
+@pytest.mark.parametrize(
+    "launcher",
+    [["-m", "smdp", "run", "-n", "2"], pytest.param([], marks=pytest.mark.slow)],
+    ids=["smdp run", "Lightning"],
+)
 def test_example(launcher: list[str]) -> None:
     pytest.importorskip("transformers", "5")
     done = subprocess.run(

@@ -128,7 +128,12 @@ def train_all() -> dict[str, Any]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("stages", "is_traced"), [(2, True), pytest.param(4, True, marks=pytest.mark.slow), (2, False)]
+    ("stages", "is_traced"),
+    [
+        (2, True),
+        pytest.param(4, True, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+    ],
 )
 def test_models_train_to_the_parameters_of_one_process(
     stages: int, is_traced: bool, capsys: pytest.CaptureFixture[str]
