@@ -12,7 +12,6 @@ pytest.importorskip("sklearn")
 
 LAUNCHERS = ["smdp run", "torchrun", "mpirun", "mpirun and a variable"]
 SCRIPTS = ["smddp_torch_old.py", "smddp_torch_backend.py", "horovod_torch.py"]
-SLOW = [pytest.param(launcher, marks=pytest.mark.slow) for launcher in ("torchrun", "mpirun and a variable")]
 
 
 @pytest.mark.parametrize(("launcher", "script"), pairs(LAUNCHERS, SCRIPTS))
@@ -20,7 +19,7 @@ def test_script(launcher: str, script: str) -> None:
     check(launcher, script)
 
 
-@pytest.mark.parametrize("launcher", ["smdp run", SLOW[0]])
+@pytest.mark.parametrize("launcher", ["smdp run", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
     """The released transformers and accelerate take their own path for SMDDP, on two CPUs."""
     pytest.importorskip("transformers")
@@ -45,7 +44,7 @@ def test_horovod_names(launcher: str) -> None:
     assert "all is right on 2 ranks" in done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["smdp run", *SLOW])
+@pytest.mark.parametrize("launcher", ["smdp run", "torchrun", "mpirun and a variable"])
 def test_model_parallel_script(launcher: str, tmp_path: Path) -> None:
     """The configuration comes from the variable, as SageMaker sets it."""
     parameters = '{"ddp":true,"microbatches":4,"partitions":2,"pipeline":"interleaved"}'
