@@ -12,5 +12,6 @@ here=$(dirname "$0")
 need_python headers
 command -v g++ >/dev/null || apt_install g++ libc6-dev
 python3 -m venv /tmp/build
-/tmp/build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels "$@"
+# pip of Debian 12 would build what has no pyproject.toml by a wheel package that is not there.
+/tmp/build/bin/pip wheel --use-pep517 --no-cache-dir --no-deps --wheel-dir /wheels "$@"
 rm -rf /tmp/build

@@ -79,6 +79,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     yield start
     for driver in drivers:
         driver.stop()
+        with driver.process:
+            pass  # its pipe is closed, and its end waited for
 
 
 def test_the_script_unchanged(start: Callable[..., Driver], loss: str) -> None:
