@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 # Read when a module is imported: such a rank needs a process of its own.
-_IMPORT_TIME = ("PYTHON", "TORCH", "OMP_", "LD_", "HF_", "ACCELERATE_", "SM_", "SMDP_COMPAT")
+_IMPORT_TIME = ("PYTHON", "TORCH", "OMP_", "LD_", "HF_", "ACCELERATE_", "SM_", "SMDP_COMPAT", "TF_", "KERAS_")
 
 
 class Template:
@@ -32,7 +32,7 @@ class Template:
             [sys.executable, __file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
         self._ended: dict[int, int] = {}
 

@@ -27,7 +27,6 @@ def run(
     """See run_script(). init: whether to call init() before the function."""
     port = free_port()
     variables = {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "SMDP_MASTER_ADDR": "127.0.0.1",

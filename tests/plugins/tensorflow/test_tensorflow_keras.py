@@ -72,10 +72,32 @@ def check_fit() -> None:
             [v.path.split("/")[-1].split("_")[-1] for v in net.optimizer.variables] for net in (ours, alone)
         ]
         assert names[0] == names[1]
+    check_optimizer_with_a_branch()
     with pytest.raises(ValueError, match="distributed already"):
         sdp.DistributedOptimizer(wrapped)
     with pytest.raises(TypeError, match="takes an optimizer of Keras 3; this is Sequential"):
         sdp.DistributedOptimizer(ours)
+
+
+def check_optimizer_with_a_branch() -> None:
+    """AutoGraph still translates an apply() of the user's."""
+
+    class Upwards(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            if tf.reduce_sum(grads[0]) > 0:
+                grads = [-grad for grad in grads]
+            return super().apply(grads, trainable_variables)
+
+    optimizer = sdp.DistributedOptimizer(Upwards(1.0))
+    variable = tf.Variable([1.0])
+    optimizer.build([variable])
+
+    @tf.function
+    def step():
+        optimizer.apply([tf.constant([2.0 * sdp.rank() + 1.0])], [variable])
+
+    step()
+    assert variable.numpy().tolist() == [1.0 + sdp.size()]
 
 
 def check_mixed_precision() -> None:

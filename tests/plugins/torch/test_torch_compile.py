@@ -78,7 +78,6 @@ def test_functional_collectives() -> None:
     run(check_functional, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 def test_torch_compile() -> None:

@@ -81,13 +81,16 @@ def DistributedOptimizer(
     apply = optimizer.apply
 
     @no_autograph
-    def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+    def reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> list[Any]:
         refuse_inner_optimizer(optimizer)
-        grads = list(grads)
         variables = (
             optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         )
-        return apply(reduction(grads, variables), trainable_variables)
+        return reduction(list(grads), variables)
+
+    # AutoGraph may translate this one, for the optimizer's own apply() may need it.
+    def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        return apply(reduced(grads, trainable_variables), trainable_variables)
 
     # Past the setattr of Keras, which would track it.
     object.__setattr__(optimizer, "_smdp_reduction", reduction)
