@@ -3,9 +3,9 @@
 
     check_hosts.py mpirun ARGUMENT...
 
-The hosts are those of --hostfile, --machinefile, --host or OMPI_MCA_orte_default_hostfile. Containers of a
-job get their names one after the other, hence the wait. Then a host without an address is an error: exit code
-78.
+The hosts are those of --hostfile, --machinefile, --host, or of the default hosts file that a parameter or a
+variable names. Containers of a job get their names one after the other, hence the wait. Then a host without
+an address is an error: exit code 78.
 """
 
 from __future__ import annotations
@@ -21,7 +21,23 @@ from pathlib import Path
 WAIT_S = 60.0
 _FILE_OPTIONS = ("hostfile", "machinefile", "default-hostfile")
 _LIST_OPTIONS = ("host", "H")
-_VARIABLES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+_DEFAULT = "default-hostfile"
+# Parameters of Open MPI 4 and 5 that say the same as --default-hostfile, and their variables.
+_PARAMETERS = {
+    "orte_default_hostfile": "OMPI_MCA_orte_default_hostfile",
+    "prte_default_hostfile": "PRTE_MCA_prte_default_hostfile",
+}
+# How many words follow an option of Open MPI 4 or 5: none of them is the program, even if one has its name.
+_ONE_WORD = """
+    H N c n np x am app add-host add-hostfile append-env app-pmix-prefix bind-to cartofile cf cpu-list cpu-set
+    cpus-per-proc cpus-per-rank debugger default-hostfile display dvm-uri forward-signals gpu-support hnp host
+    hostfile keepalive launch-agent machinefile map-by max-restarts max-vm-size npernode npersocket
+    ompi-server output output-filename path personality pmix-prefix ppr prefix preload-files pset rank-by
+    rankfile report-events report-pid report-uri rf runtime-options singleton spawn-timeout stdin timeout
+    tmpdir tune unset-env wd wdir xml-file xterm
+"""
+_TWO_WORDS = "mca gmca omca gomca prtemca gprtemca pmixmca gpmixmca"
+_WORDS = {**dict.fromkeys(_ONE_WORD.split(), 1), **dict.fromkeys(_TWO_WORDS.split(), 2)}
 
 
 class HostsError(Exception):
@@ -41,36 +57,56 @@ def hosts_of_file(path: str) -> list[tuple[str, str]]:
     found = []
     for number, line in enumerate(lines, 1):
         if words := line.partition("#")[0].split():
-            found.append((words[0].rpartition("@")[2], f"line {number} of {path}"))
+            found.append((words[0].rpartition("@")[2].strip("[]"), f"line {number} of {path}"))
     if not found:
         raise HostsError(
             f"the hosts file {path} names no host, so there are no ranks: a line per host, `NAME slots=RANKS`"
         )
-    return found
+    return [host for host in found if _is_name(host[0])]
 
 
 def hosts_of(arguments: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Give the hosts of a command line of mpirun's, each with the place where it stands."""
     found: list[tuple[str, str]] = []
     has_option = False
-    values = iter(arguments)
-    for argument in values:
-        if not argument.startswith("-") and shutil.which(argument):
-            break  # the program of the ranks: what follows is its own
-        name, _, value = argument.partition("=")
-        option = name.lstrip("-") if name.startswith("-") else ""
-        if option not in _FILE_OPTIONS + _LIST_OPTIONS:
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            if shutil.which(word):
+                break  # the program of the ranks: what follows is its own
+            continue
+        name, has_value, value = word.partition("=")
+        option = name.lstrip("-")
+        values = [value] if has_value else [next(words, "") for _ in range(_WORDS.get(option, 0))]
+        if len(values) == 2 and values[0] in _PARAMETERS:  # --mca NAME VALUE
+            option, value = _DEFAULT, values[1]
+        elif option in _FILE_OPTIONS + _LIST_OPTIONS:
+            value = values[0]
+        else:
             continue
         has_option = True
-        value = value or next(values, "")
-        if option in _FILE_OPTIONS:
+        if option in _LIST_OPTIONS:
+            hosts = [(_without_slots(host), f"{name} {value}") for host in value.split(",") if host]
+            found += [host for host in hosts if _is_name(host[0])]
+        elif option != _DEFAULT or value != "none":
             found += hosts_of_file(value)
-        else:
-            found += [(host.partition(":")[0], f"{name} {value}") for host in value.split(",") if host]
     if not has_option:
-        for path in filter(None, map(environ.get, _VARIABLES)):
-            found += hosts_of_file(path)
+        for variable in _PARAMETERS.values():
+            if environ.get(variable, "none") not in ("", "none"):  # Open MPI's own word for no file
+                found += hosts_of_file(environ[variable])
     return found
+
+
+def _without_slots(host: str) -> str:
+    """Give the name of an entry of --host: that of node:2, [fd00::1]:2 or fd00::1."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]
+
+
+def _is_name(host: str) -> bool:
+    """Whether this is a host, and no rule of Open MPI's about others: +n0, ^node."""
+    return not host.startswith(("+", "^"))
 
 
 def wait_for(hosts: Sequence[tuple[str, str]], wait_s: float = WAIT_S) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +37,45 @@ def test_hosts_of_a_command_line(tmp_path: Path) -> None:
     assert names(["-H", "x"], {"OMPI_MCA_orte_default_hostfile": file}) == ["x"]
     assert names(["-n", "2", "bash", "serve", "--host", "elsewhere"]) == []
     assert names(["-n", "2"]) == []
+
+
+def test_a_value_of_an_option_is_not_the_program(tmp_path: Path) -> None:
+    """bash and env are programs here, but mpirun does not start them as ranks."""
+    file = write(tmp_path / "hosts", "a", "b")
+    assert names(["--mca", "plm_rsh_agent", "bash", "-H", "x"]) == ["x"]
+    assert names(["-x", "env", "-H", "x"]) == ["x"]
+    assert names(["--prefix", "/usr", "--bind-to", "env", "-hostfile", file, "env", "-H", "no"]) == ["a", "b"]
+    assert names(["-n", "2", "env", "-x", "bash", "-H", "no"]) == []
+
+
+def test_a_default_hosts_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "hosts", "a", "b")
+    variable = {"OMPI_MCA_orte_default_hostfile": file}
+    assert names(["--mca", "orte_default_hostfile", file, "bash"]) == ["a", "b"]
+    assert names(["--prtemca", "prte_default_hostfile", file, "bash"]) == ["a", "b"]
+    assert names(["--default-hostfile", "none", "-n", "2", "bash"], variable) == []
+    assert names(["--mca", "orte_default_hostfile", "none", "bash"], variable) == []
+    assert names(["-n", "2", "bash"], {"OMPI_MCA_orte_default_hostfile": "none"}) == []
+
+
+def test_addresses_and_rules(tmp_path: Path) -> None:
+    """IPv6 with and without slots; what Open MPI takes for a rule about other hosts is no name."""
+    assert names(["-H", "[fd00::1]:2,fd00::2,10.0.0.1:4,+n1"]) == ["fd00::1", "fd00::2", "10.0.0.1"]
+    file = write(tmp_path / "hosts", "[fd00::1] slots=2", "fd00::2", "+n0", "^c")
+    assert names(["--hostfile", file]) == ["fd00::1", "fd00::2"]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+def test_every_option_of_this_mpirun_with_a_value_is_known() -> None:
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ["mpirun", "--help", "all"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **root}, timeout=60)
+    found = re.findall(r"^\s*(-\S+) ((?:<arg\d>)(?: <arg\d>)?)", done.stdout + done.stderr, re.MULTILINE)
+    if not found:
+        pytest.skip("this mpirun has no such help")
+    for spellings, values in found:
+        for option in {spelling.lstrip("-") for spelling in spellings.split("|")} - {"h", "help"}:
+            assert check_hosts._WORDS.get(option) == values.count("<"), option
 
 
 @pytest.mark.parametrize(
