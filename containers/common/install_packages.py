@@ -17,7 +17,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -62,6 +62,37 @@ def installed(python: str) -> dict[str, str]:
     )
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
     return {name_of(name): version for name, version in json.loads(done.stdout) if name}
+
+
+def pins(present: Mapping[str, str]) -> list[str]:
+    """Give constraints that leave what is installed as it is.
+
+    Versions that pip would not read are left out: packages of Debian's and Ubuntu's have some (1.1build1).
+
+    Raises:
+        InstallError: The base image has no pip.
+    """
+    try:
+        from pip._vendor.packaging.version import InvalidVersion, Version
+    except ImportError:
+        raise InstallError(
+            f"{sys.executable} of the base image has the framework, but no pip to install anything beside it:"
+            " install pip there (python3 -m ensurepip)"
+        ) from None
+    found = []
+    for name, version in present.items():
+        try:
+            Version(version)
+        except InvalidVersion:
+            continue
+        found.append(f"{name}=={version}")
+    return found
+
+
+def conflicts(python: str) -> set[str]:
+    """Give what pip says of packages of an interpreter that do not fit each other, a line each."""
+    done = subprocess.run([python, "-m", "pip", "check"], check=False, stdout=subprocess.PIPE, text=True)
+    return set(done.stdout.splitlines()) if done.returncode else set()
 
 
 def cuda_packages(report: object, framework: str) -> list[str]:
@@ -132,8 +163,10 @@ def install_image(folder: Path, cuda: bool) -> None:
     ]:
         # What the framework was built with stays too: another NumPy could be another ABI.
         print(f"[smdp] the base image has {kept[0]}: kept, and packages are installed beside it", flush=True)
+        if present.pop("smdp", None):  # another build of it may have the same version, and would stay
+            subprocess.run([python, "-m", "pip", "uninstall", "--yes", "smdp"], check=True)
         requirements = without(requirements, [*present, *FRAMEWORKS])
-        constraints = without(constraints, present) + [f"{name}=={value}" for name, value in present.items()]
+        constraints = without(constraints, present) + pins(present)
     else:
         subprocess.run(["python3", "-m", "venv", str(VENV)], check=True)
         python = str(VENV / "bin" / "python")
@@ -153,16 +186,13 @@ def _is_wanted(framework: str, requirements: Iterable[str]) -> bool:
 def _install(python: str, requirements: Sequence[str], constraints: Sequence[str]) -> None:
     lock = Path("/tmp/constraints.txt")
     lock.write_text("\n".join(constraints), encoding="utf-8")
-    os.environ["PIP_BREAK_SYSTEM_PACKAGES"] = (
-        "1"  # the system's Python of an image with the framework is ours to add to
-    )
-    os.environ["PIP_ROOT_USER_ACTION"] = "ignore"
+    before = conflicts(python)  # what a base brings along is not ours to judge
     if python != "python3":
         pip(python, "-c", lock, "--upgrade", "pip", "setuptools")
     pip(python, "--only-binary=:all:", "--find-links", WHEELS, "-c", lock, *requirements)
     lock.unlink()
-    if subprocess.run([python, "-m", "pip", "check"], check=False).returncode:
-        raise InstallError("packages of the image do not fit each other, see above")
+    if new := sorted(conflicts(python) - before):
+        raise InstallError(f"packages of the image do not fit each other: {'; '.join(new)}")
 
 
 def main() -> None:
@@ -172,15 +202,18 @@ def main() -> None:
     parser.add_argument("--cuda", default="0")
     parser.add_argument("--file", type=Path)
     options = parser.parse_args()
+    # The system's Python of an image with the framework is ours to add to.
+    os.environ["PIP_BREAK_SYSTEM_PACKAGES"] = "1"
+    os.environ["PIP_ROOT_USER_ACTION"] = "ignore"
     try:
         if options.cuda not in ("0", "1"):
             raise InstallError(f"CUDA={options.cuda} is not valid; allowed: 0, 1")
         if options.folder is not None:
             install_image(options.folder, options.cuda == "1")
         if options.file is not None:
-            present = [f"{name}=={version}" for name, version in installed("python3").items()]
-            more = without(read_requirements(HERE / "constraints.txt"), map(name_of, present))
-            _install("python3", read_requirements(options.file), present + more)
+            present = installed("python3")
+            more = without(read_requirements(HERE / "constraints.txt"), present)
+            _install("python3", read_requirements(options.file), pins(present) + more)
     except InstallError as error:
         print(f"[smdp] {error}.", file=sys.stderr)
         sys.exit(78)

@@ -45,6 +45,37 @@ def test_includes_and_comments(tmp_path: Path) -> None:
     assert install.without(found, ["ml-dtypes"]) == ["torch==2.13.0"]
 
 
+def test_versions_of_the_base_that_pip_would_not_read_are_not_pinned() -> None:
+    """A line such as distro-info==1.1build1, a version of Ubuntu's, would end pip."""
+    present = {
+        "torch": "2.6.0a0+ecf3bae.nv25.1",
+        "distro-info": "1.1build1",
+        "pytz": "2022.1",
+        "gpg": "1.16.0-unknown",
+    }
+    assert install.pins(present) == ["torch==2.6.0a0+ecf3bae.nv25.1", "pytz==2022.1"]
+
+
+def add_package(folder: Path, name: str, needs: str) -> None:
+    """Lay down what pip reads of a package; nothing of it works."""
+    folder = folder / f"{name}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {needs}\n"
+    (folder / "METADATA").write_text(metadata)
+
+
+def test_only_conflicts_that_the_base_did_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_package(tmp_path, "brought", "absent>=2")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(install, "pip", lambda *_: None)
+    assert "brought 1.0 requires absent, which is not installed." in install.conflicts("python3")
+    install._install("python3", ["six"], [])
+    monkeypatch.setattr(install, "pip", lambda *_: add_package(tmp_path, "ours", "absent>=3"))
+    with pytest.raises(install.InstallError) as caught:
+        install._install("python3", ["ours"], [])
+    assert str(caught.value).endswith(" each other: ours 1.0 requires absent, which is not installed.")
+
+
 def test_only_numbers_that_mean_something() -> None:
     command = [sys.executable, str(COMMON / "install_packages.py"), "--cuda", "12.8"]
     done = subprocess.run(command, capture_output=True, text=True)
