@@ -7,8 +7,8 @@ apt_install() {
     fail 78 "BASE_IMAGE has no apt-get: the images are built on Debian, Ubuntu and images made of them. This is" \
       "$(. /etc/os-release 2>/dev/null && echo "${PRETTY_NAME:-no known system}" || echo 'no known system')."
   export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "$@" </dev/null
+  apt-get update -qq || return
+  apt-get install -y -qq --no-install-recommends "$@" </dev/null || return
   rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/apt/archives/*.deb /var/log/apt /var/log/dpkg.log \
     /var/cache/debconf/*-old
 }
@@ -38,6 +38,20 @@ need_python() {
 python_has_headers() {
   python3 -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
+}
+
+# need_compiler: a C++ compiler that is new enough for smdp; named by CXX and CC where g++ is another one.
+need_compiler() {
+  local version
+  [[ -z ${CXX:-} ]] || return 0 # the base has made its choice
+  command -v g++ >/dev/null || apt_install g++ libc6-dev
+  version=$(g++ -dumpversion)
+  ((${version%%.*} < 12)) || return 0
+  say "g++ of BASE_IMAGE or its distribution is $version, smdp needs 12 or newer: building with g++-12"
+  command -v g++-12 >/dev/null || apt_install g++-12 libc6-dev ||
+    fail 78 "g++-12 cannot be installed, see above: take a BASE_IMAGE of a newer distribution, such as the default" \
+      "one, or one that names a newer compiler by CXX and CC."
+  export CXX=g++-12 CC=gcc-12
 }
 
 refuse_python() {

@@ -10,7 +10,7 @@ here=$(dirname "$0")
 . "$here/base.sh"
 
 need_python headers
-command -v g++ >/dev/null || apt_install g++ libc6-dev
+need_compiler
 python3 -m venv /tmp/build
 # pip of Debian 12 would build what has no pyproject.toml by a wheel package that is not there.
 /tmp/build/bin/pip wheel --use-pep517 --no-cache-dir --no-deps --wheel-dir /wheels "$@"

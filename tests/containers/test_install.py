@@ -90,6 +90,7 @@ def base(script: str, path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!{shutil.which('bash')}\n{text}\n")
     path.chmod(0o755)
 
@@ -119,3 +120,46 @@ def test_a_base_without_python_gets_one_with_a_warning(tmp_path: Path) -> None:
     assert done.stderr.count("warning") == 1
     assert "BASE_IMAGE has no python3; taking the distribution's, which adds about 40 MB" in done.stderr
     assert "--no-install-recommends python3 python3-venv" in done.stderr
+
+
+def gcc(path: Path, version: str, name: str = "g++") -> None:
+    program(path / name, f"[[ $1 != -dumpversion ]] || echo {version}")
+
+
+def compiler(path: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    return base(f'rm() {{ :; }}; {before} need_compiler; echo "${{CXX:-g++}} ${{CC:-gcc}}"', path)
+
+
+@pytest.mark.parametrize("version", ["12", "12.2.0", "14"])
+def test_a_compiler_of_the_base_is_taken(tmp_path: Path, version: str) -> None:
+    gcc(tmp_path, version)
+    done = compiler(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "g++ gcc\n", "")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_newer_compiler_beside_an_old_one(tmp_path: Path, is_there: bool) -> None:
+    """g++ 11 of the base, or what the distribution calls g++, as Ubuntu 22.04's is."""
+    gcc(tmp_path if is_there else tmp_path / "new", "11.4.0")
+    copy = f'{shutil.which("cp")} "{tmp_path}/new/$package" "{tmp_path}"'
+    install = f"for package; do [[ $package != g++* ]] || {copy}; done"
+    program(tmp_path / "apt-get", f'echo apt-get "$@" >&2; {install}')
+    gcc(tmp_path / "new", "12.3.0", "g++-12")
+    done = compiler(tmp_path)
+    assert (done.returncode, done.stdout) == (0, "g++-12 gcc-12\n"), done.stderr
+    assert "is 11.4.0, smdp needs 12 or newer: building with g++-12" in done.stderr
+    assert ("--no-install-recommends g++ libc6-dev" in done.stderr) is not is_there
+    assert "--no-install-recommends g++-12 libc6-dev" in done.stderr
+
+
+def test_a_base_whose_compilers_are_all_old_is_an_error(tmp_path: Path) -> None:
+    gcc(tmp_path, "10.2.1")
+    program(tmp_path / "apt-get", '[[ $1 != install ]] || { echo "E: no $5" >&2; exit 100; }')
+    done = compiler(tmp_path)
+    assert done.returncode == 78
+    assert "E: no g++-12\n[smdp] g++-12 cannot be installed, see above: take a BASE_IMAGE" in done.stderr
+
+
+def test_the_compiler_that_a_base_names_is_left(tmp_path: Path) -> None:
+    done = compiler(tmp_path, "export CXX=clang++ CC=clang;")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "clang++ clang\n", "")
