@@ -84,6 +84,41 @@ def test_the_context_holds_what_the_builder_copies_and_no_more() -> None:
     assert allowed == copied | {"containers"}
 
 
+def builds() -> list[tuple[Path, str]]:
+    """Every command that builds an image, in the pages and Dockerfiles, in one line."""
+    paths = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *CONTAINERS.glob("*/Dockerfile")]
+    found = []
+    for path in paths:
+        text = path.read_text().replace("\\\n", " ")
+        found += [
+            (path, command)
+            for command in re.findall(r".*\b(?:docker|buildah)\b.*\bbuild .* \S+$", text, re.M)
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("path", "command"), builds())
+def test_a_build_in_the_docs_names_what_is_there(path: Path, command: str) -> None:
+    """The Dockerfile, its target, its arguments; and a context in which what it adds can be seen."""
+    file = re.search(r" (?:-f|--file) (\S+)", command)
+    assert file, command
+    context = command.split()[-1]
+    if file[1] == "-":
+        assert context != ".", ".dockerignore hides all but the repository's own sources there"
+        return
+    text = (ROOT / file[1]).read_text()
+    assert context == "."
+    target = re.search(r" --target (\S+)", command)
+    assert target and f" AS {target[1]}\n" in text
+    for argument in re.findall(r" --build-arg (\w+)=", command):
+        assert f"\nARG {argument}" in text
+
+
+def test_the_pages_build_every_target() -> None:
+    targets = {match[1] for _, command in builds() if (match := re.search(r" --target (\S+)", command))}
+    assert targets == {"runtime", "sagemaker"}
+
+
 def test_no_script_goes_unused() -> None:
     """What lies in containers/common is used by a Dockerfile or another script there."""
     scripts = [path for path in (CONTAINERS / "common").iterdir() if path.is_file()]

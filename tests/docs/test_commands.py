@@ -26,7 +26,7 @@ NOT_RUN = {
     r"smdp bench ": "takes minutes; tests/python/cli/test_bench.py runs it",
     r"smdp trace ": "reads what a job has written; tests/plugins/torch/test_torch_observability.py runs it",
     r"(\w+=\S+ )?(torchrun|mpirun|mpiexec|srun|sbatch|accelerate) ": "launchers: tests/launchers runs them",
-    r"(docker|buildah|mmdebstrap|printf|mkdir keys) ": "container images: tests/containers",
+    r"(docker|buildah|mmdebstrap|printf|mkdir (keys|base)) ": "container images: tests/containers",
     r"(kubectl|python ray_train.py) ": "clusters: tox -e kubernetes, tox -e ray",
     r"(mkdir -p ml|echo|SAGEMAKER_BASE_DIR)": "a SageMaker container: tests/plugins/sagemaker",
     r"(python3 -m venv|pip|apt|tox|export|git) ": "installs, or sets up the shell",
