@@ -134,10 +134,10 @@ def pip(python: str, *words: str | Path) -> None:
 
 
 def look_before(python: str, requirement: str, cuda: bool) -> None:
-    """Ask pip which build of a framework it would take; only metadata is read."""
+    """Ask pip which build of a framework it would take; an index with metadata sends no more than that."""
     command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
     done = subprocess.run(
-        [*command, "--only-binary=:all:", "--report=-", requirement],
+        [*command, "--no-cache-dir", "--only-binary=:all:", "--report=-", requirement],
         check=False,
         stdout=subprocess.PIPE,
         text=True,
@@ -149,12 +149,15 @@ def look_before(python: str, requirement: str, cuda: bool) -> None:
     check_build(cuda_packages(json.loads(done.stdout), name_of(requirement)), requirement, cuda)
 
 
+def requirements_of(folder: Path, cuda: bool) -> list[str]:
+    """Give what the image in `folder` is made for."""
+    file = folder / "requirements-cuda.txt"
+    return read_requirements(file if cuda and file.exists() else folder / "requirements.txt")
+
+
 def install_image(folder: Path, cuda: bool) -> None:
     """Install smdp and what the image in `folder` is made for."""
-    file = folder / "requirements-cuda.txt"
-    if not (cuda and file.exists()):
-        file = folder / "requirements.txt"
-    requirements = read_requirements(file)
+    requirements = requirements_of(folder, cuda)
     constraints = read_requirements(HERE / "constraints.txt")
     present = installed("python3")
     python = "python3"
