@@ -16,15 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from buildah import ROOT
 from container import Container
 from image import Image
+from jobs import ENVIRON, JOBS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 MAKE = Callable[..., Container]
-JOBS = {
-    "pytorch": ["/repository/tests/quickstart/train_digits.py"],
-    "tensorflow": ["/repository/docs/examples/tensorflow_digits.py"],
-    "huggingface": ["/repository/tests/containers/images/digits_trainer.py", "/workspace/out"],
-}
-ENVIRON = {"PYTHONPATH": "/site", "OMP_NUM_THREADS": "1"}
 
 
 def digits(image: Image, containers: MAKE, site: Path, **options: object) -> Container:

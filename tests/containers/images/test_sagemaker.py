@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from buildah import ROOT, Storage
 from container import Container
 from image import Image, build
+from jobs import ENVIRON, JOBS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 MAKE = Callable[..., Container]
@@ -57,25 +59,40 @@ def test_sshd_as_version_3_starts_it(sagemaker: Image, containers: MAKE, tmp_pat
     assert output.endswith("root\n/usr/bin/mpirun\n/opt/smdp/venv/bin/python3\n")
 
 
-@pytest.mark.skipif(not (ROOT / "plugins" / "sagemaker").is_dir(), reason="this tree has no smdp.sagemaker")
-def test_train_runs_a_script_on_every_rank(sagemaker: Image, containers: MAKE, tmp_path: Path) -> None:
-    """The container argument `train` with the files that SageMaker lays in /opt/ml."""
-    ml = tmp_path / "ml"
-    for folder in ("input/config", "input/data/training", "model", "output/data", "code"):
-        (ml / folder).mkdir(parents=True)
+def test_health(sagemaker: Image, containers: MAKE) -> None:
+    test = sagemaker.config["Healthcheck"]["Test"]
+    assert containers(sagemaker).run(*test[1:], entrypoint=False) == (0, "")
+
+
+def job_folder(folder: Path, name: str) -> Path:
+    """The files that SageMaker lays in /opt/ml: the image's job on digits, on one host."""
+    for each in ("input/config", "input/data/training", "model", "output/data", "code"):
+        (folder / each).mkdir(parents=True)
     script = (
-        "import smdp, numpy as np\nx = np.ones(3, np.float32)\nsmdp.init().all_reduce(x)\nprint('sum', x)\n"
+        f"import runpy, sys\nprint('learns', flush=True)\nsys.argv = {JOBS[name]}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    (ml / "code" / "train.py").write_text(script)
+    (folder / "code" / "train.py").write_text(script)
     resources = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"}
     settings = {"sagemaker_program": "train.py", "sagemaker_submit_directory": "/opt/ml/code"}
-    for name, content in {
+    for file, content in {
         "resourceconfig": resources,
         "hyperparameters": {key: json.dumps(value) for key, value in settings.items()},
         "inputdataconfig": {"training": {"TrainingInputMode": "File"}},
     }.items():
-        (ml / "input/config" / f"{name}.json").write_text(json.dumps(content))
-    container = containers(sagemaker, volumes={"/opt/ml": ml})
-    code, output = container.run("train", timeout_s=300)
+        (folder / "input/config" / f"{file}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_train_runs_two_ranks_on_digits(
+    sagemaker: Image, containers: MAKE, site: Path, tmp_path: Path
+) -> None:
+    """The container argument `train`: SageMaker's toolkit hands over to smdp.sagemaker."""
+    ml = job_folder(tmp_path / "ml", sagemaker.name)
+    container = containers(sagemaker, volumes={"/opt/ml": ml, "/repository": ROOT, "/site": site})
+    environ = {**ENVIRON, "SMDP_LOCAL_WORLD_SIZE": "2"}
+    code, output = container.run("train", environ=environ, timeout_s=1800)
+    print(output)
     assert code == 0, output
-    assert "sum [" in output, output
+    assert sorted(re.findall(r"^\[rank (\d)\] learns$", output, re.MULTILINE)) == ["0", "1"], output
+    assert not (ml / "output" / "failure").exists()
