@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -64,6 +65,36 @@ def test_mpirun_over_two_containers(image: Image, containers: MAKE, tmp_path: Pa
         code, output = host(cluster, 0, image, containers, keys).run(*MPIRUN)
     assert code == 0, output
     assert output.count("[2. 2. 2.]") == 2, output
+
+
+def test_sshd_beside_a_command(image: Image, containers: MAKE, tmp_path: Path) -> None:
+    """`--sshd COMMAND`: sshd is there for mpirun, the command gets the signal and gives the exit code."""
+    keys = make_keys(tmp_path / "keys", "id_ed25519")
+    with Cluster(2, names=True) as cluster:
+        process = host(cluster, 1, image, containers, keys).start("--sshd", "sleep", "600")
+        try:
+            code, output = host(cluster, 0, image, containers, keys).run("--sshd", *MPIRUN)
+            assert code == 0, output
+            assert output.count("[2. 2. 2.]") == 2, output
+            Container.signal(process, signal.SIGTERM)
+            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        finally:
+            Container.kill(process)
+
+
+def test_a_key_is_made_at_start(image: Image, containers: MAKE) -> None:
+    """Without a mounted one: a warning, and who is in the container can log in to it."""
+    login = "ssh localhost 'id -un; command -v mpirun python3'"
+    keys = "stat -c '%a %U' ~/.ssh/id_ed25519; ls /etc/ssh/ssh_host_* 2>/dev/null"
+    with Cluster(1, names=True) as cluster:
+        container = containers(image, prefix=("ip", "netns", "exec", cluster.name(0)), hostname="node0")
+        code, output = container.run("--sshd", "bash", "-c", f"{login} && {{ {keys}; exit 7; }}")
+    assert code == 7, output
+    warning, *told = output.splitlines()
+    assert warning.startswith(
+        "[smdp] warning: no key is mounted at /home/mpiuser/.ssh, so this container made"
+    )
+    assert told == ["mpiuser", "/usr/bin/mpirun", "/opt/smdp/venv/bin/python3", "600 mpiuser"]
 
 
 def test_a_container_of_another_job_is_not_trusted(image: Image, containers: MAKE, tmp_path: Path) -> None:
