@@ -6,7 +6,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
@@ -17,10 +16,8 @@ from smdp.torch.preemption_ranks import find_ranks
 
 _log = logging.get_logger(__name__)
 
-_OWES_EVALUATION = "owes_evaluation"
 
-
-class PreemptionCallback(TrainerCallback, ExportableState):
+class PreemptionCallback(TrainerCallback):
     """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
 
     The plugins' Trainer has it by itself. It asks after every step of the optimizer, and lets no evaluation
@@ -30,7 +27,6 @@ class PreemptionCallback(TrainerCallback, ExportableState):
     def __init__(self) -> None:
         self._is_watching = False
         self._is_leaving = False
-        self._owes_evaluation = False
         self._group: Any = None
 
     def on_train_begin(
@@ -62,10 +58,8 @@ class PreemptionCallback(TrainerCallback, ExportableState):
         """Ask; if so, save now and stop."""
         if self._is_watching and smdp.preempted():
             self._is_leaving = True
-            ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
-            self._owes_evaluation = control.should_evaluate or (
-                args.eval_strategy == IntervalStrategy.EPOCH and ends_epoch and args.eval_delay <= state.epoch
-            )
+            if control.should_evaluate or _evaluates_at_epoch_end(args, state, control):
+                state.stateful_callbacks[PreemptionCallback.__name__] = _evaluation_due(state)
             control.should_training_stop = True
             control.should_save = True
             control.should_evaluate = False
@@ -80,17 +74,22 @@ class PreemptionCallback(TrainerCallback, ExportableState):
         if self._is_leaving:
             preemption.leave()
 
-    def state(self) -> dict[str, Any]:
-        """Give what the checkpoint keeps."""
-        return {"args": {}, "attributes": {_OWES_EVALUATION: self._owes_evaluation}}
-
 
 def owes_evaluation(args: TrainingArguments, state: TrainerState) -> bool:
     """Tell whether the checkpoint that a state comes from was written in place of an evaluation."""
-    if args.eval_strategy == IntervalStrategy.NO:
-        return False
-    kept = (state.stateful_callbacks or {}).get(PreemptionCallback.__name__, {})
-    return isinstance(kept, dict) and bool(kept.get("attributes", {}).get(_OWES_EVALUATION))
+    kept = state.stateful_callbacks.get(PreemptionCallback.__name__)
+    return args.eval_strategy != IntervalStrategy.NO and bool(kept == _evaluation_due(state))
+
+
+def _evaluation_due(state: TrainerState) -> dict[str, int]:
+    # With the step: the Trainer copies it to all later checkpoints, where nothing is due.
+    return {"evaluation_due_at": state.global_step}
+
+
+def _evaluates_at_epoch_end(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> bool:
+    # What ends training or an epoch early makes the Trainer evaluate there, too.
+    ends = control.should_training_stop or control.should_epoch_stop or float(state.epoch).is_integer()
+    return ends and args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
 
 
 def spare_workers(loader: DataLoader[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.training_args import ParallelMode
 
 from smdp.transformers.plugin import Plugin
@@ -177,11 +178,42 @@ class _WithPlugins:
             for plugin in self.plugins:
                 load = functools.partial(plugin.load_random_state, self, load)
         load(checkpoint)
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        begin = super()._init_training_state  # type: ignore[misc]
+        trained, steps = begin(max_steps, steps_per_epoch, epochs, *args)
+        # So that _run_epoch() is called also where no epoch is left.
+        return min(trained, max(epochs - 1, 0)), steps
+
+    def _run_epoch(self, **options: Any) -> None:
+        """As the Trainer's; first comes the evaluation that a checkpoint was written in place of."""
         trainer: Any = self
-        if checkpoint is not None and owes_evaluation(trainer.args, trainer.state):
-            # Here, as it draws random numbers like the one that was left out.
-            metrics = trainer._evaluate(None, None)
-            trainer._determine_best_metric(metrics=metrics, trial=None)
+        run = super()._run_epoch  # type: ignore[misc]
+        if options["resume_from_checkpoint"] is None or options["epoch"] != options["epochs_trained"]:
+            run(**options)
+            return
+        with tempfile.TemporaryDirectory() as after_evaluation:
+            if owes_evaluation(trainer.args, trainer.state):
+                self._make_up_evaluation(**options)
+                # All that the Trainer still reads of a checkpoint is the random state.
+                trainer._save_rng_state(after_evaluation)
+                options["resume_from_checkpoint"] = after_evaluation
+            if trainer.state.global_step >= trainer.state.max_steps:
+                trainer.control.should_training_stop = True
+            if not trainer.control.should_training_stop:  # the Trainer asks only after a step
+                run(**options)
+
+    def _make_up_evaluation(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, resume_from_checkpoint: str, **_: Any
+    ) -> None:
+        trainer: Any = self
+        trainer._load_rng_state(resume_from_checkpoint)
+        metrics = trainer._evaluate(trial, ignore_keys_for_eval)
+        is_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
+        if is_best and trainer.args.save_strategy != SaveStrategy.NO:
+            trainer.state.best_model_checkpoint = str(resume_from_checkpoint)
 
     @property
     def _ranks_per_batch(self) -> int:
