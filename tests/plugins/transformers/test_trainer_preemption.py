@@ -15,10 +15,13 @@ import language_model as lm
 import pytest
 import torch.distributed as dist
 import transformers
+from torch.utils.data import DataLoader
 from transformers_spawn import run
 
+from smdp.torch import spared_workers
 from smdp.torch.model_parallel.agreement import together
 from smdp.transformers import DataParallel, ModelParallel, PreemptionCallback, Trainer
+from smdp.transformers.preemption import spare_workers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,10 +52,12 @@ def plugins() -> list[Any]:
 def train() -> dict[str, str]:
     """Goes on if there is a checkpoint; gives digests of all parameters, wherever the model has been cut."""
     options = {"weight_decay": 0.1, "lr_scheduler_type": "cosine", "eval_steps": 4}
+    workers = int(os.environ.get("WORKERS", "0"))
     args = lm.arguments(
         max_steps=STEPS,
         eval_strategy=os.environ.get("EVALUATES", "epoch"),
-        dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
+        dataloader_num_workers=workers,
+        dataloader_multiprocessing_context="fork" if workers else None,
         **options,
     )
     args.output_dir = os.environ["KEPT"]
@@ -104,6 +109,30 @@ def test_one_process_and_a_plain_trainer(tmp_path: Path) -> None:
     run(train, 1, env={**kept, "VICTIM": "0", "AT": "6"}, exits={0: 75})
     assert (tmp_path / "kept" / "checkpoint-7").is_dir()
     assert run(train, 1, env=kept) == whole
+
+
+def loader(context: str | None) -> DataLoader[Any]:
+    return DataLoader(lm.rows(8), num_workers=1, multiprocessing_context=context)
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_forked_workers_are_spared(context: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "fork")
+    spared = loader(context)
+    spare_workers(spared)
+    assert type(spared.multiprocessing_context) is type(spared_workers())
+
+
+@pytest.mark.parametrize("context", [None, "spawn", "forkserver"])
+def test_a_start_method_that_was_asked_for_stays(
+    context: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "spawn")
+    left = loader(context)
+    asked = left.multiprocessing_context
+    spare_workers(left)
+    assert left.multiprocessing_context is asked
+    assert f"workers of the data loader start by '{context or 'spawn'}'" in caplog.text
 
 
 def switched_off() -> None:

@@ -41,6 +41,7 @@ def spared_workers() -> BaseContext:
     """Let workers end by their rank's signals only, not by a launcher's.
 
     Returns:
-        For `DataLoader(multiprocessing_context=...)`.
+        For `DataLoader(multiprocessing_context=...)`, which torch refuses with num_workers=0. It forks
+        workers, whatever the start method of this process is.
     """
     return _SparedContext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -93,7 +94,19 @@ def _evaluates_at_epoch_end(args: TrainingArguments, state: TrainerState, contro
 
 
 def spare_workers(loader: DataLoader[Any]) -> None:
-    """Let the workers of a loader outlive a SIGTERM that a launcher sends to them, too."""
+    """Let forked workers of a loader outlive a SIGTERM that a launcher sends to them, too."""
     own = getattr(loader, "base_dataloader", loader)  # Accelerate's contain the one that starts workers
-    if own.num_workers > 0 and own.multiprocessing_context is None:
+    if own.num_workers == 0:
+        return
+    # To ask for the default would settle it: a script could not set another one afterwards.
+    asked = (own.multiprocessing_context or multiprocessing).get_start_method(allow_none=True)
+    method = asked or multiprocessing.get_all_start_methods()[0]
+    if method == "fork":
         own.multiprocessing_context = spared_workers()
+    else:
+        _log.warning(
+            "[smdp] workers of the data loader start by %r, only forked ones outlive a SIGTERM to all"
+            " processes, as torchrun and SLURM may send it: their rank then fails before it has saved. If"
+            ' they can be forked: dataloader_multiprocessing_context="fork".',
+            method,
+        )
