@@ -194,6 +194,28 @@ def test_sigterm_reaches_the_ranks_and_their_code_comes_back(
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+def test_what_a_shell_script_has_started_saves_after_sigterm(runner: list[str], tmp_path: Path) -> None:
+    # The shell dies of SIGTERM at once; saving takes longer than ranks are given after a failure.
+    container = Container(
+        tmp_path / "ml", 'echo shell; "$PYTHON" train.py; echo never', program="run.sh", PYTHON=sys.executable
+    )
+    (container.base / "code" / "train.py").write_text(
+        STOPPED.replace("time.sleep(0.2", "time.sleep(7").replace("CODE", "75")
+    )
+    process = container.start(runner)
+    assert process.stdout is not None
+    told = ""
+    while "ready" not in told:
+        line = process.stdout.readline()
+        assert line, f"it ended early:\n{told}"
+        told += line
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM  # the shell's; with exec it would be 75
+    assert (container.base / "output" / "data" / "saved0").is_file()
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(
     ("program", "script"),
     [

@@ -228,6 +228,65 @@ def test_a_rank_that_obeys_a_signal_does_not_cut_short_one_that_saves(
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def in_a_shell(path: Path) -> Path:
+    """A shell script that waits for its Python: SIGTERM ends the shell at once, and Python saves on."""
+    shell = path.with_suffix(".sh")
+    shell.write_text(f'#!/bin/sh\n"{sys.executable}" -u "{path}"\necho never\n')
+    shell.chmod(0o755)
+    return shell
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["child", "pid 1"])
+def test_what_a_shell_has_started_may_save_after_the_shell_has_died(
+    is_first: bool, script: Callable[[str], Path]
+) -> None:
+    path = script(
+        "def save(*_):\n    time.sleep(1.5 + rank)\n    print('saved')\n    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('pid', os.getpid())\n"
+        "time.sleep(100)\n"
+    )
+    shell = str(in_a_shell(path))
+    command = [sys.executable, "-m", "smdp", "run", "-n", "2", "--stop-timeout", "0.1", shell]
+    if is_first:  # of a container, where orphans are its own
+        command = ["unshare", "--fork", "--pid", "--mount-proc", *command]
+        if subprocess.run([*command[:4], "true"], capture_output=True).returncode:
+            pytest.skip("unshare --pid is not allowed here")
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
+    )
+    read_pids(process, 2)
+    target = process.pid
+    if is_first:
+        target = int(Path(f"/proc/{target}/task/{target}/children").read_text())
+    begin = time.monotonic()
+    os.kill(target, signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert out.count("saved") == 2, err
+    assert "never" not in out
+    assert process.returncode == 128 + signal.SIGTERM
+    assert time.monotonic() - begin < 15  # and not the whole grace
+
+
+def test_what_a_shell_has_started_is_killed_after_the_grace(
+    script: Callable[[str], Path], start: Start
+) -> None:
+    path = script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid())\ntime.sleep(100)\n"
+    )
+    process = start("-n", 1, "--grace", "1", in_a_shell(path))
+    (pid,) = read_pids(process, 1)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert "1 ranks still run after a grace of 1 s; killing them" in err
+    assert process.returncode == 128 + signal.SIGTERM
+    wait_until(lambda: not is_alive(pid))
+
+
 def test_asked_twice_it_insists(script: Callable[[str], Path], start: Start) -> None:
     path = script(
         "signal.signal(signal.SIGINT, lambda *_: print('pid 0'))\n"

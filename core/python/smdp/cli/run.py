@@ -163,6 +163,7 @@ class Launcher:
         cwd: str | None = None,
     ) -> None:
         self._argv = list(argv)
+        self._is_python = self._argv[0] == sys.executable
         self._first_rank = first_rank
         self._cwd = cwd
         self._grace_s = grace_s
@@ -251,7 +252,7 @@ class Launcher:
             if self._kill_at is not None and now >= self._kill_at:
                 if not self.is_stopping:
                     self.is_stopping = True
-                    running = sum(rank.code is None for rank in self._ranks)
+                    running = sum(map(self._may_save, self._ranks))
                     _say(f"{running} ranks still run after a grace of {self._grace_s:g} s; killing them")
                 for rank in self._ranks:
                     if self._is_group_ours(rank):
@@ -290,7 +291,7 @@ class Launcher:
     def _pass_on(self, rank: _Rank, number: int) -> None:
         # Python hears SIGTERM itself. Its children, such as workers that load data, are left in peace: a rank
         # that saves before it ends would fail of their death.
-        if number == signal.SIGTERM and self._argv[0] == sys.executable:
+        if number == signal.SIGTERM and self._is_python:
             rank.process.send_signal(number)
         else:
             kill_group(rank.process.pid, number)
@@ -309,12 +310,14 @@ class Launcher:
                 self.ended(rank.number, rank.code)
                 if rank.code:
                     failed.append(rank)
+            if rank.code is not None:
+                _reap_orphans(rank.process.pid)
         if self._kill_at is not None and not any(self._is_group_ours(rank) for rank in self._ranks):
             self._kill_at = None
         if failed:
             self._judge(failed)
-        # What ranks have left behind need not be waited for.
-        if self._has_grace and all(rank.code is not None for rank in self._ranks):
+        # What else ranks have left behind need not be waited for.
+        if self._has_grace and not any(self._may_save(rank) for rank in self._ranks):
             self.stop()
 
     def _judge(self, failed: Sequence[_Rank]) -> None:
@@ -379,6 +382,13 @@ class Launcher:
         """True while the rank runs, or failed and left children; who ended well may leave some on purpose."""
         return rank.code is None or (rank.code != 0 and kill_group(rank.process.pid, 0))
 
+    def _may_save(self, rank: _Rank) -> bool:
+        """True while the rank runs; or its children do, after a shell died of the signal they got too."""
+        if rank.code is None:
+            return True
+        has_told_all = not self._is_python and self._grade(rank.code) == _OBEYED
+        return has_told_all and self._is_group_ours(rank)
+
     def _read(self, fd: int) -> None:
         output = self._outputs[fd]
         try:
@@ -410,6 +420,13 @@ class Launcher:
             if self._exit_code is None:
                 self._exit_code = 128 + signal.SIGPIPE
             self.stop()
+
+
+def _reap_orphans(group: int) -> None:
+    """Where this process is a container's first, orphans become its children, and dead ones look alive."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
 
 
 def _child_setup() -> Callable[[], None]:
