@@ -48,6 +48,16 @@ def test_srun(slurm: Slurm, loss: str) -> None:
     assert results(done.stdout) == [f"ranks=2 {loss}"], done.stdout
 
 
+def test_srun_with_pmi2_gives_every_task_a_local_rank(slurm: Slurm) -> None:
+    """Many sites have MpiDefault=pmi2; its variables know no local ranks."""
+    show = (
+        "import os; from smdp.environments import detect; launch = detect();"
+        "print(os.environ['PMI_RANK'], launch.local_rank, launch.local_size, launch.source)"
+    )
+    done = slurm.run("srun", "--mpi=pmi2", "-n", "2", sys.executable, "-c", show, timeout_s=TIMEOUT_S)
+    assert sorted(done.stdout.splitlines()) == ["0 0 2 SLURM", "1 1 2 SLURM"], done.stdout
+
+
 def test_srun_below_salloc_and_of_a_shell(slurm: Slurm, loss: str) -> None:
     """Both call the step as an interactive shell is called."""
     done = slurm.run("salloc", "-n", "2", "srun", "bash", "-c", " ".join(TRAIN), timeout_s=TIMEOUT_S)

@@ -192,6 +192,20 @@ def test_slurm() -> None:
     assert detect({**SLURM, "SLURM_STEP_NODELIST": "node002"}).master_addr == "node002"
 
 
+def test_srun_with_pmi2_is_slurm() -> None:
+    pmi2 = {"PMI_RANK": "3", "PMI_SIZE": "5", "PMI_JOBID": "4711.0", "PMI_FD": "16"}
+    assert detect({**SLURM, **pmi2, "SLURM_STEP_NODELIST": "node[002-003]"}) == Launch(
+        3, 5, 1, 2, "node002", port_for("4711.0"), "SLURM"
+    )
+    assert (
+        "not MPICH or Intel MPI: these are the variables of srun --mpi=pmi2; SLURM's own tell local ranks"
+        " and hosts too" in environments.explain({**SLURM, **pmi2})
+    )
+    # mpiexec of MPICH starts its proxies, one per host, by srun, and their ranks carry both.
+    for ours in ({"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, {"PMI_SIZE": "6"}, {"PMI_RANK": "2"}):
+        assert detect({**SLURM, **pmi2, **ours}).source == "MPICH or Intel MPI"
+
+
 @pytest.mark.parametrize("name", ["bash", "interactive"])
 def test_slurms_interactive_shell_is_no_task(name: str) -> None:
     environ = {**SLURM, "SLURM_JOB_NAME": name}

@@ -8,7 +8,7 @@ from smdp import config
 from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
 from smdp.environments.hydra import control_port
 from smdp.environments.master import of_launcher
-from smdp.environments.slurm import first_host_of_job
+from smdp.environments.slurm import Slurm, first_host_of_job
 
 
 class Mpich(Environment):
@@ -24,8 +24,24 @@ class Mpich(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether a process manager with PMI is at work."""
-        return bool(config.read(environ, "PMI_RANK"))
+        """Tell whether a process manager with PMI is at work, other than srun."""
+        return bool(config.read(environ, "PMI_RANK")) and not cls._is_by_srun(environ)
+
+    @classmethod
+    def why_not(cls, environ: Mapping[str, str]) -> str:
+        """Say that srun has set its variables."""
+        if cls._is_by_srun(environ):
+            return "these are the variables of srun --mpi=pmi2; SLURM's own tell local ranks and hosts too"
+        return super().why_not(environ)
+
+    @classmethod
+    def _is_by_srun(cls, environ: Mapping[str, str]) -> bool:
+        # mpiexec may run as a step, and then its ranks carry both, too; but it numbers those of a host.
+        if config.read(environ, "MPI_LOCALRANKID") or not Slurm.detect(environ):
+            return False
+        size = config.read(environ, "SLURM_NTASKS") or config.read(environ, "SLURM_NPROCS")
+        theirs = (config.read(environ, "SLURM_PROCID"), size)
+        return theirs == (config.read(environ, "PMI_RANK"), config.read(environ, "PMI_SIZE"))
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
