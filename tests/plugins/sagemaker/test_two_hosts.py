@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cluster"))
@@ -39,8 +41,13 @@ def start(cluster: Cluster, container: Container, runner: Sequence[str] = RUNNER
     return cluster.start(host, list(runner), container.variables)
 
 
-def job(folder: Path, script: str, hosts: Sequence[str] = HOSTS, **variables: str) -> list[Container]:
-    hyperparameters = {"epochs": 40} if script == "numpy_digits.py" else None
+def job(
+    folder: Path,
+    script: str,
+    hosts: Sequence[str] = HOSTS,
+    hyperparameters: Mapping[str, Any] | None = None,
+    **variables: str,
+) -> list[Container]:
     return [
         Container(
             folder / host, script, hosts=hosts, current=host, hyperparameters=hyperparameters, **variables
@@ -70,7 +77,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 @pytest.mark.skipif(not HAS_TOOLKIT, reason="sagemaker-training is not installed")
 def test_two_hosts_train_one_model(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    containers = job(tmp_path, "numpy_digits.py", SMDP_LOCAL_WORLD_SIZE="2")
+    containers = job(tmp_path, "numpy_digits.py", hyperparameters={"epochs": 40}, SMDP_LOCAL_WORLD_SIZE="2")
     for container in containers:
         (container.base / "checkpoints").mkdir()
     with Cluster(2, names=HOSTS) as cluster:
@@ -134,6 +141,20 @@ def test_a_host_that_is_gone_is_named(gone: int, how: str, tmp_path: Path) -> No
     assert failure.startswith(f"[smdp] host {HOSTS[gone]}: it is gone"), told
 
 
+@pytest.mark.parametrize("told", [0, 1])
+def test_sigterm_to_one_container_is_named_where_nobody_hears_it(told: int, tmp_path: Path) -> None:
+    containers = job(tmp_path, FOREVER)
+    with Cluster(2, names=HOSTS) as cluster:
+        processes = [start(cluster, container) for container in containers]
+        for process in processes:
+            wait_for(process, "joined")
+        processes[told].send_signal(signal.SIGTERM)
+        texts = outputs(processes, [143, 143])
+    assert "PeerLostError" in texts[1 - told]
+    for container in containers:
+        assert container.failure.startswith(f"[smdp] rank {told} on {HOSTS[told]} ended on SIGTERM"), texts
+
+
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
@@ -175,3 +196,33 @@ time.sleep(100)
     for container in containers:
         assert (container.base / "output" / "data" / "saved").is_file()
         assert "asks to be started again: exit code 75" in container.failure
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_spot_container_that_is_taken_away_stops_all_and_the_next_start_goes_on(
+    told: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("sklearn")
+    endless = {"epochs": 10**6, "save-every": 10**6}  # only smdp.exit_if_preempted() saves
+    containers = job(tmp_path / "first", "numpy_digits.py", hyperparameters=endless)
+    for container in containers:
+        (container.base / "checkpoints").mkdir()
+    with Cluster(2, names=HOSTS) as cluster:
+        processes = [start(cluster, container) for container in containers]
+        wait_for(processes[0], "smdp_step=5 ")
+        processes[told].send_signal(signal.SIGTERM)
+        outputs(processes, [75, 75])
+    for container in containers:
+        assert "has saved its work and asks to be started again: exit code 75" in container.failure
+    saved = [np.load(container.base / "checkpoints" / "weights.npz") for container in containers]
+    epoch = int(saved[0]["epoch"])
+    assert epoch == int(saved[1]["epoch"])  # all stopped at the same step
+    restarted = job(tmp_path / "second", "numpy_digits.py", hyperparameters={"epochs": epoch + 20})
+    for before, after in zip(containers, restarted, strict=True):
+        (before.base / "checkpoints").rename(after.base / "checkpoints")
+    with Cluster(2, names=HOSTS) as cluster:
+        texts = outputs([start(cluster, container) for container in restarted], [0, 0])
+    for host, text in zip(HOSTS, texts, strict=True):
+        assert text.count(f"going on with epoch {epoch + 1}\n") == 1, text
+        assert len(re.findall(rf"rank \d of 2: accuracy 0\.[89]\d* on {host}", text)) == 1, text
+    assert f"smdp_step={epoch + 19} " in texts[0]

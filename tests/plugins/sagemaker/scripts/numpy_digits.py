@@ -15,6 +15,7 @@ from smdp.sagemaker import Job
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=40)
 parser.add_argument("--learning-rate", type=float, default=0.5)
+parser.add_argument("--save-every", type=int, default=1, help="epochs; it is saved before a restart, too")
 parser.add_argument("--fail-at", type=int, default=-1)
 options = parser.parse_args()
 
@@ -30,6 +31,14 @@ if os.path.exists(checkpoint):
     with np.load(checkpoint) as saved:
         weights, first = saved["weights"], int(saved["epoch"]) + 1
     print(f"going on with epoch {first}")
+epoch = first - 1
+
+
+def save() -> None:
+    if world.local_rank == 0 and os.path.isdir(job.checkpoint_dir):
+        np.savez(checkpoint, weights=weights, epoch=epoch)
+
+
 for epoch in range(first, options.epochs):
     if epoch == options.fail_at and world.rank == world.size - 1:
         raise RuntimeError(f"nothing is left of epoch {epoch}")
@@ -42,9 +51,10 @@ for epoch in range(first, options.epochs):
     world.all_reduce(gradient, op=smdp.AVG)
     world.all_reduce(loss, op=smdp.AVG)
     weights -= 4 * options.learning_rate * gradient
-    if world.local_rank == 0 and os.path.isdir(job.checkpoint_dir):
-        np.savez(checkpoint, weights=weights, epoch=epoch)
+    if (epoch + 1) % options.save_every == 0:
+        save()
     smdp.print_step(epoch, loss=loss[0])
+    smdp.exit_if_preempted(save)
 sums = np.full(1, weights.sum())
 world.all_reduce(sums, op=smdp.AVG)
 assert sums[0] == weights.sum(), "ranks have different weights"

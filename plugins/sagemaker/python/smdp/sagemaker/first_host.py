@@ -166,10 +166,12 @@ class FirstHost(HostChannel):
             self.is_over = not left
             return
         causes = [failure for failure in self._failures if not failure.is_consequence]
+        ended = [self._ended.get(host) for host in self._hello.hosts]
+        asked = [failure for failure in ended if failure is not None]
         if self._failures and (causes or time.monotonic() >= self._decide_at):
-            self._finish((causes or self._failures)[0])
+            # A rank that died of SIGTERM has not failed, but is the cause where others have only lost it.
+            self._finish((causes or asked or self._failures)[0])
         elif not self._failures and len(self._ended) == len(self._hello.hosts):
-            asked = [self._ended[host] for host in self._hello.hosts if self._ended[host] is not None]
             self._finish(asked[0] if asked else None)
 
     def _finish(self, failure: Failure | None) -> None:
