@@ -103,6 +103,7 @@ class Config:
     log_level: str | None = None
     deterministic: str | None = None
     preempted_exit_code: int = DEFAULT_PREEMPTED_EXIT_CODE
+    compat: bool = False
     disable_autoload: bool = False
 
     @classmethod
@@ -130,6 +131,7 @@ class Config:
             log_level=read_log_level(environ),
             deterministic=_read_deterministic(environ),
             preempted_exit_code=read_preempted_exit_code(environ),
+            compat=bool(read_bool(environ, "SMDP_COMPAT")),
             disable_autoload=bool(read_bool(environ, "SMDP_DISABLE_AUTOLOAD")),
         )
 

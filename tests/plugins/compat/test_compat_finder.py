@@ -42,6 +42,15 @@ def test_off_by_default() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "is_on"), [("1", True), ("true", True), (" Yes ", True), ("0", False), ("no", False)]
+)
+def test_words_of_the_variable(value: str, is_on: bool, tmp_path: Path) -> None:
+    passes(
+        f"import sys; assert ('smdp_compat' in sys.modules) == {is_on}, 'wrong'", tmp_path, SMDP_COMPAT=value
+    )
+
+
 def test_install_and_uninstall(tmp_path: Path) -> None:
     passes(
         "import os, sys, importlib.util, json\n"

@@ -36,6 +36,7 @@ HOSTS = ["algo-1", "algo-2"]
         ({"MASTER_PORT": "seven"}, "MASTER_PORT='seven' is not valid"),
         ({"MASTER_PORT": "65535"}, "smdp takes the next two as well"),
         ({"SMDP_TIMEOUT": "soon"}, "SMDP_TIMEOUT='soon' is not valid"),
+        ({"SMDP_COMPAT": "banana"}, "SMDP_COMPAT='banana' is not valid; allowed: 1, true, yes, 0, false, no"),
         (
             {"hyperparameters": {"sagemaker_distribution_instance_groups": ["gpus"]}},
             "sagemaker_distribution_instance_groups=\"['gpus']\" is not valid; allowed: of homogeneous",

@@ -290,9 +290,11 @@ def test_scripts_for_amazons_libraries_are_let_in(name: str, tmp_path: Path) -> 
     value = True if name.startswith("sagemaker_") else {"partitions": 2}
     container = Container(tmp_path / "ml", script, hyperparameters={name: value})
     assert "found True" in container.run().stdout
-    container.variables["SMDP_COMPAT"] = "0"
+    container.variables["SMDP_COMPAT"] = "no"
     assert "found False" in container.run().stdout
-    other = Container(tmp_path / "other", script, SMDP_COMPAT="1")
+    container.variables["SMDP_COMPAT"] = "yes"
+    assert "found True" in container.run().stdout
+    other = Container(tmp_path / "other", script, SMDP_COMPAT="true")
     assert "found True" in (told := other.run().stdout)
     assert '"sagemaker_distributed_dataparallel_enabled": true' in told
 

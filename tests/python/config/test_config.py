@@ -121,6 +121,7 @@ def test_options_hold_all_that_is_set() -> None:
         ("SMDP_LOG_LEVEL", "loud", "error, warning, info, debug"),
         ("SMDP_DETERMINISTIC", "maybe", "strict"),
         ("SMDP_DISABLE_AUTOLOAD", "on", "1, true, yes, 0, false, no"),
+        ("SMDP_COMPAT", "banana", "1, true, yes, 0, false, no"),
         ("SMDP_SECRET_FILE", "/no/such/file", "a readable text file"),
         ("SMDP_SECRET_FILE", "/dev/null", "it is empty"),
     ],
@@ -150,6 +151,7 @@ def test_secret_file(tmp_path: Path) -> None:
 )
 def test_booleans(text: str, expected: bool) -> None:
     assert config.Config.from_environ({"SMDP_DISABLE_AUTOLOAD": text}).disable_autoload is expected
+    assert config.Config.from_environ({"SMDP_COMPAT": text}).compat is expected
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,12 @@ def variables(job: Job, script: EntryScript, environ: Mapping[str, str]) -> dict
     is_amazons = parameters.get("sagemaker_distributed_dataparallel_enabled") or "mp_parameters" in (
         job.hyperparameters
     )
-    if config.read_bool(environ, "SMDP_COMPAT") is None and is_amazons:
-        common["SMDP_COMPAT"] = "1"
-    if common.get("SMDP_COMPAT") == "1" and not parameters:
+    is_compat = config.read_bool(environ, "SMDP_COMPAT")
+    if is_compat is None and is_amazons:
+        is_compat = True
+    if is_compat is not None:
+        common["SMDP_COMPAT"] = "1" if is_compat else "0"
+    if is_compat and not parameters:
         common.pop("SM_FRAMEWORK_PARAMS", None)  # smdp.compat knows what such scripts look for
     return common
 
