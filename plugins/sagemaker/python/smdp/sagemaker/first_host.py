@@ -35,6 +35,7 @@ class FirstHost(HostChannel):
         self._ended: dict[str, Failure | None] = {}
         self._failures: list[Failure] = []
         self._decide_at = 0.0
+        self._has_met = False
         self._listener: socket.socket | None = None
         if len(hello.hosts) > 1:
             try:
@@ -60,18 +61,24 @@ class FirstHost(HostChannel):
                     raise ConfigError(" ".join([_missing(missing, timeout_s), *sorted(self._refusals)]))
                 self._wait(0.2)
                 self._welcome()
-                for host in [host for host, member in self._members.items() if member.is_gone()]:
-                    del self._members[host], self._ranks[host]  # it may come again
+                self._forget_gone()
         except ConfigError as error:
             for connection in self._members.values():
                 connection.send(refused=str(error))
             raise
+        self._has_met = True
         world_size, first = sum(self._ranks.values()), 0
         for host in self._hello.hosts:
             if host in self._members:
                 self._members[host].send(go=[first, world_size])
             first += self._ranks[host]
         return 0, world_size
+
+    def _forget_gone(self) -> None:
+        """Let hosts whose connection broke come again, as long as not all have met."""
+        if not self._has_met:
+            for host in [host for host, member in self._members.items() if member.is_gone()]:
+                del self._members[host], self._ranks[host]
 
     def _wait(self, seconds: float) -> None:
         sockets = [connection.sock for connection, _ in self._strangers]
@@ -98,23 +105,26 @@ class FirstHost(HostChannel):
         self._strangers = still
 
     def _admit(self, connection: Connection, hello: Any, challenge: str) -> None:
-        refusal = self._check(hello, challenge)
+        self._forget_gone()
+        ours = self._hello
+        try:
+            theirs = Hello(str(hello["host"]), tuple(hello["hosts"]), _count(hello["ranks"]), ours.secret)
+            is_proven = hmac.compare_digest(theirs.proof(challenge), str(hello["proof"]))
+        except (LookupError, TypeError, ValueError):
+            refusal: str | None = "[smdp] this is no hello"
+        else:
+            refusal = self._check(theirs, is_proven)
         if refusal is None:
-            self._members[hello["host"]] = connection
-            self._ranks[hello["host"]] = hello["ranks"]
+            self._members[theirs.host] = connection
+            self._ranks[theirs.host] = theirs.ranks
         else:
             self._refusals.add(refusal)
             connection.send(refused=refusal)
             connection.close()
 
-    def _check(self, hello: Any, challenge: str) -> str | None:
+    def _check(self, theirs: Hello, is_proven: bool) -> str | None:
         """Give the reason why a host is not let in."""
         ours = self._hello
-        try:
-            theirs = Hello(str(hello["host"]), tuple(hello["hosts"]), int(hello["ranks"]), ours.secret)
-            is_proven = hmac.compare_digest(theirs.proof(challenge), str(hello["proof"]))
-        except (LookupError, TypeError, ValueError):
-            return "[smdp] this is no hello"
         if not is_proven:
             return f"[smdp] {theirs.host} and {ours.host} have different SMDP_SECRETs; give all hosts one"
         if theirs.hosts != ours.hosts or theirs.host not in ours.hosts:
@@ -187,6 +197,17 @@ class FirstHost(HostChannel):
             connection.close()
         if self._listener is not None:
             self._listener.close()
+
+
+def _count(ranks: object) -> int:
+    """Give a number of ranks that came over the network.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise ValueError(ranks)
+    return ranks
 
 
 def _missing(hosts: list[str], timeout_s: float) -> str:
