@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 from containers import ALONE, HAS_TOOLKIT, TOOLKIT, Container
+
+from smdp import ConfigError
+from smdp.sagemaker.entry_script import EntryScript
 
 # Jobs import NumPy and scikit-learn on every rank, which takes half a minute where cores are scarce.
 pytestmark = pytest.mark.timeout(400)
@@ -230,6 +234,22 @@ def test_a_shell_script(runner: list[str], program: str, script: str, tmp_path: 
     assert "shell" in done.stdout and "a b'c" in done.stdout.replace('"', "")
     assert str(container.base / "code") in done.stdout
     assert (container.base / "code" / program).stat().st_mode & stat.S_IXUSR
+
+
+def test_a_program_in_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    file = tmp_path / "run.sh"
+    file.write_text("echo shell")
+    script = EntryScript("run.sh", str(tmp_path), str(tmp_path))
+    monkeypatch.setattr(os, "chmod", refuse)
+    with pytest.raises(ConfigError, match=r"run.sh has no permission .*Read-only file system.*chmod \+x"):
+        script.command([])
+    monkeypatch.undo()
+    file.chmod(0o555)
+    monkeypatch.setattr(os, "chmod", refuse)
+    assert script.command(["a"])[-2:] == [str(file), "a"]
 
 
 def test_a_module(tmp_path: Path) -> None:

@@ -100,13 +100,24 @@ class EntryScript:
             )
 
     def command(self, arguments: list[str]) -> list[str]:
-        """Give what a rank executes, in the folder."""
+        """Give what a rank executes, in the folder.
+
+        Raises:
+            ConfigError: It is a program that may not be executed.
+        """
         path = os.path.join(self.code_dir, self.program)
         if self._is_module():
             return [sys.executable, "-u", "-m", self.program.removesuffix(".py"), *arguments]
         if self.program.endswith(".py"):
             return [sys.executable, "-u", path, *arguments]
-        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        if not os.access(path, os.X_OK):  # the folder may be read-only, and the file fine as it is
+            try:
+                os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+            except OSError as error:
+                raise ConfigError(
+                    f"[smdp] {path} has no permission to be executed, and it cannot be given"
+                    f" ({error.strerror}); chmod +x the file where it comes from"
+                ) from None
         # A shell, as scripts without a first line "#!" are run by one.
         return ["/bin/sh", "-c", 'exec "$0" "$@"', path, *arguments]
 
