@@ -310,6 +310,24 @@ def test_sagemaker_nonsense(changes: dict[str, str], message: str) -> None:
         detect({**SAGEMAKER, **changes})
 
 
+@pytest.mark.parametrize(
+    ("host", "gpus", "is_warned"), [("algo-1", "8", True), ("algo-1", "1", False), ("algo-2", "8", False)]
+)
+def test_sagemakers_gpus_without_a_launcher(
+    host: str, gpus: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    environ = {**SAGEMAKER, "SM_CURRENT_HOST": host, "SM_NUM_GPUS": gpus}
+    assert detect(environ).source == "SageMaker"
+    told = "this host has 8 GPUs, but no launcher has started this process" in caplog.text
+    assert told == is_warned
+    if is_warned:
+        assert "SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main" in caplog.text
+        caplog.clear()
+        smdp = {"SMDP_RANK": "0", "SMDP_WORLD_SIZE": "8", "SMDP_MASTER_ADDR": "algo-1"}
+        detect({**environ, **smdp, "SM_NUM_GPUS": "9"})
+        assert not caplog.text
+
+
 def test_kubeflow_without_torchrun() -> None:
     name = "Kubeflow without torchrun"
     assert detect(KUBEFLOW) == Launch(1, 2, 0, 1, "digits-node-0-0.digits", 29501, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Mapping
@@ -38,6 +39,20 @@ class SageMaker(Environment):
         if ranks.world_size > 1 and read_master_port(environ) is None:
             launch = Launch(**{**launch.__dict__, "master_port": PORT})
         return launch
+
+    @classmethod
+    def cost(cls, environ: Mapping[str, str]) -> str:
+        """Say on rank 0 how many GPUs are idle, as this is the only rank of its host."""
+        hosts, current = read_hosts(environ)
+        gpus = config.read(environ, "SM_NUM_GPUS") or str(len(glob.glob("/dev/nvidia[0-9]*")))
+        if current != hosts[0] or not gpus.isdigit() or int(gpus) < 2:
+            return ""
+        return (
+            f"this host has {gpus} GPUs, but no launcher has started this process: there is one rank on each "
+            f"of {len(hosts)} host(s), and all GPUs but one are idle; set "
+            "SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main, which starts a rank per GPU, or start the script "
+            "with smdp run or torchrun"
+        )
 
 
 def read_hosts(environ: Mapping[str, str]) -> tuple[list[str], str]:
