@@ -17,6 +17,7 @@ from typing import Any
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol")
 
+# A requeued job is held back until its credentials have expired: 20 seconds, not 120.
 # Containers have no cgroups to give away and no systemd: tasks are found by /proc, and nothing is confined.
 CONFIGURATION = """\
 ClusterName=smdp
@@ -26,7 +27,7 @@ SlurmdPort={node_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool

@@ -114,6 +114,76 @@ def test_the_warning_before_the_end_of_time_reaches_every_rank(
     assert written.count("stopped 0") == 1 and written.count("stopped 1") == 1, written
 
 
+def test_a_rank_that_fails_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
+    """Without --kill-on-bad-exit: the others lose their peer."""
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import numpy as np, smdp, sys\n"
+        "world = smdp.init()\n"
+        "if world.rank == 1: sys.exit(7)\n"
+        "while True: world.all_reduce(np.ones(3))\n"
+    )
+    begin = time.monotonic()
+    code, output = submit(
+        slurm, tmp_path, FILES / "srun.sbatch", str(script), options=TWO_RANKS["srun.sbatch"]
+    )
+    assert code == 7 and "PeerLostError" in output, output
+    assert time.monotonic() - begin < 60
+
+
+# Rank 1 leaves late, as one does that has more to save.
+RESTARTS = """
+import os, sys, time
+from pathlib import Path
+import numpy as np, smdp
+world = smdp.init()
+folder = Path(sys.argv[1])
+state = folder / "step"
+first = int(state.read_text()) if state.exists() else 0
+print(f"rank {world.rank} begins with {'step 0' if not first else 'what was saved'}", flush=True)
+def save():
+    if world.rank == 0:
+        state.write_text(str(step))
+for step in range(first, first + 5 if first else 10**9):
+    world.all_reduce(np.ones(3))
+    time.sleep(0.05)
+    if step == 5:
+        (folder / f"up{world.rank}").touch()
+    if smdp.preempted():
+        save()
+        time.sleep(2 * world.rank)
+        print(f"rank {world.rank} has saved", flush=True)
+        sys.exit(75)
+print(f"rank {world.rank} is done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["told", "cancelled"])
+def test_a_job_that_was_told_to_stop_starts_again_and_one_that_was_cancelled_does_not(
+    is_cancelled: bool, slurm: Slurm, tmp_path: Path
+) -> None:
+    script, output = tmp_path / "restarts.py", tmp_path / "output.txt"
+    script.write_text(RESTARTS)
+    words = ("sbatch", "--parsable", "--output", str(output), *TWO_RANKS["srun.sbatch"])
+    done = slurm.run(*words, str(FILES / "srun.sbatch"), str(script), str(tmp_path))
+    job = done.stdout.strip()
+    deadline = time.monotonic() + 200
+    while len(list(tmp_path.glob("up*"))) < 2:
+        assert time.monotonic() < deadline, output.read_text() if output.exists() else slurm.logs()
+        time.sleep(0.2)
+    slurm.run("scancel", *([] if is_cancelled else ["--batch", "--signal=TERM"]), job)
+    while job in slurm.run("squeue", "-h", "-o", "%i").stdout.split():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.2)
+    written = output.read_text()
+    assert (tmp_path / "step").exists(), written
+    for rank in (0, 1):
+        assert written.count(f"rank {rank} begins with step 0") == 1, written
+        assert written.count(f"rank {rank} has saved") == 1, written
+        assert written.count(f"rank {rank} begins with what was saved") == (not is_cancelled), written
+        assert written.count(f"rank {rank} is done") == (not is_cancelled), written
+
+
 def test_two_steps_at_once_draw_ports_of_their_own(slurm: Slurm, loss: str, tmp_path: Path) -> None:
     file = tmp_path / "job.sh"
     line = f"srun --overlap -n 2 {sys.executable} {SCRIPT}"
