@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,26 +112,46 @@ def test_one_rank_per_pod(file: str, address: str, tmp_path: Path, expected: str
     assert all(f"rank {rank} of 2, rank 0 at {address}" in outputs[rank] for rank in range(2)), outputs
 
 
-def mpi(folder: Path, script: str | None = None) -> Kubernetes:
+def train_job(folder: Path, script: str | None = None) -> Kubernetes:
     """What Kubeflow Trainer makes of the job: the pods, a key pair and a host file."""
     documents = read("mpi_train_job.yaml", "mpi_runtime.yaml")
     pods = make_pods(documents)
     assert [pod.name for pod in pods] == ["digits-mpi-node-0-0", "digits-mpi-launcher-0-0"]
-    key = folder / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(key)], check=True)
-    public = key.with_suffix(".pub").read_text()
+    private, public = make_keys(folder, "ecdsa")
     kubernetes = Kubernetes(pods, folder, script)
     kubernetes.contents |= {
         ("secret", "digits-mpi-mpi-ssh-auth"): {
-            "id_rsa": key.read_text(),
+            "id_rsa": private,
             "id_rsa.pub": public,
             "authorized_keys": public,
         },
         ("configMap", "digits-mpi-mpi-hostfile"): {"hostfile": host_file(pods, documents[0])},
     }
+    return kubernetes
+
+
+def job_set(folder: Path, script: str | None = None) -> Kubernetes:
+    """The JobSet of mpirun, with the host file that is part of it and the keys that its first lines make."""
+    documents = read("mpi_job_set.yaml")
+    pods = make_pods(documents)
+    assert [pod.name for pod in pods] == ["digits-mpi-worker-0-0", "digits-mpi-launcher-0-0"]
+    hosts = documents[0]["data"]["hostfile"]
+    assert sorted(line.split()[0] for line in hosts.splitlines()) == sorted(pod.address for pod in pods)
+    private, public = make_keys(folder, "ed25519")
+    kubernetes = Kubernetes(pods, folder, script)
+    kubernetes.contents |= {
+        ("secret", "digits-mpi-keys"): {"id_ed25519": private, "authorized_keys": public},
+        ("configMap", documents[0]["metadata"]["name"]): {"hostfile": hosts},
+    }
+    return kubernetes
+
+
+def make_keys(folder: Path, kind: str) -> tuple[str, str]:
+    key = folder / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(key)], check=True)
     if os.geteuid() == 0:
         os.makedirs("/run/sshd", exist_ok=True)  # where sshd is root it wants it
-    return kubernetes
+    return key.read_text(), key.with_suffix(".pub").read_text()
 
 
 needs_mpi = pytest.mark.skipif(
@@ -139,13 +160,17 @@ needs_mpi = pytest.mark.skipif(
 
 
 @needs_mpi
-def test_train_job_over_mpirun(tmp_path: Path, expected: str) -> None:
+@pytest.mark.parametrize("mpi", [train_job, job_set])
+def test_mpirun(mpi: Callable[[Path], Kubernetes], tmp_path: Path, expected: str) -> None:
     with mpi(tmp_path) as kubernetes:
         check(kubernetes.run(**AS_ROOT), expected)
 
 
 @needs_mpi
-def test_exit_code_75_reaches_the_policy_through_mpirun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mpi", [train_job, job_set])
+def test_exit_code_75_reaches_the_policy_through_mpirun(
+    mpi: Callable[[Path, str], Kubernetes], tmp_path: Path
+) -> None:
     script = "import os, sys\nsys.exit(75 if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else 0)\n"
     with mpi(tmp_path, script) as kubernetes:
         assert kubernetes.run(**AS_ROOT)[1] == [75]

@@ -1,9 +1,9 @@
 """Manifests of containers/kubernetes against the API.
 
 Fields and their types: the models of the package kubeflow-trainer-api, which cover TrainJob,
-ClusterTrainingRuntime, JobSet, Job and Service. Those ignore fields that they do not know, so what they read
-is compared with what is there. Words of which the API knows a few only, names that refer to each other, and
-what smdp needs are no matter of models: field checks of our own.
+ClusterTrainingRuntime, JobSet, Job, Service and ConfigMap. Those ignore fields that they do not know, so what
+they read is compared with what is there. Words of which the API knows a few only, names that refer to each
+other, and what smdp needs are no matter of models: field checks of our own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ MODELS = {
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): "JobsetV1alpha2JobSet",
     ("batch/v1", "Job"): "IoK8sApiBatchV1Job",
     ("v1", "Service"): "IoK8sApiCoreV1Service",
+    ("v1", "ConfigMap"): "IoK8sApiCoreV1ConfigMap",
 }
 # What is in these is called as the user likes.
-FREE = ("labels", "annotations", "requests", "limits", "selector")
+FREE = ("labels", "annotations", "requests", "limits", "selector", "data")
 PREEMPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}], "action": "FailJob"}
 
 
@@ -82,12 +83,14 @@ def _jobs(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Give the specifications of the Jobs that come of a document, by name."""
     if document["kind"] == "Job":
         return {"": document["spec"]}
-    spec = document["spec"]
-    if document["kind"] == "ClusterTrainingRuntime":
-        spec = spec["template"]["spec"]
-    elif document["kind"] != "JobSet":
+    if document["kind"] not in ("JobSet", "ClusterTrainingRuntime"):
         return {}
-    return {job["name"]: job["template"]["spec"] for job in spec["replicatedJobs"]}
+    return {job["name"]: job["template"]["spec"] for job in _job_set(document)["replicatedJobs"]}
+
+
+def _job_set(document: dict[str, Any]) -> dict[str, Any]:
+    spec = document["spec"]
+    return spec if document["kind"] == "JobSet" else spec["template"]["spec"]
 
 
 JOBS = [
@@ -101,7 +104,7 @@ JOBS = [
 def test_there_is_one_of_each_kind() -> None:
     kinds = [document["kind"] for file in FILES for document in read(file)]
     assert sorted(kinds) == [
-        *("ClusterTrainingRuntime",) * 2, "Job", "JobSet", "Service", *("TrainJob",) * 2,
+        *("ClusterTrainingRuntime",) * 2, "ConfigMap", "Job", *("JobSet",) * 2, "Service", *("TrainJob",) * 2,
     ]  # fmt: skip
 
 
@@ -159,9 +162,11 @@ def test_volumes_secret_and_shared_memory(job: dict[str, Any]) -> None:
         for mount in mounts.values():
             assert mount["name"] in volumes
         assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"]["medium"] == "Memory"
-        (folder,) = [path for path, mount in mounts.items() if "secret" in volumes[mount["name"]]]
-        assert mounts[folder]["readOnly"] is True
-        assert volumes[mounts[folder]["name"]]["secret"]["defaultMode"] == 0o440
+        secrets = {path: mount for path, mount in mounts.items() if "secret" in volumes[mount["name"]]}
+        for mount in secrets.values():
+            assert mount["readOnly"] is True
+            assert volumes[mount["name"]]["secret"]["defaultMode"] == 0o440
+        (folder,) = [path for path, mount in secrets.items() if mount["name"] == "secret"]
         environ = {variable["name"]: variable["value"] for variable in container.get("env", [])}
         assert not config.unknown(environ)
         if "sshd" not in str(container.get("args")):
@@ -193,11 +198,13 @@ def test_failures(job: dict[str, Any]) -> None:
             assert codes["containerName"] in [container["name"] for container in pod["containers"]]
 
 
-@pytest.mark.parametrize("file", ["job_set.yaml", "mpi_runtime.yaml", "torch_runtime.yaml"])
+@pytest.mark.parametrize(
+    "file", ["job_set.yaml", "mpi_job_set.yaml", "mpi_runtime.yaml", "torch_runtime.yaml"]
+)
 def test_job_sets(file: str) -> None:
-    (document,) = read(file)
+    (document,) = [document for document in read(file) if document["kind"] != "ConfigMap"]
     names = list(_jobs(document))
-    spec = document["spec"] if document["kind"] == "JobSet" else document["spec"]["template"]["spec"]
+    spec = _job_set(document)
     assert spec["network"]["publishNotReadyAddresses"] is True
     policy = spec["failurePolicy"]
     assert policy["restartStrategy"] in ("Recreate", "BlockingRecreate")
@@ -251,3 +258,25 @@ def test_mpi_pods_listen_where_mpirun_comes_to() -> None:
     assert f"-p {port} " in container["args"][0]
     arguments = job["spec"]["trainer"]["args"]
     assert any(f"-p {port} -i {policy['sshAuthMountPath']}/id_rsa" in word for word in arguments)
+
+
+def test_the_job_set_of_mpirun_has_hosts_and_keys() -> None:
+    hosts, document = read("mpi_job_set.yaml")
+    jobs = _jobs(document)
+    # sshd never ends, and is there when mpirun begins.
+    assert _job_set(document)["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["launcher"]}
+    assert _job_set(document)["replicatedJobs"][1]["dependsOn"] == [{"name": "worker", "status": "Ready"}]
+    lines = hosts["data"]["hostfile"].splitlines()
+    assert len(lines) == jobs["worker"]["completions"] + jobs["launcher"]["completions"]
+    worker, launcher = (jobs[name]["template"]["spec"] for name in ("worker", "launcher"))
+    mounts = {mount["name"]: mount["mountPath"] for mount in launcher["containers"][0]["volumeMounts"]}
+    arguments = launcher["containers"][0]["args"]
+    assert arguments[arguments.index("--hostfile") + 1] == f"{mounts['hosts']}/hostfile"
+    (volume,) = [volume for volume in launcher["volumes"] if volume["name"] == "hosts"]
+    assert volume["configMap"]["name"] == hosts["metadata"]["name"]
+    (container,) = worker["containers"]
+    port = container["ports"][0]["containerPort"]
+    assert container["readinessProbe"]["tcpSocket"]["port"] == port == 2222
+    assert f"-p {port} " in container["args"][0]
+    assert f"AuthorizedKeysFile={mounts['keys']}/authorized_keys" in container["args"][0]
+    assert any(f"-p {port} -i {mounts['keys']}/id_ed25519" in word for word in arguments)
