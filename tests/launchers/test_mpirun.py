@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,11 +112,15 @@ def test_a_launcher_on_a_third_host_says_what_to_add(mpi: Mpi, loss: str, tmp_pa
 
 @on_two_hosts
 @pytest.mark.cluster
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
 def test_a_hosts_file_with_an_unknown_name(mpi: Mpi, tmp_path: Path) -> None:
+    """mpirun ends at once, and hands on what ssh says of the name."""
+    begin = time.monotonic()
     with Hosts(1, tmp_path) as hosts:
         done = hosts.run(0, mpi.start_on("node0,node7", hosts.agent, 2, TRAIN))
     assert done.returncode != 0, done.stdout
-    assert "node7" in done.stdout, done.stdout
+    assert "Could not resolve hostname node7" in done.stdout, done.stdout
+    assert time.monotonic() - begin < 60
     assert results(done.stdout) == []
 
 

@@ -113,6 +113,17 @@ def test_small_limits(image: Image, containers: MAKE) -> None:
     assert code == 0 and output.count("2.0") == 2, output
 
 
+def test_little_locked_memory_beside_rdma(image: Image, containers: MAKE, tmp_path: Path) -> None:
+    """Docker's default of 64 KiB, on a machine with such a card."""
+    devices = tmp_path / "class"
+    (devices / "infiniband" / "mlx5_0").mkdir(parents=True)
+    container = containers(image, memlock=1 << 16, volumes={"/sys/class": devices})
+    code, output = container.run("echo", "runs")
+    assert code == 0
+    warning = r"\[smdp\] warning: this machine has mlx5_0, but at most 64 KiB of memory may be locked .*\n"
+    assert re.fullmatch(warning + "runs\n", output), output
+
+
 def test_an_unknown_host_is_named(image: Image, containers: MAKE, tmp_path: Path) -> None:
     folder = tmp_path / "mpi"
     folder.mkdir()
