@@ -28,10 +28,14 @@ def torch_venv(request: pytest.FixtureRequest, make_venv: MakeVenv) -> Venv:
     return venv
 
 
-@pytest.mark.parametrize("extra", ["torch", "transformers", "lightning"])
-def test_extras_on_torch(torch_venv: Venv, release: Release, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [("wheel", "torch"), ("sdist", "torch"), ("wheel", "transformers"), ("wheel", "lightning")],
+)
+def test_extras_on_torch(torch_venv: Venv, release: Release, kind: str, extra: str) -> None:
     before = torch_venv.works("python", "-c", "import torch; print(torch.__version__)")
-    torch_venv.install(f"{release.wheel}[{extra}]")
+    torch_venv.works("pip", "uninstall", "--yes", "smdp")  # pip keeps one of the same version
+    torch_venv.install(f"{getattr(release, kind)}[{extra}]")
     assert torch_venv.works("python", "-c", "import torch; print(torch.__version__)") == before
     assert "nvidia" not in torch_venv.works("pip", "list", "--format", "freeze")
     torch_venv.works("pip", "check")
@@ -75,18 +79,37 @@ def test_tensorflow(tensorflow_venv: Venv) -> None:
     tensorflow_venv.trains("numpy_job.py")
 
 
+def chosen(venv: Venv, requirement: str) -> dict[str, str]:
+    """Give the versions that pip would install."""
+    venv.install("--upgrade", "pip")  # reads the index's metadata instead of downloading
+    venv.install("--dry-run", "--report", "report.json", requirement)
+    report = json.loads((venv.folder / "report.json").read_text())
+    return {item["metadata"]["name"]: item["metadata"]["version"] for item in report["install"]}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_extra_of_tensorflow_resolves_to_tensorflow_without_cuda(
-    release: Release, make_venv: MakeVenv
+    release: Release, make_venv: MakeVenv, kind: str
 ) -> None:
     venv = make_venv(max(version for version in found() if version <= (3, 13)))
-    venv.install("--upgrade", "pip")  # reads the index's metadata instead of downloading
-    arguments = ["--quiet", "--dry-run", "--report", "report.json", f"{release.wheel}[tensorflow]"]
-    venv.install(*arguments)
-    report = json.loads((venv.folder / "report.json").read_text())
-    chosen = {item["metadata"]["name"]: item["metadata"]["version"] for item in report["install"]}
-    assert "tensorflow" in chosen and "smdp" in chosen
-    assert not [name for name in chosen if name.startswith(("nvidia", "torch"))]
-    assert tuple(int(part) for part in chosen["tensorflow"].split(".")[:2]) >= (2, 13)
+    versions = chosen(venv, f"{getattr(release, kind)}[tensorflow]")
+    assert "tensorflow" in versions and "smdp" in versions
+    assert not [name for name in versions if name.startswith(("nvidia", "torch"))]
+    assert tuple(int(part) for part in versions["tensorflow"].split(".")[:2]) >= (2, 13)
+
+
+def test_extra_of_tensorflow(release: Release, make_venv: MakeVenv) -> None:
+    # On one Python: tensorflow is larger than tensorflow-cpu, on which the others run.
+    venv = make_venv((3, 11))
+    venv.install(f"{release.wheel}[tensorflow]")
+    venv.works("pip", "check")
+    venv.trains("tensorflow_job.py")
+
+
+def test_extra_of_sagemaker_resolves_to_version_3(release: Release, make_venv: MakeVenv) -> None:
+    # Not installed: over a hundred packages, mlflow among them. tox -e sagemaker starts jobs with them.
+    versions = chosen(make_venv((3, 11)), f"{release.wheel}[sagemaker]")
+    assert "smdp" in versions and versions["sagemaker"].startswith("3.")
 
 
 def test_too_old_tensorflow_is_one_line(release: Release, make_venv: MakeVenv) -> None:

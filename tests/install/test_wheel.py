@@ -85,6 +85,18 @@ def test_plugin_without_its_framework_is_one_line(venv: Venv, plugin: str, title
     )
 
 
+def test_launcher_of_the_sagemaker_sdk_without_the_sdk_is_one_line(venv: Venv) -> None:
+    # The rest of smdp.sagemaker is for containers, which have no SDK.
+    venv.works("python", "-c", "import smdp.sagemaker; smdp.sagemaker.main")
+    done = venv.run("python", "-c", "from smdp.sagemaker import Smdp")
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(
+        "ImportError: [smdp] smdp.sagemaker.Smdp needs the SageMaker Python SDK v3 (No module"
+    )
+    assert line.endswith("; pip install 'sagemaker>=3'")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
