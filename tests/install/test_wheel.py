@@ -94,7 +94,7 @@ def test_launcher_of_the_sagemaker_sdk_without_the_sdk_is_one_line(venv: Venv) -
     assert line.startswith(
         "ImportError: [smdp] smdp.sagemaker.Smdp needs the SageMaker Python SDK v3 (No module"
     )
-    assert line.endswith("; pip install 'sagemaker>=3'")
+    assert line.endswith("; pip install 'smdp[sagemaker]'")
 
 
 @pytest.mark.parametrize(
