@@ -8,7 +8,8 @@ try:
     from sagemaker.train.distributed import DistributedConfig
 except ImportError as error:
     raise ImportError(
-        f"[smdp] smdp.sagemaker.Smdp needs the SageMaker Python SDK v3 ({error}); pip install 'smdp[sagemaker]'"
+        f"[smdp] smdp.sagemaker.Smdp needs the SageMaker Python SDK v3 ({error}); pip install"
+        " 'smdp[sagemaker]'"
     ) from error
 
 
