@@ -59,7 +59,10 @@ class Storage:
         return "localhost/smdp-base"
 
     def build(self, dockerfile: Path, tag: str, *words: str, context: Path = ROOT, **arguments: str) -> str:
-        """Build a Dockerfile, as `docker build` would, with build arguments; give what was printed."""
+        """Build a Dockerfile, as `docker build` would, with build arguments; give what was printed.
+
+        Each layer is a copy of all files. `--layers=false` makes fewer of them, and none for later builds.
+        """
         command = ["build", "--isolation", "chroot", "--format", "docker", "--layers"]
         command += [f"--volume={volume}:{volume}:ro" for volume in self.volumes]
         command += [f"--secret=id=pip.conf,src={self.pip_conf}"]
@@ -73,10 +76,15 @@ class Storage:
         config: dict[str, Any] = found["Docker"]["config"]
         return config
 
-    def mount(self, tag: str) -> Path:
-        """The root of a container of an image, to be read only."""
-        container = self.buildah("from", "--pull=never", tag).strip()
-        return Path(self.buildah("mount", container).strip())
+    def files(self, tag: str) -> Path:
+        """The files of an image, to be read only: those of its last layer, which has all under vfs."""
+        images = json.loads((self.directory / "root" / "vfs-images" / "images.json").read_text())
+        (layer,) = (each["layer"] for each in images if f"localhost/{tag}:latest" in each.get("names", ()))
+        return self.directory / "root" / "vfs" / "dir" / str(layer)
+
+    def remove(self, tag: str) -> None:
+        """Remove an image, and what no other one needs of it."""
+        self.buildah("rmi", tag)
 
     def _use_pip_of_this_machine(self) -> list[str]:
         """Write pip's settings, from its files and variables, into a file; give the folders they name."""

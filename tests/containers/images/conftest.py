@@ -30,8 +30,6 @@ def storage() -> Iterator[Storage]:
     try:
         yield found
     finally:
-        found.buildah("umount", "--all")
-        found.buildah("rm", "--all")
         shutil.rmtree(directory)
 
 
@@ -41,9 +39,11 @@ def base(storage: Storage) -> str:
 
 
 @pytest.fixture(scope="session", params=IMAGES)
-def image(request: pytest.FixtureRequest, storage: Storage, base: str) -> Image:
-    """The target runtime of every image, one after the other."""
-    return build(storage, request.param, "runtime", f"smdp-{request.param}", BASE_IMAGE=base)
+def image(request: pytest.FixtureRequest, storage: Storage, base: str) -> Iterator[Image]:
+    """The target runtime of every image, one after the other: together they would take tens of gigabytes."""
+    found = build(storage, request.param, "runtime", f"smdp-{request.param}", BASE_IMAGE=base)
+    yield found
+    storage.remove(found.tag)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ version of Debian's that pip would not read, and packages that do not fit each o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ def add_package(folder: Path, name: str, version: str, *more: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def brought(storage: Storage, base: str, tmp_path_factory: pytest.TempPathFactory) -> Image:
+def brought(storage: Storage, base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image that is taken as a base."""
     file = ROOT / "containers" / "pytorch" / "Dockerfile"
     storage.build(file, "smdp-pytorch", "--target", "runtime", BASE_IMAGE=base)  # of the cache, mostly
@@ -51,13 +51,17 @@ def brought(storage: Storage, base: str, tmp_path_factory: pytest.TempPathFactor
     add_package(folder / "packages", "distro_info", "1.1build1")
     add_package(folder / "packages", "needy", "1.0", "Requires-Dist: absent>=2")
     (folder / "Dockerfile").write_text(BASE)
-    output = storage.build(folder / "Dockerfile", "smdp-brought", context=folder)
-    return Image(storage, "pytorch", "smdp-brought", output)
+    output = storage.build(folder / "Dockerfile", "smdp-brought", "--layers=false", context=folder)
+    yield Image(storage, "pytorch", "smdp-brought", output)
+    storage.remove("smdp-brought")
 
 
 @pytest.fixture(scope="module")
-def beside(storage: Storage, brought: Image) -> Image:
-    return build(storage, "pytorch", "runtime", "smdp-beside", BASE_IMAGE=f"localhost/{brought.tag}")
+def beside(storage: Storage, brought: Image) -> Iterator[Image]:
+    on = f"localhost/{brought.tag}"
+    found = build(storage, "pytorch", "runtime", "smdp-beside", "--layers=false", BASE_IMAGE=on)
+    yield found
+    storage.remove(found.tag)
 
 
 def test_the_framework_of_the_base_stays(brought: Image, beside: Image, containers: MAKE) -> None:

@@ -35,3 +35,4 @@ def test_with_a_compiler(storage: Storage, base: str, containers: Callable[..., 
     image = build(storage, "pytorch", "runtime", "smdp-pytorch-compiler", BASE_IMAGE=base, WITH_COMPILER="1")
     code, output = containers(image).run("python3", "-c", PROGRAM)
     assert (code, output) == (0, "compiled\n")
+    storage.remove(image.tag)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,10 @@ MAKE = Callable[..., Container]
 
 
 @pytest.fixture(scope="session")
-def sagemaker(image: Image, storage: Storage, base: str) -> Image:
-    return build(storage, image.name, "sagemaker", f"smdp-{image.name}-sagemaker", BASE_IMAGE=base)
+def sagemaker(image: Image, storage: Storage, base: str) -> Iterator[Image]:
+    found = build(storage, image.name, "sagemaker", f"smdp-{image.name}-sagemaker", BASE_IMAGE=base)
+    yield found
+    storage.remove(found.tag)
 
 
 def test_what_the_sdk_looks_for(sagemaker: Image, containers: MAKE) -> None:
