@@ -50,6 +50,7 @@ def image(request: pytest.FixtureRequest, storage: Storage, base: str) -> Iterat
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the jobs of the tests need beside an image, in a folder that is mounted: scikit-learn and tqdm."""
     folder = tmp_path_factory.mktemp("site")
+    folder.chmod(0o755)  # the image's user reads it, too
     constraints = ROOT / "containers" / "common" / "constraints.txt"
     command = [
         sys.executable,
