@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -131,8 +133,35 @@ def check_join() -> None:
     assert torch.equal(mine, highest)
 
 
-def test_join_with_uneven_inputs() -> None:
-    run(check_join)
+def check_join_of_those_left() -> None:
+    """Gradients are means over the ranks that still have inputs, as torch's are."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    found = []
+    for wrapper in (TorchDistributedDataParallel, DistributedDataParallel):
+        ddp = wrapper(model(), find_unused_parameters=True)
+        gradients = []
+        with ddp.join(divide_by_initial_world_size=False):
+            for step in range(2 + rank):
+                ddp.zero_grad()
+                x, y = batches(10 * step + rank)
+                nn.functional.cross_entropy(ddp(x, use=True), y).backward()
+                gradients.append([p.grad.clone() for p in ddp.parameters() if p.grad is not None])
+        found.append(gradients)
+    torch.testing.assert_close(found[0], found[1])
+    ddp.zero_grad()
+    nn.functional.cross_entropy(ddp(x, use=True), y).backward()
+    # Outside of it, over all again.
+    alone = model()
+    alone.load_state_dict(ddp.module.state_dict())
+    nn.functional.cross_entropy(alone(x, use=True), y).backward()
+    mean = alone.first.weight.grad / size
+    dist.all_reduce(mean)
+    torch.testing.assert_close(ddp.module.first.weight.grad, mean)
+
+
+@pytest.mark.parametrize("check", [check_join, check_join_of_those_left], ids=lambda check: check.__name__)
+def test_join_with_uneven_inputs(check: Callable[[], None]) -> None:
+    run(check, 3)
 
 
 def check_compression() -> None:

@@ -64,6 +64,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         super().__init__(module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
         self._hooks: GradientHooks | None = None
         self._is_armed = False
+        self._divides_by_all = True
         if self.device_type != "cpu":
             if compression != "none":
                 raise ValueError(
@@ -120,10 +121,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Give what stands in for this module when a rank has run out of inputs."""
         if self._hooks is None:
             return super().join_hook(**kwargs)
-        if not kwargs.get("divide_by_initial_world_size", True):
-            raise ValueError(
-                "smdp.torch.DistributedDataParallel divides by the size of the group, also in join()"
-            )
+        self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)
         return _JoinHook(self, self._hooks)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -131,8 +129,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             return super()._pre_forward(*inputs, **kwargs)
         self._hooks.check()
         work = Join.notify_join_context(self)
+        self._hooks.scale = 1.0
         if work:
             work.wait()
+            if not self._divides_by_all:
+                # The mean over all ranks becomes that over those which still have inputs: each gave a one.
+                self._hooks.scale = self.process_group.size() / work.result()[0].item()
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
         if self._join_config.enable:

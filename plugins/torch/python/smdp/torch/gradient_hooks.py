@@ -30,6 +30,9 @@ class GradientHooks:
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk".
         factor: Multiplies gradients before the sum; 0 gives the mean.
+
+    Attributes:
+        scale: Multiplies what comes of it, 1 at first.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class GradientHooks:
         self._has_come: set[int] = set()
         self._is_in_backward = False
         self._is_closed = False
+        self.scale = 1.0
         # What the core writes to: the gradients themselves, or copies of those that are not dense.
         self._dense: dict[int, Tensor] = {}
         self.reducer = _core.GradientReducer(
@@ -148,6 +152,8 @@ class GradientHooks:
                     if parameter.grad is None and self.reducer.is_used(index):
                         parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
                         self.reducer.read(index, parameter.grad.data_ptr())
+                    if self.scale != 1.0 and parameter.grad is not None:
+                        parameter.grad.mul_(self.scale)
         finally:
             self._has_come.clear()
             self._dense.clear()

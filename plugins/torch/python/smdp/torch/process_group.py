@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import sys
 import weakref
+from collections import deque
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -95,6 +96,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         self._size = group.size
         self._timeout_s = -1.0
         self._sequence = 0
+        self._kept = deque(maxlen=64)
         self._devices = devices
         if hasattr(_distributed_c10d, "FlightRecorderHook"):
             self._nameplate = Nameplate(group.rank, group.size)

@@ -27,14 +27,17 @@ _COMPLEX = range(10, 13)
 class Reductions(Calls):
     """The reducing part of the process group."""
 
-    def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = _ALL_REDUCE) -> Work:
-        """Reduce a tensor over all ranks, in place.
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: AllreduceOptions = _ALL_REDUCE) -> Work:
+        """Reduce a tensor, or the only one of a list, over all ranks, in place.
 
         The hot path: everything of `Staging` and `reduction` that a plain tensor needs is written out here.
         """
-        if len(tensors) != 1:
+        if isinstance(tensors, Tensor):  # as torch's DDP gives it in join()
+            tensor = tensors
+        elif len(tensors) != 1:
             raise ValueError(f"all_reduce takes one tensor per process, got {len(tensors)}")
-        tensor = tensors[0]
+        else:
+            tensor = tensors[0]
         dtype = DTYPES.get(tensor.dtype)
         op = REDUCTIONS.get(hash(opts.reduceOp))
         if (
@@ -60,7 +63,7 @@ class Reductions(Calls):
             self._timeout_s if timeout.days < 0 else timeout.total_seconds(),
             opts.asyncOp,
         )
-        return COMPLETED if handle is None else HandleWork((handle,), [tensor])
+        return COMPLETED if handle is None else self._keep(HandleWork((handle,), [tensor]), tensor)
 
     def _allreduce_staged(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
         dtype = dtype_code(tensor.dtype)
@@ -73,7 +76,17 @@ class Reductions(Calls):
         handle = self._group.all_reduce(
             pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp
         )
-        return self._end((handle,), [tensor], staging, host)
+        return self._keep(self._end((handle,), [tensor], staging, host), tensor)
+
+    def _keep(self, work: Work, tensor: Tensor) -> Work:
+        """Keep the Work of a single number for a while.
+
+        Of the one that counts ranks in join(), torch's DDP holds the C++ half alone until backward. Without
+        Python's half, its wait() would never end.
+        """
+        if tensor.numel() == 1:
+            self._kept.append(work)
+        return work
 
     def allreduce_coalesced(
         self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
