@@ -23,7 +23,7 @@ def main() -> None:
     config = ViTConfig(**shape, num_hidden_layers=2, num_attention_heads=4, num_labels=10)
     arguments = TrainingArguments(
         sys.argv[1],
-        num_train_epochs=6,
+        num_train_epochs=15,
         per_device_train_batch_size=16,
         learning_rate=2e-3,
         report_to=[],
