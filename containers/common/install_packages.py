@@ -173,6 +173,8 @@ def install_image(folder: Path, cuda: bool) -> None:
     else:
         subprocess.run(["python3", "-m", "venv", str(VENV)], check=True)
         python = str(VENV / "bin" / "python")
+        # First: that of Ubuntu 22.04 does not know what is asked of it below.
+        pip(python, "-c", HERE / "constraints.txt", "--upgrade", "pip", "setuptools")
         for requirement in requirements:
             if name_of(requirement) == "torch":
                 look_before(python, requirement, cuda)
@@ -190,8 +192,6 @@ def _install(python: str, requirements: Sequence[str], constraints: Sequence[str
     lock = Path("/tmp/constraints.txt")
     lock.write_text("\n".join(constraints), encoding="utf-8")
     before = conflicts(python)  # what a base brings along is not ours to judge
-    if python != "python3":
-        pip(python, "-c", lock, "--upgrade", "pip", "setuptools")
     pip(python, "--only-binary=:all:", "--find-links", WHEELS, "-c", lock, *requirements)
     lock.unlink()
     if new := sorted(conflicts(python) - before):

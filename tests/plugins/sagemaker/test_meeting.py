@@ -49,7 +49,7 @@ def introduce(connection: Connection, **changes: object) -> None:
     connection.send(hello={**Hello("algo-2", HOSTS, 2).message(challenge), **changes})
 
 
-@pytest.mark.parametrize("ranks", ["2", 0, -1, True, 2.0, None, [2]])
+@pytest.mark.parametrize("ranks", ["2", 0, -1, 1 << 70, True, 2.0, None, [2]])
 def test_a_wrong_number_of_ranks_is_no_hello_and_ends_nothing(
     ranks: object, first: FirstHost, port: int
 ) -> None:

@@ -236,9 +236,22 @@ def in_a_shell(path: Path) -> Path:
     return shell
 
 
-@pytest.mark.parametrize("is_first", [False, True], ids=["child", "pid 1"])
+AROUND = {
+    "nothing": [],
+    "pid 1": ["unshare", "--fork", "--pid", "--mount-proc"],  # of a container, where orphans are its own
+    # As a program in a container that waits for its own child alone: orphans would stay as zombies.
+    "one that reaps nobody": [
+        sys.executable,
+        "-c",
+        "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1);"
+        " sys.exit(subprocess.Popen(sys.argv[1:]).wait())",
+    ],
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
 def test_what_a_shell_has_started_may_save_after_the_shell_has_died(
-    is_first: bool, script: Callable[[str], Path]
+    around: str, script: Callable[[str], Path]
 ) -> None:
     path = script(
         "def save(*_):\n    time.sleep(1.5 + rank)\n    print('saved')\n    sys.exit(75)\n"
@@ -248,12 +261,10 @@ def test_what_a_shell_has_started_may_save_after_the_shell_has_died(
     )
     shell = str(in_a_shell(path))
     command = [sys.executable, "-m", "smdp", "run", "-n", "2", "--stop-timeout", "0.1", shell]
-    if is_first:  # of a container, where orphans are its own
-        command = ["unshare", "--fork", "--pid", "--mount-proc", *command]
-        if subprocess.run([*command[:4], "true"], capture_output=True).returncode:
-            pytest.skip("unshare --pid is not allowed here")
+    if AROUND[around] and subprocess.run([*AROUND[around], "true"], capture_output=True).returncode:
+        pytest.skip("unshare --pid is not allowed here")
     process = subprocess.Popen(
-        command,
+        [*AROUND[around], *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -261,7 +272,7 @@ def test_what_a_shell_has_started_may_save_after_the_shell_has_died(
     )
     read_pids(process, 2)
     target = process.pid
-    if is_first:
+    if AROUND[around]:
         target = int(Path(f"/proc/{target}/task/{target}/children").read_text())
     begin = time.monotonic()
     os.kill(target, signal.SIGTERM)

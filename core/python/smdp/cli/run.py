@@ -29,6 +29,7 @@ from smdp.cli.rank_environments import rank_environments
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _FINE, _OBEYED, _ASKED, _FAILED = range(4)  # how a rank has ended, from good to bad
 _DRAIN_S = 1.0  # how long output is awaited from children that outlive their rank
 
@@ -183,6 +184,8 @@ class Launcher:
 
     def run(self) -> int:
         """Run to the end; give the exit code."""
+        # What a rank leaves behind becomes a child of this process, which sees its end.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {
             number: signal.signal(number, lambda *_: None)
@@ -423,7 +426,7 @@ class Launcher:
 
 
 def _reap_orphans(group: int) -> None:
-    """Where this process is a container's first, orphans become its children, and dead ones look alive."""
+    """Orphans become this process's children, and dead ones look alive until they are waited for."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

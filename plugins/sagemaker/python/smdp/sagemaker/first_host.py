@@ -19,6 +19,7 @@ from smdp.sagemaker.host_channel import Hello, HostChannel
 _HELLO_S = 10.0  # a stranger who does not say who he is has this long
 _DECIDE_S = 3.0  # how long a cause is awaited where only its consequences have been reported
 _FINISH_S = 2.0
+_MOST_RANKS = 1 << 12  # on one host
 
 
 class FirstHost(HostChannel):
@@ -180,7 +181,8 @@ class FirstHost(HostChannel):
         asked = [failure for failure in ended if failure is not None]
         if self._failures and (causes or time.monotonic() >= self._decide_at):
             # A rank that died of SIGTERM has not failed, but is the cause where others have only lost it.
-            self._finish((causes or asked or self._failures)[0])
+            signalled = [failure for failure in asked if not failure.is_restart]
+            self._finish((causes or signalled or self._failures)[0])
         elif not self._failures and len(self._ended) == len(self._hello.hosts):
             self._finish(asked[0] if asked else None)
 
@@ -205,7 +207,7 @@ def _count(ranks: object) -> int:
     Raises:
         ValueError: It is none.
     """
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= _MOST_RANKS:
         raise ValueError(ranks)
     return ranks
 

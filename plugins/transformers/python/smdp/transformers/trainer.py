@@ -82,9 +82,16 @@ class _WithPlugins:
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As the Trainer's."""
         self._train_loader = super().get_train_dataloader()  # type: ignore[misc]
+        return self._spared(self._train_loader)
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        """As the Trainer's."""
+        return self._spared(super().get_eval_dataloader(*args, **kwargs))  # type: ignore[misc]
+
+    def _spared(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         if self._is_sparing:
-            spare_workers(self._train_loader)
-        return self._train_loader
+            spare_workers(loader)
+        return loader
 
     def _place_model(self, loader: DataLoader[Any] | None = None) -> None:
         for plugin in self.plugins:
