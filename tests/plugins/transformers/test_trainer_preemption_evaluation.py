@@ -14,6 +14,7 @@ import transformers
 
 import smdp
 from smdp import preemption
+from smdp.torch import spared_workers
 from smdp.transformers import DataParallel, Trainer
 
 EVERY_TWO = {"eval_strategy": "steps", "eval_steps": 2}
@@ -153,3 +154,10 @@ def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
     again = make(tmp_path, **options)
     again.train(str(tmp_path / "checkpoint-7"))
     assert result(again) == result(whole)
+
+
+def test_workers_of_evaluation_are_spared_too(tmp_path: Path) -> None:
+    trainer = make(tmp_path, dataloader_num_workers=1)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        own = getattr(loader, "base_dataloader", loader)
+        assert type(own.multiprocessing_context) is type(spared_workers())

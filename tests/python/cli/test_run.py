@@ -243,8 +243,10 @@ AROUND = {
     "one that reaps nobody": [
         sys.executable,
         "-c",
-        "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1);"
-        " sys.exit(subprocess.Popen(sys.argv[1:]).wait())",
+        (
+            "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1);"
+            " sys.exit(subprocess.Popen(sys.argv[1:]).wait())"
+        ),
     ],
 }
 
