@@ -68,8 +68,8 @@ testing::AssertionResult are_near(const Data& left, const Data& right, float lim
     }
     for (std::size_t j = 0; j < left[i].size(); ++j) {
       if (std::abs(left[i][j] - right[i][j]) <= limit) continue;  // NaN is not
-      return testing::AssertionFailure()
-             << "gradient " << i << " at " << j << ": " << left[i][j] << " and " << right[i][j];
+      return testing::AssertionFailure() << "gradient " << i << " at " << j << ": " << left[i][j] << " and "
+                                         << right[i][j];
     }
   }
   return testing::AssertionSuccess();
