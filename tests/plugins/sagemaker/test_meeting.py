@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -77,7 +78,10 @@ def test_a_host_that_comes_again_at_once_is_let_in(first: FirstHost, port: int) 
         first._welcome()
     old.close()
     introduce(new)
-    time.sleep(0.2)
+    while not first._strangers:
+        first._welcome()
+    (waiting,) = (connection.sock for connection, _ in first._strangers)
+    assert select.select([waiting], [], [], 10)[0]
     first._welcome()
     assert first.meet(10) == (0, 3)
     assert next_message(new) == {"go": [1, 3]}
