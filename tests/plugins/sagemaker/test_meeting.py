@@ -50,6 +50,15 @@ def introduce(connection: Connection, **changes: object) -> None:
     connection.send(hello={**Hello("algo-2", HOSTS, 2).message(challenge), **changes})
 
 
+def let_in(first: FirstHost, port: int) -> Connection:
+    member = connect(port)
+    first._welcome()
+    introduce(member)
+    while not first._members:
+        first._welcome()
+    return member
+
+
 @pytest.mark.parametrize("ranks", ["2", 0, -1, 1 << 70, True, 2.0, None, [2]])
 def test_a_wrong_number_of_ranks_is_no_hello_and_ends_nothing(
     ranks: object, first: FirstHost, port: int
@@ -71,15 +80,10 @@ def test_a_wrong_number_of_ranks_is_no_hello_and_ends_nothing(
 
 def test_a_host_that_comes_again_at_once_is_let_in(first: FirstHost, port: int) -> None:
     """Its old connection is gone, which nobody has looked at yet."""
-    old, new = connect(port), connect(port)
+    let_in(first, port).close()
+    new = connect(port)
     first._welcome()
-    introduce(old)
-    while not first._members:
-        first._welcome()
-    old.close()
     introduce(new)
-    while not first._strangers:
-        first._welcome()
     (waiting,) = (connection.sock for connection, _ in first._strangers)
     assert select.select([waiting], [], [], 10)[0]
     first._welcome()
@@ -89,11 +93,8 @@ def test_a_host_that_comes_again_at_once_is_let_in(first: FirstHost, port: int) 
 
 
 def test_two_hosts_of_one_name_are_told_so(first: FirstHost, port: int) -> None:
-    member, double = connect(port), connect(port)
+    member, double = let_in(first, port), connect(port)
     first._welcome()
-    introduce(member)
-    while not first._members:
-        first._welcome()
     introduce(double)
     while first._strangers:
         first._welcome()
