@@ -171,7 +171,8 @@ def stop(*_):
     sys.exit(CODE)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-time.sleep(60)
+while True:
+    time.sleep(0.1)  # a signal that comes right before a sleep does not end it
 """
 
 
