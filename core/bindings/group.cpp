@@ -180,6 +180,14 @@ void bind_messages(nb::class_<Group>& group) {
           nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout"),
           nb::arg("async_op"), nb::call_guard<nb::gil_scoped_release>())
       .def(
+          "offer",
+          [](Group& g, Pointer data, std::size_t count, int dtype, int destination, std::int64_t tag) {
+            return g.offer({pointer(data), count}, dtype_of(dtype), destination, tag);
+          },
+          nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("refuse", &Group::refuse, nb::arg("src"), nb::arg("tag"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "recv",
           [](Group& g, Pointer data, std::size_t count, int dtype, int source, std::int64_t tag, double timeout,
              bool async) -> nb::object {

@@ -2,8 +2,12 @@
 // chunks.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ranks.h"
@@ -182,6 +186,61 @@ TEST_P(Collectives, MessagesWithTagsAndAnySource) {
       group.barrier();  // any source: the next round's messages must not come in early
     }
   });
+}
+
+// Of a few bytes and of many; taken, refused before and after they come, and left alone.
+TEST_P(Collectives, Offers) {
+  if (world_size(GetParam()) == 1) GTEST_SKIP() << "needs two ranks";
+  run(GetParam(), [](Group& group) {
+    const int next = (group.rank() + 1) % group.size();
+    const int last = (group.rank() + group.size() - 1) % group.size();
+    for (const std::size_t count : {std::size_t{3}, std::size_t{50'000}}) {
+      const std::vector<std::int64_t> out = filled(group.rank(), count);
+      std::vector<std::int64_t> in(count, -1);
+      group.refuse(last, 2);
+      group.barrier();
+      std::vector<Group::Handle> offers;
+      for (int tag = 1; tag <= 4; ++tag) {
+        offers.push_back(group.offer({out.data(), count}, DType::kInt64, next, tag));
+      }
+      Call brief;
+      brief.timeout = std::chrono::milliseconds(200);
+      EXPECT_THROW(offers[0]->wait(brief.timeout), TimeoutError);  // of the waiting; the offer stands
+      group.barrier();
+      group.recv({in.data(), count}, DType::kInt64, last, 1);
+      ASSERT_EQ(in, filled(last, count));
+      group.refuse(last, 3);
+      for (const int tag : {1, 2, 3}) offers[static_cast<std::size_t>(tag - 1)]->wait();
+      EXPECT_FALSE(offers[3]->done());
+      group.barrier();
+      // Other messages with that tag come after it.
+      group.refuse(last, 4);
+      offers[3]->wait();
+    }
+    EXPECT_THROW(group.offer(ConstBuffer{}, DType::kInt64, next, 5), InvalidArgument);
+    static const std::int64_t left = 0;
+    group.offer({&left, 1}, DType::kInt64, next, 5);  // nobody takes it
+  });
+}
+
+TEST_P(Collectives, OffersToARankThatLeaves) {
+  if (world_size(GetParam()) == 1) GTEST_SKIP() << "needs two ranks";
+  const std::vector<std::int64_t> out = filled(7, 50'000);
+  std::atomic<int> withdrawn = 0;
+  run(GetParam(), [&](Group& group) {
+    const std::unique_ptr<Group> left = group.split(0, group.rank(), "left");
+    if (left->rank() == 0) {
+      const auto offer = left->offer({out.data(), out.size()}, DType::kInt64, left->size() - 1, 1);
+      offer->wait();  // throws if it ended with an error
+      EXPECT_EQ(left->error(), nullptr);
+      withdrawn += 1;
+    } else if (left->rank() == left->size() - 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      left->shutdown();
+    }
+    group.barrier();
+  });
+  EXPECT_EQ(withdrawn, 1);
 }
 
 TEST_P(Collectives, ManyInFlight) {

@@ -151,16 +151,18 @@ TEST(Fuzz, Messages) {
       mailbox->open(std::move(streams));
       const auto request = [&](std::vector<std::byte>& buffer, std::int64_t tag) {
         operations.push_back(std::make_shared<Operation>());
-        return Mailbox::Request{operations.back(), buffer.data(),        buffer.size(), DType::kUint8, 1, tag,
-                                Clock::now(),      std::chrono::hours(1)};
+        return Mailbox::Request{operations.back(), buffer.data(),         buffer.size(), DType::kUint8, 1, tag,
+                                Clock::now(),      std::chrono::hours(1), tag == 0};
       };
       mailbox->receive(request(small, 1));
       mailbox->receive(request(large, 2));
       mailbox->send(request(large, 3));
+      mailbox->send(request(small, 0));
+      mailbox->refuse(1, 0);
     });
     for (int i = 0; i < 8; ++i) {
       MailHeader header;
-      header.kind = static_cast<std::uint8_t>(random() % 5);
+      header.kind = static_cast<std::uint8_t>(random() % 6);
       if (random() % 4 == 0) header.dtype = static_cast<DType>(random() % 32);
       header.tag = static_cast<std::int64_t>(random() % 4);
       header.id = random() % 3;

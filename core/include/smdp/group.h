@@ -133,6 +133,11 @@ class SMDP_API Group {
   // Point to point, matched by (source, tag) in order; independent of collectives. source -1: from anybody.
   Handle send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call = {});
   Handle recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call = {});
+  // A send, not of nothing, that the destination need not take: it waits, without a deadline, for recv() or refuse()
+  // there, and ends without an error when the destination leaves. The memory is read until it ends.
+  Handle offer(ConstBuffer data, DType dtype, int destination, std::int64_t tag);
+  // The next offer of `source` with this tag will not be taken.
+  void refuse(int source, std::int64_t tag);
 
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);

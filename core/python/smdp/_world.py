@@ -182,9 +182,13 @@ def shutdown() -> None:
         _world = None
 
 
+def why_it_ends() -> str:
+    """The exception that ends this program, as other ranks are told it; empty if it ends well."""
+    failure = getattr(sys, "last_value", None)
+    return "" if failure is None else f"it raised {type(failure).__name__}: {failure}"
+
+
 @atexit.register
 def _leave() -> None:
     """Says goodbye to all groups, and why: others report it if they still wait for this rank."""
-    failure = getattr(sys, "last_value", None)
-    reason = "" if failure is None else f"it raised {type(failure).__name__}: {failure}"
-    _core.shutdown_all(reason)
+    _core.shutdown_all(why_it_ends())

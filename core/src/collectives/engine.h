@@ -41,6 +41,8 @@ class Engine final : public Progress::Client {
   Group::Handle collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call);
   Group::Handle send(Mailbox::Request request, const Call& call);
   Group::Handle receive(Mailbox::Request request, const Call& call);
+  Group::Handle offer(Mailbox::Request request);
+  void refuse(int source, std::int64_t tag);
 
   // Looks at the operation under way again.
   void wake() { progress_->wake(); }
@@ -99,7 +101,8 @@ class Engine final : public Progress::Client {
   void check_mail(Clock::time_point now);
   void check_suspects(Clock::time_point now);
   bool poll_collective();
-  Group::Handle mail(Mailbox::Request request, const Call& call, bool is_send);
+  Group::Handle mail(Mailbox::Request request, bool is_send);
+  Group::Handle mail_until(Mailbox::Request request, const Call& call, bool is_send);
 
   // First error wins. Any thread.
   void fail(std::exception_ptr error, Tell whom);

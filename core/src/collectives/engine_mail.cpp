@@ -16,6 +16,7 @@ void Engine::check_mail(Clock::time_point now) {
     for (const int rank : left) {
       const bool is_remote = members_.host_of(rank) != members_.host_index;
       if (is_remote && mailbox_->is_open(rank)) continue;  // its messages may still be on their way
+      mailbox_->withdraw(rank);
       const Mailbox::Request* request = mailbox_->waiting_for(rank);
       if (request == nullptr) continue;
       const std::string text = members_.prefix() + "a message with tag " + std::to_string(request->tag) +
@@ -42,11 +43,9 @@ void Engine::check_mail(Clock::time_point now) {
   fail(std::make_exception_ptr(TimeoutError(text)), Tell::kEveryone);
 }
 
-Group::Handle Engine::mail(Mailbox::Request request, const Call& call, bool is_send) {
+Group::Handle Engine::mail(Mailbox::Request request, bool is_send) {
   check_usable();
   request.operation = std::make_shared<Operation>();
-  request.timeout = call.timeout.value_or(options_.timeout);
-  request.deadline = Clock::now() + request.timeout;
   const Group::Handle handle = request.operation;
   progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), request = std::move(request), is_send] {
     if (alive.expired()) {
@@ -66,14 +65,36 @@ Group::Handle Engine::mail(Mailbox::Request request, const Call& call, bool is_s
       mailbox_->receive(request);
     }
   });
+  return handle;
+}
+
+Group::Handle Engine::mail_until(Mailbox::Request request, const Call& call, bool is_send) {
+  request.timeout = call.timeout.value_or(options_.timeout);
+  request.deadline = Clock::now() + request.timeout;
+  const Group::Handle handle = mail(std::move(request), is_send);
   if (!call.async) wait(*handle, call);
   return handle;
 }
 
-Group::Handle Engine::send(Mailbox::Request request, const Call& call) { return mail(std::move(request), call, true); }
+Group::Handle Engine::send(Mailbox::Request request, const Call& call) {
+  return mail_until(std::move(request), call, true);
+}
 
 Group::Handle Engine::receive(Mailbox::Request request, const Call& call) {
-  return mail(std::move(request), call, false);
+  return mail_until(std::move(request), call, false);
+}
+
+Group::Handle Engine::offer(Mailbox::Request request) {
+  request.is_offer = true;
+  request.deadline = Clock::time_point::max();
+  return mail(std::move(request), true);
+}
+
+void Engine::refuse(int source, std::int64_t tag) {
+  check_usable();
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), source, tag] {
+    if (!alive.expired() && !error()) mailbox_->refuse(source, tag);
+  });
 }
 
 }  // namespace smdp

@@ -65,6 +65,20 @@ void check_rank(const Members& members, const char* what, int rank) {
                         std::to_string(members.size - 1) + ".");
 }
 
+Mailbox::Request outgoing(const char* operation, const Members& members, ConstBuffer data, DType dtype, int destination,
+                          std::int64_t tag) {
+  check_rank(members, "destination", destination);
+  check_buffer(operation, data.data, data.count);
+  if (destination == members.rank) throw InvalidArgument(members.prefix() + "cannot send to itself.");
+  Mailbox::Request request{};
+  request.data = const_cast<std::byte*>(bytes(data.data));
+  request.size = data.count * size_of(dtype);
+  request.dtype = dtype;
+  request.peer = destination;
+  request.tag = tag;
+  return request;
+}
+
 void check_list(const Members& members, const char* what, std::size_t count) {
   if (count == static_cast<std::size_t>(members.size)) return;
   throw InvalidArgument(members.prefix() + what + " has " + std::to_string(count) +
@@ -412,17 +426,19 @@ Group::Handle Group::barrier(const Call& call) {
 }
 
 Group::Handle Group::send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call) {
+  return impl_->engine->send(outgoing("send", impl_->members(), data, dtype, destination, tag), call);
+}
+
+Group::Handle Group::offer(ConstBuffer data, DType dtype, int destination, std::int64_t tag) {
+  if (data.count == 0) throw InvalidArgument(impl_->members().prefix() + "cannot offer a message of no elements.");
+  return impl_->engine->offer(outgoing("offer", impl_->members(), data, dtype, destination, tag));
+}
+
+void Group::refuse(int source, std::int64_t tag) {
   const Members& members = impl_->members();
-  check_rank(members, "destination", destination);
-  check_buffer("send", data.data, data.count);
-  if (destination == members.rank) throw InvalidArgument(members.prefix() + "cannot send to itself.");
-  Mailbox::Request request{};
-  request.data = const_cast<std::byte*>(bytes(data.data));
-  request.size = data.count * size_of(dtype);
-  request.dtype = dtype;
-  request.peer = destination;
-  request.tag = tag;
-  return impl_->engine->send(std::move(request), call);
+  check_rank(members, "source", source);
+  if (source == members.rank) throw InvalidArgument(members.prefix() + "cannot receive from itself.");
+  impl_->engine->refuse(source, tag);
 }
 
 Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call) {

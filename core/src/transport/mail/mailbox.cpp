@@ -32,6 +32,7 @@ bool Mailbox::is_sound(const Header& header) {
       return header.payload == header.size && header.payload <= kEager && header.offset == 0;
     case Kind::kAnnounce:
     case Kind::kReady:
+    case Kind::kRefuse:
       return header.payload == 0;
     case Kind::kData:
       return header.payload != 0 && header.payload <= kFramePayload && header.offset <= header.size &&
@@ -46,7 +47,7 @@ void Mailbox::push(int rank, const Header& header, const std::byte* data, std::s
 
 void Mailbox::send(Request request) {
   Header header{kMagic, Kind::kEager, request.dtype, 0, request.tag, 0, request.size, request.size, 0};
-  if (request.size <= kEager) {
+  if (request.size <= kEager && !request.is_offer) {
     push(request.peer, header, request.data, request.operation);
     return;
   }
@@ -76,6 +77,27 @@ void Mailbox::receive(Request request) {
     return;
   }
   receives_.push_back(std::move(request));
+}
+
+void Mailbox::refuse(int source, std::int64_t tag) {
+  Peer& peer = peers_[static_cast<std::size_t>(source)];
+  const auto found = std::find_if(peer.arrived.begin(), peer.arrived.end(),
+                                  [&](const Arrived& arrived) { return arrived.header.tag == tag; });
+  if (found == peer.arrived.end()) {
+    peer.refused.push_back(tag);
+    return;
+  }
+  Header refusal = found->header;
+  refusal.kind = Kind::kRefuse;
+  peer.arrived.erase(found);
+  push(source, refusal, nullptr, nullptr);
+}
+
+void Mailbox::withdraw(int rank) {
+  peers_[static_cast<std::size_t>(rank)].announced.remove_if([](const auto& item) {
+    if (item.second.is_offer) item.second.operation->complete(nullptr);
+    return item.second.is_offer;
+  });
 }
 
 // The receiver has a buffer: tell the sender, and remember where its data goes.
@@ -159,6 +181,13 @@ void Mailbox::end_payload(int rank) {
       }
       break;
     case Kind::kAnnounce: {
+      const auto refused = std::find(peer.refused.begin(), peer.refused.end(), header.tag);
+      if (refused != peer.refused.end()) {
+        peer.arrived.push_back({header, {}});
+        peer.refused.erase(refused);
+        refuse(rank, header.tag);
+        break;
+      }
       const auto found = find_receive(rank, header.tag);
       if (found == receives_.end()) {
         peer.arrived.push_back({header, {}});
@@ -180,6 +209,15 @@ void Mailbox::end_payload(int rank) {
         const Header data{kMagic, Kind::kData, request.dtype, 0, request.tag, header.id, request.size, payload, offset};
         push(rank, data, request.data + offset, offset + payload == request.size ? request.operation : nullptr);
       }
+      break;
+    }
+    case Kind::kRefuse: {
+      const auto found = std::find_if(peer.announced.begin(), peer.announced.end(), [&](const auto& item) {
+        return item.first == header.id && item.second.is_offer;
+      });
+      if (found == peer.announced.end()) throw Error("a message is damaged");
+      found->second.operation->complete(nullptr);
+      peer.announced.erase(found);
       break;
     }
     case Kind::kData: {
@@ -294,7 +332,9 @@ const Mailbox::Request* Mailbox::waiting_for(int rank) const {
     if (request.peer == rank) return &request;
   }
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (!peer.announced.empty()) return &peer.announced.front().second;
+  for (const auto& [id, request] : peer.announced) {
+    if (!request.is_offer) return &request;
+  }
   if (!peer.incoming.empty()) return &peer.incoming.front().request;
   return nullptr;
 }

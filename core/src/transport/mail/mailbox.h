@@ -4,6 +4,9 @@
 // themselves and travel when the receiver has a buffer: announce -> ready -> data, straight into that buffer.
 // Data is cut into frames, so that a long message does not hold up a short one.
 //
+// An offer announces itself whatever its size, and waits without a deadline until it is asked for or refused, or the
+// receiver has left.
+//
 // Thread safety: progress thread only.
 #pragma once
 
@@ -36,8 +39,9 @@ class Mailbox {
     DType dtype;
     int peer;  // destination, or source, or kAnySource
     std::int64_t tag;
-    Clock::time_point deadline;
+    Clock::time_point deadline;  // max() for an offer
     std::chrono::milliseconds timeout;
+    bool is_offer = false;
   };
 
   // on_broken: a stream ended. on_error: a message does not fit what the receiver expects.
@@ -49,13 +53,18 @@ class Mailbox {
 
   void send(Request request);
   void receive(Request request);
+  // Ends the next offer of `source` with this tag, now or when it comes.
+  void refuse(int source, std::int64_t tag);
+  // Ends all offers to a rank that has left.
+  void withdraw(int rank);
 
   // Moves what can be moved; true if anything was.
   bool poll();
   // Earliest deadline of what is under way, and what to do then.
   Clock::time_point deadline() const;
   const Request* overdue(Clock::time_point now) const;
-  // First request that can only be served by `peer`, which has left; null if there is none. Call after poll().
+  // First request, offers aside, that can only be served by `peer`, which has left; null if there is none. Call after
+  // poll().
   const Request* waiting_for(int peer) const;
 
   // The stream to a rank has not ended.
@@ -65,7 +74,7 @@ class Mailbox {
   void fail(const std::exception_ptr& error);
 
  private:
-  enum class Kind : std::uint8_t { kEager, kAnnounce, kReady, kData };
+  enum class Kind : std::uint8_t { kEager, kAnnounce, kReady, kData, kRefuse };
   struct Header {
     std::uint32_t magic;
     Kind kind;
@@ -98,6 +107,7 @@ class Mailbox {
     std::list<Arrived> arrived;
     std::list<Incoming> incoming;
     std::list<std::pair<std::uint64_t, Request>> announced;  // sends that wait for kReady
+    std::list<std::int64_t> refused;                         // tags of offers to come
     Header header{};
     std::size_t header_done = 0;
     std::size_t payload_done = 0;

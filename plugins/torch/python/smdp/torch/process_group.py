@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import weakref
 from collections import deque
 from datetime import timedelta
@@ -21,9 +20,10 @@ from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, Work
 from torch.distributed.distributed_c10d import BarrierOptions, Store
 
-from smdp import _core
+from smdp import _core, _world
 from smdp.torch._calls import Calls, single
 from smdp.torch.gathers import Gathers
+from smdp.torch.offers import Offers
 from smdp.torch.profiling import add_ranges
 from smdp.torch.reductions import Reductions
 from smdp.torch.rendezvous import open_session
@@ -80,6 +80,9 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         group: The core's group.
         store: torch's store of this group.
         devices: Device types which the group serves.
+
+    Attributes:
+        offers: Messages that their receivers need not take.
     """
 
     # What torch would ask a backend.
@@ -92,6 +95,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         super().__init__(group.rank, group.size)
         self._store = store
         self._group = group
+        self.offers = Offers(group)
         self._rank = group.rank
         self._size = group.size
         self._timeout_s = -1.0
@@ -203,6 +207,8 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group. The others can go on without this rank only if they need it no more."""
         _live.discard(self)
+        self.offers.refuse_all()
+        self.offers.settle()
         self._group.shutdown()
 
     def abort(self) -> None:
@@ -248,11 +254,18 @@ def connect(
 
 def _shut_down_all() -> None:
     """Leave all groups before the interpreter dies; tell the others why, if it dies of an exception."""
-    error = getattr(sys, "last_value", None)
-    reason = "" if error is None else f"{type(error).__name__}: {error}"
-    for process_group in list(_live):
+    reason = _world.why_it_ends()
+    groups = list(_live)
+    if not reason:
+        # First of all groups, as other ranks may leave them in another order.
+        for process_group in groups:
+            process_group.offers.refuse_all()
+        for process_group in groups:
+            process_group.offers.settle()
+    for process_group in groups:
         with contextlib.suppress(Exception):
             process_group.core.shutdown(reason)
 
 
+# _world has registered, when it was imported above, what leaves without this, and hence runs later.
 atexit.register(_shut_down_all)

@@ -19,6 +19,7 @@ from smdp.torch.model_parallel.containers import map_tensors, tensors_in
 from smdp.torch.model_parallel.descriptions import described, drawn, packed, unpacked
 from smdp.torch.model_parallel.differentiation import find_gradients
 from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
+from smdp.torch.model_parallel.late_results import expect, is_large, offer
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
@@ -412,7 +413,21 @@ class Microbatch:
 
     def _shared(self, tensor: Tensor) -> Tensor:
         value = value_of(tensor)
-        return tensor if value is None else self.fetch(value, tensor)
+        if value is None:
+            return tensor
+        if value.index in self._fetched or not is_large(value):
+            return self.fetch(value, tensor)
+        tag = self._next_read()
+        value.is_handed_round = True
+        if self.is_mine(value.stage):
+            found = self._own(value, tensor).detach()
+            offer(self._step.reads.offers, found, value, self._others(), tag)
+        else:
+            owner = self._step.rank_of[value.stage]
+            what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
+            found = expect(self._step.reads.offers, value, owner, tag, what)
+        self._fetched[value.index] = found
+        return found
 
 
 def _ghostly(output: Any) -> Any:

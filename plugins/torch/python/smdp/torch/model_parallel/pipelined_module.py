@@ -133,7 +133,8 @@ class PipelinedModule(nn.Module):
         Returns:
             The mean loss over microbatches, a scalar tensor in fp32 or fp64, on every rank; where loss_fn
             gave something beside it, (mean loss, list of what it gave per microbatch), its tensors on every
-            rank too.
+            rank too: those of a megabyte or more are fetched by the rank that reads them, when it does, so
+            read them before `destroy_process_group()`.
 
         Raises:
             ValueError: Batch, model or loss cannot be executed so; nothing hangs on other ranks.
@@ -197,7 +198,8 @@ class PipelinedModule(nn.Module):
                 that `program` returns is one per microbatch.
 
         Returns:
-            A list of what `program` gave for each microbatch, with its tensors real on every rank; with
+            A list of what `program` gave for each microbatch, with its tensors real on every rank, large ones
+            when they are read; with
             `mean_loss` the mean, a scalar in fp32 or fp64, and that list.
 
         Raises:

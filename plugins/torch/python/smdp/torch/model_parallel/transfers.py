@@ -13,6 +13,7 @@ from torch import Tensor
 
 from smdp._errors import SmdpError
 from smdp.torch.model_parallel.values import Value
+from smdp.torch.offers import Offers
 from smdp.torch.process_group import ProcessGroupSmdp
 
 
@@ -47,7 +48,7 @@ class Arrival:
             smdp.SmdpError: The sender is gone, or the deadline has passed; the message says what was awaited.
         """
         start = time.perf_counter()
-        with _telling(f"waiting for {self._what}"):
+        with telling(f"waiting for {self._what}"):
             self._work.wait()
         self._channel.waited += time.perf_counter() - start
         return self.tensor
@@ -70,26 +71,31 @@ class Channel:
 
     def send(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         """Begin to send; finish() waits for it. What has left is let go at the next send."""
-        data = _flat(tensor.detach())
+        data = flat(tensor.detach())
         self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
-        with _telling(f"sending {what}"):
+        with telling(f"sending {what}"):
             self._sent.append((data, self._group.send([data], rank, tag), what))
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
         """Start receiving into a dense tensor."""
-        with _telling(f"waiting for {what}"):
-            return Arrival(self, tensor, self._group.recv([_flat(tensor)], rank, tag), what)
+        with telling(f"waiting for {what}"):
+            return Arrival(self, tensor, self._group.recv([flat(tensor)], rank, tag), what)
+
+    @property
+    def offers(self) -> Offers:
+        """What travels only when it is asked for."""
+        return self._group.offers
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
         for _, work, what in self._sent:
-            with _telling(f"sending {what}"):
+            with telling(f"sending {what}"):
                 work.wait()
         self._sent.clear()
 
 
 @contextlib.contextmanager
-def _telling(what: str) -> Iterator[None]:
+def telling(what: str) -> Iterator[None]:
     """Add to an error what was under way."""
     try:
         yield
@@ -122,7 +128,7 @@ def laid_out(tensor: Tensor, value: Value) -> Tensor:
     )
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """Give all elements of a dense tensor in the order of memory, as a view."""
     if tensor.is_contiguous():
         return tensor.view(-1)
