@@ -295,7 +295,7 @@ def test_what_a_shell_has_started_is_killed_after_the_grace(
     (pid,) = read_pids(process, 1)
     process.terminate()
     _, err = process.communicate(timeout=30)
-    assert "1 ranks still run after a grace of 1 s; killing them" in err
+    assert "the 1 still running have not left in 1 s; killing them" in err
     assert process.returncode == 128 + signal.SIGTERM
     wait_until(lambda: not is_alive(pid))
 
@@ -440,7 +440,7 @@ def test_the_grace_ends(by_rank: bool, script: Callable[[str], Path], start: Sta
         process.terminate()
     _, err = process.communicate(timeout=20)
     assert 0.8 < time.monotonic() - begin < 8
-    assert "still run after a grace of 1 s; killing them" in err
+    assert "still running have not left in 1 s; killing them" in err
     assert process.returncode == (75 if by_rank else 128 + signal.SIGKILL)
 
 

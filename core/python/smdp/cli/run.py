@@ -256,7 +256,7 @@ class Launcher:
                 if not self.is_stopping:
                     self.is_stopping = True
                     running = sum(map(self._may_save, self._ranks))
-                    _say(f"{running} ranks still run after a grace of {self._grace_s:g} s; killing them")
+                    _say(f"the {running} still running have not left in {self._grace_s:g} s; killing them")
                 for rank in self._ranks:
                     if self._is_group_ours(rank):
                         kill_group(rank.process.pid, signal.SIGKILL)
