@@ -187,6 +187,7 @@ void bind_messages(nb::class_<Group>& group) {
           nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"),
           nb::call_guard<nb::gil_scoped_release>())
       .def("refuse", &Group::refuse, nb::arg("src"), nb::arg("tag"), nb::call_guard<nb::gil_scoped_release>())
+      .def("push_offers", &Group::push_offers, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "recv",
           [](Group& g, Pointer data, std::size_t count, int dtype, int source, std::int64_t tag, double timeout,

@@ -213,9 +213,24 @@ TEST_P(Collectives, Offers) {
       for (const int tag : {1, 2, 3}) offers[static_cast<std::size_t>(tag - 1)]->wait();
       EXPECT_FALSE(offers[3]->done());
       group.barrier();
-      // Other messages with that tag come after it.
       group.refuse(last, 4);
       offers[3]->wait();
+      // What is no offer passes a refusal, which takes the first offer that comes after what is asked for before it.
+      std::vector<std::int64_t> plain(count, -1);
+      Call async;
+      async.async = true;
+      const auto first = group.recv({in.data(), count}, DType::kInt64, -1, 6, async);
+      group.refuse(last, 6);
+      group.barrier();
+      const std::vector<std::int64_t> other = filled(group.rank() + 50, count);
+      const auto taken = group.offer({out.data(), count}, DType::kInt64, next, 6);
+      const auto refused = group.offer({out.data(), count}, DType::kInt64, next, 6);
+      const auto sent = group.send({other.data(), count}, DType::kInt64, next, 6, async);
+      const auto second = group.recv({plain.data(), count}, DType::kInt64, last, 6, async);
+      for (const auto& handle : {first, second, taken, refused, sent}) handle->wait();
+      ASSERT_EQ(in, filled(last, count));
+      ASSERT_EQ(plain, filled(last + 50, count));
+      group.barrier();
     }
     EXPECT_THROW(group.offer(ConstBuffer{}, DType::kInt64, next, 5), InvalidArgument);
     static const std::int64_t left = 0;
@@ -223,19 +238,66 @@ TEST_P(Collectives, Offers) {
   });
 }
 
+// Who leaves has its offers kept where they go, whether they are read, refused or left alone there.
+TEST_P(Collectives, OffersOfARankThatLeaves) {
+  if (world_size(GetParam()) == 1) GTEST_SKIP() << "needs two ranks";
+  for (const std::size_t count : {std::size_t{3}, std::size_t{500'000}}) {
+    const std::vector<std::int64_t> out = filled(7, count);
+    run(GetParam(), [&](Group& group) {
+      const std::unique_ptr<Group> left = group.split(0, group.rank(), "left");
+      const int reader = left->size() - 1;
+      if (left->rank() == 0) {
+        std::vector<Group::Handle> offers;
+        for (int tag = 1; tag <= 8; ++tag)
+          offers.push_back(left->offer({out.data(), count}, DType::kInt64, reader, tag));
+        left->push_offers();
+        for (const auto& offer : offers) offer->wait();
+        left->shutdown();
+        group.barrier();
+      } else {
+        // While they come, and after their owner has left.
+        const auto read = [&](int tag) {
+          std::vector<std::int64_t> in(count, -1);
+          left->recv({in.data(), count}, DType::kInt64, 0, tag);
+          ASSERT_EQ(in, out);
+        };
+        if (left->rank() == reader) {
+          read(2);
+          left->refuse(0, 3);
+          read(1);
+        }
+        group.barrier();
+        if (left->rank() == reader) {
+          left->refuse(0, 6);
+          for (const int tag : {8, 5, 4}) read(tag);
+          EXPECT_EQ(left->error(), nullptr);
+        }
+      }
+    });
+  }
+}
+
+// In the middle of its data, too.
 TEST_P(Collectives, OffersToARankThatLeaves) {
   if (world_size(GetParam()) == 1) GTEST_SKIP() << "needs two ranks";
   const std::vector<std::int64_t> out = filled(7, 50'000);
+  const std::vector<std::int64_t> large = filled(7, 10'000'000);
   std::atomic<int> withdrawn = 0;
   run(GetParam(), [&](Group& group) {
     const std::unique_ptr<Group> left = group.split(0, group.rank(), "left");
     if (left->rank() == 0) {
-      const auto offer = left->offer({out.data(), out.size()}, DType::kInt64, left->size() - 1, 1);
-      offer->wait();  // throws if it ended with an error
+      const int reader = left->size() - 1;
+      const auto taken = left->offer({large.data(), large.size()}, DType::kInt64, reader, 2);
+      const auto offer = left->offer({out.data(), out.size()}, DType::kInt64, reader, 1);
+      for (const auto& handle : {taken, offer}) handle->wait();  // throws if it ended with an error
       EXPECT_EQ(left->error(), nullptr);
       withdrawn += 1;
     } else if (left->rank() == left->size() - 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      Call async;
+      async.async = true;
+      std::vector<std::int64_t> in(large.size());
+      left->recv({in.data(), in.size()}, DType::kInt64, 0, 2, async);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
       left->shutdown();
     }
     group.barrier();

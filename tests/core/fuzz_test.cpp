@@ -162,13 +162,14 @@ TEST(Fuzz, Messages) {
     });
     for (int i = 0; i < 8; ++i) {
       MailHeader header;
-      header.kind = static_cast<std::uint8_t>(random() % 6);
+      header.kind = static_cast<std::uint8_t>(random() % 8);
       if (random() % 4 == 0) header.dtype = static_cast<DType>(random() % 32);
       header.tag = static_cast<std::int64_t>(random() % 4);
       header.id = random() % 3;
       header.size = nasty(random, random() % 2 == 0 ? small.size() : large.size());
-      header.payload = nasty(random, header.kind == 0 ? header.size : header.kind == 3 ? 50'000 : 0);
-      header.offset = header.kind == 3 ? nasty(random, 50'000) : 0;
+      const bool is_data = header.kind == 3 || header.kind == 6;
+      header.payload = nasty(random, header.kind == 0 ? header.size : is_data ? 50'000 : 0);
+      header.offset = is_data ? nasty(random, 50'000) : 0;
       std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
       if (random() % 4 == 0) flip(random, bytes);
       bytes.resize(bytes.size() + std::min<std::size_t>(header.payload, 120'000));

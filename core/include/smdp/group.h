@@ -136,8 +136,10 @@ class SMDP_API Group {
   // A send, not of nothing, that the destination need not take: it waits, without a deadline, for recv() or refuse()
   // there, and ends without an error when the destination leaves. The memory is read until it ends.
   Handle offer(ConstBuffer data, DType dtype, int destination, std::int64_t tag);
-  // The next offer of `source` with this tag will not be taken.
+  // Instead of recv(): the next offer of `source` with this tag will not be taken. What is no offer passes it.
   void refuse(int source, std::int64_t tag);
+  // Sends all that is offered, to be kept at its destinations, so that this rank can leave when the handles have ended.
+  void push_offers();
 
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);

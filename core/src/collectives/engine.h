@@ -43,6 +43,7 @@ class Engine final : public Progress::Client {
   Group::Handle receive(Mailbox::Request request, const Call& call);
   Group::Handle offer(Mailbox::Request request);
   void refuse(int source, std::int64_t tag);
+  void push_offers();
 
   // Looks at the operation under way again.
   void wake() { progress_->wake(); }
@@ -103,6 +104,7 @@ class Engine final : public Progress::Client {
   bool poll_collective();
   Group::Handle mail(Mailbox::Request request, bool is_send);
   Group::Handle mail_until(Mailbox::Request request, const Call& call, bool is_send);
+  void post_to_mailbox(std::function<void(Mailbox&)> work);
 
   // First error wins. Any thread.
   void fail(std::exception_ptr error, Tell whom);

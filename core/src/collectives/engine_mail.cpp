@@ -91,9 +91,17 @@ Group::Handle Engine::offer(Mailbox::Request request) {
 }
 
 void Engine::refuse(int source, std::int64_t tag) {
+  post_to_mailbox([source, tag](Mailbox& mailbox) { mailbox.refuse(source, tag); });
+}
+
+void Engine::push_offers() {
+  post_to_mailbox([](Mailbox& mailbox) { mailbox.push_offers(); });
+}
+
+void Engine::post_to_mailbox(std::function<void(Mailbox&)> work) {
   check_usable();
-  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), source, tag] {
-    if (!alive.expired() && !error()) mailbox_->refuse(source, tag);
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), work = std::move(work)] {
+    if (!alive.expired() && !error()) work(*mailbox_);
   });
 }
 

@@ -455,6 +455,8 @@ Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag
   return impl_->engine->receive(std::move(request), call);
 }
 
+void Group::push_offers() { impl_->engine->push_offers(); }
+
 std::unique_ptr<Group> Group::split(int color, int key, const std::string& name) {
   const Members& members = impl_->members();
   struct Choice {

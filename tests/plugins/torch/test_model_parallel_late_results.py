@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -98,6 +99,7 @@ def drop_unread() -> None:
         gc.collect()
     dist.barrier()
     wait_until(lambda: len(offers._given) == (4 if pipe.layout.stage_rank == 1 else 0))
+    dist.barrier()
     if pipe.layout.stage_rank == 0:
         file = io.BytesIO()
         torch.save({"large": kept[1]}, file)
@@ -120,13 +122,10 @@ def read_at_the_end() -> None:
         time.sleep(1)  # the owner is at its end
         close(torch.cat(given_tensors(given)[:2]), expected(rows()[0])[:4])
         print("read at the end")
-    # Two are never read; the owner need not wait for them longer than for this rank's end.
 
 
-def test_the_owner_waits_at_its_end_for_who_still_reads() -> None:
-    begin = time.monotonic()
+def test_the_owner_hands_over_at_its_end_what_may_still_be_read() -> None:
     assert "read at the end" in run(read_at_the_end, 2)[0]
-    assert time.monotonic() - begin < 60
 
 
 def join() -> None:
@@ -140,9 +139,7 @@ def read_at_the_end_of_the_program() -> None:
 
 
 def test_so_it_does_where_nobody_destroys_the_group() -> None:
-    begin = time.monotonic()
     assert "read at the end" in run(read_at_the_end_of_the_program, 2, init=False)[0]
-    assert time.monotonic() - begin < 60
 
 
 def owner_killed() -> None:
@@ -151,28 +148,147 @@ def owner_killed() -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
-    with pytest.raises(
-        smdp.SmdpError, match=r"rank 1 .*While reading float32\[2, 200000\] of stage 1, microbatch 0"
-    ):
-        print(given[0]["large"].sum())
+    what = r"rank 1 .*While reading float32\[2, 200000\] of stage 1, microbatch 0, a result of step 0"
+    for _ in range(2):
+        with pytest.raises(smdp.SmdpError, match=what):
+            print(given[0]["large"].sum())
     assert time.monotonic() - begin < 5
-    with pytest.raises(RuntimeError, match=r"can no longer be read: .* an earlier read failed"):
-        print(given[0]["large"])
 
 
 def test_a_dead_owner_is_named() -> None:
     run(owner_killed, 2, exits={1: -signal.SIGKILL})
 
 
-def read_too_late() -> None:
+def owner_fails_on_its_own() -> None:
+    pipe = pipelined()
+    _, given = pipe.eval_step(rows()[0], wide)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        try:
+            raise OSError("the disk is full")
+        finally:
+            dist.destroy_process_group()
+    begin = time.monotonic()
+    with pytest.raises(smdp.SmdpError, match=r"rank 1 .* has left"):
+        pipe.eval_step(rows()[0], wide)
+    assert time.monotonic() - begin < 5
+    assert given[0]["large"].shape == (2, COLUMNS)
+
+
+def test_unread_results_delay_no_error() -> None:
+    run(owner_fails_on_its_own, 2, exits={1: 1})
+
+
+def read_after_leaving() -> None:
     join()
     _, given = pipelined().eval_step(rows()[0], wide)
     dist.destroy_process_group()
-    if not isinstance(given[0]["large"], LateTensor):
-        return  # it lies here
-    with pytest.raises(RuntimeError, match=r"lies on rank 1 can no longer be read: this rank has left"):
-        given[0]["large"].sum()
+    if isinstance(given[0]["large"], LateTensor):
+        with pytest.raises(
+            smdp.ClosedError, match=r"was shut down.* While reading float32\[2, 200000\] of stage 1"
+        ):
+            given[0]["large"].sum()
 
 
 def test_reading_after_the_end_is_an_error() -> None:
-    run(read_too_late, 2, init=False)
+    run(read_after_leaving, 2, init=False)
+
+
+def interrupted() -> None:
+    _, given = pipelined().eval_step(rows()[0], wide)
+    others = torch.zeros(2, dtype=torch.int64)
+    others[dist.get_rank()] = os.getpid()
+    dist.all_reduce(others)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        time.sleep(0.5)  # until it has stopped
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            given[0]["large"].sum()
+        mine = torch.zeros(8, 2, COLUMNS)
+        os.kill(int(others[1]), signal.SIGCONT)
+        time.sleep(0.5)
+        assert not mine.any()  # nothing is written to memory that was given up
+        close(given[0]["large"], expected(rows()[0])[:2])
+    dist.barrier()
+
+
+def test_an_interrupted_read_can_be_made_again() -> None:
+    run(interrupted, 2)
+
+
+def other_numbers_of_microbatches() -> None:
+    pipe = pipelined()
+
+    def program(factor: float) -> Tensor:
+        output = pipe(rows()[0]["x"])
+        pipe.backward(output.square().mean())
+        return output.detach().sum(-1, keepdim=True) * torch.full((COLUMNS,), factor)
+
+    kept = []
+    for factors in ([1.0, 2.0], [3.0], [4.0, 5.0, 6.0]):
+        kept += pipe.run_step(
+            lambda factor: program(factor.item()), [torch.tensor(f) for f in factors], is_training=True
+        )
+        pipe.steps = 0  # as a checkpoint sets it
+    if pipe.layout.stage_rank == 0:
+        first = made(Chain)(rows()[0]["x"]).detach().sum(-1, keepdim=True)
+        for number, result in reversed(list(enumerate(kept, 1))):
+            close(result, (first * number).expand(-1, COLUMNS))
+    dist.barrier()
+
+
+def test_results_of_steps_of_any_size_are_told_apart() -> None:
+    run(other_numbers_of_microbatches, 2)
+
+
+def in_a_later_step() -> None:
+    pipe = pipelined()
+    batch = rows()[0]
+    _, given = pipe.eval_step(batch, wide)
+    earlier = given_tensors(given)[0]
+
+    def distance(output: Tensor, part: dict[str, Tensor]) -> Tensor:
+        return (output.sum(-1, keepdim=True) - earlier).square().mean()
+
+    found = pipe.eval_step(batch, distance)
+    output = made(Chain)(batch["x"]).detach()
+    losses = [(part.sum(-1, keepdim=True) - expected(batch)[:2]).square().mean() for part in output.chunk(4)]
+    torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=1e-4, atol=0)
+    _, given = pipe.eval_step(batch, wide)
+    detached = given[1]["large"].detach()
+    with torch.inference_mode():
+        assert given[2]["large"].isfinite().all()
+    weight = torch.ones(1, requires_grad=True)
+    (given[2]["large"] * weight).sum().backward()
+    cycle: list[Any] = [given[3]["large"]]
+    cycle.append(cycle)
+    close(copy.deepcopy(cycle)[0], expected(batch)[6:])
+    if pipe.layout.stage_rank == 0:
+        assert detached is given[1]["large"]  # and has not been read for that
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # of a copy of this process, which has nothing to hand over
+    begin = time.monotonic()
+    assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - begin < 10
+    dist.barrier()
+
+
+def test_results_in_later_steps_and_where_tensors_go() -> None:
+    run(in_a_later_step, 2)
+
+
+def returned_on_one_rank() -> None:
+    def loss_fn(output: Tensor, part: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        loss, found = wide(output, part)
+        return loss, found["large"] if dist.get_rank() == 0 else None
+
+    what = r"different programs.* a result, float32\[2, 200000\] of stage 1"
+    with pytest.raises(RuntimeError, match=what):
+        pipelined().eval_step(rows()[0], loss_fn)
+
+
+def test_a_result_that_only_one_rank_returns_is_refused() -> None:
+    run(returned_on_one_rank, 2)

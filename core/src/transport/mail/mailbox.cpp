@@ -33,47 +33,69 @@ bool Mailbox::is_sound(const Header& header) {
     case Kind::kAnnounce:
     case Kind::kReady:
     case Kind::kRefuse:
+    case Kind::kKept:
       return header.payload == 0;
+    case Kind::kOffer:
+      return header.payload == 0 && header.size != 0;
     case Kind::kData:
+    case Kind::kPush:
       return header.payload != 0 && header.payload <= kFramePayload && header.offset <= header.size &&
              header.payload <= header.size - header.offset;
   }
   return false;
 }
 
-void Mailbox::push(int rank, const Header& header, const std::byte* data, std::shared_ptr<Operation> operation) {
-  peers_[static_cast<std::size_t>(rank)].outgoing.push_back({header, data, 0, std::move(operation)});
+void Mailbox::push(int rank, const Header& header, const std::byte* data, bool is_last) {
+  peers_[static_cast<std::size_t>(rank)].outgoing.push_back({header, data, 0, is_last});
+}
+
+void Mailbox::push_data(int rank, Kind kind, std::uint64_t id, Request request) {
+  for (std::size_t offset = 0; offset < request.size; offset += kFramePayload) {
+    const std::size_t payload = std::min(kFramePayload, request.size - offset);
+    const Header data{kMagic, kind, request.dtype, 0, request.tag, id, request.size, payload, offset};
+    push(rank, data, request.data + offset, kind == Kind::kData && offset + payload == request.size);
+  }
+  peers_[static_cast<std::size_t>(rank)].sending.emplace_back(id, std::move(request));
 }
 
 void Mailbox::send(Request request) {
-  Header header{kMagic, Kind::kEager, request.dtype, 0, request.tag, 0, request.size, request.size, 0};
+  Header header{kMagic, Kind::kEager, request.dtype, 0, request.tag, next_id_++, request.size, request.size, 0};
+  Peer& peer = peers_[static_cast<std::size_t>(request.peer)];
   if (request.size <= kEager && !request.is_offer) {
-    push(request.peer, header, request.data, request.operation);
+    push(request.peer, header, request.data, true);
+    peer.sending.emplace_back(header.id, std::move(request));
     return;
   }
-  header.kind = Kind::kAnnounce;
-  header.id = next_id_++;
+  header.kind = request.is_offer ? Kind::kOffer : Kind::kAnnounce;
   header.payload = 0;
-  push(request.peer, header, nullptr, nullptr);
-  peers_[static_cast<std::size_t>(request.peer)].announced.emplace_back(header.id, std::move(request));
+  push(request.peer, header);
+  peer.announced.emplace_back(header.id, std::move(request));
 }
 
 void Mailbox::receive(Request request) {
   for (int rank = 0; rank < members_.size; ++rank) {
     if (request.peer != kAnySource && request.peer != rank) continue;
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    const auto found = std::find_if(peer.arrived.begin(), peer.arrived.end(),
-                                    [&](const Arrived& arrived) { return arrived.header.tag == request.tag; });
+    const auto found = find_arrived(rank, request.tag, false);
     if (found == peer.arrived.end()) continue;
     const Arrived arrived = std::move(*found);
     peer.arrived.erase(found);
-    if (!fits(arrived.header, rank, request)) return;
-    if (arrived.header.kind == Kind::kAnnounce) {
-      accept(rank, arrived.header, std::move(request));
-    } else {
-      if (!arrived.payload.empty()) std::memcpy(request.data, arrived.payload.data(), arrived.payload.size());
-      request.operation->complete(nullptr, rank);
+    const Header& header = arrived.header;
+    if (!fits(header, rank, request)) return;
+    if (header.kind != Kind::kEager && arrived.payload.empty()) {
+      accept(rank, header, std::move(request));
+      return;
     }
+    if (!arrived.payload.empty()) std::memcpy(request.data, arrived.payload.data(), arrived.payload.size());
+    if (header.kind == Kind::kEager || arrived.received == header.size) {
+      request.operation->complete(nullptr, rank);
+      return;
+    }
+    // The rest is on its way, maybe in the middle of a frame.
+    if (peer.header_done == sizeof(Header) && peer.header.kind == Kind::kPush && peer.header.id == header.id) {
+      peer.target = request.data + peer.header.offset;
+    }
+    peer.incoming.push_back({header.id, std::move(request), arrived.received});
     return;
   }
   receives_.push_back(std::move(request));
@@ -81,29 +103,56 @@ void Mailbox::receive(Request request) {
 
 void Mailbox::refuse(int source, std::int64_t tag) {
   Peer& peer = peers_[static_cast<std::size_t>(source)];
-  const auto found = std::find_if(peer.arrived.begin(), peer.arrived.end(),
-                                  [&](const Arrived& arrived) { return arrived.header.tag == tag; });
+  const auto found = find_arrived(source, tag, true);
   if (found == peer.arrived.end()) {
-    peer.refused.push_back(tag);
-    return;
+    Request refusal{};
+    refusal.peer = source;
+    refusal.tag = tag;
+    refusal.deadline = Clock::time_point::max();
+    refusal.is_refusal = true;
+    receives_.push_back(std::move(refusal));
+  } else if (found->payload.empty()) {
+    const Header& header = found->header;
+    push(source, {kMagic, Kind::kRefuse, header.dtype, 0, tag, header.id, header.size, 0, 0});
+    peer.arrived.erase(found);
+  } else if (found->received == found->header.size) {
+    peer.arrived.erase(found);
+  } else {
+    found->is_refused = true;
   }
-  Header refusal = found->header;
-  refusal.kind = Kind::kRefuse;
-  peer.arrived.erase(found);
-  push(source, refusal, nullptr, nullptr);
+}
+
+void Mailbox::push_offers() {
+  has_pushed_ = true;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    auto& announced = peers_[rank].announced;
+    for (auto item = announced.begin(); item != announced.end();) {
+      const auto next = std::next(item);
+      if (item->second.is_offer) {
+        push_data(static_cast<int>(rank), Kind::kPush, item->first, std::move(item->second));
+        announced.erase(item);
+      }
+      item = next;
+    }
+  }
 }
 
 void Mailbox::withdraw(int rank) {
-  peers_[static_cast<std::size_t>(rank)].announced.remove_if([](const auto& item) {
-    if (item.second.is_offer) item.second.operation->complete(nullptr);
-    return item.second.is_offer;
-  });
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const auto end = [&peer](const auto& item) {
+    if (!item.second.is_offer) return false;
+    std::erase_if(peer.outgoing, [&](const Outgoing& out) { return out.header.id == item.first; });
+    item.second.operation->complete(nullptr);
+    return true;
+  };
+  peer.announced.remove_if(end);
+  peer.sending.remove_if(end);
 }
 
 // The receiver has a buffer: tell the sender, and remember where its data goes.
 void Mailbox::accept(int rank, const Header& header, Request request) {
   Header ready{kMagic, Kind::kReady, header.dtype, 0, header.tag, header.id, header.size, 0, 0};
-  push(rank, ready, nullptr, nullptr);
+  push(rank, ready);
   peers_[static_cast<std::size_t>(rank)].incoming.push_back({header.id, std::move(request), 0});
 }
 
@@ -121,10 +170,26 @@ bool Mailbox::fits(const Header& header, int rank, const Request& request) {
   return false;
 }
 
-std::list<Mailbox::Request>::iterator Mailbox::find_receive(int rank, std::int64_t tag) {
+std::list<Mailbox::Request>::iterator Mailbox::find_receive(int rank, const Header& header) {
   return std::find_if(receives_.begin(), receives_.end(), [&](const Request& request) {
-    return request.tag == tag && (request.peer == kAnySource || request.peer == rank);
+    if (request.is_refusal && header.kind != Kind::kOffer) return false;
+    return request.tag == header.tag && (request.peer == kAnySource || request.peer == rank);
   });
+}
+
+std::list<Mailbox::Arrived>::iterator Mailbox::find_arrived(int rank, std::int64_t tag, bool is_offer) {
+  auto& arrived = peers_[static_cast<std::size_t>(rank)].arrived;
+  return std::find_if(arrived.begin(), arrived.end(), [&](const Arrived& item) {
+    return item.header.tag == tag && !item.is_refused && (!is_offer || item.header.kind == Kind::kOffer);
+  });
+}
+
+// The offer that a frame of data belongs to, which nobody has asked for.
+Mailbox::Arrived* Mailbox::find_pushed(Peer& peer, const Header& header) {
+  for (Arrived& arrived : peer.arrived) {
+    if (arrived.header.kind == Kind::kOffer && arrived.header.id == header.id) return &arrived;
+  }
+  return nullptr;
 }
 
 void Mailbox::begin_payload(int rank) {
@@ -133,7 +198,7 @@ void Mailbox::begin_payload(int rank) {
   peer.is_matched = false;
   peer.target = nullptr;
   if (header.kind == Kind::kEager) {
-    peer.matched = find_receive(rank, header.tag);
+    peer.matched = find_receive(rank, header);
     if (peer.matched != receives_.end() && fits(header, rank, *peer.matched)) {
       // Taken out of the list of posted receives now, or a second message could match it, too.
       peer.incoming.push_front({0, std::move(*peer.matched), 0});
@@ -144,13 +209,34 @@ void Mailbox::begin_payload(int rank) {
       peer.eager.resize(header.payload);
       peer.target = peer.eager.data();
     }
-  } else if (header.kind == Kind::kData) {
-    for (Incoming& incoming : peer.incoming) {
-      if (incoming.id != header.id || header.size != incoming.request.size) continue;
-      if (incoming.received + header.payload <= header.size) peer.target = incoming.request.data + header.offset;
-    }
-    if (peer.target == nullptr) throw Error("a message is damaged");
+  } else if (header.kind == Kind::kData || header.kind == Kind::kPush) {
+    peer.target = place_of(peer, header);
   }
+}
+
+// Where a frame of data goes.
+std::byte* Mailbox::place_of(Peer& peer, const Header& header) {
+  const auto goes_on = [&header](std::uint64_t size, std::size_t received) {
+    if (header.size != size || received + header.payload > size) throw Error("a message is damaged");
+  };
+  for (Incoming& incoming : peer.incoming) {
+    if (incoming.id != header.id) continue;
+    goes_on(incoming.request.size, incoming.received);
+    return incoming.request.data + header.offset;
+  }
+  if (header.kind != Kind::kPush) throw Error("a message is damaged");
+  Arrived* kept = find_pushed(peer, header);
+  if (kept == nullptr) {  // refused before the sender knew
+    peer.eager.resize(header.payload);
+    return peer.eager.data();
+  }
+  goes_on(kept->header.size, kept->received);
+  try {
+    kept->payload.resize(header.size);
+  } catch (const std::exception&) {
+    throw Error("there is no memory for a message of " + std::to_string(header.size) + " bytes");
+  }
+  return kept->payload.data() + header.offset;
 }
 
 void Mailbox::end_payload(int rank) {
@@ -167,7 +253,7 @@ void Mailbox::end_payload(int rank) {
       } else {
         // A receive may have been posted while the payload was on its way.
         const std::vector<std::byte> payload = std::exchange(peer.eager, {});
-        const auto found = find_receive(rank, header.tag);
+        const auto found = find_receive(rank, header);
         if (found == receives_.end()) {
           peer.arrived.push_back({header, payload});
         } else {
@@ -180,57 +266,81 @@ void Mailbox::end_payload(int rank) {
         }
       }
       break;
-    case Kind::kAnnounce: {
-      const auto refused = std::find(peer.refused.begin(), peer.refused.end(), header.tag);
-      if (refused != peer.refused.end()) {
-        peer.arrived.push_back({header, {}});
-        peer.refused.erase(refused);
-        refuse(rank, header.tag);
-        break;
-      }
-      const auto found = find_receive(rank, header.tag);
+    case Kind::kAnnounce:
+    case Kind::kOffer: {
+      const auto found = find_receive(rank, header);
       if (found == receives_.end()) {
         peer.arrived.push_back({header, {}});
         break;
       }
       Request request = std::move(*found);
       receives_.erase(found);
-      if (fits(header, rank, request)) accept(rank, header, std::move(request));
+      if (request.is_refusal) {
+        peer.arrived.push_back({header, {}});
+        refuse(rank, header.tag);
+      } else if (fits(header, rank, request)) {
+        accept(rank, header, std::move(request));
+      }
       break;
     }
     case Kind::kReady: {
       const auto found = std::find_if(peer.announced.begin(), peer.announced.end(),
                                       [&](const auto& item) { return item.first == header.id; });
-      if (found == peer.announced.end()) throw Error("a message is damaged");
-      const Request request = std::move(found->second);
-      peer.announced.erase(found);
-      for (std::size_t offset = 0; offset < request.size; offset += kFramePayload) {
-        const std::size_t payload = std::min(kFramePayload, request.size - offset);
-        const Header data{kMagic, Kind::kData, request.dtype, 0, request.tag, header.id, request.size, payload, offset};
-        push(rank, data, request.data + offset, offset + payload == request.size ? request.operation : nullptr);
+      if (found == peer.announced.end()) {
+        if (has_pushed_) break;
+        throw Error("a message is damaged");
       }
+      Request request = std::move(found->second);
+      peer.announced.erase(found);
+      push_data(rank, Kind::kData, header.id, std::move(request));
       break;
     }
     case Kind::kRefuse: {
       const auto found = std::find_if(peer.announced.begin(), peer.announced.end(), [&](const auto& item) {
         return item.first == header.id && item.second.is_offer;
       });
-      if (found == peer.announced.end()) throw Error("a message is damaged");
+      if (found == peer.announced.end()) {
+        if (has_pushed_) break;
+        throw Error("a message is damaged");
+      }
       found->second.operation->complete(nullptr);
       peer.announced.erase(found);
       break;
     }
-    case Kind::kData: {
-      const auto found = std::find_if(peer.incoming.begin(), peer.incoming.end(),
-                                      [&](const Incoming& incoming) { return incoming.id == header.id; });
-      found->received += header.payload;
-      if (found->received == found->request.size) {
-        const auto operation = found->request.operation;
-        peer.incoming.erase(found);
-        operation->complete(nullptr, rank);
-      }
+    case Kind::kKept: {
+      const auto found = std::find_if(peer.sending.begin(), peer.sending.end(), [&](const auto& item) {
+        return item.first == header.id && item.second.is_offer && has_pushed_;
+      });
+      if (found == peer.sending.end()) throw Error("a message is damaged");
+      found->second.operation->complete(nullptr);
+      peer.sending.erase(found);
       break;
     }
+    case Kind::kData:
+    case Kind::kPush:
+      end_data(rank, header);
+      break;
+  }
+}
+
+void Mailbox::end_data(int rank, const Header& header) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const auto found = std::find_if(peer.incoming.begin(), peer.incoming.end(),
+                                  [&](const Incoming& incoming) { return incoming.id == header.id; });
+  Arrived* kept = found == peer.incoming.end() ? find_pushed(peer, header) : nullptr;
+  const bool is_known = found != peer.incoming.end() || kept != nullptr;
+  std::size_t received = header.offset + header.payload;  // frames come in order
+  if (is_known) received = (kept == nullptr ? found->received : kept->received) += header.payload;
+  if (received < header.size) return;
+  // Only now may the sender close the stream: what it had not read would take along what is on its way.
+  if (header.kind == Kind::kPush) push(rank, {kMagic, Kind::kKept, header.dtype, 0, header.tag, header.id, 0, 0, 0});
+  if (!is_known) return;
+  if (kept == nullptr) {
+    const auto operation = found->request.operation;
+    peer.incoming.erase(found);
+    operation->complete(nullptr, rank);
+  } else if (kept->is_refused) {
+    peer.arrived.remove_if([kept](const Arrived& arrived) { return &arrived == kept; });
   }
 }
 
@@ -248,9 +358,15 @@ bool Mailbox::write(int rank) {
     moved = true;
     out.done += written;
     if (out.done == total) {
-      const auto operation = std::move(out.operation);
+      const bool is_last = out.is_last;
+      const std::uint64_t id = out.header.id;
       peer.outgoing.pop_front();
-      if (operation) operation->complete(nullptr);
+      if (!is_last) continue;
+      const auto sent =
+          std::find_if(peer.sending.begin(), peer.sending.end(), [id](const auto& item) { return item.first == id; });
+      const auto operation = sent->second.operation;
+      peer.sending.erase(sent);
+      operation->complete(nullptr);
     }
   }
   peer.stream->want_room(!peer.outgoing.empty());
@@ -307,6 +423,7 @@ Clock::time_point Mailbox::deadline() const {
   for (const Request& request : receives_) first = std::min(first, request.deadline);
   for (const Peer& peer : peers_) {
     for (const auto& [id, request] : peer.announced) first = std::min(first, request.deadline);
+    for (const auto& [id, request] : peer.sending) first = std::min(first, request.deadline);
     for (const Incoming& incoming : peer.incoming) first = std::min(first, incoming.request.deadline);
   }
   return first;
@@ -317,8 +434,10 @@ const Mailbox::Request* Mailbox::overdue(Clock::time_point now) const {
     if (request.deadline <= now) return &request;
   }
   for (const Peer& peer : peers_) {
-    for (const auto& [id, request] : peer.announced) {
-      if (request.deadline <= now) return &request;
+    for (const auto* sends : {&peer.announced, &peer.sending}) {
+      for (const auto& [id, request] : *sends) {
+        if (request.deadline <= now) return &request;
+      }
     }
     for (const Incoming& incoming : peer.incoming) {
       if (incoming.request.deadline <= now) return &incoming.request;
@@ -329,27 +448,30 @@ const Mailbox::Request* Mailbox::overdue(Clock::time_point now) const {
 
 const Mailbox::Request* Mailbox::waiting_for(int rank) const {
   for (const Request& request : receives_) {
-    if (request.peer == rank) return &request;
+    if (request.peer == rank && !request.is_refusal) return &request;
   }
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  for (const auto& [id, request] : peer.announced) {
-    if (!request.is_offer) return &request;
+  for (const auto* sends : {&peer.announced, &peer.sending}) {
+    for (const auto& [id, request] : *sends) {
+      if (!request.is_offer) return &request;
+    }
   }
   if (!peer.incoming.empty()) return &peer.incoming.front().request;
   return nullptr;
 }
 
 void Mailbox::fail(const std::exception_ptr& error) {
-  for (Request& request : receives_) request.operation->complete(error);
+  for (Request& request : receives_) {
+    if (!request.is_refusal) request.operation->complete(error);
+  }
   receives_.clear();
   for (Peer& peer : peers_) {
-    for (Outgoing& out : peer.outgoing) {
-      if (out.operation) out.operation->complete(error);
-    }
     for (auto& [id, request] : peer.announced) request.operation->complete(error);
+    for (auto& [id, request] : peer.sending) request.operation->complete(error);
     for (Incoming& incoming : peer.incoming) incoming.request.operation->complete(error);
     peer.outgoing.clear();
     peer.announced.clear();
+    peer.sending.clear();
     peer.incoming.clear();
     peer.arrived.clear();
     peer.stream.reset();

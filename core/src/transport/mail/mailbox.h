@@ -5,7 +5,7 @@
 // Data is cut into frames, so that a long message does not hold up a short one.
 //
 // An offer announces itself whatever its size, and waits without a deadline until it is asked for or refused, or the
-// receiver has left.
+// receiver has left. A sender that leaves pushes it, and the receiver keeps it: offer -> push -> kept.
 //
 // Thread safety: progress thread only.
 #pragma once
@@ -39,9 +39,10 @@ class Mailbox {
     DType dtype;
     int peer;  // destination, or source, or kAnySource
     std::int64_t tag;
-    Clock::time_point deadline;  // max() for an offer
+    Clock::time_point deadline;  // max() for offers and refusals
     std::chrono::milliseconds timeout;
-    bool is_offer = false;
+    bool is_offer = false;    // of what is sent
+    bool is_refusal = false;  // of what is received: it takes the place of a receive, and has no operation
   };
 
   // on_broken: a stream ended. on_error: a message does not fit what the receiver expects.
@@ -53,8 +54,10 @@ class Mailbox {
 
   void send(Request request);
   void receive(Request request);
-  // Ends the next offer of `source` with this tag, now or when it comes.
+  // Ends the next offer of `source` with this tag, now or when it comes; other messages pass.
   void refuse(int source, std::int64_t tag);
+  // Sends all that is offered, as this rank leaves.
+  void push_offers();
   // Ends all offers to a rank that has left.
   void withdraw(int rank);
 
@@ -74,7 +77,7 @@ class Mailbox {
   void fail(const std::exception_ptr& error);
 
  private:
-  enum class Kind : std::uint8_t { kEager, kAnnounce, kReady, kData, kRefuse };
+  enum class Kind : std::uint8_t { kEager, kAnnounce, kReady, kData, kOffer, kRefuse, kPush, kKept };
   struct Header {
     std::uint32_t magic;
     Kind kind;
@@ -90,11 +93,13 @@ class Mailbox {
     Header header;
     const std::byte* data;
     std::size_t done;
-    std::shared_ptr<Operation> operation;  // completed when written; null if more is to come
+    bool is_last;  // of its message
   };
   struct Arrived {  // nobody asked for it yet
     Header header;
-    std::vector<std::byte> payload;  // eager only
+    std::vector<std::byte> payload;  // eager, or an offer that is pushed
+    std::size_t received = 0;        // of the latter
+    bool is_refused = false;         // while it is pushed
   };
   struct Incoming {  // a long message on its way
     std::uint64_t id;
@@ -107,7 +112,7 @@ class Mailbox {
     std::list<Arrived> arrived;
     std::list<Incoming> incoming;
     std::list<std::pair<std::uint64_t, Request>> announced;  // sends that wait for kReady
-    std::list<std::int64_t> refused;                         // tags of offers to come
+    std::list<std::pair<std::uint64_t, Request>> sending;    // of which data is on its way
     Header header{};
     std::size_t header_done = 0;
     std::size_t payload_done = 0;
@@ -121,11 +126,16 @@ class Mailbox {
   bool write(int rank);
   bool read(int rank);
   void begin_payload(int rank);
+  static std::byte* place_of(Peer& peer, const Header& header);
   void end_payload(int rank);
-  std::list<Request>::iterator find_receive(int rank, std::int64_t tag);
+  std::list<Request>::iterator find_receive(int rank, const Header& header);
+  std::list<Arrived>::iterator find_arrived(int rank, std::int64_t tag, bool is_offer);
+  static Arrived* find_pushed(Peer& peer, const Header& header);
   bool fits(const Header& header, int rank, const Request& request);
   void accept(int rank, const Header& header, Request request);
-  void push(int rank, const Header& header, const std::byte* data, std::shared_ptr<Operation> operation);
+  void push(int rank, const Header& header, const std::byte* data = nullptr, bool is_last = false);
+  void push_data(int rank, Kind kind, std::uint64_t id, Request request);
+  void end_data(int rank, const Header& header);
   void broken(int rank, const std::string& reason);
 
   const Members& members_;
@@ -134,6 +144,7 @@ class Mailbox {
   std::vector<Peer> peers_;
   std::list<Request> receives_;  // posted, not matched
   std::uint64_t next_id_ = 1;
+  bool has_pushed_ = false;  // hence answers may come to what is no longer offered
 };
 
 }  // namespace smdp

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -17,19 +15,19 @@ from torch import Tensor
 
 from smdp.torch import completion
 from smdp.torch.tensors import dtype_code
+from smdp.torch.work import HandleWork
 
 if TYPE_CHECKING:
     from smdp._core import Group, Handle
 
-# Seconds that a rank which leaves waits for those that may still read, and after which it says so.
-_LONGEST_WAIT = 300.0
-_LONG_WAIT = 5.0
+# Seconds in which a rank that leaves hands over what it offers. Nobody's program has to do anything for that.
+_LONGEST_HAND_OVER = 60.0
 
 _log = logging.getLogger("smdp.torch")
 
 
 class Offers:
-    """What this rank offers to others of a group, and what it is offered.
+    """What this rank offers to others of a group.
 
     Args:
         group: The core's group.
@@ -39,49 +37,42 @@ class Offers:
         self._group = group
         self._numbers = itertools.count()
         self._given: dict[int, tuple[Handle, Tensor]] = {}
-        self._expected: weakref.WeakSet[Offered] = weakref.WeakSet()
 
     def give(self, tensor: Tensor, rank: int, tag: int) -> None:
         """Offer a tensor: contiguous, on the CPU, not empty. It must not change; it is let go when read."""
         handle = self._group.offer(tensor.data_ptr(), tensor.numel(), dtype_code(tensor.dtype), rank, tag)
         number = next(self._numbers)
         self._given[number] = handle, tensor
-        completion.watch([handle], functools.partial(self._let_go, number))
+        completion.watch([handle], lambda: self._let_go(number))
 
     def expect(self, make_room: Callable[[], Tensor], rank: int, tag: int) -> Offered:
         """Give what reads another rank's offer into what `make_room` makes: contiguous, on the CPU."""
-        offered = Offered(self._group, make_room, rank, tag)
-        self._expected.add(offered)
-        return offered
+        return Offered(self._group, make_room, rank, tag)
+
+    def hand_over(self) -> None:
+        """Send what is still offered to those who may read it, so that this rank can leave."""
+        given = [handle for handle, _ in list(self._given.values())]
+        end = time.monotonic() + _LONGEST_HAND_OVER
+        # A group that has failed, or a forked child's, has nothing to hand over.
+        with contextlib.suppress(Exception):
+            if given:
+                self._group.push_offers()
+                for handle in given:
+                    handle.wait(max(0.0, end - time.monotonic()))
+        late = sum(not handle.done() for handle in given)
+        if late and time.monotonic() >= end:
+            _log.warning(
+                "[smdp] rank %d of %d leaves after %.0f s of trying to hand over %d results of %d; who reads"
+                " one of those gets an error",
+                self._group.rank,
+                self._group.size,
+                _LONGEST_HAND_OVER,
+                late,
+                len(given),
+            )
 
     def _let_go(self, number: int) -> None:
         self._given.pop(number, None)
-
-    def refuse_all(self) -> None:
-        """Give up what has not been read."""
-        for offered in list(self._expected):
-            offered.refuse()
-
-    def settle(self) -> None:
-        """Wait until all has been read or refused, or its reader has left; five minutes at most.
-
-        refuse_all() comes first, or two ranks could wait for each other.
-        """
-        end = time.monotonic() + _LONGEST_WAIT
-        for handle, tensor in list(self._given.values()):
-            with contextlib.suppress(Exception):
-                try:
-                    handle.wait(_LONG_WAIT)
-                except TimeoutError:
-                    _log.warning(
-                        "[smdp] rank %d of %d waits, before it leaves, for ranks that may still read %s%s, a"
-                        " result of a step that lies here; read or drop it there",
-                        self._group.rank,
-                        self._group.size,
-                        str(tensor.dtype).removeprefix("torch."),
-                        list(tensor.shape),
-                    )
-                    handle.wait(max(0.001, end - time.monotonic()))
 
 
 class Offered:
@@ -92,37 +83,38 @@ class Offered:
         self._make_room = make_room
         self._rank = rank
         self._tag = tag
-        self._is_open = True
+        self._posted: tuple[HandleWork, Tensor] | None = None
         self._lock = threading.Lock()
 
+    def begin(self) -> None:
+        """Ask for it; read() waits for it."""
+        with self._lock:
+            self._begin()
+
     def read(self) -> Tensor:
-        """Receive it; to be called once.
+        """Give it, also where an earlier call was interrupted.
 
         Raises:
-            smdp.SmdpError: The rank that has it is gone, or this one has given it up at its end.
+            smdp.SmdpError: The rank that has it is gone, or this one has left the group.
         """
         with self._lock:
-            is_open, self._is_open = self._is_open, False
-        if not is_open:
-            raise RuntimeError(
-                f"[smdp] a result that lies on rank {self._rank} can no longer be read: this rank has left"
-                " the group, or an earlier read failed; read results before destroy_process_group()"
-            )
-        tensor = self._make_room()
-        code = dtype_code(tensor.dtype)
-        handle = self._group.recv(tensor.data_ptr(), tensor.numel(), code, self._rank, self._tag, -1.0, True)
-        cast("Handle", handle).wait()
+            work, tensor = self._begin()
+        work.wait()
         return tensor
 
-    def refuse(self) -> None:
-        """Give it up."""
-        with self._lock:
-            is_open, self._is_open = self._is_open, False
-        if is_open:
-            with contextlib.suppress(Exception):  # the group may be gone
-                self._group.refuse(self._rank, self._tag)
+    def _begin(self) -> tuple[HandleWork, Tensor]:
+        if self._posted is None:
+            tensor = self._make_room()
+            code = dtype_code(tensor.dtype)
+            handle = self._group.recv(
+                tensor.data_ptr(), tensor.numel(), code, self._rank, self._tag, -1.0, True
+            )
+            # Keeps the memory until it is filled, whatever becomes of this object.
+            self._posted = HandleWork([cast("Handle", handle)], [tensor], tensor), tensor
+        return self._posted
 
     def __del__(self) -> None:
         """Let the owner have its memory back."""
-        if not sys.is_finalizing():
-            self.refuse()
+        if self._posted is None and not sys.is_finalizing():
+            with contextlib.suppress(Exception):  # the group may be gone
+                self._group.refuse(self._rank, self._tag)

@@ -207,9 +207,10 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group. The others can go on without this rank only if they need it no more."""
         _live.discard(self)
-        self.offers.refuse_all()
-        self.offers.settle()
-        self._group.shutdown()
+        try:
+            self.offers.hand_over()
+        finally:
+            self._group.shutdown()
 
     def abort(self) -> None:
         """Fail everything in flight, on all ranks."""
@@ -255,15 +256,10 @@ def connect(
 def _shut_down_all() -> None:
     """Leave all groups before the interpreter dies; tell the others why, if it dies of an exception."""
     reason = _world.why_it_ends()
-    groups = list(_live)
-    if not reason:
-        # First of all groups, as other ranks may leave them in another order.
-        for process_group in groups:
-            process_group.offers.refuse_all()
-        for process_group in groups:
-            process_group.offers.settle()
-    for process_group in groups:
+    for process_group in list(_live):
         with contextlib.suppress(Exception):
+            if not reason:
+                process_group.offers.hand_over()
             process_group.core.shutdown(reason)
 
 

@@ -28,6 +28,7 @@ from smdp.torch.model_parallel.aliases import Aliases
 from smdp.torch.model_parallel.containers import leaves_in, map_leaves, map_tensors, tensors_in
 from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READS, is_in_place, name_of
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
+from smdp.torch.model_parallel.late_results import LateTensor, read
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
@@ -101,6 +102,8 @@ class Interpreter(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry out one function of torch, or one call of a unit."""
         kwargs = kwargs or {}
+        if LateTensor in types:
+            args, kwargs = read((args, kwargs))
         if self._renewed:
             args, kwargs = map_tensors(self.renewed, (args, kwargs))
         if isinstance(func, Unit):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from smdp.torch.model_parallel.containers import map_tensors
+from smdp.torch.model_parallel.containers import map_tensors, tensors_in
+from smdp.torch.model_parallel.functions import METADATA
 from smdp.torch.model_parallel.transfers import dense_strides, flat, telling
 from smdp.torch.model_parallel.values import Value
 from smdp.torch.offers import Offered, Offers
@@ -25,16 +30,29 @@ def is_large(value: Value) -> bool:
 
 def offer(offers: Offers, tensor: Tensor, value: Value, ranks: list[int], tag: int) -> None:
     """Let other ranks read a tensor as it is now: a copy, for the program may change its own."""
-    copy = torch.empty_strided(tensor.shape, dense_strides(value.ghost), dtype=tensor.dtype).copy_(tensor)
+    if not ranks:
+        return
+    strides = dense_strides(value.ghost)
+    copied = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
     for rank in ranks:
-        offers.give(flat(copy), rank, tag)
+        offers.give(flat(copied), rank, tag)
 
 
 def expect(offers: Offers, value: Value, rank: int, tag: int, what: str) -> LateTensor:
     """Give what reads a tensor that another rank offers; `what` is for errors."""
     ghost = value.ghost
-    make_room = functools.partial(torch.empty, ghost.numel(), dtype=ghost.dtype)
+    make_room = functools.partial(torch.empty, ghost.numel(), dtype=ghost.dtype, device="cpu")
     return LateTensor(value, offers.expect(make_room, rank, tag), what)
+
+
+def read(tree: Any) -> Any:
+    """Give a structure with contents in place of late tensors."""
+    late = [tensor for tensor in tensors_in(tree) if isinstance(tensor, LateTensor)]
+    if not late:
+        return tree
+    for tensor in late:  # all at once, and not one after the other
+        tensor.begin()
+    return map_tensors(lambda each: each.contents() if isinstance(each, LateTensor) else each, tree)
 
 
 class LateTensor(Tensor):
@@ -56,13 +74,20 @@ class LateTensor(Tensor):
         made._lock = threading.Lock()
         return cast("LateTensor", made)
 
+    def begin(self) -> None:
+        """Ask for the contents."""
+        offered = self._offered
+        if offered is not None:
+            with _as_outside(), telling(f"reading {self._what}"):
+                offered.begin()
+
     def contents(self) -> Tensor:
         """Give the tensor itself; fetched the first time.
 
         Raises:
-            smdp.SmdpError: The rank that has it is gone; the message names it.
+            smdp.SmdpError: The rank that has it is gone; the message names it. Or this one has left.
         """
-        with self._lock, torch._C.DisableTorchFunctionSubclass():
+        with self._lock, _as_outside():
             if self._offered is not None:
                 with telling(f"reading {self._what}"):
                     found = self._offered.read()
@@ -74,53 +99,27 @@ class LateTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer questions about shape and dtype; give all else the contents."""
-        if func is Tensor.__hash__ or (func in _KNOWN and args[0]._contents is None):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        return func(*_read(args), **_read(kwargs or {}))
+        if args and isinstance(args[0], LateTensor):
+            is_unread = args[0]._contents is None
+            if func is Tensor.__hash__ or (is_unread and (func in METADATA or func is Tensor.grad.__get__)):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **(kwargs or {}))
+            if is_unread and func is Tensor.detach:  # it has no graph
+                return args[0]
+        return func(*read(args), **read(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Give operations that C++ calls the contents."""
-        return func(*_read(args), **_read(kwargs or {}))
+        return func(*read(args), **read(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        """Copy the contents."""
+        return cast("Tensor", copy.deepcopy(self.contents(), memo))
 
 
-def _read(tree: Any) -> Any:
-    return map_tensors(lambda each: each.contents() if isinstance(each, LateTensor) else each, tree)
-
-
-_PROPERTIES = [
-    "shape",
-    "dtype",
-    "device",
-    "layout",
-    "ndim",
-    "requires_grad",
-    "is_leaf",
-    "grad",
-    "grad_fn",
-    "itemsize",
-    "nbytes",
-    "is_cuda",
-    "is_cpu",
-    "is_meta",
-    "is_sparse",
-    "is_quantized",
-]
-# What a placeholder answers by itself.
-_KNOWN = frozenset(
-    [
-        *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
-        Tensor.size,
-        Tensor.stride,
-        Tensor.dim,
-        Tensor.numel,
-        Tensor.nelement,
-        Tensor.element_size,
-        Tensor.is_contiguous,
-        Tensor.is_floating_point,
-        Tensor.is_complex,
-        Tensor.get_device,
-        Tensor.__len__,
-    ]
-)
+@contextlib.contextmanager
+def _as_outside() -> Iterator[None]:
+    """Leave the caller's modes: ghosts have no memory, and what inference mode makes cannot be trained on."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False):
+        yield

@@ -255,20 +255,29 @@ class Microbatch:
             self._leaves[key] = leaf, used
         return self._leaves[key][1]
 
-    def fetch(self, value: Value, tensor: Tensor) -> Tensor:
-        """Hand a value round, or suspend until it comes."""
+    def fetch(self, value: Value, tensor: Tensor, *, later: bool = False) -> Tensor:
+        """Hand a value round, or suspend until it comes; or let others fetch it `later`."""
         known = self._fetched.get(value.index)
         if known is not None:
             return known
         tag = self._next_read()
         value.is_handed_round = True
+        owner = self._step.rank_of[value.stage]
+        reads = self._step.reads
+        what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
+        if later and self._interpreter.is_recording:
+            self._step.plan.results.append(value)
         if self.is_mine(value.stage):
             found = self._own(value, tensor).detach()
-            for rank in self._others():
-                self._step.reads.send(laid_out(found, value), rank, tag, f"{value.text()} to the host")
+            if later:
+                offer(reads.offers, found, value, self._others(), tag)
+            else:
+                for rank in self._others():
+                    reads.send(laid_out(found, value), rank, tag, f"{value.text()} to the host")
+        elif later:
+            found = expect(reads.offers, value, owner, tag, f"{what}, a result of step {self._step.number}")
         else:
-            what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
-            found = self._await(room_for(value), self._step.rank_of[value.stage], tag, what)
+            found = self._await(room_for(value), owner, tag, what)
         self._fetched[value.index] = found
         return found
 
@@ -352,9 +361,8 @@ class Microbatch:
                 f"[smdp] the host reads more than {_MOST_READS} values of one microbatch; read a whole tensor"
                 " instead of its elements"
             )
-        # A value that a rank has sent in vain must not answer a read of a later step.
-        place = self._step.number * self._step.microbatches + self.index
-        return place * _MOST_READS + self._reads
+        # A value that a rank has sent in vain, or offers, must not answer a read of a later step.
+        return (self._step.first_place + self.index) * _MOST_READS + self._reads
 
     def _others(self) -> list[int]:
         return [rank for rank in sorted(set(self._step.rank_of)) if rank != self._step.rank]
@@ -413,21 +421,7 @@ class Microbatch:
 
     def _shared(self, tensor: Tensor) -> Tensor:
         value = value_of(tensor)
-        if value is None:
-            return tensor
-        if value.index in self._fetched or not is_large(value):
-            return self.fetch(value, tensor)
-        tag = self._next_read()
-        value.is_handed_round = True
-        if self.is_mine(value.stage):
-            found = self._own(value, tensor).detach()
-            offer(self._step.reads.offers, found, value, self._others(), tag)
-        else:
-            owner = self._step.rank_of[value.stage]
-            what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
-            found = expect(self._step.reads.offers, value, owner, tag, what)
-        self._fetched[value.index] = found
-        return found
+        return tensor if value is None else self.fetch(value, tensor, later=is_large(value))
 
 
 def _ghostly(output: Any) -> Any:

@@ -32,6 +32,7 @@ class Step:
         seed: Of random numbers.
         number: Counts steps.
         microbatches: How many the step has.
+        first_place: Of its first microbatch among all that have ever run.
         has_begun: A stage of this rank has begun, or the rank waits for another's.
         first: Number of the first microbatch among those of all data-parallel replicas.
     """
@@ -50,6 +51,7 @@ class Step:
     seed: int
     number: int
     microbatches: int
+    first_place: int
     first: int
     has_begun: bool = False
 

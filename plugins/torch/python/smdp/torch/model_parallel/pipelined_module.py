@@ -198,9 +198,8 @@ class PipelinedModule(nn.Module):
                 that `program` returns is one per microbatch.
 
         Returns:
-            A list of what `program` gave for each microbatch, with its tensors real on every rank, large ones
-            when they are read; with
-            `mean_loss` the mean, a scalar in fp32 or fp64, and that list.
+            A list of what `program` gave for each microbatch, its tensors real on every rank, large ones when
+            they are read; with `mean_loss` the mean, a scalar in fp32 or fp64, and that list.
 
         Raises:
             ValueError: Model or loss cannot be executed so; nothing hangs on other ranks. Or there is no loss

@@ -74,6 +74,7 @@ class Plan:
         values: All values of all stages.
         edges: Values per (source, target) stage, in the order in which the program meets them.
         calls: Of the model; what is outside them is the code around it.
+        results: Large values that the program returns, in their order.
         loss_stage: Who has the loss; -1 if there is none.
         is_complete: The program has been recorded to its end.
     """
@@ -82,6 +83,7 @@ class Plan:
     values: list[Value] = field(default_factory=list)
     edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)
     calls: list[ModelCall] = field(default_factory=list)
+    results: list[Value] = field(default_factory=list)
     loss_stage: int = -1
     is_complete: bool = False
     _gradient_edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)

@@ -112,6 +112,7 @@ def _text(plan: Plan) -> str:
         + (", ".join(map(_described, operation.values)) or "nothing")
         for operation in plan.operations
     ]
+    lines += [f"a result, {_described(value)} of stage {value.stage}" for value in plan.results]
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from smdp.torch.model_parallel.actions import Action, read_row
 from smdp.torch.model_parallel.containers import describe
 from smdp.torch.model_parallel.executor import Executor, Timed
 from smdp.torch.model_parallel.ghosts import Ghosts
+from smdp.torch.model_parallel.late_results import read
 from smdp.torch.model_parallel.layout import Layout
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.modes import Modes
@@ -100,6 +101,7 @@ class Steps:
         self._strands = Strands()
         self._plans: dict[Any, _Prepared] = {}
         self._recordings = 0
+        self._places = 0
         self._error: BaseException | None = None
 
     def run(
@@ -130,6 +132,7 @@ class Steps:
                 f"[smdp] an earlier step of this pipeline failed ({self._error}); start again from a"
                 " checkpoint"
             ) from self._error
+        parts = [read(part) for part in parts]
         modes = Modes()
         key = self._key(parts, identity, modes, is_training)
         prepared = self._plans.get(key) or _Prepared(Plan())
@@ -148,9 +151,11 @@ class Steps:
             seed=self._seed,
             number=self.number,
             microbatches=len(parts),
+            first_place=self._places,
             first=self._layout.replica * len(parts),
         )
         self.number += 1
+        self._places += len(parts)
         mean: Tensor | None = None
         microbatches: list[Microbatch] = []
         try:
