@@ -144,16 +144,16 @@ TEST(Fuzz, Messages) {
     std::vector<std::byte> large(100'000);
     std::vector<std::shared_ptr<Operation>> operations;
     std::unique_ptr<Mailbox> mailbox;
+    const auto request = [&](std::vector<std::byte>& buffer, std::int64_t tag) {
+      operations.push_back(std::make_shared<Operation>());
+      return Mailbox::Request{operations.back(), buffer.data(),         buffer.size(), DType::kUint8, 1, tag,
+                              Clock::now(),      std::chrono::hours(1), tag == 0};
+    };
     progress.run([&] {
       mailbox = std::make_unique<Mailbox>(members, [](int, const std::string&) {}, [](std::exception_ptr) {});
       std::vector<std::unique_ptr<ByteStream>> streams(2);
       streams[1] = std::make_unique<SocketStream>(progress, std::move(ours), [] {});
       mailbox->open(std::move(streams));
-      const auto request = [&](std::vector<std::byte>& buffer, std::int64_t tag) {
-        operations.push_back(std::make_shared<Operation>());
-        return Mailbox::Request{operations.back(), buffer.data(),         buffer.size(), DType::kUint8, 1, tag,
-                                Clock::now(),      std::chrono::hours(1), tag == 0};
-      };
       mailbox->receive(request(small, 1));
       mailbox->receive(request(large, 2));
       mailbox->send(request(large, 3));
@@ -174,7 +174,15 @@ TEST(Fuzz, Messages) {
       if (random() % 4 == 0) flip(random, bytes);
       bytes.resize(bytes.size() + std::min<std::size_t>(header.payload, 120'000));
       pour(theirs, bytes);
-      progress.run([&] { mailbox->poll(); });
+      progress.run([&] {
+        mailbox->poll();
+        // Also in the middle of a message, and with the wrong size.
+        const auto tag = static_cast<std::int64_t>(random() % 4);
+        if (random() % 4 == 0) mailbox->receive(request(random() % 2 == 0 ? small : large, tag));
+        if (random() % 4 == 0) mailbox->refuse(1, tag);
+        if (random() % 8 == 0) mailbox->push_offers();
+        mailbox->poll();
+      });
     }
     theirs.reset();
     progress.run([&] {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pipeline_models import Chain, made, rows
+from pipeline_models import WIDTH, Chain, made, rows
 from torch import Tensor
 from torch_spawn import run
 
@@ -259,15 +259,25 @@ def in_a_later_step() -> None:
     torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=1e-4, atol=0)
     _, given = pipe.eval_step(batch, wide)
     detached = given[1]["large"].detach()
+    assert given[1]["large"].detach().requires_grad_().requires_grad
     with torch.inference_mode():
         assert given[2]["large"].isfinite().all()
     weight = torch.ones(1, requires_grad=True)
     (given[2]["large"] * weight).sum().backward()
+    narrow = expected(batch)[6:, :WIDTH].contiguous()
+    _, given_narrow = pipe.eval_step(batch, wide)
+    late = given_narrow[3]["large"]
+    for function in (lambda _: pipe(late[:, :WIDTH]), lambda part: pipe(part[:, :WIDTH])):
+        (found,) = pipe.run_step(function, [late], is_training=False)
+        torch.testing.assert_close(found, made(Chain)(narrow), rtol=1e-3, atol=1e-3)
     cycle: list[Any] = [given[3]["large"]]
     cycle.append(cycle)
     close(copy.deepcopy(cycle)[0], expected(batch)[6:])
     if pipe.layout.stage_rank == 0:
-        assert detached is given[1]["large"]  # and has not been read for that
+        assert (
+            isinstance(detached, LateTensor) and detached._contents is None
+        )  # nothing has been read for that
+        assert not given[1]["large"].requires_grad
     child = os.fork()
     if child == 0:
         sys.exit(0)  # of a copy of this process, which has nothing to hand over

@@ -78,10 +78,10 @@ void Mailbox::receive(Request request) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
     const auto found = find_arrived(rank, request.tag, false);
     if (found == peer.arrived.end()) continue;
+    if (!fits(found->header, rank, request)) return;
     const Arrived arrived = std::move(*found);
     peer.arrived.erase(found);
     const Header& header = arrived.header;
-    if (!fits(header, rank, request)) return;
     if (header.kind != Kind::kEager && arrived.payload.empty()) {
       accept(rank, header, std::move(request));
       return;
@@ -231,8 +231,9 @@ std::byte* Mailbox::place_of(Peer& peer, const Header& header) {
     return peer.eager.data();
   }
   goes_on(kept->header.size, kept->received);
+  if (header.offset != kept->received) throw Error("a message is damaged");
   try {
-    kept->payload.resize(header.size);
+    kept->payload.resize(header.offset + header.payload);  // as it comes: the whole may be gigabytes
   } catch (const std::exception&) {
     throw Error("there is no memory for a message of " + std::to_string(header.size) + " bytes");
   }
@@ -311,7 +312,10 @@ void Mailbox::end_payload(int rank) {
       const auto found = std::find_if(peer.sending.begin(), peer.sending.end(), [&](const auto& item) {
         return item.first == header.id && item.second.is_offer && has_pushed_;
       });
-      if (found == peer.sending.end()) throw Error("a message is damaged");
+      const bool is_unsent = std::any_of(peer.outgoing.begin(), peer.outgoing.end(), [&](const Outgoing& out) {
+        return out.data != nullptr && out.header.id == header.id;
+      });
+      if (found == peer.sending.end() || is_unsent) throw Error("a message is damaged");
       found->second.operation->complete(nullptr);
       peer.sending.erase(found);
       break;
@@ -364,6 +368,7 @@ bool Mailbox::write(int rank) {
       if (!is_last) continue;
       const auto sent =
           std::find_if(peer.sending.begin(), peer.sending.end(), [id](const auto& item) { return item.first == id; });
+      if (sent == peer.sending.end()) throw Error("a message is damaged");
       const auto operation = sent->second.operation;
       peer.sending.erase(sent);
       operation->complete(nullptr);

@@ -31,9 +31,13 @@ class Offers:
 
     Args:
         group: The core's group.
+
+    Attributes:
+        timeout_s: Of reading; negative: the core's.
     """
 
     def __init__(self, group: Group) -> None:
+        self.timeout_s = -1.0
         self._group = group
         self._numbers = itertools.count()
         self._given: dict[int, tuple[Handle, Tensor]] = {}
@@ -47,7 +51,7 @@ class Offers:
 
     def expect(self, make_room: Callable[[], Tensor], rank: int, tag: int) -> Offered:
         """Give what reads another rank's offer into what `make_room` makes: contiguous, on the CPU."""
-        return Offered(self._group, make_room, rank, tag)
+        return Offered(self, self._group, make_room, rank, tag)
 
     def hand_over(self) -> None:
         """Send what is still offered to those who may read it, so that this rank can leave."""
@@ -78,7 +82,10 @@ class Offers:
 class Offered:
     """An offer of another rank, see Offers.expect(). Dropped before it is read, it is refused."""
 
-    def __init__(self, group: Group, make_room: Callable[[], Tensor], rank: int, tag: int) -> None:
+    def __init__(
+        self, offers: Offers, group: Group, make_room: Callable[[], Tensor], rank: int, tag: int
+    ) -> None:
+        self._offers = offers
         self._group = group
         self._make_room = make_room
         self._rank = rank
@@ -107,7 +114,7 @@ class Offered:
             tensor = self._make_room()
             code = dtype_code(tensor.dtype)
             handle = self._group.recv(
-                tensor.data_ptr(), tensor.numel(), code, self._rank, self._tag, -1.0, True
+                tensor.data_ptr(), tensor.numel(), code, self._rank, self._tag, self._offers.timeout_s, True
             )
             # Keeps the memory until it is filled, whatever becomes of this object.
             self._posted = HandleWork([cast("Handle", handle)], [tensor], tensor), tensor

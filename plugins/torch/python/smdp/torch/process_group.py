@@ -200,7 +200,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later calls that name none."""
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = self.offers.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 

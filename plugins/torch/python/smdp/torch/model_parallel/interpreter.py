@@ -102,7 +102,7 @@ class Interpreter(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry out one function of torch, or one call of a unit."""
         kwargs = kwargs or {}
-        if LateTensor in types:
+        if LateTensor in types or isinstance(func, Unit):
             args, kwargs = read((args, kwargs))
         if self._renewed:
             args, kwargs = map_tensors(self.renewed, (args, kwargs))

@@ -42,7 +42,8 @@ def expect(offers: Offers, value: Value, rank: int, tag: int, what: str) -> Late
     """Give what reads a tensor that another rank offers; `what` is for errors."""
     ghost = value.ghost
     make_room = functools.partial(torch.empty, ghost.numel(), dtype=ghost.dtype, device="cpu")
-    return LateTensor(value, offers.expect(make_room, rank, tag), what)
+    source = _Source(offers.expect(make_room, rank, tag), ghost.device, what)
+    return LateTensor(ghost, dense_strides(ghost), source)
 
 
 def read(tree: Any) -> Any:
@@ -55,31 +56,49 @@ def read(tree: Any) -> Any:
     return map_tensors(lambda each: each.contents() if isinstance(each, LateTensor) else each, tree)
 
 
+class _Source:
+    """What one or more late tensors read, once."""
+
+    def __init__(self, offered: Offered, device: torch.device, what: str) -> None:
+        self._offered = offered
+        self._device = device
+        self._what = what
+        self._found: Tensor | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Ask for it."""
+        with telling(f"reading {self._what}"):
+            self._offered.begin()
+
+    def read(self) -> Tensor:
+        """Give all elements in the order of memory."""
+        with self._lock, telling(f"reading {self._what}"):
+            if self._found is None:
+                self._found = self._offered.read().to(self._device)
+            return self._found
+
+
 class LateTensor(Tensor):
     """A result of another rank. Shape and dtype are here; contents come when anything reads them."""
 
-    _offered: Offered | None
+    _source: _Source
     _contents: Tensor | None
-    _what: str
-    _lock: Any
 
     @staticmethod
-    def __new__(cls, value: Value, offered: Offered, what: str) -> LateTensor:
+    def __new__(cls, like: Tensor, strides: tuple[int, ...], source: _Source) -> LateTensor:
         """Make a placeholder; see expect()."""
-        ghost = value.ghost
         made = Tensor._make_wrapper_subclass(
-            cls, ghost.shape, strides=dense_strides(ghost), dtype=ghost.dtype, device=ghost.device
+            cls, like.shape, strides=strides, dtype=like.dtype, device=like.device
         )
-        made._offered, made._contents, made._what = offered, None, what
-        made._lock = threading.Lock()
+        made._source, made._contents = source, None
         return cast("LateTensor", made)
 
     def begin(self) -> None:
         """Ask for the contents."""
-        offered = self._offered
-        if offered is not None:
-            with _as_outside(), telling(f"reading {self._what}"):
-                offered.begin()
+        if self._contents is None:
+            with _as_outside():
+                self._source.begin()
 
     def contents(self) -> Tensor:
         """Give the tensor itself; fetched the first time.
@@ -87,14 +106,14 @@ class LateTensor(Tensor):
         Raises:
             smdp.SmdpError: The rank that has it is gone; the message names it. Or this one has left.
         """
-        with self._lock, _as_outside():
-            if self._offered is not None:
-                with telling(f"reading {self._what}"):
-                    found = self._offered.read()
-                self._contents = found.to(self.device).as_strided(self.shape, self.stride())
-                self._offered = None
-            assert self._contents is not None
+        with _as_outside():
+            if self._contents is None:
+                self._contents = self._source.read().as_strided(self.shape, self.stride())
             return self._contents
+
+    def _detached(self) -> LateTensor:
+        with _as_outside():
+            return LateTensor(self, self.stride(), self._source)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,8 +123,8 @@ class LateTensor(Tensor):
             if func is Tensor.__hash__ or (is_unread and (func in METADATA or func is Tensor.grad.__get__)):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **(kwargs or {}))
-            if is_unread and func is Tensor.detach:  # it has no graph
-                return args[0]
+            if is_unread and func is Tensor.detach:
+                return args[0]._detached()
         return func(*read(args), **read(kwargs or {}))
 
     @classmethod

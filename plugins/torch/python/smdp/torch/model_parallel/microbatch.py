@@ -265,7 +265,7 @@ class Microbatch:
         owner = self._step.rank_of[value.stage]
         reads = self._step.reads
         what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
-        if later and self._interpreter.is_recording:
+        if later and self._same is not None:
             self._step.plan.results.append(value)
         if self.is_mine(value.stage):
             found = self._own(value, tensor).detach()
