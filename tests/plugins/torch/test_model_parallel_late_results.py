@@ -147,6 +147,7 @@ def owner_killed() -> None:
     dist.barrier()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)  # or it is quick enough to send it
     begin = time.monotonic()
     what = r"rank 1 .*While reading float32\[2, 200000\] of stage 1, microbatch 0, a result of step 0"
     for _ in range(2):
