@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,21 @@ def wait_until(is_so: Any) -> None:
         time.sleep(0.01)
 
 
+def process_ids() -> list[int]:
+    found = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    found[dist.get_rank()] = os.getpid()
+    dist.all_reduce(found)
+    return [int(each) for each in found]
+
+
+def state_of(process: int) -> str:
+    """Z: it has ended, X: it is gone, T: it has been stopped."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def test_one_rank_reads_and_the_owner_may_change_its_own() -> None:
     run(read_on_one_rank, 2)
 
@@ -118,8 +134,9 @@ def test_what_is_dropped_is_never_sent_and_what_is_kept_can_be_read_later() -> N
 
 def read_at_the_end() -> None:
     _, given = pipelined().eval_step(rows()[0], wide)
+    others = process_ids()
     if dist.get_rank() == 0:
-        time.sleep(1)  # the owner is at its end
+        wait_until(lambda: state_of(others[1]) in "ZX")  # the owner has ended
         close(torch.cat(given_tensors(given)[:2]), expected(rows()[0])[:4])
         print("read at the end")
 
@@ -144,10 +161,11 @@ def test_so_it_does_where_nobody_destroys_the_group() -> None:
 
 def owner_killed() -> None:
     _, given = pipelined().eval_step(rows()[0], wide)
+    others = process_ids()
     dist.barrier()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5)  # or it is quick enough to send it
+    wait_until(lambda: state_of(others[1]) in "ZX")
     begin = time.monotonic()
     what = r"rank 1 .*While reading float32\[2, 200000\] of stage 1, microbatch 0, a result of step 0"
     for _ in range(2):
@@ -197,22 +215,19 @@ def test_reading_after_the_end_is_an_error() -> None:
 
 def interrupted() -> None:
     _, given = pipelined().eval_step(rows()[0], wide)
-    others = torch.zeros(2, dtype=torch.int64)
-    others[dist.get_rank()] = os.getpid()
-    dist.all_reduce(others)
+    others = process_ids()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        time.sleep(0.5)  # until it has stopped
+        wait_until(lambda: state_of(others[1]) == "T")
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
             given[0]["large"].sum()
         mine = torch.zeros(8, 2, COLUMNS)
-        os.kill(int(others[1]), signal.SIGCONT)
-        time.sleep(0.5)
-        assert not mine.any()  # nothing is written to memory that was given up
+        os.kill(others[1], signal.SIGCONT)
         close(given[0]["large"], expected(rows()[0])[:2])
+        assert not mine.any()  # nothing has been written to memory that was given up
     dist.barrier()
 
 
