@@ -106,14 +106,14 @@ void bind_reductions(nb::class_<Group>& group) {
       .def(
           "reduce_scatter",
           [](Group& g, const Pointers& in, const Counts& counts, Pointer out, int dtype, int op, double factor,
-             double timeout, bool async) {
+             double timeout, bool async, const Shapes& shapes) {
             const std::size_t own =
                 counts.size() > static_cast<std::size_t>(g.rank()) ? counts[static_cast<std::size_t>(g.rank())] : 0;
             return g.reduce_scatter(buffers<ConstBuffer>(in, counts), {pointer(out), own}, dtype_of(dtype), op_of(op),
-                                    factor, call(timeout, async));
+                                    factor, call(timeout, async), shapes);
           },
           nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
-          nb::arg("timeout"), nb::arg("async_op"), Release());
+          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release());
 }
 
 void bind_movements(nb::class_<Group>& group) {
@@ -129,39 +129,39 @@ void bind_movements(nb::class_<Group>& group) {
       .def(
           "all_gather",
           [](Group& g, Pointer in, std::size_t count, const Pointers& out, const Counts& counts, int dtype,
-             double timeout, bool async) {
+             double timeout, bool async, const Shapes& shapes) {
             return g.all_gather({pointer(in), count}, buffers<Buffer>(out, counts), dtype_of(dtype),
-                                call(timeout, async));
+                                call(timeout, async), shapes);
           },
           nb::arg("in_ptr"), nb::arg("in_count"), nb::arg("out_ptrs"), nb::arg("counts"), nb::arg("dtype"),
-          nb::arg("timeout"), nb::arg("async_op"), Release())
+          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release())
       .def(
           "all_to_all",
           [](Group& g, const Pointers& in, const Counts& in_counts, const Pointers& out, const Counts& out_counts,
-             int dtype, double timeout, bool async) {
+             int dtype, double timeout, bool async, const Shapes& shapes) {
             return g.all_to_all(buffers<ConstBuffer>(in, in_counts), buffers<Buffer>(out, out_counts), dtype_of(dtype),
-                                call(timeout, async));
+                                call(timeout, async), shapes);
           },
           nb::arg("in_ptrs"), nb::arg("in_counts"), nb::arg("out_ptrs"), nb::arg("out_counts"), nb::arg("dtype"),
-          nb::arg("timeout"), nb::arg("async_op"), Release())
+          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release())
       .def(
           "gather",
           [](Group& g, Pointer in, std::size_t count, const Pointers& out, const Counts& counts, int dtype, int root,
-             double timeout, bool async) {
+             double timeout, bool async, const Shapes& shapes) {
             return g.gather({pointer(in), count}, buffers<Buffer>(out, counts), dtype_of(dtype), root,
-                            call(timeout, async));
+                            call(timeout, async), shapes);
           },
           nb::arg("in_ptr"), nb::arg("in_count"), nb::arg("out_ptrs"), nb::arg("counts"), nb::arg("dtype"),
-          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), Release())
+          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release())
       .def(
           "scatter",
           [](Group& g, const Pointers& in, const Counts& counts, Pointer out, std::size_t out_count, int dtype,
-             int root, double timeout, bool async) {
+             int root, double timeout, bool async, const Shapes& shapes) {
             return g.scatter(buffers<ConstBuffer>(in, counts), {pointer(out), out_count}, dtype_of(dtype), root,
-                             call(timeout, async));
+                             call(timeout, async), shapes);
           },
           nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("out_count"), nb::arg("dtype"),
-          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), Release())
+          nb::arg("root"), nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release())
       .def(
           "barrier", [](Group& g, double timeout, bool async) { return g.barrier(call(timeout, async)); },
           nb::arg("timeout"), nb::arg("async_op"), Release());
@@ -231,8 +231,10 @@ void bind_group(nb::module_& m) {
       .def_prop_ro("host_index", &Group::host_index)
       .def_prop_ro("hosts", &Group::hosts)
       .def_prop_ro("host_names", &Group::host_names)
-      .def("split", &Group::split, nb::arg("color"), nb::arg("key"), nb::arg("name"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "split",
+          [](Group& g, int color, int key, const std::string& group_name) { return g.split(color, key, group_name); },
+          nb::arg("color"), nb::arg("key"), nb::arg("name"), nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &Group::shutdown, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>())
       .def("explain", &Group::explain, nb::arg("bytes"))
       .def("abort", &Group::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())

@@ -68,6 +68,8 @@ void bind_partition(nb::module_& m) {
       .def_ro("step", &Partition::step, "Seconds, simulated; 0 by SMP's algorithm.")
       .def_ro("bubble", &Partition::bubble, "Idle part of all ranks' time, simulated.")
       .def_ro("peak_bytes", &Partition::peak_bytes, "Per rank.")
+      .def_ro("schedule", &Partition::schedule, "That was simulated; under a cap another may stand in for auto.")
+      .def_ro("activation_cap", &Partition::activation_cap, "Bytes per rank that auto was given; 0: none.")
       .def_ro("reason", &Partition::reason, "One sentence.");
   m.def("partition_units", &partition_units, nb::arg("units"), nb::arg("tied"), nb::kw_only(), nb::arg("ranks"),
         nb::arg("virtual_stages"), nb::arg("microbatches"), nb::arg("schedule"), nb::arg("active_microbatches"),

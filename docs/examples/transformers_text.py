@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
+from pathlib import Path
 
 from text_model import make_model, make_rows
-from transformers.trainer_utils import get_last_checkpoint
 
 from smdp.transformers import DataParallel, ModelParallel, Plugin, Trainer, TrainingArguments
 
@@ -27,16 +26,9 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1, help="ranks that hold one model together")
     options = parser.parse_args()
 
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    plugins: list[Plugin] = []
-    if options.stages > 1:
-        plugins = [ModelParallel(stages=options.stages, microbatches=8), DataParallel()]
-    elif size > 1:
-        plugins = [DataParallel(compression="bf16")]
     arguments = TrainingArguments(
         options.output,
         max_steps=options.steps,
-        per_device_train_batch_size=16 * options.stages // size,
         learning_rate=1e-3,
         warmup_steps=20,
         logging_steps=10,
@@ -44,6 +36,13 @@ def main() -> None:
         report_to=[],
         seed=1,
     )
+    size = arguments.world_size
+    arguments.per_device_train_batch_size = 16 * options.stages // size
+    plugins: list[Plugin] = []
+    if options.stages > 1:
+        plugins = [ModelParallel(stages=options.stages, microbatches=8), DataParallel()]
+    elif size > 1:
+        plugins = [DataParallel(compression="bf16")]
     train, held_out = make_rows()
     trainer = Trainer(
         make_model(),
@@ -52,8 +51,8 @@ def main() -> None:
         eval_dataset=held_out,
         plugins=plugins,
     )
-    newest = get_last_checkpoint(options.output) if os.path.isdir(options.output) else None
-    trainer.train(resume_from_checkpoint=newest)
+    has_begun = any(Path(options.output).glob("checkpoint-*/trainer_state.json"))
+    trainer.train(resume_from_checkpoint=has_begun)
     loss = trainer.evaluate()["eval_loss"]
     trainer.save_model()
     if trainer.is_world_process_zero():

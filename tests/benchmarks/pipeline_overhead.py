@@ -35,6 +35,7 @@ def least(run: Callable[[], object], repeats: int) -> tuple[float, float]:
 
 def measure(units: int, options: argparse.Namespace) -> None:
     rank, microbatches = dist.get_rank(), options.microbatches
+    torch.manual_seed(0)
     batch = torch.randn(microbatches, WIDTH)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2 * units)))
     parts = [nn.Linear(WIDTH, WIDTH) for _ in range(units)]

@@ -110,6 +110,7 @@ def with_reads(output: Tensor, microbatch: Tensor) -> Tensor:
 
 def measure(options: argparse.Namespace) -> None:
     rank = dist.get_rank()
+    torch.manual_seed(1)
     ids = torch.randint(0, options.words, (options.microbatches * options.size, options.length))
     torch.manual_seed(0)
     whole = Language(options)

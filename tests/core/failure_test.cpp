@@ -1,7 +1,13 @@
 // Ranks that disagree, on one host and on several: an error on every rank, soon, naming both sides.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "ranks.h"
 #include "smdp/error.h"
@@ -77,7 +83,277 @@ TEST_P(Mismatch, Operation) {
       {"broadcast", "all_reduce"});
 }
 
+// Each rank moves six elements per rank; those of rank 0 lie as [.., 2, 3], those of the others as [.., 3, 2].
+class Blocks {
+ public:
+  explicit Blocks(const Group& group)
+      : size(static_cast<std::size_t>(group.size())), in(6 * size, 1), out(6 * size, 0), rank0(group.rank() == 0) {}
+
+  std::vector<ConstBuffer> sources() const {
+    std::vector<ConstBuffer> all;
+    for (std::size_t i = 0; i < size; ++i) all.push_back({in.data() + 6 * i, 6});
+    return all;
+  }
+  std::vector<Buffer> targets() {
+    std::vector<Buffer> all;
+    for (std::size_t i = 0; i < size; ++i) all.push_back({out.data() + 6 * i, 6});
+    return all;
+  }
+  Shapes block() const { return {rank0 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{3, 2}}; }
+  // Of all blocks in one tensor.
+  Shapes whole() const {
+    const auto n = static_cast<std::int64_t>(size);
+    return {rank0 ? std::vector<std::int64_t>{2 * n, 3} : std::vector<std::int64_t>{3 * n, 2}};
+  }
+  Shapes list() const { return Shapes(size, block().front()); }
+  // A list of different shapes, of which the last has as many elements on all ranks.
+  Shapes uneven() const {
+    Shapes all(size, {6});
+    all.back() = rank0 ? std::vector<std::int64_t>{1, 6} : std::vector<std::int64_t>{6, 1};
+    return all;
+  }
+
+  const std::size_t size;
+  std::vector<float> in;
+  std::vector<float> out;
+  const bool rank0;
+};
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text = "float32[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+TEST_P(Mismatch, ShapeOfAllGather) {
+  for (const bool is_list : {false, true}) {
+    expect(
+        [is_list](Group& group) {
+          Blocks blocks(group);
+          group.all_gather({blocks.in.data(), 6}, blocks.targets(), DType::kFloat32, {},
+                           is_list ? blocks.list() : blocks.block());
+        },
+        {"float32[2, 3]", "float32[3, 2]"});
+  }
+}
+
+TEST_P(Mismatch, ShapesOfAnUnevenAllGather) {
+  expect(
+      [](Group& group) {
+        Blocks blocks(group);
+        group.all_gather({blocks.in.data(), 6}, blocks.targets(), DType::kFloat32, {}, blocks.uneven());
+      },
+      {"float32[6], ...", "shape #"});
+}
+
+TEST_P(Mismatch, ShapeOfReduceScatter) {
+  const auto n = static_cast<std::int64_t>(world_size(GetParam()));
+  for (const bool is_list : {false, true}) {
+    expect(
+        [is_list](Group& group) {
+          Blocks blocks(group);
+          group.reduce_scatter(blocks.sources(), {blocks.out.data(), 6}, DType::kFloat32, ReduceOp::kSum, 1.0, {},
+                               is_list ? blocks.list() : blocks.whole());
+        },
+        {text_of({2 * n, 3}), text_of({3 * n, 2})});
+  }
+}
+
+TEST_P(Mismatch, ShapeOfAllToAll) {
+  const auto n = static_cast<std::int64_t>(world_size(GetParam()));
+  expect(
+      [](Group& group) {
+        Blocks blocks(group);
+        group.all_to_all(blocks.sources(), blocks.targets(), DType::kFloat32, {}, blocks.whole());
+      },
+      {text_of({2 * n, 3}), text_of({3 * n, 2})});
+}
+
+TEST_P(Mismatch, ShapeOfGather) {
+  expect(
+      [](Group& group) {
+        Blocks blocks(group);
+        group.gather({blocks.in.data(), 6}, blocks.targets(), DType::kFloat32, 0, {}, blocks.block());
+      },
+      {"float32[:, 3]", "float32[:, 2]"});
+}
+
+TEST_P(Mismatch, ShapeOfScatter) {
+  expect(
+      [](Group& group) {
+        Blocks blocks(group);
+        group.scatter(blocks.sources(), {blocks.out.data(), 6}, DType::kFloat32, 0, {}, blocks.block());
+      },
+      {"float32[:, 3]", "float32[:, 2]"});
+}
+
+TEST_P(Mismatch, NinthDimension) {
+  expect(
+      [](Group& group) {
+        std::vector<float> data(6);
+        std::vector<std::int64_t> shape(10, 1);
+        shape[8] = group.rank() == 0 ? 2 : 3;
+        shape[9] = 6 / shape[8];
+        group.broadcast(data.data(), shape, DType::kFloat32, 0);
+      },
+      {"[1, 1, 1, 1, 1, 1, 1, 1, ...]", "shape #"});
+}
+
+// What may differ: the first extent of a gather, who says nothing, one tensor here and a list there.
+TEST_P(Mismatch, ShapesThatFit) {
+  run(GetParam(), [](Group& group) {
+    Blocks blocks(group);
+    const std::size_t rows = static_cast<std::size_t>(group.rank()) % 2 + 1;
+    std::vector<Buffer> targets = blocks.targets();
+    for (std::size_t i = 0; i < blocks.size; ++i) targets[i].count = 3 * (i % 2 + 1);
+    group.gather({blocks.in.data(), 3 * rows}, targets, DType::kFloat32, 0, {}, {{static_cast<std::int64_t>(rows), 3}});
+    group.all_gather({blocks.in.data(), 6}, blocks.targets(), DType::kFloat32, {},
+                     blocks.rank0 ? Shapes{} : blocks.block());
+    const auto n = static_cast<std::int64_t>(blocks.size);
+    group.reduce_scatter(blocks.sources(), {blocks.out.data(), 6}, DType::kFloat32, ReduceOp::kSum, 1.0, {},
+                         blocks.rank0 ? Shapes{{2 * n, 3}} : Shapes(blocks.size, {2, 3}));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Mismatch, testing::Values(Layout{2}, Layout{1, 1}, Layout{3}, Layout{2, 2}));
+
+// What error a rank's group of the ranks from 1 on gives; empty on rank 0.
+std::string error_in_part(Group& group, const std::function<void(Group&)>& body) {
+  const std::unique_ptr<Group> part = group.split(group.rank() == 0 ? -1 : 1, group.rank(), "part");
+  std::string text;
+  if (part) {
+    try {
+      body(*part);
+      part->barrier();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+  }
+  group.barrier();
+  return text;
+}
+
+void expect_all_in(const std::vector<std::string>& parts, const std::string& text) {
+  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " not in: " << text;
+}
+
+class PartOfTheWorld : public testing::TestWithParam<Layout> {};
+
+TEST_P(PartOfTheWorld, IsNamedWithTheRanksOfBoth) {
+  run(GetParam(), [](Group& group) {
+    const std::string text = error_in_part(group, [](Group& part) {
+      std::vector<float> data(static_cast<std::size_t>(part.rank() + 1));
+      part.broadcast(data.data(), std::vector<std::int64_t>{part.rank() + 1}, DType::kFloat32, 0);
+    });
+    if (group.rank() == 0) return;
+    const std::string own = std::to_string(group.rank() - 1);
+    expect_all_in({"[smdp] rank " + own + " of 2 in group 'world/part-0/1' (rank " + std::to_string(group.rank()) +
+                       " of the world, host ",
+                   "(rank " + std::to_string(3 - group.rank()) + " of the world, host ", " of the group (rank "},
+                  text);
+  });
+}
+
+TEST_P(PartOfTheWorld, NamesWhoSendsMoreThanIsExpected) {
+  run(GetParam(), [](Group& group) {
+    const std::string text = error_in_part(group, [](Group& part) {
+      std::vector<float> data(4);
+      const std::size_t count = part.rank() == 0 ? 2 : 1;
+      const std::vector<ConstBuffer> in{{data.data(), count}, {data.data(), count}};
+      const std::vector<Buffer> out{{data.data() + 2, count}, {data.data(), count}};
+      part.all_to_all(in, out, DType::kFloat32);
+    });
+    if (group.rank() == 0) return;
+    expect_all_in({"in group 'world/part-0/1' (rank ", "The counts of a sender must equal"}, text);
+    EXPECT_TRUE(text.find("expects 8 bytes from rank 1 of the group (rank 2 of the world, host ") != text.npos ||
+                text.find("expects 4 bytes from rank 0 of the group (rank 1 of the world, host ") != text.npos)
+        << text;
+  });
+}
+
+TEST_P(PartOfTheWorld, NamesWhoDidNotCome) {
+  run(GetParam(), [](Group& group) {
+    const std::string text = error_in_part(group, [](Group& part) {
+      if (part.rank() == 1) return part.shutdown("no time");
+      Call call;
+      call.timeout = std::chrono::seconds(5);
+      part.barrier(call);
+    });
+    if (group.rank() == 1) {
+      expect_all_in({"rank 0 of 2 in group 'world/part-0/1' (rank 1 of the world, host ",
+                     "rank 1 of the group (rank 2 of the world, host ", "has left the group: no time"},
+                    text);
+    }
+  });
+}
+
+// As a reducer makes one: nobody knows it by another name.
+TEST_P(PartOfTheWorld, IsNoneWithAllRanks) {
+  run(GetParam(), [](Group& group) {
+    const std::unique_ptr<Group> copy = group.split(0, group.rank(), "copy");
+    try {
+      std::vector<float> data(3);
+      copy->broadcast(data.data(), std::vector<std::int64_t>{group.rank() + 1}, DType::kFloat32, 0);
+      copy->barrier();
+      ADD_FAILURE() << "no mismatch";
+    } catch (const MismatchError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("rank " + std::to_string(group.rank()) + " of 3 (host "), std::string::npos) << text;
+      EXPECT_EQ(text.find("of the world"), std::string::npos) << text;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, PartOfTheWorld, testing::Values(Layout{3}, Layout{1, 1, 1}, Layout{2, 1}));
+
+// What the group's constructor throws on each rank, which is on a host of its own unless `one_host`.
+std::vector<std::string> refusals(const std::function<void(GroupOptions&, int rank)>& change, bool one_host = false) {
+  const std::shared_ptr<Store> store = make_memory_store();
+  std::vector<std::string> texts(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      GroupOptions options = quick_options();
+      if (!one_host) options.host_id = "host" + std::to_string(rank);
+      change(options, rank);
+      try {
+        Group group(store, rank, 3, options);
+        group.barrier();
+      } catch (const ConfigError& error) {
+        texts[static_cast<std::size_t>(rank)] = error.what();
+      } catch (const Error& error) {
+        texts[static_cast<std::size_t>(rank)] = std::string("another error: ") + error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+void expect_refusals(const std::vector<std::string>& texts, const std::string& difference) {
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    expect_all_in(
+        {"[smdp] rank " + std::to_string(rank) + " of 3 (host host" + std::to_string(rank) + "): " + difference},
+        texts[rank]);
+  }
+}
+
+TEST(Settings, ThatDifferAreRefusedOnAllRanks) {
+  const auto start = std::chrono::steady_clock::now();
+  expect_refusals(refusals([](GroupOptions& options, int rank) { options.algorithm = rank == 1 ? "ring" : "auto"; }),
+                  "SMDP_ALGORITHM is 'auto' on rank 0 (host host0), but 'ring' on rank 1 (host host1).");
+  expect_refusals(refusals([](GroupOptions& options, int rank) { options.strict = rank == 0; }),
+                  "SMDP_DETERMINISTIC is 'strict' on rank 0 (host host0), but 'not strict' on rank 1 (host host1).");
+  expect_refusals(refusals([](GroupOptions& options, int rank) { options.streams = rank == 2 ? 4 : 0; }),
+                  "SMDP_STREAMS is 'not set' on rank 0 (host host0), but '4' on rank 2 (host host2).");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
+}
+
+TEST(Settings, OfStreamsDoNotMatterOnOneHost) {
+  for (const std::string& text : refusals([](GroupOptions& options, int rank) { options.streams = rank; }, true)) {
+    EXPECT_EQ(text, "");
+  }
+}
 
 }  // namespace
 }  // namespace smdp::test

@@ -6,12 +6,17 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "common/file_descriptor.h"
 #include "common/fork_guard.h"
+#include "ranks.h"
 #include "smdp/error.h"
+#include "smdp/group.h"
 #include "smdp/tcp_store.h"
 #include "transport/tcp/socket.h"
 
@@ -20,6 +25,13 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+
+// ThreadSanitizer lets no child of a process of several threads start one.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kChildMayStartThreads = false;
+#else
+constexpr bool kChildMayStartThreads = true;
+#endif
 
 // Exit status of a child that runs `work`; a child that hangs is killed by its alarm.
 int status_of_child(const auto& work) {
@@ -75,6 +87,107 @@ TEST(Fork, ChildMayDestroyStoresButNotUseThem) {
             0);
   client->set("key", "value");
   EXPECT_EQ(server->get("key", seconds(5)), "value");
+}
+
+// Both ranks of a group as threads of this process.
+std::vector<std::unique_ptr<Group>> two_ranks() {
+  const std::shared_ptr<Store> store = make_memory_store();
+  std::vector<std::unique_ptr<Group>> groups(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&groups, &store, rank] {
+      groups[static_cast<std::size_t>(rank)] = std::make_unique<Group>(store, rank, 2, test::quick_options());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return groups;
+}
+
+bool is_refused(const auto& work) {
+  try {
+    work();
+  } catch (const ClosedError& error) {
+    return std::string(error.what()).find("forked child") != std::string::npos;
+  }
+  return false;
+}
+
+// It waited for the parent's threads.
+TEST(Fork, ChildIsToldThatTheOperationIsNotIts) {
+  std::vector<std::unique_ptr<Group>> groups = two_ranks();
+  const std::vector<std::int64_t> shape{4};
+  float data[2][4] = {{1, 2, 3, 4}, {1, 2, 3, 4}};
+  Call async;
+  async.async = true;
+  const auto start = [&](std::size_t rank) {
+    return groups[rank]->all_reduce(data[rank], data[rank], shape, DType::kFloat32, ReduceOp::kSum, 1.0, async);
+  };
+  const Group::Handle first = start(0);
+  // A thread that waits at the time of the fork: the child has its place in the queue, but not the thread.
+  std::thread waiter([&first] { first->wait(); });
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(status_of_child([&first] {
+              const bool is_told = is_refused([&first] { first->wait(); }) &&
+                                   is_refused([&first] { first->wait(milliseconds(1)); }) &&
+                                   is_refused([&first] { std::rethrow_exception(first->error()); });
+              first->notify(7);
+              return is_told && first->wait_for(milliseconds(1)) && first->done() && first->source() == -1 &&
+                     next_completion(seconds(5)) == 7;
+            }),
+            0);
+  EXPECT_FALSE(first->done());
+  start(1)->wait();
+  waiter.join();
+  EXPECT_EQ(data[0][3], 8);
+  // What had ended before stays as it was.
+  EXPECT_EQ(status_of_child([&first] {
+              first->wait();
+              return first->done() && first->error() == nullptr;
+            }),
+            0);
+}
+
+TEST(Fork, ChildMayDestroyAHandleThatAThreadOfTheParentWaitsFor) {
+  std::vector<std::unique_ptr<Group>> groups = two_ranks();
+  auto operation = std::make_unique<Operation>();
+  std::thread waiter([&operation] { operation->wait(); });
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(status_of_child([&operation] {
+              operation.reset();
+              return true;
+            }),
+            0);
+  operation->complete(nullptr);
+  waiter.join();
+}
+
+// Its ranks never came: they are in other processes, with other memory.
+TEST(Fork, ChildCannotMakeAGroupOverAnInheritedStore) {
+  const std::shared_ptr<Store> store = make_memory_store();
+  EXPECT_EQ(status_of_child([&store] {
+              GroupOptions options = test::quick_options();
+              options.init_timeout = seconds(2);
+              for (const int size : {1, 2}) {
+                if (!is_refused([&] { Group(store, size - 1, size, options); })) return false;
+              }
+              if (kChildMayStartThreads) {
+                Group own(make_memory_store(), 0, 1, options);
+                own.barrier();
+              }
+              return true;
+            }),
+            0);
+}
+
+TEST(Fork, ChildIsToldThatTheGroupIsClosed) {
+  std::vector<std::unique_ptr<Group>> groups = two_ranks();
+  EXPECT_EQ(status_of_child([&groups] {
+              groups[0]->abort("from the child");
+              return is_refused([&groups] { groups[0]->barrier(); }) &&
+                     is_refused([&groups] { std::rethrow_exception(groups[0]->error()); });
+            }),
+            0);
+  EXPECT_EQ(groups[0]->error(), nullptr);
 }
 
 // The lock of the one connection was held by the thread that waited.

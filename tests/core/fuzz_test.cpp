@@ -71,12 +71,9 @@ Members two_ranks() {
   return members;
 }
 
-std::exception_ptr mismatch(const Fingerprint&, const Fingerprint&, int) {
-  return std::make_exception_ptr(MismatchError("different"));
-}
-
 TEST(Fuzz, FramesOfCollectives) {
   Progress progress;
+  const Members members = two_ranks();
   for (int round = 0; round < rounds(); ++round) {
     Random random(static_cast<std::uint64_t>(round));
     auto [ours_a, theirs_a] = socket_pair();
@@ -94,7 +91,7 @@ TEST(Fuzz, FramesOfCollectives) {
       streams.push_back(std::move(ours_a));
       streams.push_back(std::move(ours_b));
       link = std::make_unique<Link>(
-          progress, 1, std::move(streams), [](int, const std::string&) {}, mismatch, [](std::exception_ptr) {});
+          progress, members, 1, std::move(streams), [](int, const std::string&) {}, [](std::exception_ptr) {});
       link->enter(fingerprint);
       for (std::size_t i = 0; i < buffers.size(); ++i) {
         link->receive(i, buffers[i].data(), buffers[i].size(), pending[i]);

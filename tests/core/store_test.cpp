@@ -178,7 +178,7 @@ TEST(TcpStore, GarbageAndSilenceDoNotDisturbClients) {
       FileDescriptor socket = connect_to("127.0.0.1", server->port(), steady_clock::now() + seconds(10));
       std::string garbage(random() % 300, '\0');
       for (char& c : garbage) c = static_cast<char>(random());
-      if (random() % 2 == 0) garbage.insert(0, "smdphs01");
+      if (random() % 2 == 0) garbage.insert(0, "smdphs02");
       try {
         send_all(socket.get(), garbage.data(), garbage.size(), steady_clock::now() + seconds(5));
       } catch (const Error&) {

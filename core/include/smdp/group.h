@@ -25,6 +25,8 @@ class Batch;
 struct GroupOptions {
   // Unique among the groups that share a store.
   std::string name = "world";
+  // Number of this rank in the world, for messages, where the group is a part of it. -1: ranks are the world's.
+  int world_rank = -1;
   // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};
   // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
@@ -45,8 +47,8 @@ struct GroupOptions {
   // Progress threads of the process; groups take turns. SMDP_THREADS.
   int threads = 1;
   // TCP streams to each rank on another host; at least one per rail. More help where one connection cannot fill the
-  // link.
-  int streams = 1;
+  // link. 0: one per rail; gradients try more, and use them where they are faster.
+  int streams = 0;
   // An operation that waits this long is logged, with the ranks it waits for; 0: never. SMDP_STALL_TIME.
   std::chrono::milliseconds stall_time{60'000};
   // Directory for the trace of this process, see observability.h. Empty: none. SMDP_TRACE.
@@ -68,6 +70,10 @@ struct ConstBuffer {
   const void* data = nullptr;
   std::size_t count = 0;
 };
+
+// What the blocks of a call look like, so that ranks find shapes that differ where counts do not: one shape for all, or
+// one per block. Empty: not compared with what other ranks give.
+using Shapes = std::vector<std::vector<std::int64_t>>;
 
 // How one call behaves.
 struct Call {
@@ -106,6 +112,9 @@ class SMDP_API Group {
   int host_index() const;
   const std::vector<std::vector<int>>& hosts() const;
   const std::vector<std::string>& host_names() const;  // by rank
+  // To each rank on another host, where measuring may tell whether they are faster than one; 0: there is nothing to
+  // tell.
+  int streams_to_try() const;
 
   // factor: of this rank's input, for kPremulSum. in and out may be the same memory.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
@@ -118,17 +127,22 @@ class SMDP_API Group {
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});
   Handle broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root, const Call& call = {});
-  // out: one buffer per rank; counts may differ between ranks, but all ranks give the same list of counts.
-  Handle all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call = {});
-  // in: one buffer per receiver, the same counts on all ranks.
+  // out: one buffer per rank; counts may differ between ranks, but all ranks give the same list of counts. One shape is
+  // that of each block.
+  Handle all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call = {},
+                    const Shapes& shapes = {});
+  // in: one buffer per receiver, the same counts on all ranks. One shape is that of all blocks together.
   Handle reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, ReduceOp op, double factor = 1.0,
-                        const Call& call = {});
-  // in[j] goes to rank j, out[j] comes from rank j.
-  Handle all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call = {});
-  // out is empty except on the root.
-  Handle gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call = {});
-  // in is empty except on the root.
-  Handle scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call = {});
+                        const Call& call = {}, const Shapes& shapes = {});
+  // in[j] goes to rank j, out[j] comes from rank j. One shape is that of all blocks together, which are alike.
+  Handle all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call = {},
+                    const Shapes& shapes = {});
+  // out is empty except on the root. The shape is that of `in`, of which the first extent is this rank's own.
+  Handle gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call = {},
+                const Shapes& shapes = {});
+  // in is empty except on the root. The shape is that of `out`, likewise.
+  Handle scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call = {},
+                 const Shapes& shapes = {});
   Handle barrier(const Call& call = {});
   // Point to point, matched by (source, tag) in order; independent of collectives. source -1: from anybody.
   Handle send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call = {});
@@ -143,6 +157,8 @@ class SMDP_API Group {
 
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
+  // The same ranks once more, with so many streams to each rank on another host; 0: as this group.
+  std::unique_ptr<Group> twin(const std::string& name, int streams);
 
   // Which algorithm an all_reduce of so many bytes takes in this group, and the cost model's figures for all, as text.
   std::string explain(std::size_t bytes) const;

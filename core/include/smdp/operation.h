@@ -12,7 +12,8 @@
 
 namespace smdp {
 
-// Thread-safe. Dropping a handle does not cancel the operation; its buffers must live until it is done.
+// Thread-safe. Dropping a handle does not cancel the operation; its buffers must live until it is done. In a forked
+// child what had not ended before the fork has ended with a ClosedError.
 class SMDP_API Operation {
  public:
   Operation();

@@ -70,6 +70,8 @@ struct Partition {
   double step = 0;                 // s, predicted: simulated with the schedule, and tied gradients reduced
   double bubble = 0;               // 1 - work / (p x makespan), simulated
   std::vector<double> peak_bytes;  // per rank
+  std::string schedule;            // that was simulated: the one asked for, or what stands in for "auto" under a cap
+  double activation_cap = 0;       // bytes per rank that "auto" was given; 0: none
   std::string reason;              // one sentence: which stage is the slowest, and why no unit moves
 };
 

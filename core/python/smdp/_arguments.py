@@ -7,9 +7,13 @@ from typing import SupportsFloat, SupportsIndex
 
 from smdp._shown import shown
 
+# The core counts milliseconds up to a limit, see seconds() of group_options.cpp.
+SHORTEST_S = 1e-3
+LONGEST_S = 1e7
 
-def integer(name: str, value: SupportsIndex) -> int:
-    """Give an int that the core can take.
+
+def integer(name: str, value: SupportsIndex, bits: int = 32) -> int:
+    """Give an int that the core can take, of so many bits with its sign.
 
     Raises:
         TypeError: It is no integer.
@@ -21,8 +25,10 @@ def integer(name: str, value: SupportsIndex) -> int:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: an integer") from None
-    if not -(2**31) <= number < 2**31:
-        raise ValueError(f"[smdp] {name} = {shown(number)} is not valid; allowed: an integer below 2^31")
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(
+            f"[smdp] {name} = {shown(number)} is not valid; allowed: an integer below 2^{bits - 1}"
+        )
     return number
 
 
@@ -32,12 +38,27 @@ def number(name: str, value: object) -> float:
     Raises:
         TypeError: It is no number, or text of one.
     """
+    if type(value) is float:  # the usual one, and quickly
+        return value
     try:
         if not isinstance(value, (SupportsFloat, SupportsIndex)):  # float() would read text as well
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a number") from None
+
+
+def seconds(name: str, value: object) -> float:
+    """Give a time limit that the core can take: the longest it has for infinity and all that is longer.
+
+    Raises:
+        TypeError: It is no number, or text of one.
+        ValueError: It is not above 0.
+    """
+    given = number(name, value)
+    if not given > 0:  # nan as well
+        raise ValueError(f"[smdp] {name} = {shown(value)} is not valid; allowed: seconds above 0")
+    return min(max(given, SHORTEST_S), LONGEST_S)
 
 
 def text(name: str, value: object) -> str:

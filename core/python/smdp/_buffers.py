@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from . import _dlpack
+
 
 class DType(IntEnum):
     """Element types, numbered as in the C++ header smdp/dtype.h."""
@@ -81,7 +83,7 @@ def as_array(value: Any) -> npt.NDArray[Any]:
     """A NumPy view of anything with the buffer protocol, ``__array_interface__`` or DLPack; never a copy.
 
     Raises:
-        ValueError: The value is not in host memory, or has no such interface.
+        ValueError: The value is not in host memory, has no such interface, or a type that NumPy lacks.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -89,10 +91,10 @@ def as_array(value: Any) -> npt.NDArray[Any]:
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):
         try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError) as error:
+            return _dlpack.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise ValueError(
-                f"[smdp] {type(value).__name__} gives no buffer in host memory: {error}"
+                f"[smdp] {type(value).__name__} gives no buffer that smdp can use: {error}"
             ) from error
     try:
         return (
@@ -122,6 +124,11 @@ def view(value: Any, *, writes: bool, what: str) -> Buffer:
     if not flags.c_contiguous:
         raise ValueError(f"[smdp] {what} is not contiguous; pass numpy.ascontiguousarray(...) of it.")
     if writes and not flags.writeable:
+        if hasattr(value, "__dlpack__") and _dlpack.may_be_writable(array):
+            raise ValueError(
+                f"[smdp] {what} is read-only as far as smdp knows, since the DLPack of {type(value).__name__}"
+                " is older than 1.0 and does not say; pass a NumPy array on the same memory."
+            )
         raise ValueError(f"[smdp] {what} is read-only, but the collective writes into it; pass a copy.")
     dtype = _BY_DTYPE.get(array.dtype)
     if dtype is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def shown(value: object, most: int = 60) -> str:
     """Give a value's repr, or what can be said where it has none; at most so many characters."""
@@ -11,3 +13,19 @@ def shown(value: object, most: int = 60) -> str:
         kind = type(value).__name__
         text = f"an int of {value.bit_length()} bits" if isinstance(value, int) else f"a {kind}"
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def shown_ranks(ranks: Iterable[int]) -> str:
+    """Give ranks as ranges, which stay short where there are thousands.
+
+    Example:
+        >>> shown_ranks([0, 3, 4, 5, 9])
+        '0, 3-5, 9'
+    """
+    ends: list[list[int]] = []
+    for rank in sorted(ranks):
+        if ends and rank == ends[-1][1] + 1:
+            ends[-1][1] = rank
+        else:
+            ends.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)

@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from . import _core
+from ._arguments import seconds
 from ._errors import ClosedError, ConfigError, SmdpError
 from .config import Config
 from .environments import Launch, detect
@@ -16,6 +17,8 @@ from .environments.master import check_master, warn_if_elsewhere
 from .group import Group
 
 _world: Group | None = None
+# The process that made it: a forked child inherits the variable, but cannot use the group.
+_owner = 0
 # Groups over all ranks that plugins have made, oldest first.
 _offered: list[weakref.ref[Any]] = []
 
@@ -38,17 +41,26 @@ def init(
         local_rank: Index among the ranks of this host. Only checked against what smdp finds.
         master_addr: Name or address of rank 0's machine.
         master_port: Port of rank 0's store.
-        timeout: Seconds that an operation may take. Default: SMDP_TIMEOUT, 30 minutes.
+        timeout: Seconds that an operation may take, at most 10^7. Default: SMDP_TIMEOUT, 30 minutes.
         store: An object with torch's store interface (set, get, check, wait) to find the other ranks by.
             Default: rank 0 serves one at master_addr, master_port.
 
     Raises:
-        ConfigError: A variable or argument makes no sense; names it, its value and what is allowed.
+        ConfigError: A variable makes no sense; names it, its value and what is allowed.
+        ValueError: An argument makes none; likewise.
         TimeoutError: Not all ranks came; lists who did and who did not.
+        ClosedError: This process is a forked child of a rank.
     """
-    global _world
+    global _world, _owner
     if _world is not None:
+        if _owner != os.getpid():
+            raise ClosedError(
+                f"[smdp] this process is a forked child of rank {_world.rank} and cannot be a rank itself."
+                " Communicate in the parent, or start the child with spawn and its own smdp.init()."
+            )
         return _world
+    if timeout is not None:
+        timeout = seconds("timeout", timeout)
     launch = detect(
         os.environ,
         rank=rank,
@@ -75,17 +87,9 @@ def init(
         else:
             check_master(launch.master_addr, launch.source, config.init_timeout_s)
         base = _store(launch, options.get("secret", ""), config.init_timeout_s)
-    _world = Group(
-        _core.Group(
-            base,
-            launch.rank,
-            launch.world_size,
-            "world",
-            config.timeout_s if timeout is None else float(timeout),
-            options,
-        ),
-        config.timeout_s if timeout is None else timeout,
-    )
+    limit = config.timeout_s if timeout is None else timeout
+    _world = Group(_core.Group(base, launch.rank, launch.world_size, "world", limit, options), limit)
+    _owner = os.getpid()
     return _world
 
 
@@ -110,8 +114,8 @@ def _store(launch: Launch, secret: str, timeout_s: float) -> Any:
 
 
 def is_initialized() -> bool:
-    """True between init() and shutdown()."""
-    return _world is not None
+    """True between init() and shutdown(), in the process that called init(); False in its forked children."""
+    return _world is not None and _owner == os.getpid()
 
 
 def world() -> Group:
@@ -191,4 +195,9 @@ def why_it_ends() -> str:
 @atexit.register
 def _leave() -> None:
     """Says goodbye to all groups, and why: others report it if they still wait for this rank."""
-    _core.shutdown_all(why_it_ends())
+    from . import preemption
+
+    why = why_it_ends()
+    if not why:
+        preemption.finish()
+    _core.shutdown_all(why)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
+from ._arguments import flag, integer, number, seconds, text
 from ._buffers import Buffer, view
+from ._shown import shown
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +54,16 @@ BOR = ReduceOp.BOR
 BXOR = ReduceOp.BXOR
 
 
+def _op(op: ReduceOp) -> ReduceOp:
+    if type(op) is ReduceOp:  # the usual one, and quickly
+        return op
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(f"smdp.{one.name}" for one in ReduceOp)
+        raise ValueError(f"[smdp] op = {shown(op)} is not valid; allowed: {names}") from None
+
+
 class Handle:
     """An operation in flight, from a call with ``async_op=True``."""
 
@@ -70,8 +82,9 @@ class Handle:
             SmdpError: The operation failed.
             TimeoutError: It is still running.
         """
+        limit = None if timeout is None else seconds("timeout", timeout)
         for handle in self._handles:
-            handle.wait(timeout)
+            handle.wait(limit)
         return self._result
 
     def done(self) -> bool:
@@ -91,17 +104,31 @@ class Handle:
         return self._handles[0].source()
 
 
+class _Block(NamedTuple):
+    """What goes to one rank, or comes from it."""
+
+    pointer: int
+    elements: int
+    shape: tuple[int, ...]
+
+
+def _shapes(value: Any, blocks: Sequence[_Block], whole: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shapes that ranks compare: of a list one by one, else that of the whole array."""
+    return [block.shape for block in blocks] if isinstance(value, list | tuple) else [whole]
+
+
 class Group:
     """Ranks that communicate. Made by ``smdp.init()`` and ``split()``.
 
     All ranks must make the same calls in the same order. Arrays are C-contiguous and in host memory: NumPy
-    (ml_dtypes' bfloat16 and 8-bit floats too), DLPack, or the buffer protocol. Every call takes
+    (ml_dtypes' bfloat16 and 8-bit floats too), DLPack (torch's CPU tensors), or the buffer protocol. Every
+    call takes
 
     * ``async_op``: return a Handle at once; leave the arrays alone until it is done;
-    * ``timeout``: seconds, instead of the group's.
+    * ``timeout``: seconds, instead of the group's; infinity and all above 10^7 are 10^7.
 
-    Wrong arguments raise ValueError before anything is sent. Everything else is an SmdpError, after which the
-    group is closed.
+    Wrong arguments raise ValueError, or TypeError, before anything is sent. Everything else is an SmdpError,
+    after which the group is closed.
     """
 
     def __init__(self, core: _core.Group, timeout: float) -> None:
@@ -181,10 +208,10 @@ class Group:
             target.pointer,
             source.shape,
             source.dtype,
-            op,
-            factor,
+            _op(op),
+            number("factor", factor),
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
         )
         return self._finish(handle, (source, target), target.array)
 
@@ -200,6 +227,7 @@ class Group:
         timeout: float | None = None,
     ) -> Any:
         """Reduces to one rank; returns the result there (in place without ``out``), None elsewhere."""
+        root = integer("root", root)
         is_root = self.rank == root
         source = view(array, writes=is_root and out is None, what="the array")
         target = source
@@ -211,11 +239,11 @@ class Group:
             target.pointer if is_root else 0,
             source.shape,
             source.dtype,
-            op,
-            factor,
+            _op(op),
+            number("factor", factor),
             root,
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
         )
         return self._finish(handle, (source, target), target.array if is_root else None)
 
@@ -223,9 +251,10 @@ class Group:
         self, array: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """Copies the root's array into everybody's; returns it."""
+        root = integer("root", root)
         data = view(array, writes=self.rank != root, what="the array")
         handle = self._core.broadcast(
-            data.pointer, data.shape, data.dtype, root, self._limit(timeout), async_op
+            data.pointer, data.shape, data.dtype, root, self._limit(timeout), flag("async_op", async_op)
         )
         return self._finish(handle, data, data.array)
 
@@ -251,11 +280,12 @@ class Group:
         handle = self._core.all_gather(
             source.pointer,
             source.elements,
-            [b[0] for b in targets],
-            [b[1] for b in targets],
+            [b.pointer for b in targets],
+            [b.elements for b in targets],
             source.dtype,
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
+            _shapes(out, targets, source.shape),
         )
         return self._finish(handle, (source, out), out)
 
@@ -277,6 +307,7 @@ class Group:
             out: This rank's block. Default: a new array.
         """
         if isinstance(array, list | tuple):
+            self._one_per_rank(array, "the array")
             first = view(array[self.rank], writes=False, what="the array")
             shape = first.shape
         else:
@@ -286,20 +317,21 @@ class Group:
             out = np.empty(shape, first.array.dtype)
         target = view(out, writes=True, what="out")
         blocks = self._blocks(array, "the array", first.dtype, writes=False)
-        if target.elements != blocks[self.rank][1] or target.dtype != first.dtype:
+        if target.elements != blocks[self.rank].elements or target.dtype != first.dtype:
             raise ValueError(
                 f"[smdp] out has {target.elements} elements of {target.array.dtype}; it needs"
-                f" {blocks[self.rank][1]} of {first.array.dtype}."
+                f" {blocks[self.rank].elements} of {first.array.dtype}."
             )
         handle = self._core.reduce_scatter(
-            [b[0] for b in blocks],
-            [b[1] for b in blocks],
+            [b.pointer for b in blocks],
+            [b.elements for b in blocks],
             target.pointer,
             first.dtype,
-            op,
-            factor,
+            _op(op),
+            number("factor", factor),
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
+            _shapes(array, blocks, first.shape),
         )
         return self._finish(handle, (array, target), target.array)
 
@@ -312,6 +344,8 @@ class Group:
             array: One array whose first dimension is divided evenly, or a list with one array per rank.
             out: Likewise, to be filled. Default: a new array like ``array`` (one array only).
         """
+        if isinstance(array, list | tuple):
+            self._one_per_rank(array, "the array")
         first = view(array[0] if isinstance(array, list | tuple) else array, writes=False, what="the array")
         if out is None:
             if isinstance(array, list | tuple):
@@ -319,14 +353,19 @@ class Group:
             out = np.empty_like(first.array)
         sources = self._blocks(array, "the array", first.dtype, writes=False)
         targets = self._blocks(out, "out", first.dtype, writes=True)
+        # Blocks of a list may differ from rank to rank: only if all are alike here, they must be everywhere.
+        shapes = _shapes(array, sources, first.shape)
+        if isinstance(array, list | tuple) and len({block.shape for block in (*sources, *targets)}) > 1:
+            shapes = []
         handle = self._core.all_to_all(
-            [b[0] for b in sources],
-            [b[1] for b in sources],
-            [b[0] for b in targets],
-            [b[1] for b in targets],
+            [b.pointer for b in sources],
+            [b.elements for b in sources],
+            [b.pointer for b in targets],
+            [b.elements for b in targets],
             first.dtype,
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
+            shapes,
         )
         return self._finish(handle, (array, out), out)
 
@@ -340,8 +379,9 @@ class Group:
         timeout: float | None = None,
     ) -> Any:
         """Collects everybody's array on the root (``out`` as in all_gather); None elsewhere."""
+        root = integer("root", root)
         source = view(array, writes=False, what="the array")
-        targets: list[tuple[int, int]] = []
+        targets: list[_Block] = []
         if self.rank == root:
             if out is None:
                 out = np.empty((self.size, *source.shape), source.array.dtype)
@@ -351,12 +391,13 @@ class Group:
         handle = self._core.gather(
             source.pointer,
             source.elements,
-            [b[0] for b in targets],
-            [b[1] for b in targets],
+            [b.pointer for b in targets],
+            [b.elements for b in targets],
             source.dtype,
             root,
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
+            [source.shape],
         )
         return self._finish(handle, (source, out), out)
 
@@ -370,25 +411,27 @@ class Group:
         timeout: float | None = None,
     ) -> Any:
         """Hands block r of the root's array (or list, as in reduce_scatter) to rank r, into ``out``."""
+        root = integer("root", root)
         target = view(out, writes=True, what="out")
-        blocks: list[tuple[int, int]] = []
+        blocks: list[_Block] = []
         if self.rank == root:
             blocks = self._blocks(array, "the array", target.dtype, writes=False)
         handle = self._core.scatter(
-            [b[0] for b in blocks],
-            [b[1] for b in blocks],
+            [b.pointer for b in blocks],
+            [b.elements for b in blocks],
             target.pointer,
             target.elements,
             target.dtype,
             root,
             self._limit(timeout),
-            async_op,
+            flag("async_op", async_op),
+            [target.shape],
         )
         return self._finish(handle, (array, target), target.array)
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Returns when all ranks have called it."""
-        return self._finish(self._core.barrier(self._limit(timeout), async_op), None, None)
+        return self._finish(self._core.barrier(self._limit(timeout), flag("async_op", async_op)), None, None)
 
     def send(
         self, array: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float | None = None
@@ -396,7 +439,13 @@ class Group:
         """Sends an array to ``dst``, which must receive one of the same size and dtype with the same tag."""
         data = view(array, writes=False, what="the array")
         handle = self._core.send(
-            data.pointer, data.elements, data.dtype, dst, tag, self._limit(timeout), async_op
+            data.pointer,
+            data.elements,
+            data.dtype,
+            integer("dst", dst),
+            integer("tag", tag, 64),
+            self._limit(timeout),
+            flag("async_op", async_op),
         )
         return self._finish(handle, data, None)
 
@@ -411,9 +460,15 @@ class Group:
     ) -> Any:
         """Receives into ``array``, from ``src`` or anybody (None); returns the rank it came from."""
         data = view(array, writes=True, what="the array")
-        source = -1 if src is None else src
+        source = -1 if src is None else integer("src", src)
         got = self._core.recv(
-            data.pointer, data.elements, data.dtype, source, tag, self._limit(timeout), async_op
+            data.pointer,
+            data.elements,
+            data.dtype,
+            source,
+            integer("tag", tag, 64),
+            self._limit(timeout),
+            flag("async_op", async_op),
         )
         if isinstance(got, int):
             return got
@@ -439,14 +494,15 @@ class Group:
             color: Ranks with the same color, from 0, form a group. None: this rank joins none.
             key: Order within the new group; ties by rank. Default: the rank.
         """
-        if color is not None and color < 0:
+        part = -1 if color is None else integer("color", color)
+        if color is not None and part < 0:
             raise ValueError(f"[smdp] color is {color}; allowed: 0 and above, or None for no group.")
-        core = self._core.split(-1 if color is None else color, self.rank if key is None else key, "split")
+        core = self._core.split(part, self.rank if key is None else integer("key", key), "split")
         return None if core is None else Group(core, self._timeout)
 
     def abort(self, reason: str) -> None:
         """Fails what is in flight on all ranks with this reason and closes the group everywhere."""
-        self._core.abort(reason)
+        self._core.abort(text("reason", reason))
 
     def shutdown(self) -> None:
         """Leaves the group; safe to call twice."""
@@ -457,11 +513,7 @@ class Group:
         return self._core.error()
 
     def _limit(self, timeout: float | None) -> float:
-        if timeout is None:
-            return -1.0
-        if timeout <= 0:
-            raise ValueError(f"[smdp] timeout is {timeout}; allowed: seconds above 0.")
-        return timeout
+        return -1.0 if timeout is None else seconds("timeout", timeout)
 
     def _finish(self, handle: _core.Handle | None, buffers: Any, result: Any) -> Any:
         if handle is None:
@@ -486,13 +538,14 @@ class Group:
             )
         return (data.shape[0] // self.size, *data.shape[1:])
 
-    def _blocks(self, value: Any, what: str, dtype: int, *, writes: bool) -> list[tuple[int, int]]:
-        """(address, count) per rank of one evenly divided array, or of a list of arrays."""
+    def _one_per_rank(self, arrays: Sequence[Any], what: str) -> None:
+        if len(arrays) != self.size:
+            raise ValueError(f"[smdp] {what} has {len(arrays)} arrays; it needs one per rank, {self.size}.")
+
+    def _blocks(self, value: Any, what: str, dtype: int, *, writes: bool) -> list[_Block]:
+        """One per rank, of one evenly divided array or of a list of arrays."""
         if isinstance(value, list | tuple):
-            if len(value) != self.size:
-                raise ValueError(
-                    f"[smdp] {what} has {len(value)} arrays; it needs one per rank, {self.size}."
-                )
+            self._one_per_rank(value, what)
             views = [view(one, writes=writes, what=f"{what}[{i}]") for i, one in enumerate(value)]
         else:
             views = [view(value, writes=writes, what=what)]
@@ -502,9 +555,9 @@ class Group:
                     f"[smdp] {what} holds {one.array.dtype}; all arrays of a call have one dtype."
                 )
         if isinstance(value, list | tuple):
-            return [(one.pointer, one.elements) for one in views]
+            return [_Block(one.pointer, one.elements, one.shape) for one in views]
         whole = views[0]
-        self._block_shape(whole)
+        shape = self._block_shape(whole)
         count = whole.elements // self.size
         step = count * whole.array.dtype.itemsize
-        return [(whole.pointer + r * step, count) for r in range(self.size)]
+        return [_Block(whole.pointer + r * step, count, shape) for r in range(self.size)]

@@ -7,9 +7,11 @@ collective and holds none up. All ranks read the same bytes, so they get the sam
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -18,13 +20,16 @@ from typing import Any, NoReturn
 import numpy as np
 
 from . import _core, _world
-from ._errors import ConfigError, TimeoutError
+from ._errors import ConfigError, SmdpError, TimeoutError
 from .config import Config
 from .group import Group, Handle
 
 _log = logging.getLogger(__name__)
 
 _OFTEN = " All ranks must call smdp.preempted() equally often: once per step."
+
+# How long a rank whose program has ended waits for those that have still to make its last call.
+_FAREWELL_S = 5.0
 
 # What the process was told, and which process it is.
 _received: int | None = None
@@ -182,6 +187,12 @@ def forget() -> None:
         _exchange = None
 
 
+def finish() -> None:
+    """Give ranks that are a little behind the answer of their last call, at the end of a program."""
+    if _exchange is not None:
+        _exchange.finish()
+
+
 def _is_watching() -> bool:
     return bool(_before) and _owner == os.getpid()
 
@@ -241,7 +252,15 @@ class _Exchange:
         if self._group is not None:
             self._group.barrier()
 
+    def finish(self) -> None:
+        if self._in_flight is not None and not self._is_over:
+            # Who fails, or calls less often, hears of it elsewhere.
+            with contextlib.suppress(SmdpError):
+                self._in_flight.wait(_FAREWELL_S)
+
     def close(self) -> None:
+        if sys.exc_info()[0] is None:
+            self.finish()
         if self._group is not None:
             self._group.shutdown()
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "collectives/codec.h"
+#include "cost/exchange_cost.h"
 #include "reduce/reduce.h"
 #include "smdp/operation.h"
 
@@ -34,9 +35,12 @@ class Batch {
   };
 
   // The first `filled` items can be read at once.
-  Batch(std::vector<Item> items, std::size_t filled) : items_(std::move(items)), filled_(filled) {}
+  Batch(std::vector<Item> items, std::size_t filled, const cost::ExchangeSizes& sizes = {})
+      : items_(std::move(items)), sizes_(sizes), filled_(filled) {}
 
   const std::vector<Item>& items() const { return items_; }
+  // How it is cut between hosts.
+  const cost::ExchangeSizes& sizes() const { return sizes_; }
   bool is_filled(std::size_t item) const { return item < filled_.load(std::memory_order_acquire); }
   // Where an item lies, if that was not known before. Before it is filled.
   void place(std::size_t item, std::byte* data) { items_[item].in = items_[item].out = data; }
@@ -45,6 +49,7 @@ class Batch {
 
  private:
   std::vector<Item> items_;  // of those that are filled, nothing changes
+  const cost::ExchangeSizes sizes_;
   std::atomic<std::size_t> filled_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -18,11 +19,12 @@ struct Context {
   Board& board;                               // the ranks on this host
   std::vector<std::unique_ptr<Link>>& links;  // by rank; empty for ranks on this host
   const char* algorithm = "";                 // of the operation under way; a literal, for counters and traces
+  std::size_t streams = std::numeric_limits<std::size_t>::max();  // to each peer that it may use
 
   bool is_single_host() const { return members.hosts.size() == 1; }
 
   void send(int peer, std::uint64_t slot, const std::byte* data, std::size_t size, Link::Pending& pending) {
-    links[static_cast<std::size_t>(peer)]->send(slot, data, size, pending);
+    links[static_cast<std::size_t>(peer)]->send(slot, data, size, pending, streams);
   }
   void receive(int peer, std::uint64_t slot, std::byte* data, std::size_t size, Link::Pending& pending) {
     links[static_cast<std::size_t>(peer)]->receive(slot, data, size, pending);

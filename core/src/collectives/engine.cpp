@@ -62,13 +62,8 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
         continue;
       }
       streams[index] = std::make_unique<SocketStream>(*progress_, std::move(connections_.mail[index]), [] {});
-      links_[index] = std::make_unique<Link>(
-          *progress_, rank, std::move(connections_.data[index]), on_broken,
-          [this](const Fingerprint& own, const Fingerprint& theirs, int peer) {
-            return std::make_exception_ptr(
-                MismatchError(describe_mismatch(members_.tag(), own, members_.who(peer), theirs)));
-          },
-          on_error);
+      links_[index] =
+          std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken, on_error);
     }
     mailbox_->open(std::move(streams));
     control_->open();
@@ -83,12 +78,16 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
 
 Engine::~Engine() { shutdown(""); }
 
+std::exception_ptr Engine::inherited_error() const {
+  if (!ForkGuard::in_forked_child(fork_generation_)) return nullptr;
+  return std::make_exception_ptr(
+      ClosedError("[smdp] this process is a forked child of rank " +
+                  std::to_string(members_.world_rank(members_.rank)) + " and cannot use its group '" + members_.name +
+                  "'. Communicate in the parent, or start the child with spawn and its own smdp.init()."));
+}
+
 void Engine::check_usable() const {
-  if (ForkGuard::in_forked_child(fork_generation_)) {
-    throw ClosedError("[smdp] this process is a forked child of rank " + std::to_string(members_.rank) +
-                      " and cannot use its group '" + members_.name +
-                      "'. Communicate in the parent, or start the child with spawn and its own smdp.init().");
-  }
+  if (const std::exception_ptr inherited = inherited_error()) std::rethrow_exception(inherited);
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);
 }
@@ -231,8 +230,14 @@ bool Engine::poll_collective() {
       if (collective.scheduler.error()) moved = collective.scheduler.poll();
     }
   }
-  if (!collective.root.done()) return moved;
   const std::exception_ptr failure = collective.scheduler.error();
+  if (failure) {
+    // A part of it that has thrown has taken its buffers along, and no stream may write into them.
+    for (const auto& link : links_) {
+      if (link) link->abandon();
+    }
+  }
+  if (!collective.root.done()) return moved;
   if (failure) fail(failure, Tell::kEveryone);
   const std::unique_ptr<Collective> ended = std::move(active_);
   record(*ended);  // before a caller may drive the next, which shares the context

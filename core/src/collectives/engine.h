@@ -65,6 +65,9 @@ class Engine final : public Progress::Client {
   Clock::time_point deadline() override;
 
  private:
+  // In a forked child: why the group is closed to it. Null elsewhere.
+  std::exception_ptr inherited_error() const;
+
   enum class Tell { kNobody, kEveryone };
   enum class Driver { kNone, kCaller, kProgress };
 

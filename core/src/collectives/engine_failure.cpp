@@ -227,10 +227,12 @@ void Engine::on_broken(int rank, const std::string& reason) {
 }
 
 void Engine::abort(const std::string& reason) {
+  if (ForkGuard::in_forked_child(fork_generation_)) return;
   fail(std::make_exception_ptr(ClosedError(members_.prefix() + "aborted: " + reason)), Tell::kEveryone);
 }
 
 std::exception_ptr Engine::error() const {
+  if (const std::exception_ptr inherited = inherited_error()) return inherited;
   const std::lock_guard lock(mutex_);
   return error_;
 }

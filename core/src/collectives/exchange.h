@@ -24,7 +24,9 @@ struct Lane {
 };
 inline constexpr std::uint64_t kSlotsPerExchange = 4096;
 
-Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
+// owners: the first so many hosts own a shard each.
+Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction,
+                     std::size_t owners);
 Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
 // float32 through a codec; offset: of `data` within the codec's buffer.
 Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec);

@@ -1,5 +1,6 @@
 // Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Everybody sends each owner its shard,
-// owners sum in host order and send the result back: two hops, whatever the number of hosts.
+// owners sum in host order and send the result back: two hops, whatever the number of hosts. So it is with
+// fewer owners, each of a longer shard.
 #include <vector>
 
 #include "collectives/exchange.h"
@@ -7,10 +8,13 @@
 
 namespace smdp {
 
-Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction) {
+Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction,
+                     std::size_t owners) {
   const std::size_t hosts = lane.ranks.size();
   const std::size_t element = size_of(reduction.dtype);
-  const auto shard = [&](std::size_t host) { return slice_of(count, hosts, host, element); };
+  const auto shard = [&](std::size_t host) {
+    return host < owners ? slice_of(count, owners, host, element) : Slice{count, count};
+  };
   const Slice own = shard(lane.me);
   std::vector<std::byte> scratch(hosts * own.size() * element);
   std::vector<Link::Pending> partials(hosts, 0);
@@ -19,14 +23,19 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
 
   for (std::size_t host = 0; host < hosts; ++host) {
     if (host == lane.me) continue;
-    context.receive(lane.ranks[host], lane.slots, scratch.data() + host * own.size() * element, own.size() * element,
-                    partials[host]);
+    if (lane.me < owners) {
+      context.receive(lane.ranks[host], lane.slots, scratch.data() + host * own.size() * element, own.size() * element,
+                      partials[host]);
+    }
     // A result can only arrive after the peer has got all of this rank's part of that shard: no overlap in time.
-    context.receive(lane.ranks[host], lane.slots + 1, data + shard(host).begin * element, shard(host).size() * element,
-                    results[host]);
+    if (host < owners) {
+      context.receive(lane.ranks[host], lane.slots + 1, data + shard(host).begin * element,
+                      shard(host).size() * element, results[host]);
+    }
   }
   for (std::size_t step = 1; step < hosts; ++step) {
     const std::size_t host = (lane.me + step) % hosts;  // everybody starts with another owner
+    if (host >= owners) continue;
     context.send(lane.ranks[host], lane.slots, data + shard(host).begin * element, shard(host).size() * element, sends);
   }
 
@@ -36,7 +45,7 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
     sources[host] = host == lane.me ? data + own.begin * element : scratch.data() + host * own.size() * element;
   }
   if (own.size() != 0) reduce(data + own.begin * element, sources.data(), hosts, own.size(), reduction);
-  for (std::size_t step = 1; step < hosts; ++step) {
+  for (std::size_t step = 1; step < hosts && lane.me < owners; ++step) {
     const std::size_t host = (lane.me + step) % hosts;
     context.send(lane.ranks[host], lane.slots + 1, data + own.begin * element, own.size() * element, sends);
   }

@@ -1,5 +1,8 @@
 // Ring: in step s of the first half, host h sends shard h - s to its right neighbour and adds shard h - s - 1, which
 // comes from the left; after M - 1 steps it owns the whole of shard h + 1. The second half passes the results on.
+//
+// Nobody waits for what it sends before the end, so what comes from the left is always taken: a ring of ranks that wait
+// for their right neighbours would stand still. A shard's result comes after all have received what was sent of it.
 #include <vector>
 
 #include "collectives/exchange.h"
@@ -13,13 +16,13 @@ Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t cou
   const int left = lane.ranks[(lane.me + hosts - 1) % hosts];
   const int right = lane.ranks[(lane.me + 1) % hosts];
   const auto shard = [&](std::size_t index) { return slice_of(count, hosts, index % hosts, element); };
+  Link::Pending sent = 0;
   std::vector<std::byte> scratch(longest_slice(count, hosts, element) * element);
 
   for (std::size_t step = 0; step + 1 < hosts; ++step) {
     const Slice out = shard(lane.me + hosts - step);
     const Slice in = shard(lane.me + 2 * hosts - step - 1);
     Link::Pending received = 0;
-    Link::Pending sent = 0;
     context.receive(left, lane.slots + step, scratch.data(), in.size() * element, received);
     context.send(right, lane.slots + step, data + out.begin * element, out.size() * element, sent);
     co_await settled(left, received);
@@ -29,18 +32,16 @@ Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t cou
       const void* sources[] = {scratch.data(), data + in.begin * element};
       reduce(data + in.begin * element, sources, 2, in.size(), partial);
     }
-    co_await settled(right, sent);
   }
   for (std::size_t step = 0; step + 1 < hosts; ++step) {
     const Slice out = shard(lane.me + 1 + hosts - step);
     const Slice in = shard(lane.me + hosts - step);
     Link::Pending received = 0;
-    Link::Pending sent = 0;
     context.receive(left, lane.slots + hosts + step, data + in.begin * element, in.size() * element, received);
     context.send(right, lane.slots + hosts + step, data + out.begin * element, out.size() * element, sent);
     co_await settled(left, received);
-    co_await settled(right, sent);
   }
+  co_await settled(right, sent);
 }
 
 }  // namespace smdp

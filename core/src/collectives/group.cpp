@@ -20,6 +20,9 @@
 namespace smdp {
 namespace {
 
+constexpr int kStreamsToTry = 4;
+constexpr int kMostRanksToTryStreams = 16;
+
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
@@ -65,6 +68,11 @@ void check_rank(const Members& members, const char* what, int rank) {
                         std::to_string(members.size - 1) + ".");
 }
 
+void check_source(const Members& members, int rank) {
+  check_rank(members, "source", rank);
+  if (rank == members.rank) throw InvalidArgument(members.prefix() + "cannot receive from itself.");
+}
+
 Mailbox::Request outgoing(const char* operation, const Members& members, ConstBuffer data, DType dtype, int destination,
                           std::int64_t tag) {
   check_rank(members, "destination", destination);
@@ -104,6 +112,36 @@ Fingerprint fingerprint(OpKind kind, DType dtype, ReduceOp op = ReduceOp::kSum, 
   print.op = op;
   print.root = root;
   return print;
+}
+
+// Lists of equal blocks count as one shape: of a block, or, where one tensor is divided, of that.
+void add_shapes(Fingerprint& print, Shapes shapes, bool is_divided) {
+  const bool is_even =
+      std::all_of(shapes.begin(), shapes.end(), [&](const auto& shape) { return shape == shapes.front(); });
+  if (shapes.empty()) return;
+  if (!is_even) {
+    print.add_shapes(shapes);
+    return;
+  }
+  std::vector<std::int64_t>& shape = shapes.front();
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;  // nothing has no shape
+  if (is_divided && shapes.size() > 1) {
+    const auto blocks = static_cast<std::int64_t>(shapes.size());
+    if (shape.empty()) {
+      shape.push_back(blocks);
+    } else {
+      shape.front() *= blocks;
+    }
+  }
+  print.add_shape(shape);
+}
+
+// All but the first extent, which may differ between ranks.
+void add_open_shape(Fingerprint& print, const Shapes& shapes, std::size_t count) {
+  if (shapes.empty() || count == 0) return;
+  std::vector<std::int64_t> shape = shapes.front();
+  if (!shape.empty()) shape.front() = 0;
+  print.add_shape(shape);
 }
 
 Reduction reduction_for(DType dtype, ReduceOp op, int size) {
@@ -257,6 +295,15 @@ int Group::local_rank() const { return static_cast<int>(impl_->members().local_i
 int Group::local_size() const { return static_cast<int>(impl_->members().local_ranks().size()); }
 int Group::host_index() const { return static_cast<int>(impl_->members().host_index); }
 const std::vector<std::vector<int>>& Group::hosts() const { return impl_->members().hosts; }
+
+int Group::streams_to_try() const {
+  const GroupOptions& options = impl_->engine->options();
+  const Members& members = impl_->members();
+  // Several rails need a stream each, and many ranks would want many descriptors.
+  const bool is_open = options.streams == 0 && options.socket_ifname.empty();
+  return is_open && members.hosts.size() > 1 && members.size <= kMostRanksToTryStreams ? kStreamsToTry : 0;
+}
+
 const std::vector<std::string>& Group::host_names() const { return impl_->members().host_names; }
 
 Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype,
@@ -327,7 +374,8 @@ Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, 
       print, all.size, [=](Context& context) { return broadcast_any(context, all, root); }, call);
 }
 
-Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call) {
+Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call,
+                                const Shapes& shapes) {
   const Members& members = impl_->members();
   check_list(members, "all_gather's output", out.size());
   check_count(members, "all_gather's input", in.count, out[static_cast<std::size_t>(members.rank)].count);
@@ -335,6 +383,7 @@ Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType d
   for (const Buffer& buffer : out) check_buffer("all_gather", buffer.data, buffer.count);
   Fingerprint print = fingerprint(OpKind::kAllGather, dtype);
   print.count = hash_counts(out);
+  add_shapes(print, shapes, false);
   return impl_->engine->collective(
       print, total(out, dtype),
       [blocks = views(out, dtype), own = view(in, dtype)](Context& context) {
@@ -344,7 +393,7 @@ Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType d
 }
 
 Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, ReduceOp op, double factor,
-                                    const Call& call) {
+                                    const Call& call, const Shapes& shapes) {
   const Members& members = impl_->members();
   check_reduction(members, "reduce_scatter", dtype, op);
   check_list(members, "reduce_scatter's input", in.size());
@@ -353,6 +402,7 @@ Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DTy
   for (const ConstBuffer& buffer : in) check_buffer("reduce_scatter", buffer.data, buffer.count);
   Fingerprint print = fingerprint(OpKind::kReduceScatter, dtype, op);
   print.count = hash_counts(in);
+  add_shapes(print, shapes, true);
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
       print, total(in, dtype),
@@ -362,7 +412,8 @@ Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DTy
       call);
 }
 
-Group::Handle Group::all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call) {
+Group::Handle Group::all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call,
+                                const Shapes& shapes) {
   const Members& members = impl_->members();
   const auto me = static_cast<std::size_t>(members.rank);
   check_list(members, "all_to_all's input", in.size());
@@ -370,15 +421,18 @@ Group::Handle Group::all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer>
   check_count(members, "all_to_all's output for this rank", out[me].count, in[me].count);
   for (const ConstBuffer& buffer : in) check_buffer("all_to_all", buffer.data, buffer.count);
   for (const Buffer& buffer : out) check_buffer("all_to_all", buffer.data, buffer.count);
+  Fingerprint print = fingerprint(OpKind::kAllToAll, dtype);
+  add_shapes(print, shapes, true);
   return impl_->engine->collective(
-      fingerprint(OpKind::kAllToAll, dtype), total(in, dtype),
+      print, total(in, dtype),
       [outgoing = views(in, dtype), incoming = views(out, dtype)](Context& context) {
         return pairwise(context, outgoing, incoming);
       },
       call);
 }
 
-Group::Handle Group::gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call) {
+Group::Handle Group::gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call,
+                            const Shapes& shapes) {
   const Members& members = impl_->members();
   check_rank(members, "root", root);
   check_buffer("gather", in.data, in.count);
@@ -393,12 +447,15 @@ Group::Handle Group::gather(ConstBuffer in, std::vector<Buffer> out, DType dtype
   outgoing[static_cast<std::size_t>(root)] = view(in, dtype);
   std::vector<Bytes> incoming = views(out, dtype);
   incoming.resize(static_cast<std::size_t>(members.size));
+  Fingerprint print = fingerprint(OpKind::kGather, dtype, ReduceOp::kSum, root);
+  add_open_shape(print, shapes, in.count);
   return impl_->engine->collective(
-      fingerprint(OpKind::kGather, dtype, ReduceOp::kSum, root), std::max(total(out, dtype), in.count * size_of(dtype)),
+      print, std::max(total(out, dtype), in.count * size_of(dtype)),
       [outgoing, incoming](Context& context) { return pairwise(context, outgoing, incoming); }, call);
 }
 
-Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call) {
+Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call,
+                             const Shapes& shapes) {
   const Members& members = impl_->members();
   check_rank(members, "root", root);
   check_buffer("scatter", out.data, out.count);
@@ -413,9 +470,10 @@ Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtyp
   outgoing.resize(static_cast<std::size_t>(members.size));
   std::vector<Bytes> incoming(static_cast<std::size_t>(members.size));
   incoming[static_cast<std::size_t>(root)] = view(out, dtype);
+  Fingerprint print = fingerprint(OpKind::kScatter, dtype, ReduceOp::kSum, root);
+  add_open_shape(print, shapes, out.count);
   return impl_->engine->collective(
-      fingerprint(OpKind::kScatter, dtype, ReduceOp::kSum, root),
-      std::max(total(in, dtype), out.count * size_of(dtype)),
+      print, std::max(total(in, dtype), out.count * size_of(dtype)),
       [outgoing, incoming](Context& context) { return pairwise(context, outgoing, incoming); }, call);
 }
 
@@ -435,17 +493,14 @@ Group::Handle Group::offer(ConstBuffer data, DType dtype, int destination, std::
 }
 
 void Group::refuse(int source, std::int64_t tag) {
-  const Members& members = impl_->members();
-  check_rank(members, "source", source);
-  if (source == members.rank) throw InvalidArgument(members.prefix() + "cannot receive from itself.");
+  check_source(impl_->members(), source);
   impl_->engine->refuse(source, tag);
 }
 
 Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call) {
   const Members& members = impl_->members();
-  if (source != Mailbox::kAnySource) check_rank(members, "source", source);
+  if (source != Mailbox::kAnySource) check_source(members, source);
   check_buffer("recv", data.data, data.count);
-  if (source == members.rank) throw InvalidArgument(members.prefix() + "cannot receive from itself.");
   Mailbox::Request request{};
   request.data = bytes(data.data);
   request.size = data.count * size_of(dtype);
@@ -477,9 +532,20 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
     return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
   });
   GroupOptions options = impl_->engine->options();
+  // A copy of the world has its numbers.
+  std::vector<int> everybody(all.size());
+  std::iota(everybody.begin(), everybody.end(), 0);
+  if (ranks != everybody) options.world_rank = members.world_rank(members.rank);
   options.name = members.name + "/" + name + "-" + std::to_string(number) + "/" + std::to_string(color);
   const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
   return std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
+}
+
+std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {
+  GroupOptions options = impl_->engine->options();
+  if (streams > 0) options.streams = streams;
+  options.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
+  return std::make_unique<Group>(impl_->store, rank(), size(), options);
 }
 
 std::string Group::explain(std::size_t bytes) const {

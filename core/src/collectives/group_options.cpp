@@ -66,6 +66,8 @@ GroupOptions GroupOptions::from(const std::map<std::string, std::string>& values
       options.streams = static_cast<int>(number(name, value, 1, 64));
     } else if (name == "threads") {
       options.threads = static_cast<int>(number(name, value, 1, 64));
+    } else if (name == "world_rank") {
+      options.world_rank = static_cast<int>(number(name, value, 0, 2'147'483'647));
     } else if (name == "chunk_bytes") {
       options.chunk_bytes = static_cast<std::size_t>(number(name, value, 16'384, 67'108'864));
     } else if (name == "force_kernel") {

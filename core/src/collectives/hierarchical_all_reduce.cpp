@@ -12,11 +12,12 @@
 namespace smdp {
 namespace {
 
-// Bytes of one host's shard of one lane in one chunk: long enough to keep a link busy, short enough that the last
-// chunk's second hop, which nothing overlaps, is short.
-constexpr std::size_t kShardBytes = std::size_t{128} << 10;
-constexpr std::size_t kCodedShardBytes = 4 * kShardBytes;  // before encoding
-// Chunks under way between hosts.
+// Before encoding.
+constexpr std::size_t kCodedShardBytes = std::size_t{512} << 10;
+// Of a lane: every step of recursive doubling sends the whole chunk.
+constexpr std::size_t kDoublingBytes = std::size_t{1} << 20;
+// Chunks under way between hosts. None starts before all that are this far behind it are over, so that no message of a
+// later one keeps one that is awaited from coming.
 constexpr std::size_t kWindow = 3;
 
 struct Chunk {
@@ -32,8 +33,10 @@ struct Pipeline {
   const Planner& planner;
   std::size_t lanes;
   std::vector<Chunk> chunks = {};
-  std::size_t summed = 0;            // chunks that have left the first stage
-  std::vector<bool> exchanged = {};  // chunks that have left the second
+  std::vector<Algorithm> algorithms = {};  // between hosts, by item
+  std::size_t summed = 0;                  // chunks that have left the first stage
+  std::vector<bool> exchanged = {};        // chunks that have left the second
+  std::size_t over = 0;                    // of those, the first ones without a gap
 
   const Batch::Item& item(std::size_t k) const { return batch.items()[chunks[k].item]; }
   // Within the item.
@@ -43,13 +46,28 @@ struct Pipeline {
   }
   bool has_lane() const { return context.members.local_index < lanes; }
 
+  void end_exchange(std::size_t k) {
+    exchanged[k] = true;
+    while (over < chunks.size() && exchanged[over]) ++over;
+  }
+
+  // A measurement has no say where ends of shards decide what is lost, or in what order a sum is formed.
+  std::size_t chunk_bytes(const Batch::Item& one, Algorithm algorithm) const {
+    if (one.codec == nullptr && algorithm == Algorithm::kRecursiveDoubling) return kDoublingBytes * lanes;
+    const std::size_t parts = context.members.hosts.size() * lanes;
+    if (one.codec != nullptr) return kCodedShardBytes * parts;
+    return parts * (algorithm == Algorithm::kRing ? cost::ExchangeSizes{}.shard : batch.sizes().shard);
+  }
+
   // An empty item is a chunk, too: it ends when its turn comes.
   void cut() {
-    const std::size_t parts = context.members.hosts.size() * lanes;
     for (std::size_t i = 0; i < batch.items().size(); ++i) {
       const Batch::Item& one = batch.items()[i];
-      const std::size_t shard = one.codec == nullptr ? kShardBytes : kCodedShardBytes;
-      const std::size_t most = std::max<std::size_t>(1, shard * parts / size_of(one.reduction.dtype));
+      algorithms.push_back(one.codec == nullptr
+                               ? planner.host_exchange(one.bytes() / lanes, context.members.hosts.size())
+                               : Algorithm::kDirect);
+      const std::size_t most =
+          std::max<std::size_t>(1, chunk_bytes(one, algorithms.back()) / size_of(one.reduction.dtype));
       std::size_t begin = 0;
       do {
         const std::size_t size = std::min(most, one.count - begin);
@@ -97,7 +115,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
   lane.me = members.host_index;
   for (const std::vector<int>& host : members.hosts) lane.ranks.push_back(host[members.local_index]);
   for (std::size_t k = worker; k < p.chunks.size(); k += kWindow) {
-    co_await until(-1, [&p, k] { return p.summed > k; });
+    co_await until(-1, [&p, k] { return p.summed > k && k < p.over + kWindow; });
     const Batch::Item& item = p.item(k);
     const Slice slice = p.slice(k, members.local_index);
     std::byte* data = item.out + slice.begin * size_of(item.reduction.dtype);
@@ -105,10 +123,10 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
     if (item.codec != nullptr) {
       p.context.algorithm = "direct, encoded";
       co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *item.codec);
-      p.exchanged[k] = true;
+      p.end_exchange(k);
       continue;
     }
-    const Algorithm algorithm = p.planner.host_exchange(item.bytes() / p.lanes, members.hosts.size());
+    const Algorithm algorithm = p.algorithms[p.chunks[k].item];
     p.context.algorithm = name_of(algorithm);
     switch (algorithm) {
       case Algorithm::kRing:
@@ -118,9 +136,11 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
         co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), item.reduction);
         break;
       default:
-        co_await exchange_direct(p.context, lane, data, slice.size(), item.reduction);
+        co_await exchange_direct(
+            p.context, lane, data, slice.size(), item.reduction,
+            p.batch.sizes().owners(slice.size() * size_of(item.reduction.dtype), members.hosts.size()));
     }
-    p.exchanged[k] = true;
+    p.end_exchange(k);
   }
 }
 
@@ -147,6 +167,7 @@ Task spread_chunks(Pipeline& p) {
 Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner) {
   std::size_t lanes = std::numeric_limits<std::size_t>::max();
   for (const std::vector<int>& host : context.members.hosts) lanes = std::min(lanes, host.size());
+  context.streams = batch.sizes().streams;
   Pipeline pipeline{context, batch, planner, lanes};
   pipeline.cut();
   std::vector<Task> stages;

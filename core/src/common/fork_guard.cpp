@@ -43,10 +43,16 @@ void install() {
                  [] { ::pthread_atfork([] { table().mutex.lock(); }, [] { table().mutex.unlock(); }, close_all); });
 }
 
+// Forks count from the start, also those before the first descriptor.
+[[maybe_unused]] const bool installed = [] {
+  install();
+  return true;
+}();
+
 }  // namespace
 
 void ForkGuard::add(int descriptor) noexcept {
-  install();
+  install();  // for objects that are made before `installed`
   if (descriptor < 0 || descriptor >= kMost) return;
   const std::lock_guard lock(table().mutex);
   table().bits[descriptor / 64].fetch_or(std::uint64_t{1} << (descriptor % 64));

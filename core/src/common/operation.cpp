@@ -3,11 +3,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "common/completion.h"
+#include "common/fork_guard.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -18,11 +20,17 @@ struct CompletionQueue {
   std::mutex mutex;
   std::condition_variable condition;
   std::deque<std::uint64_t> tokens;  // guarded by mutex
+  const std::uint64_t generation = ForkGuard::generation();
 };
 
+// A forked child gets its own: a thread of the parent's may hold the lock of the inherited one.
 CompletionQueue& completion_queue() {
-  static CompletionQueue& queue = *new CompletionQueue;  // never destroyed: threads may outlive main
-  return queue;
+  static std::atomic<CompletionQueue*> current{new CompletionQueue};  // never destroyed: threads may outlive main
+  CompletionQueue* known = current.load();
+  if (!ForkGuard::in_forked_child(known->generation)) return *known;
+  auto fresh = std::make_unique<CompletionQueue>();
+  if (current.compare_exchange_strong(known, fresh.get())) known = fresh.release();
+  return *known;
 }
 
 void push_completion(std::uint64_t token) {
@@ -34,29 +42,48 @@ void push_completion(std::uint64_t token) {
 
 }  // namespace
 
+// In a forked child the mutex may be held by a thread that is not there, and what was running never ends: nothing is
+// locked or waited for, and an operation that had not ended counts as ended by a ClosedError.
 struct Operation::State {
   std::atomic<bool> is_urgent = false;
+  const std::uint64_t fork_generation = ForkGuard::generation();
   mutable std::mutex mutex;
   std::condition_variable condition;
-  bool done = false;  // guarded by mutex, as all below
-  std::exception_ptr error;
+  std::atomic<bool> done = false;  // written under mutex, after all else that complete() leaves
+  std::exception_ptr error;        // guarded by mutex until done, as all below
   int source = -1;
   std::vector<std::uint64_t> tokens;
   std::vector<std::function<void()>> callbacks;
   std::chrono::steady_clock::time_point began{};
   std::chrono::steady_clock::time_point ended{};
+
+  bool is_inherited() const { return ForkGuard::in_forked_child(fork_generation); }
+  // Of an inherited one.
+  std::exception_ptr inherited_error() const {
+    if (done.load()) return error;
+    return std::make_exception_ptr(
+        ClosedError("[smdp] this process is a forked child of the one that started the operation and cannot wait for "
+                    "it. Communicate in the parent, or start the child with spawn and its own smdp.init()."));
+  }
 };
 
 Operation::Operation() : state_(std::make_unique<State>()) {}
-Operation::~Operation() = default;
+Operation::~Operation() {
+  // A condition on which a thread of the parent waits cannot be destroyed here: that would wait for the thread.
+  if (state_->is_inherited()) (void)state_.release();
+}
 
 void Operation::hurry() { state_->is_urgent.store(true, std::memory_order_relaxed); }
 bool Operation::is_urgent() const { return state_->is_urgent.load(std::memory_order_relaxed); }
 
 void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
+  if (state_->is_inherited()) {
+    if (const std::exception_ptr error = state_->inherited_error()) std::rethrow_exception(error);
+    return;
+  }
   hurry();
   std::unique_lock lock(state_->mutex);
-  const auto is_done = [this] { return state_->done; };
+  const auto is_done = [this] { return state_->done.load(); };
   if (!timeout) {
     state_->condition.wait(lock, is_done);
   } else if (!state_->condition.wait_until(lock, std::chrono::system_clock::now() + *timeout, is_done)) {
@@ -67,29 +94,29 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
 }
 
 bool Operation::wait_for(std::chrono::milliseconds timeout) {
+  if (state_->is_inherited()) return true;
   hurry();
   std::unique_lock lock(state_->mutex);
   return state_->condition.wait_until(lock, std::chrono::system_clock::now() + timeout,
-                                      [this] { return state_->done; });
+                                      [this] { return state_->done.load(); });
 }
 
-bool Operation::done() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->done;
-}
+bool Operation::done() const { return state_->done.load() || state_->is_inherited(); }
 
 std::exception_ptr Operation::error() const {
+  if (state_->is_inherited()) return state_->inherited_error();
   const std::lock_guard lock(state_->mutex);
   return state_->error;
 }
 
 int Operation::source() const {
+  if (state_->is_inherited()) return state_->done.load() ? state_->source : -1;
   const std::lock_guard lock(state_->mutex);
   return state_->source;
 }
 
 void Operation::notify(std::uint64_t token) {
-  {
+  if (!state_->is_inherited()) {
     const std::lock_guard lock(state_->mutex);
     if (!state_->done) {
       state_->tokens.push_back(token);
@@ -100,7 +127,7 @@ void Operation::notify(std::uint64_t token) {
 }
 
 void Operation::then(std::function<void()> callback) {
-  {
+  if (!state_->is_inherited()) {
     const std::lock_guard lock(state_->mutex);
     if (!state_->done) {
       state_->callbacks.push_back(std::move(callback));
@@ -111,11 +138,13 @@ void Operation::then(std::function<void()> callback) {
 }
 
 std::chrono::steady_clock::time_point Operation::began() const {
+  if (state_->is_inherited()) return state_->began;
   const std::lock_guard lock(state_->mutex);
   return state_->began;
 }
 
 std::chrono::steady_clock::time_point Operation::ended() const {
+  if (state_->is_inherited()) return state_->ended;
   const std::lock_guard lock(state_->mutex);
   return state_->ended;
 }
@@ -128,15 +157,16 @@ void Operation::begin() {
 void Operation::complete(std::exception_ptr error, int source) {
   std::vector<std::uint64_t> tokens;
   std::vector<std::function<void()>> callbacks;
+  if (state_->is_inherited()) return;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->done) return;
-    state_->done = true;
     state_->ended = std::chrono::steady_clock::now();
     state_->error = std::move(error);
     state_->source = source;
     tokens.swap(state_->tokens);
     callbacks.swap(state_->callbacks);
+    state_->done = true;
     state_->condition.notify_all();
   }
   for (const std::uint64_t token : tokens) push_completion(token);

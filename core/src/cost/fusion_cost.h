@@ -5,12 +5,16 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 namespace smdp::cost {
 
 struct Measured {
   double latency = 100e-6;  // s, of the smallest all_reduce
   double bandwidth = 1e9;   // bytes of buffer per second
+  double reduction = 10e9;  // bytes/s that a rank sums, of float32
+  // Connections to each peer that gave this bandwidth; fewer were slower. Default: all there are.
+  std::size_t streams = std::numeric_limits<std::size_t>::max();
 };
 
 struct FusionSizes {

@@ -6,6 +6,7 @@
 
 #include "collectives/planner.h"
 #include "cost/collective_cost.h"
+#include "cost/exchange_cost.h"
 #include "fusion/layout.h"
 #include "smdp/error.h"
 #include "smdp/simulation.h"
@@ -13,8 +14,7 @@
 namespace smdp {
 namespace {
 
-// Of a chunk's shard, and chunks under way: hierarchical_all_reduce.cpp.
-constexpr double kShardBytes = 128 << 10;
+// Chunks under way: hierarchical_all_reduce.cpp.
 constexpr double kWindow = 3;
 
 // Bytes on the wire per byte of float32.
@@ -40,13 +40,14 @@ struct Transfer {
 };
 
 // bytes: of a buffer. Inside a host at the rate of shared memory, at the same time as the link.
-Transfer transfer(double bytes, const DdpSetting& setting, const Planner& planner, const cost::Network& network) {
+Transfer transfer(double bytes, const DdpSetting& setting, const Planner& planner, const cost::Network& network,
+                  const cost::ExchangeSizes& sizes) {
   const auto hosts = static_cast<double>(setting.hosts);
   const auto ranks = static_cast<double>(setting.ranks_per_host);
   const double local = setting.ranks_per_host == 1 ? 0 : cost::two_shot(bytes, setting.ranks_per_host);
   if (setting.hosts == 1) return {local, 0};
   const double wire = bytes * wire_ratio(setting) / network.bandwidth;
-  const double chunks = std::ceil(bytes / (kShardBytes * hosts * ranks));
+  const double chunks = std::ceil(bytes / (static_cast<double>(sizes.shard) * hosts * ranks));
   const double spread = local / chunks;  // of the last chunk
   const double step = network.hop + network.message;
   switch (planner.host_exchange(static_cast<std::size_t>(bytes / ranks), setting.hosts)) {
@@ -96,10 +97,11 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
     now -= layer.backward_seconds;
   }
 
-  // What measure_all_reduce() would find: the smallest all_reduce, and the rate of large ones.
+  // What measure() would find: the smallest all_reduce, and the rate of large ones.
   const auto hosts = static_cast<double>(setting.hosts);
   const cost::Measured measured{2 * network.hop, setting.bandwidth * hosts / std::max(1.0, 2 * (hosts - 1))};
   const cost::FusionSizes sizes = cost::fusion_sizes(measured, setting.hosts, setting.buffer_bytes);
+  const cost::ExchangeSizes exchange = cost::exchange_sizes(measured, setting.hosts, setting.ranks_per_host);
   std::vector<std::size_t> order(gradients.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   const Layout layout = lay_out(gradients, order, sizes, std::max(setting.buffer_bytes, sizes.usual));
@@ -109,7 +111,8 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
   for (const PlannedBuffer& buffer : layout.buffers) {
     double filled = 0;
     for (const std::size_t member : buffer.members) filled = std::max(filled, ready[member]);
-    const Transfer one = transfer(static_cast<double>(buffer.count * sizeof(float)), setting, planner, network);
+    const Transfer one =
+        transfer(static_cast<double>(buffer.count * sizeof(float)), setting, planner, network, exchange);
     const bool alone = setting.hosts == 1 && setting.ranks_per_host == 1;
     link = std::max(link, filled) + (alone ? 0 : one.busy);
     prediction.communication_seconds += alone ? 0 : one.busy;

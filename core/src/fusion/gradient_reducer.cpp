@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <shared_mutex>
@@ -60,12 +61,38 @@ struct FusionBuffer {
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };
 
-bool is_finite(const float* values, std::size_t count) {
-  std::uint32_t largest = 0;
+// Floats are compared as integers without their sign; infinity and NaN are the largest.
+template <class Bits>
+bool are_below(Bits infinity, const std::byte* values, std::size_t count) {
+  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;
+  Bits largest = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffU);
+    Bits bits;
+    std::memcpy(&bits, values + i * sizeof bits, sizeof bits);
+    largest = std::max<Bits>(largest, bits & kMagnitude);
   }
-  return largest < 0x7f800000U;
+  return largest < infinity;
+}
+
+bool are_finite(const std::byte* values, std::size_t count, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return are_below<std::uint32_t>(0x7f800000U, values, count);
+    case DType::kComplex64:
+      return are_below<std::uint32_t>(0x7f800000U, values, 2 * count);
+    case DType::kFloat64:
+      return are_below<std::uint64_t>(0x7ff0000000000000U, values, count);
+    case DType::kComplex128:
+      return are_below<std::uint64_t>(0x7ff0000000000000U, values, 2 * count);
+    case DType::kBfloat16:
+      return are_below<std::uint16_t>(0x7f80U, values, count);
+    case DType::kFloat16:
+      return are_below<std::uint16_t>(0x7c00U, values, count);
+    case DType::kComplex32:
+      return are_below<std::uint16_t>(0x7c00U, values, 2 * count);
+    default:
+      return true;
+  }
 }
 
 }  // namespace
@@ -91,13 +118,18 @@ class GradientReducer::Impl {
   Impl(Group& base, std::vector<Gradient> gradients, const GradientReducerOptions& options)
       : gradients_(std::move(gradients)), options_(options) {
     check_arguments(base);
-    group_ = base.split(0, base.rank(), "gradients");
+    const int streams = base.streams_to_try();
+    group_ = base.twin("gradients", streams);
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
-    measured_ = measure_all_reduce(*group_);
+    measured_ = measure(*group_, streams > 1);
     // Where buffers end decides what int8 and top-k lose, so there no measurement may have a say.
     const bool is_lossy = options_.compression == Compression::kInt8 || options_.compression == Compression::kTopK;
     sizes_ = cost::fusion_sizes(is_lossy ? cost::Measured{} : measured_, group_->hosts().size(), options_.buffer_bytes);
+    const std::vector<std::vector<int>>& hosts = group_->hosts();
+    const auto fewest = std::min_element(hosts.begin(), hosts.end(),
+                                         [](const auto& one, const auto& other) { return one.size() < other.size(); });
+    exchange_ = cost::exchange_sizes(measured_, hosts.size(), fewest->size());
     std::vector<std::size_t> order(gradients_.size());
     std::iota(order.rbegin(), order.rend(), std::size_t{0});
     lay_out_by(order);
@@ -243,11 +275,18 @@ class GradientReducer::Impl {
                        " fusion buffers between " + std::to_string(group_->size()) + " ranks on " +
                        std::to_string(group_->hosts().size()) +
                        " hosts; compression between hosts: " + name_of(options_.compression) + ".\n";
+    const auto rate = [](double bytes) { return std::to_string(static_cast<int>(bytes / 1e6)) + " MB/s"; };
     text += "Measured: the smallest all_reduce takes " + std::to_string(static_cast<int>(measured_.latency * 1e6)) +
-            " us, large ones " + std::to_string(static_cast<int>(measured_.bandwidth / 1e6)) +
-            " MB/s. Hence buffers of at most " + megabytes(sizes_.usual) +
+            " us, large ones " + rate(measured_.bandwidth) + ", sums " + rate(measured_.reduction) +
+            ". Hence buffers of at most " + megabytes(sizes_.usual) +
             " (latency is 2 % of their time, or 1 MiB per host; limit " + megabytes(options_.buffer_bytes) +
             "), the first and the last of about " + megabytes(sizes_.smallest) + ".\n";
+    if (group_->hosts().size() > 1) {
+      const std::string streams = measured_.streams == 1 ? "one connection" : "all connections";
+      text += "Between hosts: every host owns a part of a chunk, " + std::to_string(exchange_.shard >> 10) +
+              " KiB each; where they would be below " + std::to_string(exchange_.least) +
+              " bytes, fewer hosts do; over " + streams + " to each rank.\n";
+    }
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
       const PlannedBuffer& plan = buffers_[i].plan;
       const std::size_t bytes = plan.count * size_of(plan.dtype);
@@ -260,12 +299,12 @@ class GradientReducer::Impl {
 
  private:
   void end_step(TimePoint begin) {
+    // A gradient of any dtype makes whoever scales the loss skip the step.
     bool counts = true;
+    const bool keeps = keeps_residuals();
     for (const FusionBuffer& buffer : buffers_) {
       if (trace::is_on()) trace_buffer(buffer);
-      if (buffer.codec && buffer.codec->has_state()) {
-        counts = counts && is_finite(reinterpret_cast<const float*>(buffer.data), buffer.plan.count);
-      }
+      counts = counts && (!keeps || are_finite(buffer.data, buffer.plan.count, buffer.plan.dtype));
     }
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->end_step(counts);
@@ -325,8 +364,8 @@ class GradientReducer::Impl {
   // Under mutex_.
   void begin_step() {
     if (is_in_step_) return;
-    // Once: what compression kept of the first step goes with the old layout.
-    if (steps_ == 1 && !has_new_layout_) {
+    // Once; but what compression has kept of the first step belongs to the layout that it has.
+    if (steps_ == 1 && !has_new_layout_ && !keeps_residuals()) {
       std::vector<std::uint32_t> order(gradients_.size());
       std::memcpy(order.data(), order_place(), order.size() * sizeof(std::uint32_t));
       lay_out_by({order.begin(), order.end()});
@@ -343,6 +382,11 @@ class GradientReducer::Impl {
       buffer.first = {};
     }
     begin_batch();
+  }
+
+  bool keeps_residuals() const {
+    return std::any_of(buffers_.begin(), buffers_.end(),
+                       [](const FusionBuffer& buffer) { return buffer.codec && buffer.codec->has_state(); });
   }
 
   // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a
@@ -413,7 +457,7 @@ class GradientReducer::Impl {
     }
     auto* used = reinterpret_cast<std::byte*>(everywhere_.data());
     items.push_back({used, used, everywhere_.size(), {DType::kUint8, ReduceOp::kMax}});
-    batch_ = std::make_shared<Batch>(std::move(items), 0);
+    batch_ = std::make_shared<Batch>(std::move(items), 0, exchange_);
     handle_.reset();
   }
 
@@ -512,6 +556,7 @@ class GradientReducer::Impl {
   double factor_ = 1;
   cost::Measured measured_;
   cost::FusionSizes sizes_{};
+  cost::ExchangeSizes exchange_{};
   Layout layout_;
   std::vector<FusionBuffer> buffers_;
   // What all must know: a byte per gradient that some rank had; the microseconds that each rank computed; in the first

@@ -57,9 +57,9 @@ class Int8Codec final : public GradientCodec {
     auto* numbers = reinterpret_cast<std::int8_t*>(out + sizeof(float));
     float scale = std::bit_cast<float>(largest) / 127;
     if (largest >= kInfinityBits) {
-      // The whole block becomes infinite or NaN: what its size was cannot be told any more.
+      // The whole block becomes infinite, each with its sign, or NaN: what its size was cannot be told any more.
       scale = std::bit_cast<float>(largest);
-      std::memset(numbers, 1, n);
+      for (std::size_t i = 0; i < n; ++i) numbers[i] = static_cast<std::int8_t>(std::signbit(values[i]) ? -1 : 1);
       std::copy(now, now + n, next);
     } else if (scale < 1e-37F) {  // zeros, or so small that 1 / scale overflows
       scale = 0;

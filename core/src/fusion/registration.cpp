@@ -6,12 +6,15 @@
 #include <cstring>
 #include <string>
 
+#include "collectives/batch.h"
+#include "reduce/reduce.h"
 #include "smdp/error.h"
 
 namespace smdp {
 namespace {
 
 constexpr std::size_t kTextBytes = 512;  // of a difference
+constexpr double kWorthIt = 1.15;
 
 std::string line_of(const Gradient& gradient) {
   const std::string shape = gradient.shape.empty() ? "[" + std::to_string(gradient.count) + "]" : gradient.shape;
@@ -63,19 +66,33 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
   }
 }
 
-// Not blocking calls: gradients are summed by the progress thread, too.
-double seconds_of(Group& group, std::vector<float>& data, int times) {
+// As gradients are summed, by the progress thread; the median.
+double seconds_of(Group& group, std::vector<float>& data, int times, const cost::ExchangeSizes& sizes = {}) {
   Call call;
   call.async = true;
-  const std::array<std::int64_t, 1> shape{static_cast<std::int64_t>(data.size())};
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
   std::vector<double> taken;
   for (int i = 0; i <= times; ++i) {
+    std::vector<Batch::Item> items{{bytes, bytes, data.size(), {DType::kFloat32, ReduceOp::kSum}}};
     const auto start = std::chrono::steady_clock::now();
-    group.all_reduce(data.data(), data.data(), shape, DType::kFloat32, ReduceOp::kSum, 1.0, call)->wait();
+    group.all_reduce_batch(std::make_shared<Batch>(std::move(items), 1, sizes), call)->wait();
     if (i != 0) taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::sort(taken.begin(), taken.end());
   return taken[taken.size() / 2];
+}
+
+// Of two sources, while the other ranks of this host do the same.
+double bytes_summed_per_second(const std::vector<float>& data) {
+  std::vector<float> sum(data.size());
+  const std::array<const void*, 2> sources{sum.data(), data.data()};
+  double least = 1;
+  for (int i = 0; i < 3; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    reduce(sum.data(), sources.data(), sources.size(), sum.size(), {DType::kFloat32, ReduceOp::kSum});
+    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return static_cast<double>(2 * sizeof(float) * data.size()) / std::max(least, 1e-9);
 }
 
 }  // namespace
@@ -111,7 +128,7 @@ void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, 
   }
 }
 
-cost::Measured measure_all_reduce(Group& group) {
+cost::Measured measure(Group& group, bool tries_streams) {
   std::vector<float> small(1);
   std::vector<float> large(std::size_t{64} << 10);  // 256 KiB
   cost::Measured measured;
@@ -124,11 +141,21 @@ cost::Measured measure_all_reduce(Group& group) {
     large.resize(std::size_t{1} << 20);
     taken = seconds_of(group, large, 3);
   }
+  if (tries_streams) {
+    // They share a link less evenly, so they must be worth it.
+    cost::ExchangeSizes one;
+    one.streams = 1;
+    const double alone = is_fast != 0 ? seconds_of(group, large, 3, one) : taken;
+    if (alone <= kWorthIt * taken) {
+      taken = alone;
+      measured.streams = 1;
+    }
+  }
   const auto bytes = static_cast<double>(large.size() * sizeof(float));
   measured.bandwidth = bytes / std::max(taken - measured.latency, 0.1 * taken);
-  std::array<double, 2> figures{measured.latency, measured.bandwidth};
-  group.broadcast(figures.data(), std::array<std::int64_t, 1>{2}, DType::kFloat64, 0);
-  return {figures[0], figures[1]};
+  measured.reduction = bytes_summed_per_second(large);
+  group.broadcast(&measured, std::array<std::int64_t, 1>{sizeof measured}, DType::kUint8, 0);
+  return measured;
 }
 
 }  // namespace smdp

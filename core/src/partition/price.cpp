@@ -77,17 +77,21 @@ std::optional<double> activation_cap(const Problem& problem, const std::vector<S
   return left;
 }
 
-pipeline::Schedule schedule_of(const Problem& problem, const std::vector<Stage>& stages,
-                               pipeline::GenerateOptions options) {
+// Notes in the partition what it has made the schedule with.
+pipeline::Schedule schedule_of(const Problem& problem, pipeline::GenerateOptions options, Partition& partition) {
+  partition.schedule = problem.schedule;
   if (problem.schedule != "auto") return pipeline::generate(problem.schedule, options);
-  options.memory_cap = activation_cap(problem, stages);
+  options.memory_cap = activation_cap(problem, partition.stages);
   if (!options.memory_cap) return pipeline::generate("auto", options);
   try {
-    return pipeline::generate("auto", options);
+    const pipeline::Schedule schedule = pipeline::generate("auto", options);
+    partition.activation_cap = *options.memory_cap;
+    return schedule;
   } catch (const InvalidArgument&) {
     // One cap for all ranks is more than is asked where early ones have few parameters and many activations.
     options.memory_cap.reset();
-    return pipeline::generate(problem.virtual_stages == 1 ? "1f1b" : "auto", options);
+    if (problem.virtual_stages == 1) partition.schedule = "1f1b";
+    return pipeline::generate(partition.schedule, options);
   }
 }
 
@@ -132,7 +136,7 @@ Partition priced(const Problem& problem, const Spans& spans, const Ends& ends) {
   options.microbatches = problem.microbatches;
   options.active_microbatches = problem.active_microbatches;
   options.costs = costs_of(problem, partition.stages);
-  const pipeline::Schedule schedule = schedule_of(problem, partition.stages, options);
+  const pipeline::Schedule schedule = schedule_of(problem, options, partition);
   const pipeline::Simulation simulation = pipeline::simulate(schedule, *options.costs);
   partition.step = simulation.makespan + tied_seconds(problem, partition.stages);
   partition.bubble = simulation.bubble;
@@ -153,6 +157,7 @@ Partition priced(const Problem& problem, const Spans& spans, const std::vector<i
   std::vector<std::vector<std::size_t>> units(static_cast<std::size_t>(problem.ranks));
   for (std::size_t i = 0; i < spans.units(); ++i) units[static_cast<std::size_t>(rank_of[i])].push_back(i);
   Partition partition;
+  partition.schedule = problem.schedule;
   for (int rank = 0; rank < problem.ranks; ++rank) {
     Stage stage = stage_of(problem, std::move(units[static_cast<std::size_t>(rank)]));
     stage.rank = rank;

@@ -57,6 +57,10 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
     records = exchange_records(store, rank, size, own, options, [&](Record& master, const std::vector<Record>& others) {
       listen(master, addresses_of_master(master, others, options));
     });
+  }
+  introduce(records, members);
+  if (size > 1) {
+    check_shared(store, records, members);
     const auto moved_key = [](int mover) { return "moved/" + std::to_string(mover); };
     if (must_move(records, rank)) {
       listeners.clear();
@@ -70,7 +74,6 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
     }
   }
 
-  for (const Record& record : records) members.host_names.push_back(record.host_name);
   members.hosts = group_by_host(records);
   members.host_index = members.host_of(rank);
   std::vector<std::string> masks;

@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <mutex>
 
+#include "common/fork_guard.h"
+#include "rendezvous/inherited_store.h"
 #include "smdp/error.h"
 #include "smdp/store.h"
 
@@ -12,12 +15,14 @@ namespace {
 class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override {
+    check_inherited();
     const std::lock_guard lock(mutex_);
     values_[key] = value;
     changed_.notify_all();
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    check_inherited();
     std::unique_lock lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
     while (values_.count(key) == 0) {
@@ -34,11 +39,18 @@ class MemoryStore final : public Store {
   }
 
   bool check(const std::string& key) override {
+    check_inherited();
     const std::lock_guard lock(mutex_);
     return values_.count(key) != 0;
   }
 
  private:
+  // What a forked child writes into its copy, no rank elsewhere reads.
+  void check_inherited() const {
+    if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
+  }
+
+  const std::uint64_t generation_ = ForkGuard::generation();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;  // guarded by mutex_

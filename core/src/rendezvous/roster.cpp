@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <fstream>
@@ -20,22 +21,31 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // First line of the roster: what follows is a list of records, or the reason why there is none.
-constexpr char kGood[] = "roster 1";
-constexpr char kBad[] = "failed 1";
+constexpr char kGood[] = "roster 2";
+constexpr char kBad[] = "failed 2";
+// How long rank 0 waits for the others to read why the group is refused.
+constexpr milliseconds kFarewell{3000};
 
 std::string encode(const Record& record) {
-  return record.host_name + '\n' + record.host_key + '\n' + record.local_name + '\n' + record.master_seen + '\n' +
-         record.cores + '\n' + encode_rails(record.rails) + '\n';
+  std::string text;
+  for (const std::string& line :
+       {record.host_name, record.host_key, record.local_name, record.master_seen, record.cores,
+        std::to_string(record.world_rank), record.shared[0], record.shared[1], record.shared[2]}) {
+    text += line + '\n';
+  }
+  return text + encode_rails(record.rails) + '\n';
 }
 
 Record decode(std::istream& in) {
   Record record;
+  std::string world_rank;
   std::string rails;
-  for (std::string* line :
-       {&record.host_name, &record.host_key, &record.local_name, &record.master_seen, &record.cores, &rails}) {
+  for (std::string* line : {&record.host_name, &record.host_key, &record.local_name, &record.master_seen, &record.cores,
+                            &world_rank, &record.shared[0], &record.shared[1], &record.shared[2], &rails}) {
     if (!std::getline(in, *line))
       throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
   }
+  std::istringstream(world_rank) >> record.world_rank;
   record.rails = decode_rails(rails);
   return record;
 }
@@ -91,6 +101,9 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
   if (!options.host_id.empty()) record.host_name = options.host_id;
   record.local_name = "smdp-" + nonce;
   record.cores = core_mask();
+  record.world_rank = options.world_rank;
+  record.shared = {options.algorithm, options.strict ? "strict" : "not strict",
+                   options.streams == 0 ? "not set" : std::to_string(options.streams)};
   if (rank != 0 && !options.master_addr.empty()) record.master_seen = resolve(options.master_addr);
   return record;
 }
@@ -152,6 +165,48 @@ std::vector<Record> exchange_records(
   std::vector<Record> records;
   for (int i = 0; i < size; ++i) records.push_back(decode(in));
   return records;
+}
+
+void introduce(const std::vector<Record>& records, Members& members) {
+  const bool is_part =
+      std::any_of(records.begin(), records.end(), [](const Record& record) { return record.world_rank >= 0; });
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    members.host_names.push_back(records[rank].host_name);
+    if (is_part) {
+      members.world_ranks.push_back(records[rank].world_rank < 0 ? static_cast<int>(rank) : records[rank].world_rank);
+    }
+  }
+}
+
+void check_shared(Store& store, const std::vector<Record>& records, const Members& members) {
+  const bool is_one_host = std::all_of(records.begin(), records.end(), [&](const Record& record) {
+    return record.host_key == records.front().host_key;
+  });
+  const auto seen_key = [](int rank) { return "refused/" + std::to_string(rank); };
+  for (std::size_t i = 0; i < kShared.size(); ++i) {
+    if (is_one_host && std::string(kShared[i]) == "SMDP_STREAMS") continue;  // between hosts only
+    const std::string& first = records.front().shared[i];
+    const auto other =
+        std::find_if(records.begin(), records.end(), [&](const Record& record) { return record.shared[i] != first; });
+    if (other == records.end()) continue;
+    if (members.rank != 0) {
+      store.set(seen_key(members.rank), "1");
+    } else {
+      const auto deadline = steady_clock::now() + kFarewell;
+      for (int rank = 1; rank < members.size; ++rank) {
+        const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+        if (left.count() <= 0) break;
+        try {
+          store.get(seen_key(rank), left);
+        } catch (const Error&) {
+          break;  // it has ended in another way
+        }
+      }
+    }
+    throw ConfigError(members.prefix() + kShared[i] + " is '" + first + "' on " + members.who(0) + ", but '" +
+                      other->shared[i] + "' on " + members.who(static_cast<int>(other - records.begin())) +
+                      ". It decides how ranks talk to each other: set it alike in the environment of all ranks.");
+  }
 }
 
 bool must_move(const std::vector<Record>& records, int rank) {

@@ -1,6 +1,7 @@
 // Who came: one record per rank, collected by rank 0 through the store and handed to all.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "smdp/group.h"
 #include "smdp/store.h"
+#include "transport/members.h"
 
 namespace smdp {
 
@@ -17,13 +19,18 @@ struct Rail {
   std::uint16_t port = 0;
 };
 
+// Variables that decide how ranks talk to each other.
+inline constexpr std::array<const char*, 3> kShared{"SMDP_ALGORITHM", "SMDP_DETERMINISTIC", "SMDP_STREAMS"};
+
 struct Record {
   std::string host_name;    // for messages
   std::string host_key;     // equal on ranks that may share memory: boot id and network namespace, or SMDP_HOST_ID
   std::string local_name;   // of this rank's abstract Unix socket
   std::string master_seen;  // numeric address by which this rank reaches the master; empty on rank 0
   std::string cores;        // affinity mask, see common/cores.h
-  std::vector<Rail> rails;  // where this rank listens
+  int world_rank = -1;      // where it is not the rank itself
+  std::array<std::string, kShared.size()> shared;  // values of the variables above
+  std::vector<Rail> rails;                         // where this rank listens
 };
 
 // This rank's own record, but for the rails.
@@ -42,6 +49,13 @@ std::vector<std::string> addresses_of_master(const Record& own, const std::vecto
 std::vector<Record> exchange_records(
     Store& store, int rank, int size, Record own, const GroupOptions& options,
     const std::function<void(Record& own, const std::vector<Record>& others)>& complete);
+
+// What the ranks know of each other so far, for messages. Fills host_names and world_ranks.
+void introduce(const std::vector<Record>& records, Members& members);
+
+// Throws ConfigError, on all ranks alike, if one of kShared differs between ranks. Rank 0 does so last: its program may
+// end then, and the store with it.
+void check_shared(Store& store, const std::vector<Record>& records, const Members& members);
 
 // A rank beside rank 0 may know the master only by a loopback address, where other hosts cannot reach it. True for such
 // a rank once the roster shows that rank 0 has a better address: that is the one to listen on.

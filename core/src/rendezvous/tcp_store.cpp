@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/fork_guard.h"
+#include "rendezvous/inherited_store.h"
 #include "rendezvous/store_server.h"
 #include "rendezvous/store_wire.h"
 #include "transport/handshake.h"
@@ -37,9 +38,7 @@ class TcpStore::Client {
 
   StoreMessage ask(StoreCommand command, const std::string& key, const std::string& value,
                    std::chrono::milliseconds timeout) {
-    if (ForkGuard::in_forked_child(generation_)) {
-      throw ClosedError("[smdp] this store belongs to the parent process; a forked child must make its own.");
-    }
+    if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
     check_lengths(key, value);
     using Limits = std::numeric_limits<std::uint32_t>;
     timeout = std::clamp(timeout, std::chrono::milliseconds(0), std::chrono::milliseconds(Limits::max()));
@@ -118,9 +117,7 @@ std::uint16_t TcpStore::port() const { return port_; }
 
 Store* TcpStore::own_values() {
   if (server_ == nullptr) return nullptr;
-  if (ForkGuard::in_forked_child(generation_)) {
-    throw ClosedError("[smdp] this store belongs to the parent process; a forked child must make its own.");
-  }
+  if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
   return &server_->values();
 }
 

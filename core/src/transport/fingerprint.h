@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "smdp/dtype.h"
 
@@ -36,20 +36,31 @@ struct Fingerprint {
   OpKind kind = OpKind::kNone;
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  std::uint8_t ndim = 0;
+  std::uint8_t ndim = 0;  // at most kMostDims; kSeveral: dims are those of the first of several shapes
   std::int32_t root = -1;
-  std::uint32_t dims[kMaxDims] = {};
+  std::uint32_t dims[kMaxDims] = {};  // for messages
+  std::uint64_t shape = 0;            // hash of the whole shape, or list of shapes; 0: none was given
 
-  // Sets ndim and dims (cut at kMaxDims and 2^32 - 1) and count.
-  void set_shape(std::span<const std::int64_t> shape);
+  static constexpr std::uint8_t kSeveral = 0x80;
+  static constexpr std::uint8_t kMostDims = 0x7f;
 
-  // Same operation on the same kind of data. Whole object: padding-free by the assertion below.
-  bool matches(const Fingerprint& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+  // Sets ndim, dims (cut at kMaxDims and 2^32 - 1), shape and count.
+  void set_shape(std::span<const std::int64_t> extents);
+  // Sets all of that but count.
+  void add_shape(std::span<const std::int64_t> extents);
+  // The same for blocks of different shapes.
+  void add_shapes(const std::vector<std::vector<std::int64_t>>& shapes);
+
+  // Same operation on the same kind of data. Shapes are compared where both sides know them.
+  bool matches(const Fingerprint& other) const {
+    return sequence == other.sequence && count == other.count && kind == other.kind && dtype == other.dtype &&
+           op == other.op && root == other.root && (shape == other.shape || shape == 0 || other.shape == 0);
+  }
 
   // E.g. "all_reduce #12 float32[512] SUM", "broadcast #3 int64[4, 2] from rank 0".
   std::string describe() const;
 };
-static_assert(sizeof(Fingerprint) == 56);
+static_assert(sizeof(Fingerprint) == 64);
 
 // "FIRST called ..., but SECOND called ...", and the rule.
 std::string describe_mismatch(const std::string& first, const Fingerprint& theirs_first, const std::string& second,

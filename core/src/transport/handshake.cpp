@@ -10,7 +10,7 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kNonce = 32;
-constexpr char kMagic[8] = {'s', 'm', 'd', 'p', 'h', 's', '0', '1'};
+constexpr char kMagic[8] = {'s', 'm', 'd', 'p', 'h', 's', '0', '2'};
 
 struct Hello {
   char magic[8];

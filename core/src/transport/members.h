@@ -12,6 +12,7 @@ struct Members {
   int size = 1;
   std::string name;
   std::vector<std::string> host_names;  // by rank
+  std::vector<int> world_ranks;         // by rank, of a part of the world; empty where ranks are the world's
   std::vector<std::vector<int>> hosts;  // ranks of each host, ascending; hosts ordered by their lowest rank
   std::size_t host_index = 0;           // of this rank
   std::size_t local_index = 0;          // of this rank among hosts[host_index]
@@ -22,15 +23,24 @@ struct Members {
   // More ranks than cores: nobody should spin.
   bool is_oversubscribed() const { return local_ranks().size() > static_cast<std::size_t>(local_cores); }
 
-  // "rank 3 (host b)".
-  std::string who(int other) const {
-    return "rank " + std::to_string(other) + " (host " + host_names[static_cast<std::size_t>(other)] + ")";
+  int world_rank(int other) const { return world_ranks.empty() ? other : world_ranks[static_cast<std::size_t>(other)]; }
+
+  // "(host b)", or, in a part of the world, "(rank 5 of the world, host b)".
+  std::string place(int other) const {
+    const std::string world =
+        world_ranks.empty() ? "" : "rank " + std::to_string(world_rank(other)) + " of the world, ";
+    return "(" + world + "host " + host_names[static_cast<std::size_t>(other)] + ")";
   }
 
-  // "[smdp] rank 3 of 8 (host b)".
+  // "rank 3 (host b)", or "rank 3 of the group (rank 5 of the world, host b)".
+  std::string who(int other) const {
+    return "rank " + std::to_string(other) + (world_ranks.empty() ? " " : " of the group ") + place(other);
+  }
+
+  // "[smdp] rank 3 of 8 (host b)", or "[smdp] rank 3 of 4 in group 'x' (rank 5 of the world, host b)".
   std::string tag() const {
-    return "[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + " (host " +
-           host_names[static_cast<std::size_t>(rank)] + ")";
+    return "[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) +
+           (world_ranks.empty() ? " " : " in group '" + name + "' ") + place(rank);
   }
 
   // "[smdp] rank 3 of 8 (host b): ", the start of every message.

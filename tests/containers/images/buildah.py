@@ -32,6 +32,7 @@ class Storage:
         self.directory = directory
         self.pip_conf = directory / "pip.conf"
         self.volumes = self._use_pip_of_this_machine()
+        self.printed: dict[str, str] = {}  # by the first build of each tag: later ones may be of the cache
 
     def buildah(self, *words: str, timeout_s: float = 3600, stderr: int | None = None) -> str:
         """Run buildah and give its output."""
@@ -68,7 +69,9 @@ class Storage:
         command += [f"--secret=id=pip.conf,src={self.pip_conf}"]
         command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
         command += ["--tag", tag, "--file", str(dockerfile), *words, str(context)]
-        return self.buildah(*command, stderr=subprocess.STDOUT)
+        output = self.buildah(*command, stderr=subprocess.STDOUT)
+        self.printed.setdefault(tag, output)
+        return output
 
     def config(self, tag: str) -> dict[str, Any]:
         """The configuration of an image: Env, User, Entrypoint, Labels, Healthcheck, WorkingDir."""

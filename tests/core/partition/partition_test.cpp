@@ -7,6 +7,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -437,10 +438,10 @@ TEST(Partition, LongChainsAreFast) {
   }
   problem.units.back().cut_bytes = 0;
   problem.memory_cap = 1e9;
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   EXPECT_EQ(partition(problem).stages.size(), 64u);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(took.count(), 20) << "seconds; about 0.1 where nothing instruments the code";
+  const auto took = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(took, 20) << "seconds of processor time; about 0.1 where nothing instruments the code";
 }
 
 TEST(Partition, SmpsAlgorithm) {

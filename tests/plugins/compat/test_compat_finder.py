@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ENVIRON = {
-    name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_", "SMDATA"))
-}
-
-
-def python(
-    code: str, *, path: Path | None = None, cwd: Path | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    environ = {**ENVIRON, **variables, **({"PYTHONPATH": str(path)} if path else {})}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environ,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def passes(code: str, cwd: Path | None = None, **variables: str) -> None:
-    done = python(code, cwd=cwd, **variables)
-    assert done.returncode == 0, done.stderr
+from snippets import ENVIRON, passes, python
 
 
 def test_off_by_default() -> None:
@@ -77,6 +53,45 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
         LOCAL_WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29501",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "size", "local_size", "launcher", "hosts", "host"),
+    [
+        (1, 1, 2, 2, {}, ["algo-1"], "algo-1"),
+        (1, 1, 6, 2, {"GROUP_RANK": "0"}, ["algo-1", "algo-2", "algo-3"], "algo-1"),
+        (4, 0, 6, 2, {"GROUP_RANK": "2"}, ["algo-1", "algo-2", "algo-3"], "algo-3"),
+        (1, 0, 4, 2, {"SLURM_NODEID": "1"}, ["algo-1", "algo-2"], "algo-2"),  # rank by rank over the hosts
+        (1, 0, 4, 2, {}, None, None),  # nobody tells which host this is
+        (2, 0, 3, 2, {"GROUP_RANK": "1"}, None, None),  # hosts of different sizes
+    ],
+)
+def test_hosts_of_a_job(
+    tmp_path: Path,
+    rank: int,
+    local_rank: int,
+    size: int,
+    local_size: int,
+    launcher: dict[str, str],
+    hosts: list[str] | None,
+    host: str | None,
+) -> None:
+    passes(
+        "import json, os, smdp.compat\n"
+        "smdp.compat.install()\n"
+        f"assert json.loads(os.environ.get('SM_HOSTS', 'null')) == {hosts}\n"
+        f"assert os.environ.get('SM_CURRENT_HOST') == {host!r}\n"
+        "assert os.environ['SMDATAPARALLEL_SERVER_ADDR'] == '10.0.0.1'\n"
+        "assert int(os.environ['SMDATAPARALLEL_SERVER_PORT']) + 2 == 29501",
+        tmp_path,
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(local_size),
+        MASTER_ADDR="10.0.0.1",
+        MASTER_PORT="29501",
+        **launcher,
     )
 
 
@@ -193,17 +208,3 @@ def test_script_sees_its_own_arguments(tmp_path: Path) -> None:
             env=ENVIRON,
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_smddpcommon() -> None:
-    passes(
-        "import numpy as np, smdp, smddpcommon, herringcommon\n"
-        "smdp.init()\n"
-        "x = np.arange(4, dtype=np.float32)\n"
-        "smddpcommon.setBucketSize(1 << 20)\n"
-        "dtype = herringcommon.herringFloat32\n"
-        "task = smddpcommon.allReduce(x.ctypes.data, x.ctypes.data, dtype, 4, 0, 1, 0)\n"
-        "smddpcommon.wait(task.request)\n"
-        "assert x.tolist() == [0, 1, 2, 3]",
-        SMDP_COMPAT="1",
-    )

@@ -25,7 +25,10 @@ def test_script(launcher: str, script: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("horovod") is not None, reason="Horovod itself is installed, and answers")
-def test_graph_names() -> None:
-    done = start("smdp run", "tensorflow_graph_names.py")
+@pytest.mark.parametrize("script", ["tensorflow_graph_names.py", "tensorflow_keras_names.py"])
+def test_names(script: str) -> None:
+    if "keras" in script and str(getattr(tf.keras, "__version__", "2")).startswith("2"):
+        pytest.skip("needs Keras 3")
+    done = start("smdp run", script)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "all is right on 2 ranks" in done.stdout

@@ -26,6 +26,13 @@ def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
     check(launcher, "transformers_unmodified.py", str(tmp_path))
 
 
+def test_accelerate() -> None:
+    """In a training job of SageMaker that `accelerate launch` has started, by the variables it sets there."""
+    pytest.importorskip("accelerate")
+    variables = {"ACCELERATE_USE_SAGEMAKER": "true", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "DATA_PARALLEL"}
+    check("smdp run", "accelerate_smddp.py", **variables)
+
+
 def test_plugin_on_the_trainers_path(tmp_path: Path) -> None:
     """There the Trainer wraps the model itself; the plugin is asked all the same."""
     pytest.importorskip("transformers")
@@ -38,8 +45,9 @@ def test_lightning() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["smdp run", "mpirun"])
-def test_horovod_names(launcher: str) -> None:
-    done = start(launcher, "horovod_torch_names.py")
+@pytest.mark.parametrize("script", ["horovod_torch_names.py", "smddp_torch_names.py"])
+def test_names(launcher: str, script: str) -> None:
+    done = start(launcher, script)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "all is right on 2 ranks" in done.stdout
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from transformers_spawn import run
 
+import smdp
 from smdp.lightning import SmdpStrategy
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "lightning_text.py"
@@ -109,12 +110,23 @@ def test_equals_one_process(way: Any) -> None:
     assert first == pytest.approx(alone, abs=1e-5)
 
 
+class Explained(Regression):
+    """Remembers what its reducer was made with: after fit() it is gone."""
+
+    def on_train_end(self) -> None:
+        self.words = self.trainer.strategy.model.explain()
+
+
 def wrapped() -> Any:
-    """The gradient reducer is at work, and a checkpoint goes on where it was."""
-    trainer, _ = fitted(SmdpStrategy(compression="int8"), Regression())
+    """The gradient reducer is at work with its options, and a checkpoint goes on where it was."""
+    module = Explained()
+    trainer, _ = fitted(SmdpStrategy(compression="int8", bucket_cap_mb=0.5), module)
+    assert "on 2 hosts; compression between hosts: int8." in module.words, module.words
+    assert "limit 0.52 MB" in module.words, module.words
+    assert smdp.stats()["steps"] == 20
     folder = os.path.join(os.environ["SMDP_TEST_FOLDER"], "half.ckpt")
     trainer.save_checkpoint(folder)
-    again = Regression.load_from_checkpoint(folder)
+    again = Explained.load_from_checkpoint(folder)
     return torch.equal(again.layers[0].weight, trainer.lightning_module.layers[0].weight)
 
 
@@ -125,10 +137,13 @@ def test_checkpoint() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="process_group_backend is 'gloo'; it must be 'smdp'"):
         SmdpStrategy(process_group_backend="gloo")
+    with pytest.raises(ValueError, match="SmdpStrategy: compression is 'zip'; allowed: none, fp16"):
+        SmdpStrategy(compression="zip")
     with pytest.raises(ValueError, match="takes no ddp_comm_hook: use compression="):
         SmdpStrategy(ddp_comm_hook=print)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
     [["-m", "smdp", "run", "-n", "2"], pytest.param([], marks=pytest.mark.slow)],
@@ -141,7 +156,7 @@ def test_example(launcher: list[str]) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert float(re.findall(r"perplexity ([\d.]+)", done.stdout)[0]) < 40

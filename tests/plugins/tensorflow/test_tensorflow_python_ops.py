@@ -82,6 +82,24 @@ def test_library_refused() -> None:
     subprocess.run([sys.executable, "-c", REFUSED], check=True, timeout=60)
 
 
+UNTRIED = """
+import warnings
+import tensorflow as tf
+tf.__version__ = "2.99.1"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import smdp.tensorflow as sdp
+(text,) = [str(one.message) for one in caught if "[smdp]" in str(one.message)]
+assert "has been tried up to TensorFlow 2.21; this is 2.99.1" in text, text
+sdp.init()
+assert float(sdp.allreduce(2.0)) == 2.0
+"""
+
+
+def test_newer_than_what_was_tried() -> None:
+    subprocess.run([sys.executable, "-c", UNTRIED], check=True, timeout=60)
+
+
 def test_wrong_choice() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import smdp.tensorflow"],

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pipeline_models import WIDTH, Chain, Layer, made, rows, square_loss
+from pipeline_models import WIDTH, Chain, Language, Layer, batches, made, rows, square_loss
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from torch_spawn import run
 
@@ -29,8 +31,9 @@ def refused(*words: str, kind: type[Exception] | tuple[type[Exception], ...] = V
 def split(model: nn.Module | None = None, **options: Any) -> Any:
     import smdp.torch
 
+    model = made(Chain) if model is None else model
     return smdp.torch.pipeline(
-        model or made(Chain), **{"stages": 2, "microbatches": 4, "example_inputs": rows()[0], **options}
+        model, **{"stages": 2, "microbatches": 4, "example_inputs": rows()[0], **options}
     )
 
 
@@ -39,6 +42,12 @@ class Reentrant(Chain):
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=True)
         return self.head(x)
+
+
+class Optional(Chain):
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        output: Tensor = super().forward(x)
+        return output if attention_mask is None else output * attention_mask
 
 
 def arguments_of_pipeline() -> None:
@@ -62,6 +71,36 @@ def arguments_of_pipeline() -> None:
         split(pins={"layers.2": 1, "layers.5": 0})
     with refused("pins", "stage 7", kind=(ValueError, TypeError)):
         split(pins={"layers.2": 7})
+    with refused("puts 'head' on stage 0, and 1 stages would lie after 'head', where 0 modules run"):
+        split(pins={"head": 0})
+    with refused("puts 'layers.0' on stage 1, and 1 stages would lie before 'layers.0'"):
+        split(pins={"layers.0": 1})
+    tied = made(lambda: Language(tied=True))
+    with refused("puts 'head' on stage 0, .*share a weight may lie on two stages"):
+        split(tied, example_inputs=batches(1, 8)[0], pins={"words": 0, "head": 0})
+    for wrapped, words in (
+        (torch.compile(made(Chain)), "wrapped in OptimizedModule; .*_orig_mod.*compile=True"),
+        (nn.DataParallel(made(Chain)), r"wrapped in DataParallel; .*\(model.module\)"),
+        (torch.optim.swa_utils.AveragedModel(made(Chain)), "wrapped in AveragedModel"),
+        (
+            fully_shard(made(Chain), mesh=init_device_mesh("cpu", (2,))),
+            "wrapped in FSDPModule; .*before fully",
+        ),
+    ):
+        with refused(words):
+            split(wrapped)
+    pipe = split()
+    with refused("missing a required argument: 'x': 'xs'; did you mean 'x'"):
+        pipe.train_step({"xs": rows()[0]["x"]}, square_loss)
+    other = {"x": rows()[0]["x"] + dist.get_rank(), "y": rows()[0]["y"]}
+    with refused("ranks 0 and 1 hold stages of one pipeline and have read different batches"):
+        pipe.train_step(other, square_loss)
+    pipe = split(Optional(), example_inputs={"x": rows()[0]["x"]})
+    part = {"x": rows()[0]["x"], "attention_masks": torch.ones(8, 1)}
+    with refused(
+        "Optional does not take a key of the batch: 'attention_masks'; did you mean 'attention_mask'"
+    ):
+        pipe.train_step(part, lambda output: output.mean())
     with refused("no tensor"):
         split(example_inputs={"x": 3})
     with refused("no tensor"):

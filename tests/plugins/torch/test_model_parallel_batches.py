@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from pipeline_models import (
@@ -44,8 +45,9 @@ def counts_and_sizes() -> None:
     assert_trains_as_one(Language, without_mask, language_loss, call=call)
 
 
-def test_microbatches_and_sizes() -> None:
-    run(counts_and_sizes, 2)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_microbatches_and_sizes(ranks: int) -> None:
+    run(counts_and_sizes, ranks)
 
 
 def fewer_microbatches_than_stages() -> None:
@@ -124,5 +126,6 @@ def turns() -> None:
     tuples_and_tensors()
 
 
-def test_training_and_evaluation_in_turn() -> None:
-    run(turns, 2)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_training_and_evaluation_in_turn(ranks: int) -> None:
+    run(turns, ranks)

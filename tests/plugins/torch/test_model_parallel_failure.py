@@ -152,7 +152,7 @@ def raised_on_one_rank() -> None:
     assert torch.isfinite(pipe.train_step(rows()[0], square_loss))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_error_of_one_rank_reaches_the_others_with_its_text(ranks: int) -> None:
     run(raised_on_one_rank, ranks)
 

@@ -146,3 +146,26 @@ def holds_no_more_from_step_to_step() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_1p", marks=pytest.mark.slow)])
 def test_no_object_stays_after_its_step(schedule: str) -> None:
     run(holds_no_more_from_step_to_step, env={"SCHEDULE": schedule})
+
+
+def ends_its_threads() -> None:
+    import gc
+    import threading
+
+    from pipeline_models import Chain, made, rows, square_loss
+
+    import smdp.torch
+
+    pipe = smdp.torch.pipeline(made(Chain), microbatches=4, schedule="zb_v")
+    pipe.train_step(rows()[0], square_loss)
+    threads = [thread for thread in threading.enumerate() if thread.name == "smdp microbatch"]
+    assert threads
+    del pipe
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_pipeline_that_is_dropped_ends_its_threads() -> None:
+    run(ends_its_threads, 2)

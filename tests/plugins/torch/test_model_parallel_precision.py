@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from pipeline_models import (
@@ -118,5 +119,6 @@ def precisions() -> None:
     float16()
 
 
-def test_precisions() -> None:
-    run(precisions, 2)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_precisions(ranks: int) -> None:
+    run(precisions, ranks)

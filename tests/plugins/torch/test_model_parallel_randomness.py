@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from pipeline_models import Chain, adam, made, rows, square_loss, train_pipeline
@@ -82,6 +84,52 @@ def masks() -> None:
     assert not torch.equal(first[0], mask(other, rows()[0])[0])
     again.eval()
     assert not any(bool(given.any()) for given in mask(again, rows()[0]))
+
+
+class Marking(nn.Module):
+    """Adds a bit of its own to each number: what its dropout has kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        kept = functional.dropout(torch.ones_like(hidden), 0.5, self.training) > 0
+        return 2 * hidden + kept + self.scale
+
+
+class Marked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Marking() for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.zeros_like(x)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def masks_of_units_and_replicas() -> None:
+    """Units of one shape, microbatches and replicas draw differently."""
+    import smdp.torch
+
+    pipe = smdp.torch.pipeline(made(Marked), 2, 4, example_inputs=rows()[0])
+    _, given = pipe.train_step(rows(1, 8)[0], lambda output: (output.mean(), output.detach()))
+    found = []
+    for output in given:
+        bits = output.long()
+        found += [tuple(((bits >> place) & 1).flatten().tolist()) for place in range(6)]
+    everyone: list[list[Any]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, [pipe.layout.replica, found])
+    by_replica = dict(everyone)
+    assert len(by_replica) == dist.get_world_size() // 2
+    masks = [mask for part in by_replica.values() for mask in part]
+    assert len(set(masks)) == len(masks) == 24 * len(by_replica)
+
+
+def test_units_microbatches_and_replicas_draw_differently() -> None:
+    run(masks_of_units_and_replicas, 4)
 
 
 def drawn_by_user_is_left_alone() -> None:

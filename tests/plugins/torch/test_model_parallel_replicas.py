@@ -24,10 +24,10 @@ def replicas() -> None:
 
     for tied in (False, True):
         make = lambda tied=tied: Language(tied=tied)  # noqa: E731
-        steps = batches(3, 16)
+        steps = batches(5, 16)
         alone = made(make)
         expected = train_alone(alone, steps, 8)
-        for schedule in ("1f1b", "interleaved_1f1b"):
+        for schedule in ("1f1b", "interleaved_1f1b", "zb_1p", "zb_v"):
             pipe = smdp.torch.pipeline(made(make), 2, 4, schedule, example_inputs=steps[0])
             assert pipe.layout.replicas == 2
             optimizer = adam(pipe)
@@ -87,7 +87,7 @@ def ownership() -> None:
         make = lambda tied=tied: Language(tied=tied)  # noqa: E731
         alone = made(make)
         whole = dict(alone.named_parameters())
-        for schedule in ("1f1b", "interleaved_1f1b"):
+        for schedule in ("1f1b", "interleaved_1f1b", "zb_1p", "zb_v"):
             torch.manual_seed(0)
             with smdp.torch.delayed_initialization():
                 model = make()

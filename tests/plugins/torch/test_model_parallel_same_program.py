@@ -65,9 +65,9 @@ def reads_later() -> None:
 
     import smdp
     import smdp.torch
-    from smdp.torch.model_parallel import microbatch as microbatches
+    from smdp.torch.model_parallel import host_reads
 
-    microbatches._LONGEST_DETOUR = 1.0
+    host_reads._LONGEST_DETOUR = 1.0
     rank = dist.get_rank()
     steps = [0]
     read = []

@@ -31,11 +31,15 @@ def trains_as_one_process() -> None:
     alone = made(Language)
     expected = train_alone(alone, batches(5), 8)
     expected_evaluation = None
+    batch = batches(1)[0]
+    full = language_loss(made(Language)(**batch), batch).item()
     for schedule in os.environ["SCHEDULES"].split(","):
         pipe = smdp.torch.pipeline(
             made(Language), stages=dist.get_world_size(), microbatches=8, schedule=schedule
         )
+        assert abs(pipe.eval_step(batch, language_loss).item() - full) < 1e-6, schedule
         losses = train_pipeline(pipe, batches(5))
+        assert abs(losses[0] - full) < 1e-6, schedule
         assert differences(pipe, alone) == {}, schedule
         assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-6, schedule
         found = pipe.eval_step(batches(1)[0], language_loss).item()
@@ -62,16 +66,21 @@ def trains_with_tied_weights() -> None:
 
     alone = made(lambda: Language(tied=True))
     train_alone(alone, batches(5), 8)
-    pipe = smdp.torch.pipeline(made(lambda: Language(tied=True)), stages=dist.get_world_size())
-    train_pipeline(pipe, batches(5))
-    assert all(difference < 1e-6 for difference in differences(pipe, alone).values())
-    is_end = pipe.layout.stage_rank in (0, dist.get_world_size() - 1)
-    assert ("words.weight" in dict(pipe.named_parameters())) == is_end
+    for schedule in os.environ["SCHEDULES"].split(","):
+        model = made(lambda: Language(tied=True))
+        pipe = smdp.torch.pipeline(model, stages=dist.get_world_size(), schedule=schedule)
+        train_pipeline(pipe, batches(5))
+        found = differences(pipe, alone)
+        assert all(difference < 1e-6 for difference in found.values()), (schedule, found)
+        ends = {pipe.schedule.rank_of[0], pipe.schedule.rank_of[-1]}
+        has_words = "words.weight" in dict(pipe.named_parameters())
+        assert has_words == (pipe.layout.stage_rank in ends), schedule
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_tied_weights_are_trained_as_one(ranks: int) -> None:
-    run(trains_with_tied_weights, ranks)
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_tied_weights_are_trained_as_one(schedules: list[str], ranks: int) -> None:
+    run(trains_with_tied_weights, ranks, env={"SCHEDULES": ",".join(schedules)})
 
 
 def trains_modules_used_again() -> None:

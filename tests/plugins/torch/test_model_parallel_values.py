@@ -212,7 +212,7 @@ def structures_and_skips() -> None:
     assert_trains_as_one(Aliases, schedules=BOTH)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_structure_goes_over_any_stages(ranks: int) -> None:
     run(structures_and_skips if ranks == 2 else skips_on_four, ranks)
 
@@ -378,8 +378,9 @@ def observed_values() -> None:
     assert_trains_as_one(Observed, schedules=("1f1b", "gpipe"))
 
 
-def test_values_that_only_hooks_see() -> None:
-    run(observed_values, 2)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_values_that_only_hooks_see(ranks: int) -> None:
+    run(observed_values, ranks)
 
 
 class Routed(nn.Module):

@@ -177,6 +177,9 @@ def check_compression() -> None:
         error = (mine - plain).norm() / moved
         assert 0 < error < limit, (wire, error)
         assert wire in ddp.explain()
+    words = DistributedDataParallel(model()).explain()
+    for part in ("us, large ones", "MB/s, sums", "every host owns a part of a chunk,", "to each rank"):
+        assert part in words, words
 
 
 def test_compression_between_hosts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -114,17 +114,60 @@ def check_no_sync() -> None:
         torch.testing.assert_close(got.grad, want.grad)
 
 
+def train_unevenly(net: nn.Module, data: Callable[[int], Tensor], steps: int) -> list[list[Tensor]]:
+    """Train, and give the gradients of each step."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    gradients = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(data(step)).square().mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+        optimizer.step()
+    return gradients
+
+
+def alone_unevenly(net: nn.Module, steps: Sequence[int], by_all: bool) -> list[list[Tensor]]:
+    """Do in one process what ranks of so many steps do: those that still have data add up their gradients.
+
+    Args:
+        net: The model.
+        steps: Of each rank.
+        by_all: Divide by the number of all ranks, else of those that still have data.
+    """
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    gradients = []
+    for step in range(max(steps)):
+        ranks = [rank for rank, count in enumerate(steps) if step < count]
+        optimizer.zero_grad()
+        for rank in ranks:
+            loss = net(batch(step, rank)).square().mean()
+            (loss / (len(steps) if by_all else len(ranks))).backward()
+        gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+        optimizer.step()
+    return gradients
+
+
 def check_join() -> None:
-    net = DistributedDataParallel(model())
-    inputs = 3 + 2 * dist.get_rank()
-    with Join([net]):
-        for step in range(inputs):
-            net(part(step)).sum().backward()
-    with net.join():
-        for step in range(inputs):
-            net(part(step)).sum().backward()
-    for parameter in net.parameters():
-        assert torch.isfinite(parameter.grad).all()
+    steps = [3 + 2 * rank for rank in range(dist.get_world_size())]
+    mine = steps[dist.get_rank()]
+    for by_all in (True, False):
+        expected = model()
+        wanted = alone_unevenly(expected, steps, by_all)[:mine]
+        for is_method in (True, False):
+            net = DistributedDataParallel(model())
+            joining = (
+                net.join(divide_by_initial_world_size=by_all)
+                if is_method
+                else Join([net], divide_by_initial_world_size=by_all)
+            )
+            with joining:
+                found = train_unevenly(net, part, mine)
+            for step, (got, want) in enumerate(zip(found, wanted, strict=True)):
+                torch.testing.assert_close(
+                    got, want, rtol=0, atol=1e-9, msg=lambda text, step=step: f"step {step}: {text}"
+                )
+            # Those who ran out of data have the model of those who went on.
+            close(net.module, expected)
 
 
 def check_hooks() -> None:

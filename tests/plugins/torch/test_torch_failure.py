@@ -78,6 +78,30 @@ def timeout() -> None:
         time.sleep(4)
 
 
+def time_limits() -> None:
+    long = timedelta(days=365_000)
+    for wrong in (timedelta(0), timedelta(seconds=-5)):
+        with pytest.raises(ValueError, match=r"\[smdp\] timeout = .* is not valid; allowed: seconds above 0"):
+            dist.new_group(timeout=wrong)
+    group = dist.new_group(timeout=long)
+    rank = dist.get_rank()
+    for use in (lambda: None, lambda: group.set_timeout(timedelta.max)):
+        use()
+        time.sleep(0.2 * rank)
+        total = torch.ones(3)
+        dist.all_reduce(total, group=group)
+        assert total.tolist() == [2.0] * 3
+        time.sleep(0.2 * rank)
+        dist.barrier(group)
+    time.sleep(0.2 * rank)
+    work = dist.all_reduce(total, group=group, async_op=True)
+    with pytest.raises(ValueError, match="allowed: seconds above 0"):
+        work.wait(timedelta(seconds=-1))
+    assert work.wait(long)
+    with pytest.raises(ValueError, match="allowed: seconds above 0"):
+        group.set_timeout(timedelta(0))
+
+
 def killed_in_operation() -> None:
     dist.all_reduce(torch.ones(4))
     if dist.get_rank() == 1:
@@ -93,6 +117,35 @@ def killed_while_idle() -> None:
     time.sleep(5)
     with raises_within(1, "rank 1"):
         dist.all_reduce(torch.ones(4))
+
+
+def different_layouts() -> None:
+    """Tensors of as many elements are told apart; and who is who, in the group and in the world."""
+    import smdp
+
+    rank = dist.get_rank()
+    rows = (2, 3) if rank == 0 else (3, 2)
+    all_rows = (2 * rows[0], rows[1])
+    calls = (
+        lambda group: dist.reduce_scatter_tensor(torch.ones(6), torch.ones(all_rows), group=group),
+        lambda group: dist.all_gather_into_tensor(torch.ones(12), torch.ones(rows), group=group),
+        lambda group: dist.all_gather([torch.ones(rows) for _ in range(2)], torch.ones(6), group=group),
+        lambda group: dist.all_to_all_single(torch.ones(12), torch.ones(all_rows), group=group),
+    )
+    for call in calls:
+        pair = dist.new_group([0, 2])
+        if rank == 1:
+            continue
+        words = (
+            f"rank {rank // 2} of 2 in group 'torch:",
+            "(rank 0 of the world, host ",
+            "(rank 2 of the world, host ",
+            "3]",
+            "2]",
+        )
+        with raises_within(5, *words, kind=smdp.MismatchError):
+            call(pair)
+            dist.barrier(group=pair)
 
 
 class _Rows(Dataset[torch.Tensor]):
@@ -135,7 +188,7 @@ def forked_child() -> None:
 def missing_rank() -> None:
     import smdp
 
-    with raises_within(20, "[2] of 3", "[0, 1]", kind=smdp.TimeoutError):
+    with raises_within(20, "missing are 2 of 3", "here are 0-1", kind=smdp.TimeoutError):
         dist.init_process_group(
             "smdp",
             init_method=f"file://{os.environ['SMDP_TEST_STORE']}",
@@ -183,6 +236,10 @@ def test_futures_fail() -> None:
     run(different_operation_in_ddp_future, 2)
 
 
+def test_time_limits() -> None:
+    run(time_limits, 2)
+
+
 def test_timeout_of_a_group() -> None:
     run(timeout, 2)
 
@@ -197,6 +254,10 @@ def test_killed_while_idle() -> None:
 
 def test_killed_with_loader_workers() -> None:
     run(killed_with_loader_workers, 3, exits=KILLED)
+
+
+def test_different_layouts() -> None:
+    run(different_layouts, 3)
 
 
 def test_forked_child() -> None:

@@ -48,6 +48,11 @@ def task(rank: int, ranks: int, **more: str) -> dict[str, str]:
     return {**{name: str(value) for name, value in known.items()}, **names, **more}
 
 
+def full(**more: str) -> dict[str, str]:
+    """All that torch reads."""
+    return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **more}
+
+
 def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -110,15 +115,42 @@ def test_other_backends_are_left_alone() -> None:
         ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK='5' is not valid; allowed: 0 to 1, since WORLD_SIZE=2"),
         (task(0, 2, SLURM_NTASKS="x"), "SLURM_NTASKS='x' is not valid"),
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such.invalid", "MASTER_PORT": "29500"},
+            full(RANK="1", MASTER_ADDR="no-such.invalid"),
             "[smdp] MASTER_ADDR='no-such.invalid' is unknown on host",
         ),
+        (full(RANK="a"), "RANK='a' is not valid; allowed: an integer >= 0"),
+        (full(RANK="-1"), "RANK='-1' is not valid; allowed: an integer >= 0"),
+        (full(RANK="2"), "RANK='2' is not valid; allowed: 0 to 1, since WORLD_SIZE=2"),
+        (full(WORLD_SIZE="0"), "WORLD_SIZE='0' is not valid; allowed: an integer >= 1"),
+        (full(WORLD_SIZE="two"), "WORLD_SIZE='two' is not valid; allowed: an integer >= 1"),
+        (full(MASTER_PORT="0"), "MASTER_PORT='0' is not valid; allowed: a port, 1 to 65535"),
+        (full(MASTER_PORT="70000"), "MASTER_PORT='70000' is not valid; allowed: a port, 1 to 65535"),
+        (full(MASTER_PORT="http"), "MASTER_PORT='http' is not valid; allowed: a port, 1 to 65535"),
     ],
 )
 def test_wrong_input(more: dict[str, str], message: str) -> None:
     code, output = run(SMDP_INIT_TIMEOUT="5", **more)
     assert code == 1
-    assert message in output, output
+    assert message in output.strip().splitlines()[-1], output
+
+
+def test_a_rank_of_ones_own_goes_before_a_variable() -> None:
+    code = "import torch.distributed as dist\ndist.init_process_group('smdp', rank={}, world_size=2)\n"
+    exit_code, output = run(code=code.format(5), SMDP_INIT_TIMEOUT="2", **full(RANK="a", WORLD_SIZE="b"))
+    assert exit_code == 1
+    assert "rank='5' is not valid; allowed: 0 to 1, since world_size=2" in output, output
+    exit_code, output = run(
+        code=code.format(0),
+        SMDP_INIT_TIMEOUT="2",
+        **full(RANK="a", WORLD_SIZE="b", MASTER_PORT=free_port()),
+    )
+    assert "[smdp] rank 0 of 2: not all ranks met" in output, output
+
+
+def test_one_rank_alone_may_draw_its_port() -> None:
+    code, output = run(**full(WORLD_SIZE="1", MASTER_PORT="0"))
+    assert code == 0, output
+    assert "rank 0 of 1, sum 1" in output
 
 
 def test_a_port_that_is_taken() -> None:
@@ -151,19 +183,78 @@ def test_a_timeout_of_ones_own_counts_for_the_start() -> None:
     assert "not all ranks met" in output and "within 4 s" in output, output
 
 
+def test_a_timeout_without_end() -> None:
+    code = _JOIN.replace(
+        "(*sys.argv[1:])", "('smdp', timeout=__import__('datetime').timedelta(days=365_000))"
+    )
+    port = free_port()
+    both = [start(code=code, **full(RANK=str(rank), MASTER_PORT=port)) for rank in range(2)]
+    outputs = [one.communicate(timeout=180)[0] for one in both]
+    for rank, output in enumerate(outputs):
+        assert f"rank {rank} of 2, sum 2" in output, outputs
+
+
+def test_a_timeout_of_nothing_is_refused_before_the_start() -> None:
+    code = "import datetime as d, torch.distributed as dist\n"
+    exit_code, output = run(
+        code=code + "dist.init_process_group('smdp', timeout=d.timedelta(seconds=-3))", **full()
+    )
+    assert exit_code == 1
+    assert "ValueError: [smdp] timeout = -3.0 is not valid; allowed: seconds above 0" in output, output
+
+
 def test_a_rank_of_another_job_is_refused_and_the_job_goes_on() -> None:
     port = free_port()
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SMDP_INIT_TIMEOUT": "120"}
-    leader = start(**task(0, 3, **more))
-    begins = "import torch.distributed\nprint('begins', flush=True)\n" + _JOIN
-    stranger = start(code=begins, **task(1, 3, **{**more, "SLURM_JOB_ID": "18"}))
-    assert stranger.stdout is not None
-    while "begins" not in stranger.stdout.readline():  # else the job might end before it has come
-        assert stranger.poll() is None
-    followers = [start(**task(rank, 3, **more)) for rank in (1, 2)]
-    output = stranger.communicate(timeout=180)[0]
-    outputs = [one.communicate(timeout=180)[0] for one in (leader, *followers)]
-    assert stranger.returncode == 1
+    # Torch's store opens to three, the stranger among them; rank 2 comes when the stranger has gone.
+    early = [start(**task(rank, 3, **more)) for rank in (0, 1)]
+    code, output = run(**task(1, 3, **{**more, "SLURM_JOB_ID": "18"}))
+    assert code == 1
     assert f"=127.0.0.1:{port} is that of another job, '17.0', and this one is '18.0'" in output, output
-    assert [leader.returncode, *(one.returncode for one in followers)] == [0, 0, 0], outputs
+    code, output = run(**task(2, 3, **more))
+    outputs = [*(one.communicate(timeout=180)[0] for one in early), output]
+    assert [*(one.returncode for one in early), code] == [0, 0, 0], outputs
     assert "rank 0 of 3, sum 3" in outputs[0]
+
+
+def test_many_ranks_that_do_not_come_are_a_short_line() -> None:
+    code = (
+        "import torch.distributed as dist\n"
+        "from smdp.torch.rendezvous import open_session\n"
+        "open_session(dist.HashStore(), 0, 3000, 'world', 0.2)\n"
+    )
+    exit_code, output = run(code=code)
+    assert exit_code == 1
+    assert "of group 'world' have come: here are 0; missing are 1-2999 of 3000." in output, output
+
+
+_STORE = """
+import time, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
+    holder = start(code=_STORE)
+    assert holder.stdout is not None
+    port = holder.stdout.readline().strip()
+    code = (
+        "import torch.distributed as dist\n"
+        "from smdp.torch.rendezvous import open_session\n"
+        f"store = dist.TCPStore('127.0.0.1', {port}, 2, False)\n"
+        "print('waits', flush=True)\n"
+        "open_session(store, 1, 2, 'world', 60.0)\n"
+    )
+    waiting = start(code=code, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert waiting.stdout is not None
+    while waiting.stdout.readline().strip() != "waits":
+        assert waiting.poll() is None
+    holder.kill()
+    holder.communicate(timeout=60)
+    output = waiting.communicate(timeout=60)[0]
+    line = output.strip().splitlines()[-1]
+    assert line.startswith("smdp._errors.PeerLostError: [smdp] rank 1 of 2: the store at MASTER_ADDR"), line
+    assert f":MASTER_PORT=127.0.0.1:{port} went away while the ranks of group 'world' met" in line
+    assert "rank 0, or the launcher that holds the store, has ended" in line

@@ -106,7 +106,7 @@ def test_options_hold_all_that_is_set() -> None:
         ("SMDP_TIMEOUT", "soon", "a number of seconds above 0"),
         ("SMDP_TIMEOUT", "0", "a number of seconds above 0"),
         ("SMDP_TIMEOUT", "nan", "a number of seconds above 0"),
-        ("SMDP_TIMEOUT", "inf", "a number of seconds above 0"),
+        ("SMDP_TIMEOUT", "-inf", "a number of seconds above 0"),
         ("SMDP_INIT_TIMEOUT", "-1", "a number of seconds above 0"),
         ("SMDP_ALGORITHM", "magic", "one_shot"),
         ("SMDP_FORCE_KERNEL", "sse", "avx512"),
@@ -138,11 +138,23 @@ def test_a_wrong_value_is_an_error_of_one_line(name: str, value: str, allowed: s
     assert allowed in message
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [("inf", 1e7), ("1e300", 1e7), ("1e7", 1e7), ("2.5", 2.5), ("1e-9", 1e-3)]
+)
+def test_time_limits_are_what_the_core_can_count(text: str, expected: float) -> None:
+    found = config.Config.from_environ({"SMDP_TIMEOUT": text, "SMDP_INIT_TIMEOUT": text})
+    assert (found.timeout_s, found.init_timeout_s) == (expected, expected)
+
+
 def test_secret_file(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("from file\n")
     assert config.options({"SMDP_SECRET_FILE": str(path)})["secret"] == "from file"
-    assert config.options({"SMDP_SECRET_FILE": str(path), "SMDP_SECRET": "direct"})["secret"] == "direct"
+    with pytest.raises(errors.ConfigError) as caught:
+        config.options({"SMDP_SECRET_FILE": str(path), "SMDP_SECRET": "direct"})
+    assert str(caught.value) == (
+        f"SMDP_SECRET and SMDP_SECRET_FILE={str(path)!r} are both set; allowed: one of them"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import builtins
 import pickle
 
+import pytest
+
 import smdp._errors as errors
+from smdp._shown import shown_ranks
 
 
 def test_hierarchy() -> None:
@@ -24,3 +27,17 @@ def test_peer_lost_names_the_ranks_and_survives_pickling() -> None:
 
 def test_timeout_keeps_its_message() -> None:
     assert str(errors.TimeoutError("waited 3 s")) == "waited 3 s"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([], ""),
+        ([5], "5"),
+        ([1, 0], "0-1"),
+        ([9, 3, 4, 5, 0], "0, 3-5, 9"),
+        (range(1, 1_000_000), "1-999999"),
+    ],
+)
+def test_ranks_are_shown_as_ranges(ranks: list[int], expected: str) -> None:
+    assert shown_ranks(ranks) == expected

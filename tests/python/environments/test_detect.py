@@ -445,6 +445,7 @@ def test_every_launcher_honours_smdps_master(index: int) -> None:
         (HOROVOD, {"HOROVOD_SIZE": "x"}, r"HOROVOD_SIZE='x'"),
         (SLURM, {"SLURM_NTASKS": "2"}, r"SLURM_PROCID='3'.*0 to 1, since SLURM_NTASKS=2"),
         (SLURM, {"SLURM_NTASKS": ""}, r"SLURM_NTASKS is not set"),
+        (SLURM, {"SLURM_STEP_NUM_TASKS": "0"}, r"SLURM_STEP_NUM_TASKS='0' is not.*an integer >= 1"),
         (KUBEFLOW, {"PET_NNODES": "1:4"}, r"PET_NNODES='1:4' is a range.*torchrun"),
         (KUBEFLOW, {"PET_NODE_RANK": "2"}, r"PET_NODE_RANK='2'.*0 to 1, since PET_NNODES=2"),
         (KUBEFLOW, {"PET_MASTER_ADDR": ""}, r"SMDP_MASTER_ADDR is not set.*start the script with torchrun"),

@@ -37,6 +37,16 @@ def seconds(output: str) -> float:
             ["all_gather", "all_reduce"],
         ),
         ("g.broadcast(np.ones(9), g.rank % 2)", ["from rank 0", "from rank 1"]),
+        # As many elements, in other shapes.
+        ("g.reduce_scatter(np.ones((3, 4) if g.rank == 0 else (6, 2)))", ["float64[3, 4]", "float64[6, 2]"]),
+        ("g.reduce_scatter([np.ones((2, 3) if g.rank else 6)] * 3)", ["float64[18]", "float64[6, 3]"]),
+        ("g.all_gather(np.ones((2, 3) if g.rank == 0 else (3, 2)))", ["float64[2, 3]", "float64[3, 2]"]),
+        ("g.all_to_all(np.ones((3, 4) if g.rank == 0 else (6, 2)))", ["float64[3, 4]", "float64[6, 2]"]),
+        ("g.gather(np.ones((2, 3) if g.rank == 0 else (3, 2)))", ["float64[:, 3]", "float64[:, 2]"]),
+        (
+            "g.scatter(np.ones(18), out=np.ones((2, 3) if g.rank == 0 else (3, 2)))",
+            ["float64[:, 3]", "float64[:, 2]"],
+        ),
     ],
 )
 def test_mismatch_names_both_values(call: str, values: list[str], hosts: list[int], job: Job) -> None:
@@ -149,6 +159,43 @@ report(lambda: g.all_reduce(np.ones(3)))
             assert "PeerLostError" in rank.output and "rank 1 (host" in rank.output
 
 
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+def test_killed_rank_of_a_part_is_named_by_both_its_ranks(hosts: list[int], job: Job) -> None:
+    code = """
+g = joined()
+part = g.split(1 if g.rank else None)
+if g.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+if g.rank == 1:
+    try:
+        part.all_reduce(np.ones(9))
+    except smdp.PeerLostError as error:
+        print(error.ranks, error, flush=True)
+"""
+    ranks = job(3, code, hosts=hosts)
+    assert ranks[2].finish(30) == -signal.SIGKILL
+    assert ranks[1].finish(30) == 0, ranks[1].output
+    assert "[1] [smdp] rank 0 of 2 in group 'world/split-0/1' (rank 1 of the world, host " in ranks[1].output
+    assert "rank 1 of the group (rank 2 of the world, host " in ranks[1].output, ranks[1].output
+    ranks[0].finish(30)
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("SMDP_ALGORITHM", "two_shot"), ("SMDP_DETERMINISTIC", "strict")]
+)
+def test_a_variable_that_differs_is_named_on_all_ranks(
+    name: str, value: str, hosts: list[int], job: Job
+) -> None:
+    ranks = job(3, "report(joined)", hosts=hosts, own={2: {name: value}})
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+        assert f"ConfigError: [smdp] rank {rank.rank} of 3" in rank.output, rank.output
+        assert f"{name} is 'auto'" in rank.output or f"{name} is 'not strict'" in rank.output, rank.output
+        assert f"but '{value}' on rank 2" in rank.output, rank.output
+        assert seconds(rank.output) < 8
+
+
 def test_message_of_another_size_or_dtype(job: Job) -> None:
     code = """
 g = joined()
@@ -219,6 +266,50 @@ g.barrier()
     finish(job(2, code))
 
 
+def test_forked_child_is_told_that_its_handles_and_its_world_are_not_its_own(
+    job: Job, finish: Callable[..., None]
+) -> None:
+    code = """
+g = joined()
+if g.rank == 0:
+    handle = g.all_reduce(np.ones(4), async_op=True)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        refused = 0
+        for call in (handle.wait, joined, lambda: smdp.init(0, 1)):
+            try:
+                call()
+            except smdp.ClosedError as error:
+                refused += "forked child" in str(error)
+        told = handle.done() and isinstance(handle.error(), smdp.ClosedError) and not smdp.is_initialized()
+        os._exit(7 if refused == 3 and told else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert smdp.is_initialized() and not handle.done() and handle.error() is None
+    g.barrier(async_op=True)
+    assert handle.wait()[0] == 2
+else:
+    time.sleep(1)
+    g.all_reduce(np.ones(4))
+    g.barrier()
+"""
+    finish(job(2, code))
+
+
+def test_forked_children_of_a_process_without_a_group_may_be_ranks(
+    job: Job, finish: Callable[..., None]
+) -> None:
+    code = """
+child = os.fork()
+if child == 0:
+    joined().barrier()
+    smdp.shutdown()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    finish(job(2, code))
+
+
 @pytest.mark.parametrize(
     "ending",
     [
@@ -273,6 +364,102 @@ else:
     assert "KeyboardInterrupt" in ranks[0].output
     assert ranks[1].finish(20) == 0
     assert "interrupted" in ranks[1].output or "KeyboardInterrupt" in ranks[1].output
+
+
+TIME_LIMITS = """
+def refused(call, *values):
+    for value in values:
+        try:
+            call(value)
+        except (ValueError, TypeError) as error:
+            text = f"[smdp] timeout = {value!r} is not valid; allowed: "
+            assert str(error) in (text + "seconds above 0", text + "a number"), error
+        else:
+            raise AssertionError(f"accepted: {value}")
+
+nonsense = (0, -1, -2.5, float("nan"), -float("inf"), "3", [1])
+refused(lambda limit: smdp.init(timeout=limit), *nonsense)
+assert not smdp.is_initialized()
+lengths = (float("inf"), 1e300, 1e18, 1e10, 10**9, np.float32(60))
+g = smdp.init(timeout=float("inf"))
+n = g.size
+calls = (
+    lambda limit: g.all_reduce(np.ones(3), timeout=limit),
+    lambda limit: g.barrier(timeout=limit),
+    lambda limit: g.all_reduce_coalesced([np.ones(3)], timeout=limit)[0],
+    lambda limit: g.recv(np.ones(3), timeout=limit) if g.rank else g.send(np.ones(3), 1, timeout=limit),
+)
+for call in calls:
+    refused(call, *nonsense)
+handle = g.all_reduce(np.ones(3), async_op=True)
+refused(handle.wait, *nonsense)
+assert (handle.wait(60) == n).all()
+for limit in lengths:
+    time.sleep(0.05 * g.rank)  # the other one waits
+    assert (g.all_reduce(np.ones(3), timeout=limit) == n).all()
+    time.sleep(0.05 * g.rank)
+    assert (g.all_reduce(np.ones(3), async_op=True, timeout=limit).wait(limit) == n).all()
+time.sleep(0.05 * g.rank)
+assert (g.all_reduce(np.ones(3)) == n).all()
+assert (g.split(0).all_reduce(np.ones(3)) == n).all()
+"""
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["one host", "two hosts"])
+def test_time_limits(hosts: list[int], job: Job, finish: Callable[..., None]) -> None:
+    finish(job(2, TIME_LIMITS, hosts=hosts))
+
+
+@pytest.mark.parametrize("value", ["1e300", "inf", "1e10"])
+def test_a_variable_for_a_very_long_time(value: str, job: Job, finish: Callable[..., None]) -> None:
+    code = "g = smdp.init()\ntime.sleep(0.2 * g.rank)\nassert (g.all_reduce(np.ones(3)) == 2).all()"
+    finish(job(2, code, environ={"SMDP_TIMEOUT": value, "SMDP_INIT_TIMEOUT": value}))
+
+
+WRONG_ARGUMENTS = """
+g = joined()
+a, blocks = np.ones(4), np.ones(4 * g.size)
+ops = "smdp.SUM, smdp.AVG, smdp.PREMUL_SUM, smdp.PRODUCT, smdp.MIN, smdp.MAX, smdp.BAND, smdp.BOR, smdp.BXOR"
+for call, text in (
+    (lambda: g.all_reduce(a, "sum"), "op = 'sum' is not valid; allowed: " + ops),
+    (lambda: g.all_reduce(a, 9), "op = 9 is not valid; allowed: " + ops),
+    (lambda: g.reduce(a, 0, None), "op = None is not valid; allowed: " + ops),
+    (lambda: g.reduce_scatter(blocks, [1]), "op = [1] is not valid; allowed: " + ops),
+    (lambda: g.all_reduce(a, smdp.PREMUL_SUM, factor="2"), "factor = '2' is not valid; allowed: a number"),
+    (lambda: g.reduce(a, 0.0), "root = 0.0 is not valid; allowed: an integer"),
+    (lambda: g.broadcast(a, "0"), "root = '0' is not valid; allowed: an integer"),
+    (lambda: g.gather(a, None), "root = None is not valid; allowed: an integer"),
+    (lambda: g.scatter(blocks, 2**40, out=a), f"root = {2**40} is not valid; allowed: an integer below 2^31"),
+    (lambda: g.send(a, "next"), "dst = 'next' is not valid; allowed: an integer"),
+    (lambda: g.send(a, 1, tag=2**80), f"tag = {2**80} is not valid; allowed: an integer below 2^63"),
+    (lambda: g.recv(a, 0.5), "src = 0.5 is not valid; allowed: an integer"),
+    (lambda: g.recv(a, tag="x"), "tag = 'x' is not valid; allowed: an integer"),
+    (lambda: g.split("a"), "color = 'a' is not valid; allowed: an integer"),
+    (lambda: g.split(0, 1.5), "key = 1.5 is not valid; allowed: an integer"),
+    (lambda: g.barrier(async_op=1), "async_op = 1 is not valid; allowed: True, False"),
+    (lambda: g.reduce_scatter([a]), "the array has 1 arrays; it needs one per rank, 2."),
+    (lambda: g.all_to_all([], out=[a, a]), "the array has 0 arrays; it needs one per rank, 2."),
+    (lambda: g.abort(3), "reason = 3 is not valid; allowed: a str"),
+):
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        assert str(error) == "[smdp] " + text, error
+    else:
+        raise AssertionError("accepted: " + text)
+# What looks alike is taken, and the group has not been harmed.
+assert (g.all_reduce(np.ones(3), np.int64(smdp.MAX)) == 1).all()
+assert (g.broadcast(np.full(3, g.rank), np.int64(1)) == 1).all()
+assert (g.all_reduce(np.ones(3), smdp.PREMUL_SUM, factor=np.float32(2)) == 2 * g.size).all()
+if g.rank == 0:
+    g.send(a, 1, tag=2**40)
+else:
+    assert g.recv(a, np.int32(0), tag=2**40) == 0
+"""
+
+
+def test_wrong_arguments_are_one_line(job: Job, finish: Callable[..., None]) -> None:
+    finish(job(2, WRONG_ARGUMENTS))
 
 
 @pytest.mark.parametrize(

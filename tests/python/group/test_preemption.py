@@ -64,6 +64,19 @@ def finish(ranks: list[Any], code: int = 0) -> list[str]:
     return outputs
 
 
+@pytest.mark.parametrize("ending", ["", "smdp.shutdown()"])
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["one host", "two hosts"])
+def test_a_rank_that_is_behind_gets_its_last_answer(hosts: list[int], ending: str, job: Job) -> None:
+    code = """
+g = joined()
+for step in range(3):
+    if step == 2 and g.rank == 1:
+        time.sleep(1.5)
+    assert not smdp.preempted()
+"""
+    finish(job(2, code + ending, hosts=hosts))
+
+
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1], [0, 0, 1, 1]], ids=["one host", "two hosts", "2 x 2"])
 def test_all_stop_at_one_step_and_the_next_start_goes_on(hosts: list[int], job: Job, tmp_path: Path) -> None:
     size = len(hosts)

@@ -47,6 +47,10 @@ IMPURE_HEADERS = re.compile(
 # What a package may import besides itself and the standard library; the longest name that fits counts.
 MAY_IMPORT: dict[str, set[str]] = {
     "smdp": {"numpy", "typer", "rich"},
+    "smdp._dlpack": {
+        "numpy",
+        "ml_dtypes",
+    },  # where bfloat16 or 8-bit floats are asked for
     "smdp.cli.bench.peers": {"smdp", "numpy", "ml_dtypes", "torch", "mpi4py"},  # the libraries it measures
     "smdp.torch": {"smdp", "torch", "smdp_torch_autoload"},
     "smdp.torch.model_parallel.safetensors_files": {"smdp", "torch", "safetensors"},

@@ -57,6 +57,7 @@ class Slurm(Environment):
         if not config.read(environ, size):
             size = "SLURM_NTASKS"
         ranks = read_ranks(environ, "SLURM_PROCID", size, "SLURM_LOCALID")
+        config.read_int(environ, "SLURM_STEP_NUM_TASKS", minimum=1)
         ranks = Ranks(ranks.rank, ranks.world_size, ranks.local_rank, _local_size(environ))
         job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
         return make_launch(environ, ranks, cls.name, master_addr=first_host(environ), job=job)

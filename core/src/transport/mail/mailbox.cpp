@@ -7,12 +7,6 @@
 #include "smdp/error.h"
 
 namespace smdp {
-namespace {
-
-constexpr std::uint32_t kMagic = 0x6c69616d;  // "mail"
-constexpr std::size_t kFramePayload = std::size_t{256} << 10;
-
-}  // namespace
 
 Mailbox::Mailbox(const Members& members, std::function<void(int, const std::string&)> on_broken,
                  std::function<void(std::exception_ptr)> on_error)
@@ -45,15 +39,15 @@ bool Mailbox::is_sound(const Header& header) {
   return false;
 }
 
-void Mailbox::push(int rank, const Header& header, const std::byte* data, bool is_last) {
+void Mailbox::queue(int rank, const Header& header, const std::byte* data, bool is_last) {
   peers_[static_cast<std::size_t>(rank)].outgoing.push_back({header, data, 0, is_last});
 }
 
-void Mailbox::push_data(int rank, Kind kind, std::uint64_t id, Request request) {
+void Mailbox::queue_data(int rank, Kind kind, std::uint64_t id, Request request) {
   for (std::size_t offset = 0; offset < request.size; offset += kFramePayload) {
     const std::size_t payload = std::min(kFramePayload, request.size - offset);
     const Header data{kMagic, kind, request.dtype, 0, request.tag, id, request.size, payload, offset};
-    push(rank, data, request.data + offset, kind == Kind::kData && offset + payload == request.size);
+    queue(rank, data, request.data + offset, kind == Kind::kData && offset + payload == request.size);
   }
   peers_[static_cast<std::size_t>(rank)].sending.emplace_back(id, std::move(request));
 }
@@ -62,13 +56,13 @@ void Mailbox::send(Request request) {
   Header header{kMagic, Kind::kEager, request.dtype, 0, request.tag, next_id_++, request.size, request.size, 0};
   Peer& peer = peers_[static_cast<std::size_t>(request.peer)];
   if (request.size <= kEager && !request.is_offer) {
-    push(request.peer, header, request.data, true);
+    queue(request.peer, header, request.data, true);
     peer.sending.emplace_back(header.id, std::move(request));
     return;
   }
   header.kind = request.is_offer ? Kind::kOffer : Kind::kAnnounce;
   header.payload = 0;
-  push(request.peer, header);
+  queue(request.peer, header);
   peer.announced.emplace_back(header.id, std::move(request));
 }
 
@@ -101,58 +95,10 @@ void Mailbox::receive(Request request) {
   receives_.push_back(std::move(request));
 }
 
-void Mailbox::refuse(int source, std::int64_t tag) {
-  Peer& peer = peers_[static_cast<std::size_t>(source)];
-  const auto found = find_arrived(source, tag, true);
-  if (found == peer.arrived.end()) {
-    Request refusal{};
-    refusal.peer = source;
-    refusal.tag = tag;
-    refusal.deadline = Clock::time_point::max();
-    refusal.is_refusal = true;
-    receives_.push_back(std::move(refusal));
-  } else if (found->payload.empty()) {
-    const Header& header = found->header;
-    push(source, {kMagic, Kind::kRefuse, header.dtype, 0, tag, header.id, header.size, 0, 0});
-    peer.arrived.erase(found);
-  } else if (found->received == found->header.size) {
-    peer.arrived.erase(found);
-  } else {
-    found->is_refused = true;
-  }
-}
-
-void Mailbox::push_offers() {
-  has_pushed_ = true;
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
-    auto& announced = peers_[rank].announced;
-    for (auto item = announced.begin(); item != announced.end();) {
-      const auto next = std::next(item);
-      if (item->second.is_offer) {
-        push_data(static_cast<int>(rank), Kind::kPush, item->first, std::move(item->second));
-        announced.erase(item);
-      }
-      item = next;
-    }
-  }
-}
-
-void Mailbox::withdraw(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  const auto end = [&peer](const auto& item) {
-    if (!item.second.is_offer) return false;
-    std::erase_if(peer.outgoing, [&](const Outgoing& out) { return out.header.id == item.first; });
-    item.second.operation->complete(nullptr);
-    return true;
-  };
-  peer.announced.remove_if(end);
-  peer.sending.remove_if(end);
-}
-
 // The receiver has a buffer: tell the sender, and remember where its data goes.
 void Mailbox::accept(int rank, const Header& header, Request request) {
   Header ready{kMagic, Kind::kReady, header.dtype, 0, header.tag, header.id, header.size, 0, 0};
-  push(rank, ready);
+  queue(rank, ready);
   peers_[static_cast<std::size_t>(rank)].incoming.push_back({header.id, std::move(request), 0});
 }
 
@@ -182,14 +128,6 @@ std::list<Mailbox::Arrived>::iterator Mailbox::find_arrived(int rank, std::int64
   return std::find_if(arrived.begin(), arrived.end(), [&](const Arrived& item) {
     return item.header.tag == tag && !item.is_refused && (!is_offer || item.header.kind == Kind::kOffer);
   });
-}
-
-// The offer that a frame of data belongs to, which nobody has asked for.
-Mailbox::Arrived* Mailbox::find_pushed(Peer& peer, const Header& header) {
-  for (Arrived& arrived : peer.arrived) {
-    if (arrived.header.kind == Kind::kOffer && arrived.header.id == header.id) return &arrived;
-  }
-  return nullptr;
 }
 
 void Mailbox::begin_payload(int rank) {
@@ -293,7 +231,7 @@ void Mailbox::end_payload(int rank) {
       }
       Request request = std::move(found->second);
       peer.announced.erase(found);
-      push_data(rank, Kind::kData, header.id, std::move(request));
+      queue_data(rank, Kind::kData, header.id, std::move(request));
       break;
     }
     case Kind::kRefuse: {
@@ -337,7 +275,7 @@ void Mailbox::end_data(int rank, const Header& header) {
   if (is_known) received = (kept == nullptr ? found->received : kept->received) += header.payload;
   if (received < header.size) return;
   // Only now may the sender close the stream: what it had not read would take along what is on its way.
-  if (header.kind == Kind::kPush) push(rank, {kMagic, Kind::kKept, header.dtype, 0, header.tag, header.id, 0, 0, 0});
+  if (header.kind == Kind::kPush) queue(rank, {kMagic, Kind::kKept, header.dtype, 0, header.tag, header.id, 0, 0, 0});
   if (!is_known) return;
   if (kept == nullptr) {
     const auto operation = found->request.operation;

@@ -77,6 +77,9 @@ class Mailbox {
   void fail(const std::exception_ptr& error);
 
  private:
+  static constexpr std::uint32_t kMagic = 0x6c69616d;  // "mail"
+  static constexpr std::size_t kFramePayload = std::size_t{256} << 10;
+
   enum class Kind : std::uint8_t { kEager, kAnnounce, kReady, kData, kOffer, kRefuse, kPush, kKept };
   struct Header {
     std::uint32_t magic;
@@ -133,8 +136,8 @@ class Mailbox {
   static Arrived* find_pushed(Peer& peer, const Header& header);
   bool fits(const Header& header, int rank, const Request& request);
   void accept(int rank, const Header& header, Request request);
-  void push(int rank, const Header& header, const std::byte* data = nullptr, bool is_last = false);
-  void push_data(int rank, Kind kind, std::uint64_t id, Request request);
+  void queue(int rank, const Header& header, const std::byte* data = nullptr, bool is_last = false);
+  void queue_data(int rank, Kind kind, std::uint64_t id, Request request);
   void end_data(int rank, const Header& header);
   void broken(int rank, const std::string& reason);
 

@@ -22,14 +22,12 @@ constexpr std::size_t kBytesPerEvent = std::size_t{4} << 20;
 
 }  // namespace
 
-Link::Link(Progress& progress, int peer, std::vector<FileDescriptor> streams,
-           std::function<void(int, const std::string&)> on_broken,
-           std::function<std::exception_ptr(const Fingerprint&, const Fingerprint&, int)> describe_mismatch,
-           std::function<void(std::exception_ptr)> on_error)
+Link::Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
+           std::function<void(int, const std::string&)> on_broken, std::function<void(std::exception_ptr)> on_error)
     : progress_(progress),
+      members_(members),
       peer_(peer),
       on_broken_(std::move(on_broken)),
-      describe_mismatch_(std::move(describe_mismatch)),
       on_error_(std::move(on_error)) {
   for (FileDescriptor& socket : streams) {
     streams_.push_back(std::make_unique<Stream>());
@@ -55,6 +53,18 @@ void Link::reset() {
   broken_ = true;
 }
 
+void Link::abandon() {
+  if (broken_ || abandoned_) return;
+  abandoned_ = true;
+  posted_.clear();
+  for (const auto& stream : streams_) {
+    stream->outgoing.clear();
+    stream->has_target = false;
+    stream->events = 0;
+    if (stream->socket.get() >= 0) progress_.modify(stream->socket.get(), 0);
+  }
+}
+
 void Link::enter(const Fingerprint& fingerprint) {
   current_ = fingerprint;
   for (const auto& stream : streams_) {
@@ -62,15 +72,15 @@ void Link::enter(const Fingerprint& fingerprint) {
   }
 }
 
-void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending) {
+void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams) {
   ++pending;
-  if (broken_) return;  // whoever waits is told by the group
+  if (broken_ || abandoned_) return;  // whoever waits is told by the group
   std::size_t offset = 0;
   // The message counts as sent when its last frame is; frames on other streams may still be queued, so every frame
   // counts.
   do {
     const std::size_t payload = std::min(kFramePayload, size - offset);
-    Stream& stream = next_stream();
+    Stream& stream = next_stream(std::min(streams, streams_.size()));
     Outgoing outgoing{};
     outgoing.frame.slot = slot;
     outgoing.frame.offset = offset;
@@ -89,10 +99,10 @@ void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pen
 }
 
 // The one with the least to send; in turn among those that the kernel keeps up with.
-Link::Stream& Link::next_stream() {
-  std::size_t best = turn_ % streams_.size();
-  for (std::size_t i = 1; i < streams_.size(); ++i) {
-    const std::size_t other = (turn_ + i) % streams_.size();
+Link::Stream& Link::next_stream(std::size_t streams) {
+  std::size_t best = turn_ % streams;
+  for (std::size_t i = 1; i < streams; ++i) {
+    const std::size_t other = (turn_ + i) % streams;
     if (streams_[other]->queued < streams_[best]->queued) best = other;
   }
   turn_ = best + 1;
@@ -101,7 +111,7 @@ Link::Stream& Link::next_stream() {
 
 void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {
   ++pending;
-  if (broken_) return;
+  if (broken_ || abandoned_) return;
   posted_.push_back({{current_.sequence, slot}, data, size, 0, 0, &pending});
   for (const auto& stream : streams_) {
     if (stream->stalled) read_some(*stream);
@@ -109,6 +119,7 @@ void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pendin
 }
 
 void Link::on_event(Stream& stream, std::uint32_t events) {
+  if (abandoned_) return;
   if ((events & EPOLLOUT) != 0) write_some(stream);
   if (!broken_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     if (stream.stalled && (events & EPOLLIN) == 0) {
@@ -120,7 +131,7 @@ void Link::on_event(Stream& stream, std::uint32_t events) {
 }
 
 void Link::write_some(Stream& stream) {
-  if (stream.socket.get() < 0) return;
+  if (stream.socket.get() < 0 || abandoned_) return;
   std::size_t budget = kBytesPerEvent;
   while (!stream.outgoing.empty() && budget > 0) {
     Outgoing& out = stream.outgoing.front();
@@ -158,7 +169,8 @@ void Link::write_some(Stream& stream) {
 bool Link::find_target(Stream& stream) {
   const Frame& frame = stream.frame;
   if (frame.fingerprint.sequence == current_.sequence && !frame.fingerprint.matches(current_)) {
-    on_error_(describe_mismatch_(current_, frame.fingerprint, peer_));
+    on_error_(std::make_exception_ptr(
+        MismatchError(describe_mismatch(members_.tag(), current_, members_.who(peer_), frame.fingerprint))));
     return false;
   }
   const MessageKey key{frame.fingerprint.sequence, frame.slot};
@@ -170,9 +182,9 @@ bool Link::find_target(Stream& stream) {
       return false;
     }
     if (it->size != frame.total) {
-      on_error_(std::make_exception_ptr(MismatchError("[smdp] rank " + std::to_string(peer_) + " sends " +
-                                                      std::to_string(frame.total) + " bytes in " + current_.describe() +
-                                                      ", this rank expects " + std::to_string(it->size) +
+      on_error_(std::make_exception_ptr(MismatchError(members_.prefix() + "expects " + std::to_string(it->size) +
+                                                      " bytes from " + members_.who(peer_) + ", which sends " +
+                                                      std::to_string(frame.total) + " in " + current_.describe() +
                                                       ". The counts of a sender must equal those of its receiver.")));
       return false;
     }
@@ -197,7 +209,7 @@ void Link::finish_frame(Stream& stream) {
 }
 
 void Link::read_some(Stream& stream) {
-  if (stream.socket.get() < 0) return;
+  if (stream.socket.get() < 0 || abandoned_) return;
   std::size_t budget = kBytesPerEvent;
   while (!broken_ && budget > 0) {
     if (stream.header_done == sizeof(Frame) && !stream.has_target) {

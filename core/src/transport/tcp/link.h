@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/file_descriptor.h"
+#include "transport/members.h"
 #include "transport/progress.h"
 #include "transport/tcp/frame.h"
 
@@ -28,9 +29,8 @@ class Link {
   using Pending = std::size_t;
 
   // on_broken: a stream ended or failed, with the reason. on_error: the peer's frames do not fit (MismatchError).
-  Link(Progress& progress, int peer, std::vector<FileDescriptor> streams,
+  Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
        std::function<void(int peer, const std::string& reason)> on_broken,
-       std::function<std::exception_ptr(const Fingerprint& own, const Fingerprint& theirs, int peer)> describe_mismatch,
        std::function<void(std::exception_ptr)> on_error);
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -39,12 +39,17 @@ class Link {
   // The collective that is running: frames of the same sequence number must carry the same fingerprint.
   void enter(const Fingerprint& fingerprint);
 
-  // Buffers stay valid until `pending` has been counted down or reset() was called.
-  void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending);
+  // Buffers stay valid until `pending` has been counted down or reset() was called. streams: the first so many are
+  // used.
+  void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams);
   void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending);
 
   // Forgets everything under way and closes the streams: no buffer is touched afterwards.
   void reset();
+
+  // Likewise, at once, when an operation has failed and its buffers go. The streams stay open until reset(), so that
+  // the peer is told why before it sees them end.
+  void abandon();
 
   // Nothing will come any more: all streams have ended, and what they brought has been taken.
   bool is_broken() const { return broken_; }
@@ -78,7 +83,7 @@ class Link {
   };
 
   void on_event(Stream& stream, std::uint32_t events);
-  Stream& next_stream();
+  Stream& next_stream(std::size_t streams);
   void write_some(Stream& stream);
   void read_some(Stream& stream);
   bool find_target(Stream& stream);
@@ -88,15 +93,16 @@ class Link {
   void broken(const std::string& reason);
 
   Progress& progress_;
+  const Members& members_;
   int peer_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::size_t turn_ = 0;  // stream whose turn it is
   std::function<void(int, const std::string&)> on_broken_;
-  std::function<std::exception_ptr(const Fingerprint&, const Fingerprint&, int)> describe_mismatch_;
   std::function<void(std::exception_ptr)> on_error_;
   Fingerprint current_;
   std::list<Posted> posted_;
   bool broken_ = false;
+  bool abandoned_ = false;
 };
 
 }  // namespace smdp

@@ -28,15 +28,11 @@ _Undo = Callable[[], None]
 
 def _register_smddp(torch: Any) -> _Undo:
     """Old scripts use the backend "smddp" without importing anything for it."""
-    from smdp_torch_autoload import register_backend
+    from smdp_torch_autoload import register_backend, unregister_backend
 
     if not register_backend("smddp"):
         return lambda: None
-
-    def undo() -> None:
-        torch.distributed.Backend._plugins.pop("SMDDP", None)
-
-    return undo
+    return lambda: unregister_backend("smddp")
 
 
 def _keras_compile_takes_old_words(module: Any) -> _Undo:
@@ -72,7 +68,7 @@ def _ddp_ignores_device_ids_on_cpu(module: Any) -> _Undo:
     @functools.wraps(plain)
     def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-            args = (None, None, *args[2:]) if args else args
+            args = (*(None for _ in args[:2]), *args[2:])
             kwargs.update(dict.fromkeys({"device_ids", "output_device"} & kwargs.keys()))
         plain(self, module, *args, **kwargs)
 

@@ -49,10 +49,23 @@ def _of_a_rank() -> dict[str, str]:
         "sagemaker_instance_type": "local",
         **({"sagemaker_mpi_enabled": True} if is_model_parallel else {}),
     }
-    found = {"SM_FRAMEWORK_PARAMS": json.dumps(params)}
-    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-        found |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
-    return found
+    found = {
+        "SM_FRAMEWORK_PARAMS": json.dumps(params),
+        "SMDATAPARALLEL_SERVER_ADDR": os.environ["MASTER_ADDR"],
+        # SMDDP's torch.distributed store is at the port after next.
+        "SMDATAPARALLEL_SERVER_PORT": str(int(os.environ["MASTER_PORT"]) - 2),
+    }
+    return found | _hosts()
+
+
+def _hosts() -> dict[str, str]:
+    """Give names in place of SageMaker's, where the launcher numbers hosts and each has as many ranks."""
+    size, local_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    host = "0" if size == local_size else os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", ""))
+    if not host.isdecimal() or size % local_size or int(host) >= size // local_size:
+        return {}
+    hosts = [f"algo-{number + 1}" for number in range(size // local_size)]
+    return {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[int(host)]}
 
 
 def take_back_job_variables() -> None:

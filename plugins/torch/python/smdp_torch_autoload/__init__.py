@@ -46,6 +46,18 @@ def register_backend(name: str = _NAME) -> bool:
     return True
 
 
+def unregister_backend(name: str) -> None:
+    """Take a name back; torch has no call for it."""
+    import torch.distributed as dist
+
+    backend: Any = dist.Backend
+    if backend._plugins.pop(name.upper(), None) is None:
+        return
+    delattr(backend, name.upper())
+    backend.backend_list.remove(name)
+    del backend.backend_type_map[name], backend.backend_capability[name]
+
+
 def create_process_group(backend_options: Any, process_group_options: Any = None) -> Any:
     """Make a group; torch calls this on every rank."""
     from smdp.torch.register import create

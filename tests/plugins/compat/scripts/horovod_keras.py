@@ -35,5 +35,8 @@ model.fit(
     ],
 )
 accuracy = model.evaluate(images[1500:], labels[1500:], verbose=0)[1]
+for weight in model.trainable_variables:
+    weights = hvd.allgather(tf.reshape(weight, [1, -1])).numpy()
+    assert len(weights) == hvd.size() and (weights == weights[0]).all(), "the ranks' weights differ"
 if hvd.rank() == 0:
     print(f"accuracy {accuracy:.3f} on {hvd.size()} ranks", flush=True)

@@ -34,5 +34,8 @@ for batch, (x, y) in enumerate(dataset.take(600 // hvd.size())):
     training_step(x, y, batch == 0)
 accuracy = tf.reduce_mean(tf.cast(model(images[1500:]).numpy().argmax(1) == labels[1500:], tf.float32))
 accuracy = hvd.allreduce(accuracy, average=True)
+for weight in model.trainable_variables:
+    weights = hvd.allgather(tf.reshape(weight, [1, -1])).numpy()
+    assert len(weights) == hvd.size() and (weights == weights[0]).all(), "the ranks' weights differ"
 if hvd.rank() == 0:
     print(f"accuracy {float(accuracy):.3f} on {hvd.size()} ranks", flush=True)

@@ -33,8 +33,12 @@ same(hvd.allreduce(x, op=hvd.Product), [2, 8, 32])
 same(hvd.allreduce(x, compression=hvd.Compression.fp16), [1.5, 3, 6])
 same(hvd.allreduce(torch.tensor([1, 4]) + rank), [1, 4])
 same(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Min)), [1, 2, 4])
-for got in hvd.grouped_allreduce([x, x + 1], op=hvd.Sum):
-    assert got.shape == x.shape
+first, second = hvd.grouped_allreduce([x, x + 1], op=hvd.Sum)
+same(first, [3, 6, 12])
+same(second, [5, 8, 14])
+first, second = hvd.synchronize(hvd.grouped_allreduce_async([x, x + 1]))
+same(first, [1.5, 3, 6])
+same(second, [2.5, 4, 7])
 y = x.clone()
 hvd.allreduce_(y)
 same(y, [1.5, 3, 6])
@@ -46,7 +50,18 @@ handle = hvd.allreduce_async(x)
 names = {handle: "x"}  # as the ints of Horovod are used
 same(hvd.synchronize(handle), [1.5, 3, 6])
 same(hvd.synchronize(handle), [1.5, 3, 6])
-assert len(hvd.grouped_allgather([x, x])) == len(hvd.grouped_reducescatter([x, x])) == 2
+for first, second in (
+    hvd.grouped_allgather([x[:1], x[1:]]),
+    hvd.synchronize(hvd.grouped_allgather_async([x[:1], x[1:]])),
+):
+    same(first, [1, 2])
+    same(second, [2, 4, 4, 8])
+for first, second in (
+    hvd.grouped_reducescatter([x, x[:2]], op=hvd.Sum),
+    hvd.synchronize(hvd.grouped_reducescatter_async([x, x[:2]], op=hvd.Sum)),
+):
+    same(first, [3, 6] if rank == 0 else [12])
+    same(second, [3] if rank == 0 else [6])
 same(hvd.allgather(torch.full((rank + 1, 2), float(rank))), [[0, 0], [1, 1], [1, 1]])
 same(hvd.broadcast(x, 1), [2, 4, 8])
 same(hvd.broadcast_(x.clone(), 0), [1, 2, 4])
@@ -132,6 +147,17 @@ assert "step" not in vars(optimizer)
 weights = hvd.allgather(net.weight.detach().reshape(1, -1))
 assert torch.equal(weights[0], weights[1])
 
+# An error in the user's code between synchronize() and step() does not leave later steps without averages.
+try:
+    with optimizer.skip_synchronize():
+        raise KeyError
+except KeyError:
+    optimizer.zero_grad()
+    net(torch.full((1, 700), rank + 1.0)).sum().backward()
+    optimizer.step()
+same(net.bias.grad, np.ones(700))
+same(net.weight.grad[0], np.full(700, 1.5))
+
 # Wrapped anew for a second stage: the gradient is the mean, and not summed twice.
 net.zero_grad()
 second = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
@@ -154,6 +180,8 @@ refused(lambda: __import__("horovod.torch.elastic"), NotImplementedError, "torch
 refused(lambda: hvd.join(), NotImplementedError, "same number of batches")
 refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
+refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")
+refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed here")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
 refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
 refused(lambda: hvd.alltoall(torch.ones(3)), ValueError, "do not divide")

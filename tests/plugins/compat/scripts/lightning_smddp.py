@@ -33,5 +33,9 @@ model = Model()
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 16)
 trainer.fit(model, loader)
 assert torch.distributed.get_backend() == "smddp"
+weight = model.layer.weight.detach()
+weights = [torch.empty_like(weight) for _ in range(trainer.world_size)]
+torch.distributed.all_gather(weights, weight)
+assert all(torch.equal(each, weight) for each in weights), "the ranks' weights differ"
 if trainer.is_global_zero:
     print(f"accuracy {1 - model.last.item():.3f} on {trainer.world_size} ranks", flush=True)

@@ -43,7 +43,10 @@ for batch, (x, y) in enumerate(dataset.take(300 // sdp.size())):
     loss_value = training_step(x, y, batch == 0)
 
 accuracy = float((model(images[1500:]).numpy().argmax(1) == labels[1500:]).mean())
-grad = sdp.allreduce(grad=tf.ones([3]), param_index=0, num_params=1, compression=sdp.Compression.fp16)
-assert grad.numpy().tolist() == [1.0, 1.0, 1.0]
+own = tf.fill([3], float(sdp.rank()))
+grad = sdp.allreduce(grad=own, param_index=0, num_params=1, compression=sdp.Compression.fp16)
+assert grad.numpy().tolist() == [(sdp.size() - 1) / 2] * 3
+for weight in model.trainable_variables:
+    assert (sdp.oob_allreduce(weight).numpy() == weight.numpy()).all(), "the ranks' weights differ"
 if sdp.rank() == 0:
     print(f"accuracy {accuracy:.3f} on {sdp.size()} ranks, loss {float(loss_value):.3f}", flush=True)

@@ -39,6 +39,10 @@ for backend in ("gloo", "smddp"):
     total = torch.ones(3)
     dist.all_reduce(total, group=members)
     assert total.tolist() == [size] * 3 and dist.get_backend(members) == backend
+weight = model.module[0].weight.detach()
+weights = [torch.empty_like(weight) for _ in range(size)]
+dist.all_gather(weights, weight)
+assert all(torch.equal(each, weight) for each in weights), "the ranks' weights differ"
 dist.barrier()
 accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
 if rank == 0:

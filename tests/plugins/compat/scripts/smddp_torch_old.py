@@ -46,6 +46,9 @@ for epoch in range(args.epochs):
         optimizer.step()
 
 right = (model(images[1500:].to(device)).argmax(1).cpu() == labels[1500:]).sum().to(torch.float32)
+mean = torch.tensor([float(rank)])
+dist.all_reduce(mean, dist.ReduceOp.AVERAGE)
+assert mean.item() == (world_size - 1) / 2
 dist.all_reduce(right, dist.ReduceOp.AVERAGE)
 parts = [torch.zeros_like(net[0].weight) for _ in range(world_size)]
 dist.all_gather(parts, net[0].weight.detach())

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 
-from smdp.torch import DistributedDataParallel
+from smdp.torch.distributed_data_parallel import DistributedDataParallel, check_reducer_options
 
 
 class SmdpStrategy(DDPStrategy):
@@ -19,7 +19,8 @@ class SmdpStrategy(DDPStrategy):
         **kwargs: As DDPStrategy's: its own, and those of smdp.torch.DistributedDataParallel.
 
     Raises:
-        ValueError: `process_group_backend` is not "smdp", or there are communication hooks.
+        ValueError: An argument is wrong, `process_group_backend` is not "smdp", or there are communication
+            hooks.
     """
 
     def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
@@ -35,6 +36,7 @@ class SmdpStrategy(DDPStrategy):
                 f"[smdp] SmdpStrategy takes no {hooks[0]}: use compression=, or hooks with"
                 " DDPStrategy(process_group_backend='smdp')."
             )
+        check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"))
         super().__init__(*args, **kwargs)
         self._compression = compression
 

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smdp.tensorflow.collectives import reduce_tensor
+from smdp.tensorflow.collectives import reduce_tensor, scaled
 from smdp.tensorflow.compression import Compression, Compressor, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
-from smdp.tensorflow.groups import REDUCIBLE, group_of, tensor_of
-from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.groups import group_of, tensor_of
+from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.sparse import reduce_slices
 from smdp.tensorflow.tracing import no_autograph
 
+_HOROVODS = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for name in (
+            "tensor",
+            "average",
+            "device_dense",
+            "device_sparse",
+            "compression",
+            "op",
+            "prescale_factor",
+            "postscale_factor",
+            "name",
+            "process_set",
+            "ignore_name_scope",
+            "group",
+        )
+    ]
+)
+
+
+def _by_position_as_horovod(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes Horovod's positions, too: its third argument is a device, SMDDP's a number of gradients."""
+
+    @functools.wraps(function)
+    def taken(*arguments: Any, **options: Any) -> Any:
+        if len(arguments) > 2 and isinstance(arguments[2], str):
+            return function(**_HOROVODS.bind_partial(*arguments, **options).arguments)
+        return function(*arguments, **options)
+
+    return taken
+
 
 @no_autograph
+@_by_position_as_horovod
 def allreduce(
     grad: Any = None,
     param_index: int | bool | None = None,
@@ -31,6 +66,7 @@ def allreduce(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
+    ignore_name_scope: bool = False,
     group: Any = None,
     process_set: Any = None,
 ) -> Any:
@@ -50,6 +86,7 @@ def allreduce(
         name: Not used; ranks know tensors by the order of the calls.
         device_dense: Not used.
         device_sparse: Not used.
+        ignore_name_scope: Not used.
         group: Default: all ranks.
         process_set: Another name for group.
     """
@@ -63,12 +100,12 @@ def allreduce(
     kind = _kind(op, average)
     members = group_of(group, process_set)
     if isinstance(value, tf.IndexedSlices):
-        scaled = _scaled_slices(value, prescale_factor)
-        return _scaled_slices(reduce_slices(scaled, kind, members), postscale_factor)
-    value = tensor_of(value, "allreduce", REDUCIBLE)
+        slices = _scaled_slices(value, prescale_factor)
+        return _scaled_slices(reduce_slices(slices, kind, members), postscale_factor)
+    value = tensor_of(value, "allreduce")
     wire = compressor(compression)
-    small, dtype = wire.compress(_scaled(value, prescale_factor))
-    return _scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
+    small, dtype = wire.compress(scaled(value, prescale_factor))
+    return scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
 
 
 @no_autograph
@@ -83,16 +120,14 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: Any = None,
+    ignore_name_scope: bool = False,
     *,
     group: Any = None,
 ) -> list[Any]:
     """Reduces several tensors at once; arguments as in allreduce."""
     kind = _kind(op, average)
     members = group_of(group, process_set)
-    values = [
-        t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce", REDUCIBLE)
-        for t in tensors
-    ]
+    values = [t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce") for t in tensors]
     return reduce_all(
         values,
         [None] * len(values),
@@ -158,32 +193,22 @@ def oob_allreduce(
     group: Any = None,
     process_set: Any = None,
 ) -> Any:
-    """Reduces a loss or a metric: a tensor, a number or a list of them. None for ``op`` means AVERAGE."""
+    """Reduces a loss or a metric: a tensor, a number or a list of them. None for ``op`` means AVERAGE.
+
+    The mean of whole numbers is a float; that of a tensor of integers is one of integers, cut off.
+    """
     value = tf.convert_to_tensor(tensor)
+    is_mean = reduce_op(op) is ReduceOp.AVERAGE
+    if is_mean and value.dtype.is_integer and not tf.is_tensor(tensor) and not hasattr(tensor, "dtype"):
+        value = tf.cast(value, tf.float32)
     return allreduce(value, compression=compression, op=op, group=group, process_set=process_set)
 
 
 def _kind(op: Any, average: bool | None) -> ReduceOp:
     if op is not None and average is not None:
         raise ValueError("[smdp] give op or average, not both.")
-    if op is None:
-        return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        allowed = ", ".join(f"ReduceOp.{one.name}" for one in ReduceOp)
-        raise ValueError(f"[smdp] op is {op!r}; allowed: {allowed}.") from None
-
-
-def _scaled(tensor: Any, factor: float) -> Any:
-    if factor == 1.0:
-        return tensor
-    if tensor.dtype.is_integer and factor != int(factor):
-        raise ValueError(
-            f"[smdp] a {tensor.dtype.name} tensor cannot be multiplied by {factor}. Cast it to a float first."
-        )
-    return tensor * tf.cast(factor, tensor.dtype)
+    return ReduceOp.SUM if average is False else reduce_op(op)
 
 
 def _scaled_slices(slices: Any, factor: float) -> Any:
-    return tf.IndexedSlices(_scaled(slices.values, factor), slices.indices, slices.dense_shape)
+    return tf.IndexedSlices(scaled(slices.values, factor), slices.indices, slices.dense_shape)

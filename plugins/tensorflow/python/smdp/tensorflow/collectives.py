@@ -9,11 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.differentiation import gradient_of
-from smdp.tensorflow.groups import MOVABLE, REDUCIBLE, by_id, group_of, tensor_of, token_of
+from smdp.tensorflow.groups import by_id, group_of, tensor_of, token_of
 from smdp.tensorflow.library import ops
-from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.tracing import no_autograph
+from smdp.tensorflow.unsigned import as_signed
 
 
 def all_reduce(tensor: Any, number: int, op: ReduceOp) -> Any:
@@ -28,19 +30,41 @@ def all_gather(tensor: Any, number: int, name: str | None = None) -> Any:
 
 def reduce_tensor(tensor: Any, op: ReduceOp, group: Any) -> Any:
     """One dense tensor over all ranks of a group."""
+    sent, op, of_result = as_signed(tensor, op, group.size)
     with tf.device("CPU:0"):
-        return all_reduce(tensor, group.core.id, op)
+        return of_result(all_reduce(sent, group.core.id, op))
+
+
+def scaled(tensor: Any, factor: float) -> Any:
+    """The tensor times a factor.
+
+    Raises:
+        ValueError: It is one of integers, and the factor is not whole.
+    """
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_integer and factor != int(factor):
+        raise ValueError(
+            f"[smdp] a {tensor.dtype.name} tensor cannot be multiplied by {factor}. Cast it to a float first."
+        )
+    return tensor * tf.cast(factor, tensor.dtype)
 
 
 @no_autograph
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, *, group: Any = None, process_set: Any = None
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = None,
+    *,
+    group: Any = None,
 ) -> Any:
     """The root's tensor, on every rank; all must have the same shape and dtype."""
     group = group_of(group, process_set)
     if not 0 <= root_rank < group.size:
         raise ValueError(f"[smdp] broadcast: root_rank is {root_rank}; allowed: 0 to {group.size - 1}.")
-    tensor = tensor_of(tensor, "broadcast", MOVABLE)
+    tensor = tensor_of(tensor, "broadcast")
     with tf.device("CPU:0"):
         return ops.smdp_broadcast(
             tensor=tensor, token=token_of(group.core.id), group=group.core.id, root=root_rank, name=name
@@ -48,10 +72,17 @@ def broadcast(
 
 
 @no_autograph
-def allgather(tensor: Any, name: str | None = None, *, group: Any = None, process_set: Any = None) -> Any:
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = None,
+    *,
+    group: Any = None,
+) -> Any:
     """All ranks' tensors, joined along the first dimension, which may differ; the others may not."""
     group = group_of(group, process_set)
-    tensor = tensor_of(tensor, "allgather", MOVABLE)
+    tensor = tensor_of(tensor, "allgather")
     with tf.device("CPU:0"):
         gathered = all_gather(tensor, group.core.id, name)
     if not tf.executing_eagerly() and tensor.shape.rank:
@@ -61,7 +92,13 @@ def allgather(tensor: Any, name: str | None = None, *, group: Any = None, proces
 
 @no_autograph
 def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, *, group: Any = None, process_set: Any = None
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = None,
+    *,
+    group: Any = None,
 ) -> Any:
     """Rows for every rank, from every rank.
 
@@ -69,15 +106,21 @@ def alltoall(
         tensor: Rows for rank 0, then for rank 1, and so on.
         splits: How many rows each rank gets. Default: the same number.
         name: Of the op.
-        group: Default: all ranks.
+        ignore_name_scope: Not used.
         process_set: Another name for group.
+        group: Default: all ranks.
 
     Returns:
         The received rows; with ``splits`` given, also how many came from each rank.
     """
     group = group_of(group, process_set)
-    tensor = tensor_of(tensor, "alltoall", MOVABLE)
-    parts = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
+    tensor = tensor_of(tensor, "alltoall")
+    parts = tf.zeros([0], tf.int64) if splits is None else tf.convert_to_tensor(splits)
+    if not parts.dtype.is_integer:
+        raise TypeError(
+            f"[smdp] rank {group.rank}: alltoall got splits of {parts.dtype.name}; it takes integers."
+        )
+    parts = tf.cast(parts, tf.int64)
     with tf.device("CPU:0"):
         received, counts = ops.smdp_alltoall(
             tensor=tensor, splits=parts, token=token_of(group.core.id), group=group.core.id, name=name
@@ -90,16 +133,31 @@ def alltoall(
 
 @no_autograph
 def reducescatter(
-    tensor: Any, op: Any = None, name: str | None = None, *, group: Any = None, process_set: Any = None
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    name: str | None = None,
+    process_set: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    group: Any = None,
 ) -> Any:
-    """This rank's part of the mean (or ``op``), cut along dimension 0; the first ranks get a row more."""
+    """This rank's part of the mean (or ``op``), cut along dimension 0; the first ranks get a row more.
+
+    Arguments as in allreduce, in Horovod's order.
+    """
     group = group_of(group, process_set)
-    op = ReduceOp.AVERAGE if op is None else ReduceOp(op)
-    tensor = tensor_of(tensor, "reducescatter", REDUCIBLE)
+    wire = compressor(compression)
+    tensor = tensor_of(tensor, "reducescatter")
+    small, dtype = wire.compress(scaled(tensor, prescale_factor))
+    sent, kind, of_result = as_signed(small, reduce_op(op), group.size)
     with tf.device("CPU:0"):
         part = ops.smdp_reducescatter(
-            tensor=tensor, token=token_of(group.core.id), group=group.core.id, op=int(op), name=name
+            tensor=sent, token=token_of(group.core.id), group=group.core.id, op=int(kind), name=name
         )
+    part = scaled(wire.decompress(of_result(part), dtype), postscale_factor)
     if not tf.executing_eagerly() and tensor.shape.rank:
         part.set_shape([None, *tensor.shape[1:]])
     return part

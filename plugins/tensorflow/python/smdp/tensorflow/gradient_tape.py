@@ -10,8 +10,8 @@ import tensorflow as tf
 from smdp.tensorflow.allreduce import reduce_all
 from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
-from smdp.tensorflow.groups import group_of
-from smdp.tensorflow.reduce_op import ReduceOp
+from smdp.tensorflow.groups import group_of, name_of
+from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.tracing import no_autograph, refuse_xla
 
 
@@ -30,7 +30,7 @@ class Reduction:
         process_set: Any,
     ) -> None:
         self._compression = compressor(compression)
-        self._op = ReduceOp.AVERAGE if op is None else ReduceOp(op)
+        self._op = reduce_op(op)
         self._sparse_as_dense = sparse_as_dense
         self._prescale = prescale_factor
         self._postscale = postscale_factor
@@ -68,12 +68,7 @@ class Reduction:
 
 
 def _name_of(source: Any, index: int) -> str:
-    name = getattr(source, "path", None)  # Keras 3
-    if name is None and not (
-        tf.executing_eagerly() and tf.is_tensor(source) and not hasattr(source, "assign")
-    ):
-        name = getattr(source, "name", None)
-    return str(name or f"source {index}")
+    return name_of(source) or f"source {index}"
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
@@ -92,11 +87,12 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         gradient_predivide_factor: Not used; smdp divides before the sum.
         num_groups: Not used; fusion buffers follow from sizes.
         groups: Not used.
+        process_set: Another name for group.
+        scale_local_gradients: Not used; all gradients are reduced.
         prescale_factor: Multiplies gradients before the sum.
         postscale_factor: Multiplies the result.
         bucket_cap_mb: Most MiB of a fusion buffer.
         group: Default: all ranks.
-        process_set: Another name for group.
     """
 
     def __init__(
@@ -110,12 +106,13 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         gradient_predivide_factor: float = 1.0,
         num_groups: int = 0,
         groups: Any = None,
+        process_set: Any = None,
+        scale_local_gradients: bool = True,
         *,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         bucket_cap_mb: float = BUCKET_CAP_MB,
         group: Any = None,
-        process_set: Any = None,
     ) -> None:
         # Not the base's: this object only looks like a tape. What records is the wrapped one.
         self._wrapped = gradtape

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 import smdp
+from smdp.tensorflow.tracing import refuse_xla
 
-MOVABLE = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32"]
-MOVABLE += ["uint32", "int64", "uint64", "bool", "complex64", "complex128"]
-REDUCIBLE = [name for name in MOVABLE if name not in ("uint16", "uint32", "uint64")]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32"]
+DTYPES += ["uint32", "int64", "uint64", "bool", "complex64", "complex128"]
 
 
 def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
@@ -19,7 +19,9 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     Raises:
         ConfigError: Before init().
         TypeError: It is no group.
+        ValueError: A function is being traced that XLA would compile.
     """
+    refuse_xla()
     chosen = group if group is not None else process_set
     if chosen is None:
         chosen = smdp.world()
@@ -70,13 +72,25 @@ def forget_groups() -> None:
     _tokens.clear()
 
 
-def tensor_of(value: Any, what: str, allowed: list[str]) -> Any:
+def tensor_of(value: Any, what: str) -> Any:
     """The value as a tensor that can be sent.
 
     Raises:
         TypeError: Its dtype cannot.
     """
     tensor = tf.convert_to_tensor(value)
-    if tensor.dtype.name not in allowed:
-        raise TypeError(f"[smdp] {what} got a tensor of {tensor.dtype.name}; it takes {', '.join(allowed)}.")
+    if tensor.dtype.name not in DTYPES:
+        name = name_of(value)
+        raise TypeError(
+            f"[smdp] rank {smdp.rank()}: {what} got {f'{name!r}, ' if name else ''}a tensor of"
+            f" {tensor.dtype.name}; it takes {', '.join(DTYPES)}."
+        )
     return tensor
+
+
+def name_of(value: Any) -> str:
+    """What the user knows a variable or a tensor of a graph by; empty if there is nothing."""
+    path = getattr(value, "path", None)  # Keras 3
+    if path is None and not (tf.executing_eagerly() and tf.is_tensor(value) and not hasattr(value, "assign")):
+        path = getattr(value, "name", None)
+    return str(path or "")

@@ -36,6 +36,10 @@ _OPS = (
 )
 
 
+# Above it only a run can tell: how a kernel is handed its callback is not part of the C API.
+_NEWEST = (2, 21)
+
+
 class _Refused(Exception):
     """Why this TensorFlow does not take the library."""
 
@@ -63,14 +67,20 @@ def _load() -> Any:
 def _load_or_replace() -> Any:
     if read_choice(os.environ, "SMDP_TENSORFLOW_OPS", TENSORFLOW_OPS) == "python":
         return python_ops
+    if tuple(int(part) for part in tf.__version__.split(".")[:2]) > _NEWEST:
+        warnings.warn(
+            f"[smdp] smdp.tensorflow has been tried up to TensorFlow {_NEWEST[0]}.{_NEWEST[1]}; this is"
+            f" {tf.__version__}. If it crashes, set SMDP_TENSORFLOW_OPS=python.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     try:
         return _load()
     except _Refused as reason:
         warnings.warn(
             f"[smdp] the op library of smdp.tensorflow does not work with this TensorFlow ({tf.__version__}):"
             f" {reason}. Tried are the releases from 2.13 to 2.21. Calls into Python take its place:"
-            " gradients are then sent together after backward instead of during it, and copied twice more;"
-            " functions with smdp's ops cannot be saved.",
+            " gradients are then sent together after backward instead of during it, and copied twice more.",
             RuntimeWarning,
             stacklevel=2,
         )

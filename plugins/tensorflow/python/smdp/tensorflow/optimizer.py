@@ -34,14 +34,18 @@ def DistributedOptimizer(
     postscale_factor: float = 1.0,
     group: Any = None,
     process_set: Any = None,
+    average_aggregated_gradients: bool = False,
+    scale_local_gradients: bool = True,
 ) -> Any:
     """Makes a Keras 3 optimizer reduce gradients before it applies them, and returns it.
 
     Only ``apply`` of this one object changes: its class, config and variables do not, so a saved model loads
     where smdp is not installed. Clipping, weight decay and loss scaling come after the reduction. With
     ``mixed_float16`` wrap the outermost one, ``DistributedOptimizer(LossScaleOptimizer(optimizer))``, so that
-    all ranks agree which steps to skip. Arguments are DistributedGradientTape's; name, use_locking and groups
-    are not used.
+    all ranks agree which steps to skip. Arguments are DistributedGradientTape's; name, use_locking, groups
+    and average_aggregated_gradients are not used.
+
+    A copy of the optimizer, and one that a saved model brings, reduce nothing until they are wrapped, too.
 
     Raises:
         TypeError: It is no Keras 3 optimizer. With Keras 2 use DistributedGradientTape.

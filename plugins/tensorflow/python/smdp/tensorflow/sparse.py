@@ -18,10 +18,11 @@ def merge_duplicates(slices: Any) -> Any:
 
 
 def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
-    """The sum or mean over all ranks, as IndexedSlices; whoever applies them adds rows of the same index.
+    """The sum or mean over all ranks, as IndexedSlices with every index once.
 
-    All ranks' rows, one after the other; but where these are more rows than the whole variable has, the whole
-    of it, which is less to send.
+    Once, for what Keras makes of a row is not always linear: squares and norms would be those of the parts.
+    All ranks' rows travel; but where these are more rows than the whole variable has, the whole of it, which
+    is less to send.
 
     Raises:
         ValueError: The operation is neither SUM nor AVERAGE.
@@ -50,7 +51,9 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
 def _gathered(slices: Any, group: Any) -> tuple[Any, Any]:
     values = allgather(slices.values, group=group)
     with tf.control_dependencies([values]):  # a graph of TensorFlow 1 has no order but this
-        return values, allgather(slices.indices, group=group)
+        indices = allgather(slices.indices, group=group)
+    merged = merge_duplicates(tf.IndexedSlices(values, indices))
+    return merged.values, merged.indices
 
 
 def _dense(slices: Any, rows: Any, group: Any) -> tuple[Any, Any]:

@@ -12,27 +12,36 @@ from smdp.tensorflow.library import is_keras_3, keras_version
 from smdp.tensorflow.reduce_op import ReduceOp
 
 
-@tf.keras.utils.register_keras_serializable(package="smdp")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras 3's BatchNormalization with mean and variance over the batches of all ranks.
 
-    Arguments are those of keras.layers.BatchNormalization. It has the same variables, so weights can be
-    loaded into a plain BatchNormalization. All ranks must run the layer equally often while training.
+    It has the same variables, so weights can be loaded into a plain BatchNormalization. All ranks must run
+    the layer equally often while training.
+
+    Args:
+        arguments: Those of keras.layers.BatchNormalization.
+        group: Default: all ranks. Not part of the layer's config.
+        process_set: Another name for group.
+        fused: Not used.
+        options: Those of keras.layers.BatchNormalization.
 
     Raises:
         TypeError: tf.keras is Keras 2.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, group: Any = None, process_set: Any = None, fused: Any = None, **options: Any
+    ) -> None:
         if not is_keras_3:
             raise TypeError(
                 f"[smdp] SyncBatchNormalization is a layer of Keras 3; tf.keras is {keras_version}."
                 " Use TensorFlow 2.16 or newer."
             )
         super().__init__(*arguments, **options)
+        self._group = group if group is not None else process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        group = group_of()
+        group = group_of(self._group)
         # In float32, as Keras does it: sums of squares lose too much in 16 bits.
         values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
         weights = tf.ones_like(values)
@@ -49,3 +58,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         squares = reduce_tensor(tf.reduce_sum(centered * centered * weights, axes), ReduceOp.SUM, group)
         variance = squares / tf.maximum(sums[0], tf.keras.backend.epsilon())
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+# A saved model names Keras' own layer, so that it loads where smdp is not installed.
+SyncBatchNormalization.__name__ = "BatchNormalization"
+SyncBatchNormalization.__module__ = "keras.layers"

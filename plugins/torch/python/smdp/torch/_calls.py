@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from smdp.torch.tensors import Staging
-from smdp.torch.work import COMPLETED, HandleWork
+from smdp.torch.work import COMPLETED, HandleWork, seconds_of
 
 if TYPE_CHECKING:
     from smdp._core import Group, Handle
@@ -48,7 +48,7 @@ class Calls:
     def _seconds(self, opts: Options) -> float:
         timeout = opts.timeout
         # torch says -1 ms where the caller gave no timeout.
-        return self._timeout_s if timeout.days < 0 else timeout.total_seconds()
+        return self._timeout_s if timeout.days < 0 else seconds_of(timeout)
 
     def _end(
         self, handles: Sequence[Handle | None], tensors: list[Tensor], staging: Staging, keep: object = None

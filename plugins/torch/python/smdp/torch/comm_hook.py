@@ -9,17 +9,35 @@ from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
+from smdp.torch.distributed_data_parallel import check_factor
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.work import HandleWork
 
 
 class CommHook:
-    """What `comm_hook` makes; called by torch's reducer with every bucket."""
+    """What `comm_hook` makes; called by torch's reducer with every bucket.
 
-    def __init__(self, group: _core.Group, compressor: _core.GradientCompressor, has_state: bool) -> None:
+    torch lays its buckets out anew after the first step, so in that one nothing is left for later: it goes as
+    float32.
+    """
+
+    def __init__(
+        self,
+        group: _core.Group,
+        compressor: _core.GradientCompressor,
+        *,
+        has_state: bool,
+        momentum: float,
+    ) -> None:
         self._group = group
         self._compressor = compressor
+        self._plain = _core.GradientCompressor("none", 1.0, 0.0)
         self._has_state = has_state
+        self._momentum = momentum
+        self._velocity: dict[int, Tensor] = {}  # by the parameter's id
+        self._keys: dict[tuple[int, ...], int] = {}  # of buckets, by their parameters
+        self._is_first = True
+        self._is_in_step = False
         self._counts = True
         self.__name__ = self.__qualname__ = "smdp.torch.comm_hook"  # torch takes a hook for a function
 
@@ -31,24 +49,48 @@ class CommHook:
                 f"smdp.torch.comm_hook averages float32 gradients on the CPU, got {buffer.dtype} on "
                 f"{buffer.device}. Leave the hook out for this model."
             )
-        if bucket.index() == 0:
+        if bucket.index() == 0 and self._is_in_step:
             self._end_step()
-        handle = self._compressor.all_reduce(self._group, bucket.index(), buffer.data_ptr(), buffer.numel())
+        self._is_in_step = True
+        key = self._key_of(bucket)
+        is_plain = self._is_first and self._has_state
+        compressor = self._plain if is_plain else self._compressor
+        handle = compressor.all_reduce(self._group, key, buffer.data_ptr(), buffer.numel())
         done: Future[list[Tensor]] = HandleWork((handle,), [buffer]).get_future()
-        return done.then(self._averaged)
+        parts: list[tuple[int, Tensor]] = []
+        if self._momentum and len(self._group.hosts) == 1:  # no codec adds it
+            parts = list(zip(map(id, bucket.parameters()), bucket.gradients(), strict=True))
+        return done.then(lambda done: self._averaged(done, parts))
 
     def rescale_residuals(self, factor: float) -> None:
-        """Tell compression that the loss scale has been multiplied by `factor`."""
-        self._end_step()
+        """Tell compression that the loss scale has been multiplied by `factor`.
+
+        Raises:
+            ValueError: It is not a number above 0.
+        """
+        check_factor(factor)
+        if self._is_in_step:
+            self._end_step()
         self._compressor.rescale(factor)
 
-    def _averaged(self, done: Future[list[Tensor]]) -> Tensor:
+    def _key_of(self, bucket: dist.GradBucket) -> int:
+        """Number a bucket by what is in it: what is left over of one must not go to others."""
+        parameters = tuple(id(parameter) for parameter in bucket.parameters())
+        return self._keys.setdefault(parameters, len(self._keys))
+
+    def _averaged(self, done: Future[list[Tensor]], parts: list[tuple[int, Tensor]]) -> Tensor:
+        """Give the mean; to its parts goes the momentum that the optimizer leaves out."""
         (buffer,) = done.wait()
-        if self._has_state and not torch.isfinite(buffer).all():
-            self._counts = False
+        is_finite = not (self._has_state or self._momentum) or bool(torch.isfinite(buffer).all())
+        self._counts = self._counts and is_finite
+        for parameter, part in parts if is_finite else ():
+            if parameter not in self._velocity:
+                self._velocity[parameter] = torch.zeros_like(part)
+            part.copy_(self._velocity[parameter].mul_(self._momentum).add_(part))
         return buffer
 
     def _end_step(self) -> None:
+        self._is_in_step = self._is_first = False
         self._compressor.end_step(self._counts)
         self._counts = True
 
@@ -81,4 +123,5 @@ def comm_hook(
             "the model was wrapped with"
         )
     compressor = _core.GradientCompressor(compression, topk_ratio, topk_momentum)
-    return CommHook(group.core, compressor, compression in ("int8", "topk"))
+    has_state = compression in ("int8", "topk")
+    return CommHook(group.core, compressor, has_state=has_state, momentum=topk_momentum)

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook
+from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from smdp.torch.gradient_hooks import GradientHooks
 from smdp.torch.input_wait import watch
 from smdp.torch.process_group import ProcessGroupSmdp
+
+_NO_COMM_HOOKS = (
+    "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
+    "torch.nn.parallel.DistributedDataParallel on smdp"
+)
+_SIGNATURE = inspect.signature(TorchDistributedDataParallel.__init__)
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
+
+
+def check_reducer_options(owner: str, compression: str, bucket_cap_mb: float | None) -> None:
+    """Refuse wrong options of the gradient reducer before anything is made of them.
+
+    Raises:
+        ValueError: One is wrong; the message begins with the owner.
+    """
+    if compression not in COMPRESSIONS:
+        allowed = ", ".join(COMPRESSIONS)
+        raise ValueError(f"[smdp] {owner}: compression is {compression!r}; allowed: {allowed}.")
+    if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
+        raise ValueError(f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb}; it must be above 0.")
+
+
+def check_factor(factor: float) -> None:
+    """Refuse what no loss scale can be multiplied by.
+
+    Raises:
+        ValueError: It is not a number above 0.
+    """
+    if not 0 < factor < math.inf:
+        raise ValueError(f"[smdp] rescale_residuals({factor}): the factor must be a number above 0.")
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
@@ -41,6 +77,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         >>> model = smdp.torch.DistributedDataParallel(model, compression="bf16")  # doctest: +SKIP
     """
 
+    # For what the base calls before they are set.
+    _hooks: GradientHooks | None = None
+    _hook_options: dict[str, Any] | None = None
+
     def __init__(
         self,
         module: nn.Module,
@@ -59,10 +99,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 "smdp.torch.DistributedDataParallel takes neither mixed_precision nor "
                 "delay_all_reduce_named_params; use torch.nn.parallel.DistributedDataParallel for those"
             )
-        if bucket_cap_mb is not None and bucket_cap_mb <= 0:
-            raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
-        super().__init__(module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
-        self._hooks: GradientHooks | None = None
+        check_reducer_options("DistributedDataParallel", compression, bucket_cap_mb)
+        given = _SIGNATURE.bind_partial(self, module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
+        is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+        synchronises = given.arguments.pop("init_sync", True)
+        # Ranks compare lists of named parameters first: what torch says of shapes names none.
+        given.arguments["init_sync"] = synchronises and not is_on_cpu
+        super().__init__(*given.args[1:], **given.kwargs)
         self._is_armed = False
         self._divides_by_all = True
         if self.device_type != "cpu":
@@ -78,31 +121,71 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 f"{dist.get_backend(group)!r}: pass process_group=dist.new_group(backend='smdp')"
             )
         watch()
-        # torch's reducer keeps buffers as large as the model and hooks on every parameter.
-        self.logger = None
-        self.reducer = None
-        self._hooks = GradientHooks(
-            group.core,
-            [
-                (name, parameter)
-                for name, parameter in module.named_parameters()
-                if parameter.requires_grad and name not in self.parameters_to_ignore
-            ],
-            lambda: self._is_armed,
-            compression=compression,
-            bucket_cap_mb=25 if bucket_cap_mb is None else bucket_cap_mb,
-            topk_ratio=topk_ratio,
-            topk_momentum=topk_momentum,
-        )
+        self._hook_options = {
+            "compression": compression,
+            "bucket_cap_mb": 25 if bucket_cap_mb is None else bucket_cap_mb,
+            "topk_ratio": topk_ratio,
+            "topk_momentum": topk_momentum,
+        }
+        self._make_hooks()
+        if synchronises:
+            _sync_module_states(
+                module=module,
+                process_group=group,
+                broadcast_bucket_size=self.broadcast_bucket_size,
+                src=0,
+                params_and_buffers_to_ignore=self.parameters_to_ignore,
+                broadcast_buffers=self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None,
+            )
+
+    def _make_hooks(self) -> GradientHooks:
+        """Build the gradient reducer; collective, and of a copy only when it first trains."""
+        if self._hooks is None:
+            assert self._hook_options is not None
+            # torch's reducer keeps buffers as large as the model and hooks on every parameter.
+            self.logger = None
+            self.reducer = None
+            self._hooks = GradientHooks(
+                self.process_group.core,
+                [
+                    (name, parameter)
+                    for name, parameter in self.module.named_parameters()
+                    if parameter.requires_grad and name not in self.parameters_to_ignore
+                ],
+                lambda: self._is_armed,
+                ended=self._disarm,
+                **self._hook_options,
+            )
+        return self._hooks
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As torch's; the gradient reducer stays behind."""
+        return {**super().__getstate__(), "_hooks": None}
+
+    def _set_static_graph(self) -> None:
+        """As torch's; the gradient reducer does not need it."""
+        if self._hook_options is None:
+            super()._set_static_graph()
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        if self._hook_options is None:
+            super()._set_ddp_runtime_logging_sample_rate(sample_rate)
 
     def explain(self) -> str:
         """Say which fusion buffers there are, how large, and why."""
-        return "torch's reducer is in use" if self._hooks is None else self._hooks.reducer.explain()
+        if self._hook_options is None:
+            return "torch's reducer is in use"
+        return self._make_hooks().reducer.explain()
 
     def rescale_residuals(self, factor: float) -> None:
-        """Tell compression that the loss scale has been multiplied by `factor`."""
-        if self._hooks is not None:
-            self._hooks.reducer.rescale(factor)
+        """Tell compression that the loss scale has been multiplied by `factor`.
+
+        Raises:
+            ValueError: It is not a number above 0.
+        """
+        check_factor(factor)
+        if self._hook_options is not None:
+            self._make_hooks().reducer.rescale(factor)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Refuse on the CPU: `compression` takes the place of hooks.
@@ -110,31 +193,36 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         Raises:
             RuntimeError: The module is on the CPU.
         """
-        if self._hooks is not None:
-            raise RuntimeError(
-                "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
-                "torch.nn.parallel.DistributedDataParallel on smdp"
-            )
+        if self._hook_options is not None:
+            raise RuntimeError(_NO_COMM_HOOKS)
         super().register_comm_hook(state, hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        if self._hook_options is not None:
+            raise RuntimeError(_NO_COMM_HOOKS)
+        super()._register_builtin_comm_hook(comm_hook_type)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Give what stands in for this module when a rank has run out of inputs."""
-        if self._hooks is None:
+        if self._hook_options is None:
             return super().join_hook(**kwargs)
         self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)
-        return _JoinHook(self, self._hooks)
+        return _JoinHook(self, self._make_hooks())
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self._hooks is None:
+        if self._hook_options is None:
             return super()._pre_forward(*inputs, **kwargs)
-        self._hooks.check()
+        if self._hooks is None and not (torch.is_grad_enabled() and self.require_backward_grad_sync):
+            return inputs, kwargs  # a copy that only looks at things, perhaps on one rank
+        hooks = self._make_hooks()
+        hooks.check()
         work = Join.notify_join_context(self)
-        self._hooks.scale = 1.0
+        hooks.scale = 1.0
         if work:
             work.wait()
             if not self._divides_by_all:
                 # The mean over all ranks becomes that over those which still have inputs: each gave a one.
-                self._hooks.scale = self.process_group.size() / work.result()[0].item()
+                hooks.scale = self.process_group.size() / work.result()[0].item()
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
         if self._join_config.enable:
@@ -142,12 +230,19 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return inputs, kwargs
 
     def _post_forward(self, output: Any) -> Any:
-        if self._hooks is None:
+        if self._hook_options is None:
             return super()._post_forward(output)
+        if self._hooks is None:
+            return output
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         if torch.is_grad_enabled():
             self._is_armed = self.require_backward_grad_sync
+        if self._is_armed and not torch.compiler.is_compiling():
+            # A second backward through this output counts, too; one through the module alone does not.
+            for tensor in _find_tensors(output):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(_arming(weakref.ref(self._hooks)))
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
@@ -155,10 +250,21 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Say that the next backward is to average gradients, where the forward could not know it."""
         self._is_armed = self.require_forward_param_sync = self.require_backward_grad_sync
 
+    def _disarm(self) -> None:
+        self._is_armed = False
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        if self._hooks is None:
+        if self._hook_options is None:
             return super()._get_ddp_logging_data()  # type: ignore[no-any-return]
         return {"explain": self.explain()}
+
+
+def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor], None]:
+    def arm(_: torch.Tensor) -> None:
+        if (found := hooks()) is not None:
+            found.arm()
+
+    return arm
 
 
 class _JoinHook(JoinHook):

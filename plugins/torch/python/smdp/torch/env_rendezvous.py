@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -19,13 +19,14 @@ from torch.distributed.distributed_c10d import Store
 
 from smdp import _log
 from smdp._errors import ConfigError, TimeoutError
-from smdp.config import Config, read
+from smdp.config import Config, read, read_port
 from smdp.environments import detect, find, log_choice
-from smdp.environments.base import LOOPBACK
+from smdp.environments.base import LOOPBACK, read_ranks
 from smdp.environments.master import check_master, is_here, warn_if_elsewhere
 from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
+from smdp.torch.work import seconds_of
 
 _logger = logging.getLogger(__name__)
 _RANKS = ("RANK", "WORLD_SIZE")
@@ -43,8 +44,9 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         options: For torch's handler.
 
     Raises:
-        smdp.ConfigError: The launcher's variables make no sense, the master's name is unknown here, or its
-            port is taken.
+        smdp.ConfigError: torch's or the launcher's variables make no sense, the master's name is unknown
+            here, or its port is taken.
+        ValueError: The timeout is not above 0.
         smdp.TimeoutError: Not all ranks came.
     """
     log_choice()
@@ -60,6 +62,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
                 _be_alone()
     address, port = (read(os.environ, name) for name in _MASTER)
     rank, size = (arguments.get(name.lower(), [read(os.environ, name)])[0] for name in _RANKS)
+    _check(arguments, rank, size)
     timeout_s = Config.from_environ().init_timeout_s
     if address:
         check_master(address, find(before).name, timeout_s, before)
@@ -68,7 +71,8 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     if options.get("timeout") == default_pg_timeout:  # half an hour, which nobody has asked for
         options["timeout"] = timedelta(seconds=timeout_s)
     elif "timeout" in options:
-        timeout_s = options["timeout"].total_seconds()
+        timeout_s = seconds_of(options["timeout"])
+        options["timeout"] = timedelta(seconds=timeout_s)
     try:
         yield from torchs(url, **options)
     except DistError as error:
@@ -82,6 +86,19 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
             f"within {timeout_s:g} s. Are all running, with the same address, port and world size? "
             f"SMDP_INIT_TIMEOUT, or timeout=, sets the wait. torch says: {error}"
         ) from error
+
+
+def _check(arguments: Mapping[str, list[str]], rank: str | None, size: str | None) -> None:
+    """Look at what torch is about to read; torch itself names what is missing.
+
+    Raises:
+        smdp.ConfigError: A rank, world size or port makes no sense.
+    """
+    if rank is not None and size is not None:
+        names = [name.lower() if name.lower() in arguments else name for name in _RANKS]
+        read_ranks(dict(zip(names, (rank, size), strict=True)), *names)
+    if size != "1" or read(os.environ, "MASTER_PORT") != "0":  # torch lets one rank alone draw a port
+        read_port(os.environ, "MASTER_PORT")
 
 
 def _be_alone() -> None:

@@ -65,6 +65,7 @@ class Gathers(Calls):
             dtype,
             self._seconds(opts),
             opts.asyncOp,
+            [output.shape for output in outputs],
         )
         return self._end((handle,), outputs, staging, (host, targets))
 
@@ -86,7 +87,8 @@ class Gathers(Calls):
             outputs = [tensors[index] for tensors in output_lists]
             self._check_gathered(outputs, source, "all_gather_coalesced")
             dtype = common_dtype([source, *outputs])
-            calls.append((staging.read(source), [staging.write(output) for output in outputs], dtype))
+            shapes = [output.shape for output in outputs]
+            calls.append((staging.read(source), [staging.write(output) for output in outputs], dtype, shapes))
         staging.ready()
         self._sequence += 1
         handles = [
@@ -98,8 +100,9 @@ class Gathers(Calls):
                 dtype,
                 seconds,
                 True,
+                shapes,
             )
-            for host, targets, dtype in calls
+            for host, targets, dtype, shapes in calls
         ]
         results = [tensor for tensors in output_lists for tensor in tensors]
         return self._end_coalesced(handles, results, staging, calls, opts.asyncOp)
@@ -124,7 +127,7 @@ class Gathers(Calls):
                     f"all_gather: the output has {output.numel()} elements, "
                     f"needs {tensor.numel()} x {self._size} ranks"
                 )
-            hosts.append((staging.read(tensor), staging.write(output), dtype))
+            hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         staging.ready()
         self._sequence += 1
         handles = [
@@ -136,8 +139,9 @@ class Gathers(Calls):
                 dtype,
                 seconds,
                 start_async,
+                [shape],
             )
-            for source, target, dtype in hosts
+            for source, target, dtype, shape in hosts
         ]
         if not start_async:
             return self._end(handles, outputs, staging)
@@ -174,6 +178,7 @@ class Gathers(Calls):
             root,
             self._seconds(opts),
             opts.asyncOp,
+            [source.shape],
         )
         return self._end((handle,), outputs, staging, (host, targets))
 
@@ -207,6 +212,7 @@ class Gathers(Calls):
             root,
             self._seconds(opts),
             opts.asyncOp,
+            [output.shape],
         )
         return self._end((handle,), output_tensors, staging, (hosts, target))
 
@@ -217,6 +223,7 @@ class Gathers(Calls):
         self._check_list(output_tensors, "the output of all_to_all")
         self._check_list(input_tensors, "the input of all_to_all")
         dtype = common_dtype([*input_tensors, *output_tensors])
+        shapes = {tensor.shape for tensor in (*input_tensors, *output_tensors)}
         staging = Staging()
         hosts = [staging.read(tensor) for tensor in input_tensors]
         targets = [staging.write(tensor) for tensor in output_tensors]
@@ -230,6 +237,8 @@ class Gathers(Calls):
             dtype,
             self._seconds(opts),
             opts.asyncOp,
+            # Blocks may differ from rank to rank: only if all are alike here, they must be everywhere.
+            [tensor.shape for tensor in input_tensors] if len(shapes) == 1 else [],
         )
         return self._end((handle,), output_tensors, staging, (hosts, targets))
 
@@ -257,6 +266,7 @@ class Gathers(Calls):
             dtype,
             self._seconds(opts),
             opts.asyncOp,
+            [] if input_split_sizes or output_split_sizes else [input.shape],
         )
         return self._end((handle,), [output], staging, (source, target))
 

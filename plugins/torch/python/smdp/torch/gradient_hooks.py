@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 from smdp import _core
 from smdp.torch.profiling import ranged
 from smdp.torch.tensors import DTYPES
+
+_NONE = -1
 
 # Who averages a parameter's gradient, by its id: a second one would sum the same memory at the same time.
 _owners: dict[int, weakref.ref[GradientHooks]] = {}
@@ -24,12 +27,14 @@ class GradientHooks:
     Args:
         group: The core's group.
         parameters: (name, parameter), the same list on all ranks; each requires a gradient and is on the CPU.
-        is_wanted: Asked when a gradient appears; False leaves gradients alone (`no_sync`).
+        is_wanted: Asked when a gradient appears in a backward that no arm() was called in; False leaves
+            gradients alone (`no_sync`).
         compression: "none", "fp16", "bf16", "int8" or "topk".
         bucket_cap_mb: Most MiB of a fusion buffer.
         topk_ratio: Part of the gradient that "topk" sends.
-        topk_momentum: Momentum correction of "topk".
+        topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
         factor: Multiplies gradients before the sum; 0 gives the mean.
+        ended: Called at the end of every backward that averages gradients.
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
@@ -46,11 +51,17 @@ class GradientHooks:
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
         factor: float = 0.0,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         self._parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
+        self._ended = ended
         self._has_come: set[int] = set()
-        self._is_in_backward = False
+        self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
+        self._momentum = topk_momentum
+        is_coding = compression == "topk" and len(group.hosts) > 1
+        self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self._parameters]
+        self._velocity: dict[int, Tensor] = {}
         self._is_closed = False
         self.scale = 1.0
         # What the core writes to: the gradients themselves, or copies of those that are not dense.
@@ -69,16 +80,16 @@ class GradientHooks:
             if older is not None:
                 older.close()
             _owners[id(parameter)] = weakref.ref(self)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+        handles = [
+            parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, parameter in enumerate(self._parameters)
         ]
+        self._remove = weakref.finalize(self, _remove, handles)
 
     def close(self) -> None:
         """Take the hooks away; done when another one takes over a parameter."""
         self._is_closed = True
-        for handle in self._handles:
-            handle.remove()
+        self._remove()
 
     def check(self) -> None:
         """Ask before a forward whether gradients will be averaged.
@@ -97,22 +108,37 @@ class GradientHooks:
         self.reducer.finish()
         self.reducer.wait()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        def ready(parameter: Tensor) -> None:
+    def arm(self) -> None:
+        """Say, within a backward, that its gradients are to be averaged at its end, if there are any.
+
+        Where checkpoints run a backward in a backward, the outer one counts.
+        """
+        number = torch._C._current_graph_task_id()
+        if number == self._backward:
+            return
+        self._backward = number
+        Variable._execution_engine.queue_callback(self._end_backward)
+
+    def take(self, index: int, parameter: Tensor) -> None:
+        """Average a gradient that backward has just completed, if it is wanted."""
+        if self._backward == _NONE:
             if not self._is_wanted():
                 return
-            if not self._is_in_backward:
-                self._is_in_backward = True
-                Variable._execution_engine.queue_callback(self.finish)
-            if index in self._has_come:
-                raise RuntimeError(
-                    "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
-                    "shared graph: use torch.utils.checkpoint with use_reentrant=False), or the backward "
-                    "before this one has failed half-way (start again from a checkpoint)."
-                )
-            self.hand_over(index, parameter)
+            self.arm()
+        if index in self._has_come:
+            raise RuntimeError(
+                "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
+                "shared graph: use torch.utils.checkpoint with use_reentrant=False), or the backward "
+                "before this one has failed half-way (start again from a checkpoint)."
+            )
+        self.hand_over(index, parameter)
 
-        return ready
+    def _end_backward(self) -> None:
+        self._backward = _NONE
+        if self._ended is not None:
+            self._ended()
+        if self._has_come:  # else it was one for other gradients: torch.autograd.grad()
+            self.finish()
 
     def hand_over(self, index: int, parameter: Tensor) -> None:
         """Start averaging a gradient that is complete."""
@@ -122,6 +148,12 @@ class GradientHooks:
             raise RuntimeError(
                 "[smdp] a gradient is sparse (an embedding with sparse=True); smdp's DistributedDataParallel "
                 "averages dense gradients only. Set sparse=False."
+            )
+        if grad.dtype is not parameter.dtype:
+            raise RuntimeError(
+                f"[smdp] the gradient of parameter {index} is {grad.dtype}, the parameter {parameter.dtype}; "
+                "smdp's DistributedDataParallel averages gradients of their parameter's dtype. Leave "
+                "grad_dtype alone, or use torch's class with smdp as its backend."
             )
         self._has_come.add(index)
         # The order of elements in memory is that of the parameter, on all ranks.
@@ -133,7 +165,7 @@ class GradientHooks:
 
     def finish(self) -> None:
         """Wait until the gradients that this backward has produced on any rank are averages."""
-        self._is_in_backward = False
+        self._backward = _NONE
         try:
             with torch.no_grad():
                 for index, parameter in enumerate(self._parameters):
@@ -154,9 +186,37 @@ class GradientHooks:
                         self.reducer.read(index, parameter.grad.data_ptr())
                     if self.scale != 1.0 and parameter.grad is not None:
                         parameter.grad.mul_(self.scale)
+                if self._momentum:
+                    self._add_momentum()
         finally:
             self._has_come.clear()
             self._dense.clear()
+
+    def _add_momentum(self) -> None:
+        """Give gradients that the codec has not seen the momentum that the optimizer leaves out."""
+        found = [(index, one.grad) for index, one in enumerate(self._parameters) if one.grad is not None]
+        if not all(bool(torch.isfinite(grad).all()) for _, grad in found):
+            return  # whoever scales the loss skips this step
+        for index, grad in found:
+            if self._is_coded[index]:
+                continue
+            if index not in self._velocity:
+                self._velocity[index] = torch.zeros_like(grad)
+            grad.copy_(self._velocity[index].mul_(self._momentum).add_(grad))
+
+
+def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
+    # The parameter keeps it where no garbage collector sees it: it must not keep what it calls.
+    def ready(parameter: Tensor) -> None:
+        if (found := hooks()) is not None:
+            found.take(index, parameter)
+
+    return ready
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, Work
@@ -28,6 +29,7 @@ from smdp.torch.profiling import add_ranges
 from smdp.torch.reductions import Reductions
 from smdp.torch.rendezvous import open_session
 from smdp.torch.tensors import Staging, dtype_code
+from smdp.torch.work import seconds_of
 
 _BARRIER = BarrierOptions()
 _ANY_SOURCE = -1
@@ -90,7 +92,9 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, group: _core.Group, store: Store, devices: list[torch.device]) -> None:
+    def __init__(
+        self, group: _core.Group, store: Store, devices: list[torch.device], timeout_s: float
+    ) -> None:
         # The constructor with a store makes no object that C++ could call back into.
         super().__init__(group.rank, group.size)
         self._store = store
@@ -98,6 +102,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         self.offers = Offers(group)
         self._rank = group.rank
         self._size = group.size
+        self.timeout_s = timeout_s
         self._timeout_s = -1.0
         self._sequence = 0
         self._kept = deque(maxlen=64)
@@ -114,7 +119,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     def barrier(self, opts: BarrierOptions | None = None, timeout: timedelta | None = None) -> Work:
         """Wait for all ranks."""
         opts = opts or _BARRIER
-        seconds = self._seconds(opts) if timeout is None else timeout.total_seconds()
+        seconds = self._seconds(opts) if timeout is None else seconds_of(timeout)
         self._sequence += 1
         handle = self._group.barrier(seconds, opts.asyncOp)
         return self._end((handle,), [], Staging())
@@ -200,7 +205,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later calls that name none."""
-        self._timeout_s = self.offers.timeout_s = timeout.total_seconds()
+        self.timeout_s = self._timeout_s = self.offers.timeout_s = seconds_of(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -250,7 +255,16 @@ def connect(
     prefix = open_session(store, rank, size, name, init_timeout_s)
     core_store = _core.prefix_store(prefix, _core.python_store(store))
     group = _core.Group(core_store, rank, size, name, timeout_s, options)
-    return ProcessGroupSmdp(group, store, devices)
+    return ProcessGroupSmdp(group, store, devices, timeout_s)
+
+
+def timeout_of_world() -> timedelta | None:
+    """Give the timeout of the default group, for groups that serve its user; None where it is not smdp's.
+
+    torch gives a new group its own default instead.
+    """
+    world = dist.distributed_c10d._get_default_group()
+    return timedelta(seconds=world.timeout_s) if isinstance(world, ProcessGroupSmdp) else None
 
 
 def _shut_down_all() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import (
 
 from smdp.torch._calls import Calls, pointers, single
 from smdp.torch.tensors import DTYPES, PREMUL_SUM, REDUCTIONS, Staging, common_dtype, dtype_code, reduction
-from smdp.torch.work import COMPLETED, HandleWork
+from smdp.torch.work import COMPLETED, HandleWork, seconds_of
 
 _ALL_REDUCE = AllreduceOptions()
 _ALL_REDUCE_COALESCED = AllreduceCoalescedOptions()
@@ -60,7 +60,7 @@ class Reductions(Calls):
             dtype,
             op,
             1.0,
-            self._timeout_s if timeout.days < 0 else timeout.total_seconds(),
+            self._timeout_s if timeout.days < 0 else seconds_of(timeout),
             opts.asyncOp,
         )
         return COMPLETED if handle is None else self._keep(HandleWork((handle,), [tensor]), tensor)
@@ -157,6 +157,7 @@ class Reductions(Calls):
             factor,
             self._seconds(opts),
             opts.asyncOp,
+            [tensor.shape for tensor in inputs],
         )
         return self._end((handle,), output_tensors, staging, (hosts, target))
 
@@ -187,7 +188,7 @@ class Reductions(Calls):
                     f"reduce_scatter: the input has {tensor.numel()} elements, "
                     f"needs {output.numel()} x {self._size} ranks"
                 )
-            hosts.append((staging.read(tensor), staging.write(output), dtype))
+            hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         staging.ready()
         self._sequence += 1
         handles = [
@@ -200,8 +201,9 @@ class Reductions(Calls):
                 factor,
                 seconds,
                 start_async,
+                [shape],
             )
-            for source, target, dtype in hosts
+            for source, target, dtype, shape in hosts
         ]
         if not start_async:
             return self._end(handles, outputs, staging)

@@ -14,6 +14,7 @@ from torch.distributed import default_pg_timeout
 from smdp import _world
 from smdp.config import Config, read
 from smdp.torch.process_group import ProcessGroupSmdp, connect
+from smdp.torch.work import seconds_of
 from smdp_torch_autoload import register_backend
 
 _TWO_GROUPS = """\
@@ -53,7 +54,10 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     config = Config.from_environ()
     timeout = backend_options.timeout
     # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
-    timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else timeout.total_seconds()
+    timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else seconds_of(timeout)
+    options = config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR"))
+    if dist.is_initialized() and backend_options.group_size != dist.get_world_size():
+        options["world_rank"] = str(dist.get_rank())  # for messages
     process_group = connect(
         backend_options.store,
         backend_options.group_rank,
@@ -61,7 +65,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         backend_options.group_id,
         timeout_s,
         config.init_timeout_s,
-        config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR")),
+        options,
         [torch.device(device_type) for device_type in device_types],
     )
     # The first group that torch makes is the default one.

@@ -13,9 +13,11 @@ import secrets
 import time
 from datetime import timedelta
 
+from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 
-from smdp._errors import ConfigError, TimeoutError
+from smdp._errors import ConfigError, PeerLostError, TimeoutError
+from smdp._shown import shown_ranks
 
 _SESSION = "smdp/session"
 _JOB = "smdp/job"
@@ -38,10 +40,19 @@ def open_session(store: Store, rank: int, size: int, group: str, timeout_s: floa
     Raises:
         smdp.ConfigError: The store belongs to another job.
         smdp.TimeoutError: Not all came in time; the message says who did.
+        smdp.PeerLostError: The process that holds the store ended before all had come.
     """
     if rank == 0:
         return _lead(store, size, group, timeout_s)
-    return _follow(store, rank, size, group, timeout_s)
+    try:
+        return _follow(store, rank, size, group, timeout_s)
+    except DistNetworkError as error:
+        raise PeerLostError(
+            f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={_where()} went away "
+            f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the launcher "
+            "that holds the store, has ended; read its output",
+            [0],
+        ) from error
 
 
 def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
@@ -58,7 +69,7 @@ def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
         came = [rank for rank in range(size) if rank not in missing]
         text = (
             f"after {timeout_s:g} s not all ranks of group {group!r} have come: "
-            f"here are {came}, missing are {missing} of {size}. "
+            f"here are {shown_ranks(came)}; missing are {shown_ranks(missing)} of {size}. "
             "Look at why those did not start; SMDP_INIT_TIMEOUT sets the wait."
         )
         for rank in came[1:]:
@@ -99,11 +110,15 @@ def _check_job(theirs: str, rank: int, size: int) -> None:
     """Raise unless rank 0 is of this job; without names nobody can tell."""
     if theirs == _job or not theirs or not _job:
         return
-    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
     raise ConfigError(
-        f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={where} is that of another job, "
-        f"{theirs!r}, and this one is {_job!r}; set MASTER_PORT to another port on all ranks of one of them"
+        f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={_where()} is that of "
+        f"another job, {theirs!r}, and this one is {_job!r}; set MASTER_PORT to another port on all ranks "
+        "of one of them"
     )
+
+
+def _where() -> str:
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
 def _hello(session: str, rank: int) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -49,8 +49,8 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise; a collective call in training."""
         self._check_input_dim(input)
-        is_training = self.training or self.running_mean is None
-        if not is_training or not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
+        # Without statistics a layer in evaluation takes its own batch's, as torch's does.
+        if not self.training or not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
             return super().forward(input)
         dims = [0, *range(2, input.dim())]
         wide = input if input.dtype is torch.float64 else input.float()
@@ -64,7 +64,7 @@ class SyncBatchNorm(_BatchNorm):
         centred = wide - mean.view(shape)
         variance = _Sum.apply(centred.square().sum(dims), self.process_group) / count
         if self.training and self.track_running_stats and self.running_mean is not None:
-            self._track(mean.detach(), variance.detach(), float(count))
+            self._track(mean.detach(), variance.detach(), float(count.detach()))
         output = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
@@ -86,7 +86,15 @@ class SyncBatchNorm(_BatchNorm):
         Args:
             module: Changed in place, unless it is a batch norm itself.
             process_group: Over which statistics are taken. Default: the world.
+
+        Raises:
+            ValueError: A batch norm is lazy, and has seen no batch.
         """
+        if isinstance(module, _LazyNormBase):
+            raise ValueError(
+                f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, which does not know its channels;"
+                " run a batch through the model first."
+            )
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             new = cls(
                 module.num_features,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
+from smdp._arguments import seconds
 from smdp.torch import completion
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ NO_TIMEOUT = timedelta(0)
 # Guards the few steps that the waiting thread and the completion thread could both take. Never held while
 # waiting for another rank or while running a callback.
 _lock = threading.Lock()
+
+
+def seconds_of(timeout: timedelta) -> float:
+    """Give a time limit of torch's as the core takes it.
+
+    Raises:
+        ValueError: It is not above 0.
+    """
+    return seconds("timeout", timeout.total_seconds())
 
 
 class CompletedWork(Work):
@@ -96,10 +106,11 @@ class HandleWork(Work):
 
         Raises:
             smdp.SmdpError: The operation failed, or `timeout` (0: the group's) is over.
+            ValueError: `timeout` is below 0.
         """
-        seconds = timeout.total_seconds() if timeout else None
+        limit = seconds_of(timeout) if timeout else None
         for handle in self._handles:
-            handle.wait(seconds)
+            handle.wait(limit)
         if self._staging is not None:
             self._copy()
             self._staging.order_stream()

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import smdp
-from smdp.torch import DistributedDataParallel
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.distributed_data_parallel import DistributedDataParallel, check_reducer_options
+from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 from smdp.transformers.plugin import Plugin
 
 
@@ -49,13 +49,7 @@ class DataParallel(Plugin):
         topk_momentum: float = 0.0,
         preemption: bool = True,
     ) -> None:
-        allowed = ("none", "fp16", "bf16", "int8", "topk")
-        if compression not in allowed:
-            raise ValueError(
-                f"[smdp] DataParallel: compression is {compression!r}; allowed: {', '.join(allowed)}."
-            )
-        if bucket_cap_mb is not None and bucket_cap_mb <= 0:
-            raise ValueError(f"[smdp] DataParallel: bucket_cap_mb is {bucket_cap_mb}; it must be above 0.")
+        check_reducer_options("DataParallel", compression, bucket_cap_mb)
         self._options = {
             "compression": compression,
             "topk_ratio": topk_ratio,
@@ -105,7 +99,7 @@ class DataParallel(Plugin):
             self._group = default
         else:
             with _environment(self._variables):
-                self._group = dist.new_group(backend="smdp")
+                self._group = dist.new_group(backend="smdp", timeout=timeout_of_world())
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any

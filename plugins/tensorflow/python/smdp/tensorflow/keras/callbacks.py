@@ -30,8 +30,15 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Gives model and optimizer the root's values after the first batch, once all variables are there."""
 
-    def __init__(self, root_rank: int = 0, device: str = "", *, group: Any = None) -> None:
+    def __init__(
+        self, root_rank: int = 0, device: str = "", local_variables: Any = None, *, group: Any = None
+    ) -> None:
         super().__init__()
+        if local_variables:
+            raise ValueError(
+                "[smdp] BroadcastGlobalVariablesCallback got local_variables; all variables are given to all"
+                " ranks. Leave them out."
+            )
         self._root = root_rank
         self._group = group
         self._is_done = False
@@ -179,13 +186,27 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keras' ModelCheckpoint of the best model so far, on rank 0. Put it after MetricAverageCallback."""
+    """Keras' ModelCheckpoint of the best model so far, on rank 0. Put it after MetricAverageCallback.
+
+    Args:
+        filepath: Ends in .keras or .h5. Anything else is taken for the metric, which comes first in Horovod.
+        monitor: The metric.
+        group: Default: all ranks.
+        options: Those of keras.callbacks.ModelCheckpoint.
+    """
 
     def __init__(
-        self, filepath: str | Path = "best.keras", monitor: str = "val_loss", **options: Any
+        self,
+        filepath: str | Path = "best.keras",
+        monitor: str = "val_loss",
+        *,
+        group: Any = None,
+        **options: Any,
     ) -> None:
+        if not str(filepath).endswith((".keras", ".h5")):
+            filepath, monitor = "best.keras", str(filepath)
         super().__init__(filepath=filepath, monitor=monitor, save_best_only=True, **options)
-        self._is_root = group_of().rank == 0
+        self._is_root = group_of(group).rank == 0
 
     def _save_model(self, *arguments: Any, **options: Any) -> None:
         if self._is_root:

@@ -13,6 +13,8 @@ from torch import Tensor
 _OPTIONS = (type(None), str, int, float)
 _LEAVES = (Tensor, *_OPTIONS)
 
+_BATCH_TYPES: set[type] = set()
+
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """Give the tensors of a structure, in a fixed order."""
@@ -82,6 +84,11 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
+def look_into(kind: type) -> None:
+    """Let describe() look into objects of a class of the user's, for they are part of a batch."""
+    _BATCH_TYPES.add(kind)
+
+
 def describe(tree: Any) -> Any:
     """Give what decides how a structure is computed: shapes and types of tensors, other values as text."""
     if isinstance(tree, Tensor):
@@ -108,4 +115,4 @@ def _parts_of(tree: Any) -> list[str]:
         return []
     if dataclasses.is_dataclass(tree):
         return [field.name for field in dataclasses.fields(tree)]
-    return list(getattr(tree, "__dict__", ())) if hasattr(tree, "smp_slice") else []
+    return list(getattr(tree, "__dict__", ())) if type(tree) in _BATCH_TYPES else []

@@ -144,15 +144,12 @@ class Executor:
                 break
         self._posted = max(self._posted, end)
 
-    def _has_reads(self) -> bool:
-        return any(microbatch.waits_for is not None for microbatch in self._microbatches)
-
     def _serve_reads(self) -> None:
         """Let microbatches go on, in their order, whose host reads have been answered."""
         for microbatch in self._microbatches:
-            while microbatch.waits_for is not None:
-                if not microbatch.waits_for.is_there():
-                    return
+            while microbatch.is_suspended:
+                if microbatch.is_blocked():
+                    break  # a later one may go on, inside the model; after it turns keep the order
                 microbatch.go_on()
 
     def _forward(self, action: Action) -> None:
@@ -165,7 +162,7 @@ class Executor:
     def _backward_input(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]
         # Who is to send the gradient may wait for a value that this rank has yet to hand round.
-        while self._has_reads() and not microbatch.has_gradients(action.stage):
+        while self._step.reading > 0 and not microbatch.has_gradients(action.stage):
             self._serve_reads()
             self._pause()
         backward(self._plan, microbatch, action.stage, self._scale)

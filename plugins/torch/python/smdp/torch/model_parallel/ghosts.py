@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.differentiation import graph_inputs
 from smdp.torch.model_parallel.observation import Observer, observed_modules
+from smdp.torch.model_parallel.running import is_running
 from smdp.torch.model_parallel.side_effects import Filled
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import value_of, weight_of
@@ -74,7 +75,7 @@ class Ghosts:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = _Placeholders(allow_non_fake_inputs=True)
         self._device = device
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -186,6 +187,28 @@ class Ghosts:
         ghost.requires_grad_(tensor.requires_grad)
         self._parameters[id(tensor)] = (tensor, ghost)
         return ghost
+
+
+class PlaceholderRead(DataDependentOutputException):
+    """The contents of a placeholder were asked for after its step."""
+
+    def __str__(self) -> str:
+        return (
+            "[smdp] this tensor is a placeholder that was kept from a step: its contents are on another rank."
+            " Read it (.item()) in the loss function, or return it beside the loss."
+        )
+
+
+class _Placeholders(FakeTensorMode):
+    """Says of its tensors what they are, where torch's text would name an operator only."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException as error:
+            if is_running():
+                raise
+            raise PlaceholderRead(error.func) from None
 
 
 @contextlib.contextmanager

@@ -30,9 +30,16 @@ from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READ
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.late_results import LateTensor, read
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
+from smdp.torch.model_parallel.outside_tensors import Births, has_gradient
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
-from smdp.torch.model_parallel.refusals import kept_text, misplaced_text, naming, unpredictable_text
+from smdp.torch.model_parallel.refusals import (
+    kept_text,
+    misplaced_text,
+    naming,
+    outliving_text,
+    unpredictable_text,
+)
 from smdp.torch.model_parallel.side_effects import without_placeholders
 from smdp.torch.model_parallel.surroundings import Surroundings
 from smdp.torch.model_parallel.unit_call import Unit
@@ -71,6 +78,7 @@ class Interpreter(TorchFunctionMode):
         self._stream = stream
         self._end = end
         self._aliases = Aliases()
+        self._births = Births()
         self._renewed: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: dict[str, int] = {}
         self._last_unit = ""
@@ -117,6 +125,8 @@ class Interpreter(TorchFunctionMode):
                 is_owned = True
             elif type(tensor) is FakeTensor:
                 raise ValueError(kept_text(name, self._foreign_units(), tensor))
+            else:
+                self._births.check(tensor)
         if not is_owned:
             if name in DRAWING:
                 self._since_unit += 1
@@ -124,14 +134,28 @@ class Interpreter(TorchFunctionMode):
             if self.is_recording and is_in_place(name) and args and isinstance(args[0], Tensor):
                 # Ranks of earlier stages end their forward before they get here.
                 mark_writer(args[0], self.stage)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._births.note(result, (args, kwargs))
+            return result
         self._since_unit += 1
         if name in ("backward", "register_hook"):
             raise RuntimeError(misplaced_text(name))
         text = f"{self._last_unit}+{self._since_unit} {name}"
-        if name in READS:
+        if name in READS or self._writes_outside(name, args, kwargs):
             return self._read(func, args, kwargs, text)
         return self._operation(func, Kind.GLUE, args, kwargs, text, func)
+
+    def _writes_outside(self, name: str, args: Any, kwargs: Any) -> bool:
+        """Tell whether the code around the model writes to a tensor that all ranks have, and go on having.
+
+        All of them do it then, with the values of stages as the host would read them.
+        """
+        target = None if self.is_in_model else self._births.writes_outside(name, args, kwargs)
+        if target is None:
+            return False
+        if has_gradient((args, kwargs)):
+            raise ValueError(outliving_text(name, target))
+        return True
 
     def _unit(self, unit: Unit, args: Any, kwargs: Any) -> Any:
         call = self._calls.get(unit.name, 0)
@@ -393,7 +417,9 @@ class Interpreter(TorchFunctionMode):
             return tensor if value is None else self._around.fetch(value, tensor)
 
         args, kwargs = map_tensors(fetched, (args, kwargs))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self._births.note(result, (args, kwargs))
+        return result
 
     def _foreign_units(self) -> list[Unit]:
         """Give the units of other ranks that have run."""

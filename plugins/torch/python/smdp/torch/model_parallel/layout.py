@@ -8,7 +8,7 @@ from typing import cast
 import torch.distributed as dist
 
 from smdp.placement import Placement
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 
 
 class Layout:
@@ -50,7 +50,7 @@ class Layout:
         mine: ProcessGroupSmdp | None = None
         for members in self.placement.groups("pp"):
             ranks = [members[rank] for rank in stage_ranks]
-            group = dist.new_group(ranks, backend="smdp")
+            group = dist.new_group(ranks, backend="smdp", timeout=timeout_of_world())
             if self.rank in ranks:
                 mine = cast("ProcessGroupSmdp", group)
                 self._groups.append(mine)
@@ -65,7 +65,7 @@ class Layout:
     def _new_group(self, kind: str) -> ProcessGroupSmdp:
         mine = None
         for ranks in self.placement.groups(kind):  # type: ignore[arg-type]
-            group = dist.new_group(list(ranks), backend="smdp")
+            group = dist.new_group(list(ranks), backend="smdp", timeout=timeout_of_world())
             if self.rank in ranks:
                 mine = group
         self._groups.append(cast("ProcessGroupSmdp", mine))

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
-from smdp.torch.model_parallel.descriptions import described, drawn, packed, unpacked
 from smdp.torch.model_parallel.differentiation import find_gradients
+from smdp.torch.model_parallel.host_reads import HostReads
 from smdp.torch.model_parallel.interpreter import EndOfForward, Interpreter
-from smdp.torch.model_parallel.late_results import expect, is_large, offer
+from smdp.torch.model_parallel.late_results import is_large
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
@@ -29,9 +30,6 @@ from smdp.torch.model_parallel.values import Value, value_of
 from smdp.torch.model_parallel.weight_gradients import PostponedGradients
 
 _NOTHING = contextlib.nullcontext()
-_MOST_READS = 1 << 12
-# Of a host read that the plan does not have: ranks that agree on it are never that far apart.
-_LONGEST_DETOUR = 60.0
 
 
 class Microbatch:
@@ -53,23 +51,22 @@ class Microbatch:
         self.loss_dtype = torch.float32
         self.gradients: dict[tuple[int, int], Tensor | Arrival] = {}
         self.postponed: dict[int, PostponedGradients] = {}
-        self.waits_for: Arrival | None = None
         self._step = step
+        self._value: Arrival | None = None
+        self._waits_for_turn = False
         self._inputs = inputs
         self._arrivals: dict[tuple[int, int], Arrival] = {}
         self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._fetched: dict[int, Tensor] = {}
         self._uses: Counter[int] = Counter()
         self._model_calls = 0
         self._loss: tuple[Any] | None = None
-        self._reads = 0
-        self._same: SameProgram | None = None
         self._may_run = -1
         self._wants = -1
         stream = RandomStream(step.seed, step.number, step.first + index)
         # Weakly, so that nothing of a microbatch outlives its step until the garbage collector comes.
         self._interpreter = Interpreter(step.plan, weakref.proxy(self), step.ghosts, stream, end)
         self._strand = step.strands.start(self._run)
+        self._reads = HostReads(step, index, self._strand.suspend)
 
     @property
     def is_finished(self) -> bool:
@@ -82,7 +79,7 @@ class Microbatch:
         Returns:
             What compares it with what other ranks have learnt; they have been told.
         """
-        self._same = SameProgram(self._step.reads, self._others())
+        self._reads.same = same = SameProgram(self._step.reads, self._step.others())
         self._may_run = len(self._step.rank_of)
         self._strand.resume()
         self._step.plan.is_complete = True
@@ -91,7 +88,7 @@ class Microbatch:
                 self._interpreter.exports.pop(value.index, None)
             elif self.is_mine(value.stage):
                 self._let_go(value)
-        same, self._same = self._same, None
+        self._reads.same = None
         same.tell(self._step.plan)
         return same
 
@@ -99,41 +96,42 @@ class Microbatch:
         """Run until the stage has done its part.
 
         Returns:
-            False where a host read must be answered first.
+            False where a host read must be answered first, of this microbatch or another.
         """
         self._may_run = stage
         while not self.is_finished and self._wants <= stage:
-            if self.waits_for is not None:
-                is_past = self._interpreter.place >= self._step.plan.end_of(stage)
+            if self.is_suspended and self._interpreter.place >= self._step.plan.end_of(stage):
                 # Its backward begins with the loss, which the loss function has not given yet.
                 is_open = stage == self._step.plan.loss_stage and self.loss_stage < 0
-                if is_past and not is_open:
+                if not is_open:
                     return True
-                if not self.waits_for.is_there():
-                    return False
+            if self.is_blocked():
+                return False
             self._strand.resume()
         return True
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it waits for a value that the host reads, or for its turn."""
+        return self._reads.awaited is not None or self._waits_for_turn
+
+    def is_blocked(self) -> bool:
+        """Tell whether it would wait again, if it went on."""
+        awaited = self._reads.awaited or self._value
+        if awaited is not None and not awaited.is_there():
+            return True
+        return self._waits_for_turn and self._step.turn < self.index
+
     def go_on(self) -> None:
-        """Resume after a host read whose value has come."""
+        """Resume after a host read whose value has come, or when its turn has."""
         self._strand.resume()
 
     def finish(self) -> None:
         """Run to the end: all stages have run, only host reads may be waited for."""
         self._may_run = len(self._step.rank_of)
         while not self.is_finished:
-            if self.waits_for is not None:
-                self._wait_for_read(self.waits_for)
+            self._reads.wait(is_planned=not self._interpreter.is_detour)
             self._strand.resume()
-
-    def _wait_for_read(self, awaited: Arrival) -> None:
-        if self._interpreter.is_detour and not awaited.wait_for(_LONGEST_DETOUR):
-            raise RuntimeError(
-                f"[smdp] the loss function of microbatch {self.index} reads a value on this rank's host that"
-                f" it did not read in the first microbatch, and its owner has not in {_LONGEST_DETOUR:.0f} s."
-                " All ranks run the same program: read on every rank, and print on one."
-            )
-        awaited.wait()
 
     def abandon(self) -> None:
         """End it wherever it is."""
@@ -156,7 +154,7 @@ class Microbatch:
     def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor]:
         """Give the leaf of another stage's value, with what the stage has used of it, and forget both."""
         if (value.index, stage) not in self._leaves:
-            self.bring(value, stage)  # agreed on, and not used by this microbatch
+            self._bring(value, stage, Arrival.wait)  # agreed on, and not used by this microbatch
         return self._leaves.pop((value.index, stage))
 
     def has_gradients(self, stage: int) -> bool:
@@ -195,6 +193,7 @@ class Microbatch:
         call = interpreter.leave_model(known)
         if known is None:
             plan.calls.append(dataclasses.replace(call, output=_ghostly(output)))
+        self._wait_for_turn()
         return output
 
     def take_loss(self, loss: Any) -> None:
@@ -238,6 +237,9 @@ class Microbatch:
 
     def bring(self, value: Value, stage: int) -> Tensor:
         """Give a stage another's value, cut from its graph."""
+        return self._bring(value, stage, self._wait_for_value)
+
+    def _bring(self, value: Value, stage: int, wait: Callable[[Arrival], Tensor]) -> Tensor:
         key = (value.index, stage)
         if key not in self._leaves:
             if self.is_mine(value.stage):
@@ -245,9 +247,9 @@ class Microbatch:
                 self._note_use(value)
             else:
                 arrival = self._arrivals.pop(key, None) or self._receive(value, stage)
-                if self._same is not None:
-                    self._same.check_answer(arrival, self._step.rank_of[value.stage], value.text())
-                leaf = arrival.wait()
+                if self._reads.same is not None:
+                    self._reads.same.check_answer(arrival, self._step.rank_of[value.stage], value.text())
+                leaf = wait(arrival)
             used = leaf
             if value.needs_grad and self._step.needs_grad:
                 # Not the leaf itself, so that later consumers' gradients are the first that autograd adds.
@@ -256,50 +258,13 @@ class Microbatch:
         return self._leaves[key][1]
 
     def fetch(self, value: Value, tensor: Tensor, *, later: bool = False) -> Tensor:
-        """Hand a value round, or suspend until it comes; or let others fetch it `later`."""
-        known = self._fetched.get(value.index)
-        if known is not None:
-            return known
-        tag = self._next_read()
-        value.is_handed_round = True
-        owner = self._step.rank_of[value.stage]
-        reads = self._step.reads
-        what = f"{value.text()} of stage {value.stage}, microbatch {self.index}"
-        if later and self._same is not None:
-            self._step.plan.results.append(value)
-        if self.is_mine(value.stage):
-            found = self._own(value, tensor).detach()
-            if later:
-                offer(reads.offers, found, value, self._others(), tag)
-            else:
-                for rank in self._others():
-                    reads.send(laid_out(found, value), rank, tag, f"{value.text()} to the host")
-        elif later:
-            found = expect(reads.offers, value, owner, tag, f"{what}, a result of step {self._step.number}")
-        else:
-            found = self._await(room_for(value), owner, tag, what)
-        self._fetched[value.index] = found
-        return found
+        """Give the contents of a value on every rank; others may fetch them `later`."""
+        return self._reads.fetch(value, lambda: self._own(value, tensor), later=later)
 
     def describe(self, unit: Any, result: Any) -> Any:
         """Hand round shapes and dtypes of what a unit gave."""
         self._step.has_begun = True
-        stage = self._interpreter.stage
-        tags = self._next_read(), self._next_read()
-        if self.is_mine(stage):
-            description = described(result)
-            data = packed(description)
-            what = f"the shapes that module {unit.name!r} gives"
-            for rank in self._others():
-                self._step.reads.send(torch.tensor([data.numel()]), rank, tags[0], what)
-                self._step.reads.send(data, rank, tags[1], what)
-        else:
-            what = f"the shapes that module {unit.name!r} gives"
-            owner = self._step.rank_of[stage]
-            length = self._await(torch.zeros(1, dtype=torch.int64), owner, tags[0], what)
-            data = self._await(torch.empty(int(length), dtype=torch.uint8), owner, tags[1], what)
-            description = unpacked(data)
-        return drawn(description, self._step.ghosts)
+        return self._reads.describe(unit, self._interpreter.stage, result)
 
     def _own(self, value: Value, tensor: Tensor) -> Tensor:
         """Give the contents of a value of this rank, of which the program may have a placeholder."""
@@ -343,34 +308,28 @@ class Microbatch:
     def _text_of(self, value: Value, stage: int) -> str:
         return f"{value.text()} of stage {value.stage} to stage {stage}, microbatch {self.index}"
 
-    def _await(self, tensor: Tensor, rank: int, tag: int, what: str) -> Tensor:
-        arrival = self._step.reads.receive(tensor, rank, tag, what)
-        if self._same is not None:
-            self._same.check_answer(arrival, rank, what)
-            return arrival.wait()
-        self.waits_for = arrival
-        while not arrival.is_there():
-            self._strand.suspend()
-        self.waits_for = None
+    def _wait_for_value(self, arrival: Arrival) -> Tensor:
+        """Wait for another stage; while host reads are open, its rank may wait for one of ours."""
+        if self._step.reading > 0:
+            self._value = arrival
+            while not arrival.is_there():
+                self._strand.suspend()
+            self._value = None
         return arrival.wait()
 
-    def _next_read(self) -> int:
-        self._reads += 1
-        if self._reads >= _MOST_READS:
-            raise RuntimeError(
-                f"[smdp] the host reads more than {_MOST_READS} values of one microbatch; read a whole tensor"
-                " instead of its elements"
-            )
-        # A value that a rank has sent in vain, or offers, must not answer a read of a later step.
-        return (self._step.first_place + self.index) * _MOST_READS + self._reads
-
-    def _others(self) -> list[int]:
-        return [rank for rank in sorted(set(self._step.rank_of)) if rank != self._step.rank]
+    def _wait_for_turn(self) -> None:
+        """Suspend until earlier microbatches' programs have ended: `total += loss.item()` is no atom."""
+        self._waits_for_turn = True
+        while self._step.turn < self.index:
+            self._strand.suspend()
+        self._waits_for_turn = False
 
     def _run(self) -> None:
         step = self._step
         with running(self), step.modes.restored(grad=step.needs_grad), self._interpreter:
             result = step.program(self._inputs)
+            self._wait_for_turn()
+            step.turn += 1
         if step.plan.is_complete and step.needs_grad:
             self._check_same_end()
         if self._loss is not None:

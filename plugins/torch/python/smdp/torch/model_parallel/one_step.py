@@ -35,6 +35,8 @@ class Step:
         first_place: Of its first microbatch among all that have ever run.
         has_begun: A stage of this rank has begun, or the rank waits for another's.
         first: Number of the first microbatch among those of all data-parallel replicas.
+        turn: The microbatch whose code after the model may run: that of two is never mixed.
+        reading: How many microbatches wait for a value that the host reads.
     """
 
     plan: Plan
@@ -54,7 +56,13 @@ class Step:
     first_place: int
     first: int
     has_begun: bool = False
+    turn: int = 0
+    reading: int = 0
 
     def is_mine(self, stage: int) -> bool:
         """Tell whether this rank holds a virtual stage."""
         return self.rank_of[stage] == self.rank
+
+    def others(self) -> list[int]:
+        """Give the other ranks of the pipeline."""
+        return [rank for rank in sorted(set(self.rank_of)) if rank != self.rank]

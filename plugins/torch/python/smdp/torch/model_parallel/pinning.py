@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 from smdp.partition import Trace, Unit
 
@@ -18,7 +19,8 @@ def pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> Trace:
         stages: How many virtual stages there are.
 
     Raises:
-        ValueError: There is no such stage or module, or values would flow to an earlier stage.
+        ValueError: There is no such stage or module, values would flow to an earlier stage, or a stage would
+            have no unit.
     """
     names = {unit.name.partition("#")[0] for unit in traced.units}
     modules = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
@@ -49,4 +51,26 @@ def pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> Trace:
         unit = dataclasses.replace(unit, stage=pin)
         last = last if pin is None else unit
         found.append(unit)
+    _check_room(traced, found, stages)
     return dataclasses.replace(traced, units=tuple(found))
+
+
+def _check_room(traced: Trace, units: Sequence[Unit], stages: int) -> None:
+    """Refuse pins between which there are fewer units than stages."""
+    fixed = [(place, unit.stage) for place, unit in enumerate(units) if unit.stage is not None]
+    for (begin, first), (end, last) in itertools.pairwise([(-1, -1), *fixed, (len(units), stages)]):
+        if last - first <= end - begin:
+            continue
+        left, right = units[max(begin, 0)].name, units[min(end, len(units) - 1)].name
+        name, where = (left, f"after {left!r}") if begin >= 0 else (right, f"before {right!r}")
+        where = f"between {left!r} and {right!r}" if begin >= 0 and end < len(units) else where
+        is_tied = any(name in group.units for group in traced.tied)
+        hint = (
+            " Modules that share a weight may lie on two stages: its gradients are added." if is_tied else ""
+        )
+        raise ValueError(
+            f"[smdp] pins puts {name!r} on stage {first if begin >= 0 else last}, and"
+            f" {last - first - 1} stages would lie {where}, where {end - begin - 1} modules run: values only"
+            f" flow to later stages, and none may be empty. Pin {name!r} to another stage, or leave it out of"
+            f" pins.{hint}"
+        )

@@ -20,6 +20,7 @@ from smdp.torch.model_parallel.layout import Layout
 from smdp.torch.model_parallel.program import LossFunction, Program
 from smdp.torch.model_parallel.replica_gradients import ReplicaGradients
 from smdp.torch.model_parallel.running import running_microbatch
+from smdp.torch.model_parallel.same_batch import check_same_batch
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.splitting import Split, keep_own, make_units
 from smdp.torch.model_parallel.state_entries import Entry, entries_of, select
@@ -78,6 +79,7 @@ class PipelinedModule(nn.Module):
             for unit in self._units:
                 unit.compile()
         self._program = Program(model)
+        self._has_compared = False
         parameters = dict(self.named_parameters())
         self._steps = Steps(
             model,
@@ -228,8 +230,12 @@ class PipelinedModule(nn.Module):
     ) -> Any:
         if loss_fn is not None and not callable(loss_fn):
             raise ValueError(f"[smdp] loss_fn is {type(loss_fn).__name__}; allowed: a function, or None")
+        if not self._has_compared:
+            check_same_batch(self.layout.values, batch)
         parts = cut(batch, self.schedule.microbatches)
         self._program.arguments(parts[0])
+        self._program.check_keys(parts[0], loss_fn)
+        self._has_compared = True
 
         def program(microbatch: Any) -> Any:
             args, kwargs = self._program.arguments(microbatch)
@@ -362,9 +368,9 @@ class PipelinedModule(nn.Module):
             if self._own & set(stages) and has_checkpoints(module):
                 fused += [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
             elif self._own & set(stages):
-                fused += [f"{name}.{parameter}" for parameter in split_backward(module)]
+                fused += split_backward(module, name)
         if fused:
-            _log.info(
+            _log.warning(
                 "[smdp] schedule %s: the weight gradients of %s come with those of their inputs, as their"
                 " modules have children or recompute their activations",
                 self.schedule.name,

@@ -8,13 +8,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from smdp.torch.model_parallel.pinning import pinned
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.program import LossFunction, Program
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
+
+# By names of classes, which need not be imported to see that nobody has wrapped the model in them.
+_WRAPPERS = {
+    "DistributedDataParallel": "(model.module): it averages the gradients of its replicas",
+    "DataParallel": "(model.module): it averages the gradients of its replicas",
+    "FullyShardedDataParallel": "(model.module): each rank keeps its own stages' parameters only",
+    "FSDPModule": "as it was before fully_shard(): each rank keeps its own stages' parameters only",
+    "OptimizedModule": "(model._orig_mod), and compile=True",
+    "AveragedModel": "(model.module), and average what it returns",
+}
 
 
 def pipeline(
@@ -109,11 +118,11 @@ def check_model(model: Any) -> None:
         raise ValueError("[smdp] this model has been split by pipeline() already; use what that returned")
     if not isinstance(model, nn.Module):
         raise ValueError(f"[smdp] pipeline() got {type(model).__name__}; allowed: a torch.nn.Module")
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            f"[smdp] this model is wrapped in {type(model).__name__}; give pipeline() the model itself"
-            " (model.module): it averages the gradients of its replicas"
-        )
+    for wrapper, fix in _WRAPPERS.items():
+        if any(kind.__name__ == wrapper for kind in type(model).__mro__):
+            raise ValueError(
+                f"[smdp] this model is wrapped in {wrapper}; give pipeline() the model itself {fix}"
+            )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(
             "[smdp] this model belongs to a pipeline already: its other parameters are on other ranks. Build"

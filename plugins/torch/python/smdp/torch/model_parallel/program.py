@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Container
 from typing import Any
 
 from torch import Tensor, nn
 
 LossFunction = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
 
 
 class Program:
@@ -29,6 +33,7 @@ class Program:
             for name, parameter in signature.parameters.items()
             if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         }
+        self._hints: set[str] = set()
         self._positions = sum(
             kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             for kind in kinds
@@ -49,11 +54,46 @@ class Program:
                 if isinstance(microbatch, dict)
                 else f"{len(args)} items"
             )
+            unknown = (
+                [name for name in microbatch if name not in kwargs] if isinstance(microbatch, dict) else []
+            )
             raise ValueError(
                 f"[smdp] the forward of {type(self.model).__name__} takes {self._signature}, the batch has"
-                f" {given}: {error}"
+                f" {given}: {error}{self._hint(unknown, kwargs, 0.6)}"
             ) from None
         return args, kwargs
+
+    def check_keys(self, microbatch: Any, loss_fn: LossFunction | None) -> None:
+        """Refuse a misspelt argument of the forward; warn where it may be for the loss function.
+
+        Raises:
+            ValueError: A key is like an argument that the forward has not got, and nobody takes it.
+        """
+        if not isinstance(microbatch, dict) or self._takes_any_name:
+            return
+        unknown = [name for name in microbatch if name not in self._names]
+        model = type(self.model).__name__
+        nobodys = loss_fn is None or not _wants_microbatch(loss_fn)
+        if nobodys and (hint := self._hint(unknown, microbatch, 0.9)):
+            raise ValueError(
+                f"[smdp] the forward of {model} does not take a key of the batch{hint} Allowed:"
+                f" {', '.join(sorted(self._names))}"
+            )
+        hint = self._hint(unknown, microbatch, 0.75)
+        if hint and hint not in self._hints:
+            self._hints.add(hint)
+            _log.warning(
+                "[smdp] the forward of %s does not take a key of the batch%s If not, all is well.",
+                model,
+                hint,
+            )
+
+    def _hint(self, unknown: list[Any], given: Container[Any], least: float) -> str:
+        free = [name for name in self._names if name not in given]
+        for name in unknown:
+            for near in difflib.get_close_matches(str(name), free, 1, least):
+                return f": {name!r}; did you mean {near!r}?"
+        return ""
 
     def _taken(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(microbatch, dict):

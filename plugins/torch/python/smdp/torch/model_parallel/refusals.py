@@ -11,6 +11,7 @@ from smdp.torch.model_parallel.ghosts import Unpredictable
 from smdp.torch.model_parallel.plan import Operation
 from smdp.torch.model_parallel.side_effects import attributes_with_placeholders
 from smdp.torch.model_parallel.unit_call import Unit
+from smdp.torch.model_parallel.values import text_of
 
 
 def unpredictable_text(name: str, error: Unpredictable, *, is_in_model: bool) -> str:
@@ -45,13 +46,22 @@ def kept_text(name: str, units: Sequence[Unit], tensor: Tensor | None = None) ->
     )
 
 
+def outliving_text(name: str, target: Tensor) -> str:
+    """Give the text for code around the model that adds a value with its graph to an older tensor."""
+    return (
+        f"[smdp] {name} writes a value of a pipeline stage with a gradient into {text_of(target)}, which was"
+        " there before this microbatch, or made by a constructor: detach() it, or make the tensor by"
+        " torch.zeros() and the like in the loss function"
+    )
+
+
 def misplaced_text(name: str) -> str:
     """Give the text for backward() or register_hook() on a value of a stage."""
     if name == "backward":
         return (
             "[smdp] backward() was called on a value of a pipeline stage. The schedule runs the backward: of"
-            " what the loss function of train_step() returns, or of what backward(loss) of the model is given"
-            " in run_step() and smp.step."
+            " what the loss function of train_step() returns, or of what the split model's own"
+            " backward(loss) is given."
         )
     return "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
 

@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.containers import tensors_in
-from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.process_group import ProcessGroupSmdp
 
 
-def check_same_batch(pipe: PipelinedModule, batch: Any) -> None:
+def check_same_batch(group: ProcessGroupSmdp, batch: Any) -> None:
     """Compare a batch with those that the other ranks of the pipeline have read; all of them call it.
 
     Args:
-        pipe: Whose batch it is.
+        group: The ranks of the pipeline.
         batch: Tensors, in any structure; what is no tensor does not count.
 
     Raises:
@@ -26,8 +26,9 @@ def check_same_batch(pipe: PipelinedModule, batch: Any) -> None:
     digest = hashlib.sha256()
     for tensor in tensors_in(batch):
         digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
+        if tensor.layout is not torch.strided:
+            continue
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    group = pipe.layout.values
     found = together(digest.hexdigest, group)
     first, *others = zip(dist.get_process_group_ranks(group), found, strict=True)
     for rank, text in others:

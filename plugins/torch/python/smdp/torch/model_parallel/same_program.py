@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -21,13 +20,6 @@ _DIGEST = 0
 _SLOWEST_LINK = 1e7  # bytes per second
 _LENGTH = 1 << 60
 _TEXT = _LENGTH + 1
-
-
-class Awaited(Protocol):
-    """A host read that has not been answered yet."""
-
-    def is_there(self) -> bool:
-        """Tell whether the value has come."""
 
 
 class SameProgram:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from smdp import pipeline as schedules
-from smdp.partition import Trace, partition
+from smdp.partition import Partition, Trace, partition
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.delayed_initialization import materialize
 from smdp.torch.model_parallel.layout import Layout
@@ -66,25 +66,31 @@ class SplitOptions:
         info = schedules.schedule_info(self.schedule)
         return self.virtual_stages or info.virtual_stages or info.usual_virtual_stages
 
-    def tables(self, microbatches: int) -> Tables:
-        """Give the schedules of a step of so many microbatches."""
-        info = schedules.schedule_info(self.schedule)
-        return Tables(
-            schedules.generate(
-                self.schedule,
-                stages=self.stages,
-                microbatches=microbatches,
-                virtual_stages=self.stages_per_rank,
-                active_microbatches=self.active_microbatches,
-            ),
-            schedules.generate(
-                "forward_only",
-                stages=self.stages,
-                microbatches=microbatches,
-                virtual_stages=self.stages_per_rank,
-                placement=info.placement or "loop",
-            ),
+    def tables(self, microbatches: int, found: Partition) -> Tables:
+        """Give the schedules of a step of so many microbatches, for the stages that were found."""
+        rank_of = [stage.rank for stage in found.stages]
+        is_loop = rank_of == [stage % self.stages for stage in range(len(rank_of))]
+        held = [stage.activation_bytes for stage in found.stages]
+        make = functools.partial(
+            schedules.generate,
+            stages=self.stages,
+            microbatches=microbatches,
+            virtual_stages=self.stages_per_rank,
         )
+        training = make(
+            found.schedule,
+            active_microbatches=self.active_microbatches,
+            forward=[stage.forward for stage in found.stages],
+            backward_input=[stage.backward_input for stage in found.stages],
+            backward_weight=[stage.backward_weight for stage in found.stages],
+            # Nobody has traced them where modules are weighed by their bytes.
+            activation_bytes=held if any(held) else 1.0,
+            memory_cap=found.activation_cap or None,
+        )
+        if training.rank_of != rank_of:  # auto would lay another number of microbatches otherwise
+            training = make("looped_bfs" if is_loop else "zb_v")
+        evaluation = make("forward_only", placement="loop" if is_loop else "v")
+        return Tables(training, evaluation)
 
 
 def split_over_ranks(
@@ -109,10 +115,8 @@ def split_over_ranks(
     Raises:
         ValueError: The model cannot be split so; with a fix.
     """
-    tables = functools.cache(options.tables)
-    table = tables(options.microbatches).training
     layout = Layout(options.stages, options.placement)
-    units = find_units(model, table.stages, must_be_cut)
+    units = find_units(model, options.stages * options.stages_per_rank, must_be_cut)
     # All ranks trace at once, so that times are those of training, with the others at work; rank 0's count.
     dist.barrier()
     traced = together(
@@ -134,6 +138,8 @@ def split_over_ranks(
         memory_cap=options.memory_cap,
         memory_weight=options.memory_weight,
     )
+    tables = functools.cache(functools.partial(options.tables, found=found))
+    table = tables(options.microbatches).training
     calls = stages_of_units(traced, found)
     if units == ("",):
         # A trace has no unit without a name.

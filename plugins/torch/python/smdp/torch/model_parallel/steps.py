@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -99,6 +100,7 @@ class Steps:
         self._own = {stage for stage, rank in enumerate(rank_of) if rank == layout.stage_rank}
         self._ghosts = Ghosts(device)
         self._strands = Strands()
+        weakref.finalize(self, self._strands.close)
         self._plans: dict[Any, _Prepared] = {}
         self._recordings = 0
         self._places = 0

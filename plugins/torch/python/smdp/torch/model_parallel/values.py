@@ -52,7 +52,7 @@ class Value:
 
     def text(self) -> str:
         """Give dtype and shape, as errors show them."""
-        return f"{str(self.ghost.dtype).removeprefix('torch.')}{list(self.ghost.shape)}"
+        return text_of(self.ghost)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +62,11 @@ class Weight:
     name: str
     stages: Container[int]
     pipe: Callable[[], Any] | None = None
+
+
+def text_of(tensor: Tensor) -> str:
+    """Give dtype and shape, as errors show them."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def mark(tensor: Tensor, value: Value) -> None:

@@ -6,6 +6,7 @@ the gradient of its input only, and leaves the other half, on the same graph wit
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_log = logging.getLogger(__name__)
 _thread = threading.local()
 
 
@@ -63,36 +65,45 @@ class _Apart(torch.autograd.Function):
         return (None, found, *(None for _ in ctx.parameters))
 
 
-def split_backward(module: nn.Module) -> list[str]:
-    """Let the modules below a unit postpone their weight gradients.
+def split_backward(module: nn.Module, unit: str) -> list[str]:
+    """Let the modules below a unit, of that name, postpone their weight gradients.
 
     Returns:
         Names of parameters for which it cannot be done, as their module has children: their gradients come
         with those of the inputs.
     """
     fused = []
-    for name, part in module.named_modules():
+    for name, part in module.named_modules(prefix=unit):
         own = list(part.named_parameters(recurse=False))
         if not own:
             continue
         if next(part.children(), None) is None:
-            part.forward = _postponing(part.forward, part)
+            part.forward = _postponing(part.forward, part, name)
         else:
-            fused += [f"{name}.{parameter}".lstrip(".") for parameter, _ in own]
+            fused += [f"{name}.{parameter}" for parameter, _ in own]
     return fused
 
 
-def _postponing(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    gives_tensor = False
+def _postponing(original: Callable[..., Any], module: nn.Module, name: str) -> Callable[..., Any]:
+    gives_tensor = has_told = False
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal gives_tensor
+        nonlocal gives_tensor, has_told
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         is_simple = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-        if getattr(_thread, "collector", None) is None or not (is_simple and gives_tensor and trained):
+        is_apart = getattr(_thread, "collector", None) is not None
+        if not (is_apart and is_simple and gives_tensor and trained):
             result = original(*args, **kwargs)
             # Seen on placeholders before the first real call. An LSTM gives a tuple.
             gives_tensor = isinstance(result, Tensor)
+            if is_apart and trained and not has_told:
+                has_told = True
+                _log.warning(
+                    "[smdp] the weight gradients of %r, a %s, come with those of its inputs: only a module"
+                    " that takes one tensor, by position, and gives one has them apart",
+                    name,
+                    type(module).__name__,
+                )
             return result
         return _Apart.apply(original, args[0], *trained)
 

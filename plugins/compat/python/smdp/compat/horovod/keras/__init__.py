@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.horovod.tensorflow.keras import *  # noqa: F403
 from smdp.compat.horovod.tensorflow.keras import DistributedOptimizer as DistributedOptimizer
 from smdp.compat.horovod.tensorflow.keras import broadcast_global_variables as broadcast_global_variables
 from smdp.compat.horovod.tensorflow.keras import load_model as load_model
 from smdp.tensorflow.keras import callbacks as callbacks
+
+
+def __getattr__(name: str) -> Any:
+    no_attribute("horovod.keras", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -17,8 +18,11 @@ from smdp.compat.horovod.build import mpi_enabled as mpi_enabled
 from smdp.compat.horovod.build import mpi_threads_supported as mpi_threads_supported
 from smdp.compat.horovod.build import nccl_built as nccl_built
 from smdp.compat.horovod.build import rocm_built as rocm_built
+from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.sagemaker.dataparallel.tensorflow import graph
 from smdp.tensorflow import *  # noqa: F403
+from smdp.tensorflow import allgather as allgather
+from smdp.tensorflow import reducescatter as reducescatter
 
 BroadcastGlobalVariablesHook = graph.BroadcastGlobalVariablesHook
 # Takes optimizers of tf.compat.v1, too.
@@ -50,6 +54,26 @@ def size_op(name: str | None = None) -> Any:
     return tf.constant(smdp.size())
 
 
+def local_rank_op(name: str | None = None) -> Any:
+    """The rank within its host, as a tensor."""
+    return tf.constant(smdp.local_rank())
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """The number of ranks on this host, as a tensor."""
+    return tf.constant(smdp.local_size())
+
+
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
+    """Allgather of several tensors."""
+    return [allgather(tensor, name, process_set=process_set) for tensor in tensors]
+
+
+def grouped_reducescatter(tensors: Sequence[Any], *arguments: Any, **options: Any) -> list[Any]:
+    """Reducescatter of several tensors; arguments as of one."""
+    return [reducescatter(tensor, *arguments, **options) for tensor in tensors]
+
+
 def cross_size() -> int:
     """Number of hosts."""
     return len(smdp.world().hosts)
@@ -78,10 +102,4 @@ def join(device: int = -1) -> NoReturn:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "elastic":
-        from smdp.compat.horovod.elastic import refuse
-
-        refuse("horovod.tensorflow.elastic")
-    if name == "Adasum":
-        raise AttributeError("[smdp] Adasum is not there; use Average or Sum.")
-    raise AttributeError(f"[smdp] horovod.tensorflow has no {name!r}; see the page on moving from Horovod.")
+    no_attribute("horovod.tensorflow", name)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from smdp.compat.horovod.elastic import refuse
+from smdp.compat.horovod.refusals import refuse
 
 refuse("horovod.tensorflow.elastic")

@@ -15,6 +15,7 @@ from smdp.compat.horovod.build import mpi_enabled as mpi_enabled
 from smdp.compat.horovod.build import mpi_threads_supported as mpi_threads_supported
 from smdp.compat.horovod.build import nccl_built as nccl_built
 from smdp.compat.horovod.build import rocm_built as rocm_built
+from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.horovod.torch.asynchronous import Adasum as Adasum
 from smdp.compat.horovod.torch.asynchronous import Average as Average
 from smdp.compat.horovod.torch.asynchronous import Max as Max
@@ -27,8 +28,10 @@ from smdp.compat.horovod.torch.asynchronous import allreduce_async_ as allreduce
 from smdp.compat.horovod.torch.asynchronous import alltoall_async as alltoall_async
 from smdp.compat.horovod.torch.asynchronous import broadcast_async as broadcast_async
 from smdp.compat.horovod.torch.asynchronous import broadcast_async_ as broadcast_async_
+from smdp.compat.horovod.torch.asynchronous import grouped_allgather_async as grouped_allgather_async
 from smdp.compat.horovod.torch.asynchronous import grouped_allreduce_async as grouped_allreduce_async
 from smdp.compat.horovod.torch.asynchronous import grouped_allreduce_async_ as grouped_allreduce_async_
+from smdp.compat.horovod.torch.asynchronous import grouped_reducescatter_async as grouped_reducescatter_async
 from smdp.compat.horovod.torch.asynchronous import poll as poll
 from smdp.compat.horovod.torch.asynchronous import reducescatter_async as reducescatter_async
 from smdp.compat.horovod.torch.asynchronous import synchronize as synchronize
@@ -83,8 +86,4 @@ def join(device: int = -1) -> NoReturn:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "elastic":
-        from smdp.compat.horovod.elastic import refuse
-
-        refuse("horovod.torch.elastic")
-    raise AttributeError(f"[smdp] horovod.torch has no {name!r}; see the page on moving from Horovod.")
+    no_attribute("horovod.torch", name)

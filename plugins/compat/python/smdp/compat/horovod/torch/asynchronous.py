@@ -75,11 +75,10 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    *,
-    _is_one: bool = False,
 ) -> Handle:
     """Start one for several tensors, in place."""
     kind = operation(op, average)
+    tensors = list(tensors)
     with torch.no_grad():
         for tensor in tensors:
             if prescale_factor != 1.0:
@@ -96,7 +95,7 @@ def grouped_allreduce_async_(
                     tensor.div_(process_set.size(), rounding_mode=rounding)
                 if postscale_factor != 1.0:
                     tensor.mul_(postscale_factor)
-        return tensors[0] if _is_one else list(tensors)
+        return tensors
 
     return Handle(works, finish)
 
@@ -111,9 +110,10 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce in place."""
-    return grouped_allreduce_async_(
-        [tensor], average, name, op, prescale_factor, postscale_factor, process_set, _is_one=True
+    group = grouped_allreduce_async_(
+        [tensor], average, name, op, prescale_factor, postscale_factor, process_set
     )
+    return Handle(group.works, lambda: group.finish()[0])
 
 
 def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
@@ -139,6 +139,13 @@ def allgather_async(
     parts = list(whole.split(rows.tolist()))
     work = dist.all_gather(parts, tensor.detach().contiguous(), group=process_set.group, async_op=True)
     return Handle([work], lambda: whole)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start an allgather of several tensors."""
+    return _together([allgather_async(tensor, name, process_set) for tensor in tensors])
 
 
 def broadcast_async_(
@@ -211,3 +218,13 @@ def reducescatter_async(
         return out.mul_(scale) if scale != 1.0 else out
 
     return Handle([work], finish)
+
+
+def grouped_reducescatter_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Handle:
+    """Start a reducescatter of several tensors; arguments as in reducescatter_async."""
+    return _together([reducescatter_async(tensor, *args, **kwargs) for tensor in tensors])
+
+
+def _together(handles: list[Handle]) -> Handle:
+    works = [work for handle in handles for work in handle.works]
+    return Handle(works, lambda: [handle.finish() for handle in handles])

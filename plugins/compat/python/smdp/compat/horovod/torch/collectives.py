@@ -144,6 +144,11 @@ def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) 
 
 
 def _compressed(tensor: Tensor, compression: Any) -> Tensor:
+    if compression not in ("none", "fp16", "bf16"):
+        raise ValueError(
+            f"[smdp] compression is {compression!r}; allowed here: Compression.none, fp16, bf16. int8 and"
+            " topk keep what they leave out for the next step, and are for DistributedOptimizer."
+        )
     if tensor.dtype not in (torch.float32, torch.float64):
         return tensor
     return tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}.get(compression, tensor.dtype))

@@ -157,8 +157,10 @@ class _DistributedOptimizer:
     def skip_synchronize(self) -> Iterator[None]:
         """For a step() after synchronize()."""
         self._is_synchronized = True
-        yield
-        self._is_synchronized = False
+        try:
+            yield
+        finally:
+            self._is_synchronized = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's, with averaged gradients."""

@@ -169,7 +169,7 @@ class DistributedModel(LocalPart):
             assert self._body is not None
             if not self._has_stepped:
                 if isinstance(self._body, Partitions):
-                    check_same_batch(self._body.pipe, parts)
+                    check_same_batch(self._body.pipe.layout.values, parts)
                 for hook in list(self._partition_hooks.values()):
                     hook(self, state.optimizer)
             results = self._body.run_step(program, parts, is_training=is_training)

@@ -91,8 +91,15 @@ class Groups:
 
     def _new(self, ranks: tuple[int, ...]) -> ProcessGroupSmdp | None:
         if ranks not in self._made:
+            from smdp.torch.process_group import timeout_of_world
+
             # A group of one rank is that rank's own affair: the others make theirs meanwhile.
-            made: Any = dist.new_group(list(ranks), backend="smdp", use_local_synchronization=len(ranks) == 1)
+            made: Any = dist.new_group(
+                list(ranks),
+                backend="smdp",
+                timeout=timeout_of_world(),
+                use_local_synchronization=len(ranks) == 1,
+            )
             if self.rank not in ranks:
                 return None
             self._made[ranks] = made

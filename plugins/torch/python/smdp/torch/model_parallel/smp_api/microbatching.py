@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from smdp.torch.model_parallel.containers import look_into
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -83,7 +85,9 @@ class Slicer:
         if isinstance(value, Tensor):
             return self._narrowed(name, value, index, count, axis)
         if callable(getattr(value, "smp_slice", None)):
-            return value.smp_slice(count, index, axis)
+            part = value.smp_slice(count, index, axis)
+            look_into(type(part))
+            return part
         if isinstance(value, (list, tuple, set, frozenset)):
             items = [
                 self._part(f"{name}[{place}]", item, index, count, axis) for place, item in enumerate(value)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.horovod.tensorflow import *  # noqa: F403
 from smdp.compat.horovod.tensorflow import DistributedOptimizer as DistributedOptimizer
 from smdp.compat.horovod.tensorflow import broadcast_global_variables as broadcast_global_variables
@@ -20,10 +21,4 @@ def load_model(filepath: str, custom_objects: dict[str, Any] | None = None, **op
 
 
 def __getattr__(name: str) -> Any:
-    if name == "elastic":
-        from smdp.compat.horovod.elastic import refuse
-
-        refuse("horovod.tensorflow.keras.elastic")
-    raise AttributeError(
-        f"[smdp] horovod.tensorflow.keras has no {name!r}; see the page on moving from Horovod."
-    )
+    no_attribute("horovod.tensorflow.keras", name)

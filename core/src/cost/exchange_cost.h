@@ -1,0 +1,27 @@
+// How an exchange between hosts is cut: what may follow a measurement, for it does not change the order of a sum.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+
+#include "cost/fusion_cost.h"
+
+namespace smdp::cost {
+
+struct ExchangeSizes {
+  std::size_t shard = std::size_t{128} << 10;                     // bytes of one owner's shard in a chunk of a lane
+  std::size_t least = std::size_t{4} << 10;                       // bytes; fewer owners where shards would be shorter
+  std::size_t streams = std::numeric_limits<std::size_t>::max();  // to each peer; at most those that are there
+
+  // Of `hosts`, the first so many own a shard of `bytes` of a lane. 1 or more.
+  std::size_t owners(std::size_t bytes, std::size_t hosts) const;
+};
+
+// lanes: ranks of a host that share its link.
+//
+// A chunk keeps its link busy for as long as the two hops of the one before it take, and ten times as long as its
+// messages take the CPU: between 128 KiB and 1 MiB, since the last chunk's second hop overlaps nothing. An owner is
+// worth its messages as long as the bytes that it takes off the others travel longer than these cost.
+ExchangeSizes exchange_sizes(const Measured& measured, std::size_t hosts, std::size_t lanes);
+
+}  // namespace smdp::cost

@@ -1,0 +1,32 @@
+"""Reductions of unsigned integers, which the core only moves, as those of signed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.reduce_op import ReduceOp
+
+_WIDER = {tf.uint16: tf.int32, tf.uint32: tf.int64}
+
+
+def as_signed(tensor: Any, op: ReduceOp, size: int) -> tuple[Any, ReduceOp, Callable[[Any], Any]]:
+    """What to reduce instead, how, and what makes the result of it; other dtypes stay as they are.
+
+    Sums and products wrap around, as they do on one process.
+    """
+    dtype = tensor.dtype
+    if dtype in _WIDER:
+        return tf.cast(tensor, _WIDER[dtype]), op, lambda result: tf.cast(result, dtype)
+    if dtype != tf.uint64:
+        return tensor, op, lambda result: result
+    bits = tf.bitcast(tensor, tf.int64)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        flip = tf.constant(tf.int64.min, tf.int64)  # keeps the order
+        flipped = tf.bitwise.bitwise_xor(bits, flip)
+        return flipped, op, lambda result: tf.bitcast(tf.bitwise.bitwise_xor(result, flip), dtype)
+    if op is ReduceOp.AVERAGE:
+        return bits, ReduceOp.SUM, lambda result: tf.bitcast(result, dtype) // tf.cast(size, dtype)
+    return bits, op, lambda result: tf.bitcast(result, dtype)

@@ -1,0 +1,81 @@
+"""Tensors that code around the model writes to: those of one microbatch, and those that outlive it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from smdp.torch.model_parallel.containers import tensors_in
+from smdp.torch.model_parallel.functions import is_in_place
+from smdp.torch.model_parallel.values import text_of, value_of, weight_of
+
+# Tensors that the program of one microbatch has made, and written a stage's values to on one rank only.
+_of_one_rank: Any = WeakIdKeyDictionary()
+
+
+class Births:
+    """Knows which tensors the program of one microbatch has made without a stage's values."""
+
+    def __init__(self) -> None:
+        self._known: Any = WeakIdKeyDictionary()
+
+    def note(self, result: Any, given: Any) -> None:
+        """Note what a function gave: it is new, unless it is memory of something older."""
+        made = tensors_in(result)
+        if not made:
+            return
+        older = {_memory(tensor) for tensor in tensors_in(given) if tensor not in self._known}
+        for tensor in made:
+            if _memory(tensor) not in older:
+                self._known[tensor] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Refuse a tensor that another microbatch has made, and that only one rank has written to.
+
+        Raises:
+            ValueError: It is one.
+        """
+        if _of_one_rank and _of_one_rank.get(tensor, self._known) is not self._known:
+            raise ValueError(
+                f"[smdp] {text_of(tensor)} was made in the program of another microbatch, which wrote values"
+                " of a pipeline stage to it, on the rank that has them: make tensors that sum up over"
+                " microbatches before the step"
+            )
+
+    def writes_outside(self, name: str, args: Any, kwargs: Any) -> Tensor | None:
+        """Give a tensor from before the microbatch that a function would write a stage's values to."""
+        for tensor in _written(name, args, kwargs):
+            if value_of(tensor) is not None:
+                continue
+            if tensor not in self._known:
+                return tensor
+            _of_one_rank[tensor] = self._known
+        return None
+
+
+def _written(name: str, args: Any, kwargs: Any) -> list[Tensor]:
+    """Give the tensors that a function of torch writes to; none where a weight of the model is involved."""
+    target = kwargs.get("out")
+    if target is None and args and is_in_place(name):
+        target = args[0]
+    found = tensors_in(target)
+    if found and any(weight_of(tensor) is not None for tensor in tensors_in((args, kwargs))):
+        return []
+    return found
+
+
+def has_gradient(given: Any) -> bool:
+    """Tell whether autograd would follow a stage's value into what is written."""
+    return torch.is_grad_enabled() and any(
+        value_of(tensor) is not None and tensor.requires_grad for tensor in tensors_in(given)
+    )
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse, or inside of torch.func
+        return id(tensor)

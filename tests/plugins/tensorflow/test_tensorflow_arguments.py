@@ -1,0 +1,206 @@
+"""Calls as SMDDP and Horovod spell them, and what wrong ones get."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_spawn import run
+
+import smdp
+import smdp.tensorflow as sdp
+from smdp.tensorflow.keras import callbacks
+from smdp.tensorflow.library import is_keras_3
+
+keras = tf.keras
+C, Sum = sdp.Compression, sdp.ReduceOp.SUM
+
+
+def check_horovods_calls() -> None:
+    size, x = sdp.size(), tf.constant([1.0, 2.0])
+    total = [1.0 * size, 2.0 * size]
+    for call in (
+        lambda: sdp.allreduce(x, False, "", "", C.fp16),
+        lambda: sdp.allreduce(x, None, "/cpu:0", "/cpu:0", op=Sum),
+        lambda: sdp.allreduce(x, None, "", "", compression=C.fp16, op=Sum),
+        lambda: sdp.allreduce(x, None, "", "", C.none, Sum),
+        lambda: sdp.allreduce(x, None, "", "", C.none, None, 1.0, float(size)),
+        lambda: sdp.allreduce(x, None, "", "", C.none, Sum, 1.0, 1.0, "name", smdp.world(), True),
+        lambda: sdp.allreduce(tensor=x, average=False, name="name", ignore_name_scope=True),
+        lambda: sdp.grouped_allreduce([x], False, ignore_name_scope=True)[0],
+        lambda: sdp.allreduce(x, 0, 2, C.none, Sum),  # SMDDP's
+        lambda: sdp.allreduce(grad=x, param_index=0, num_params=2, op=Sum),
+    ):
+        np.testing.assert_allclose(call(), total)
+    rows = tf.ones([2 * size, 1])
+    for call in (
+        lambda: sdp.reducescatter(rows, "", C.fp16, Sum, "name", smdp.world(), 0.5, 2.0),
+        lambda: sdp.reducescatter(rows, op=Sum, compression=C.fp16, prescale_factor=1.0),
+        lambda: sdp.reducescatter(rows, postscale_factor=float(size)),
+    ):
+        np.testing.assert_allclose(call(), [[size]] * 2)
+    np.testing.assert_allclose(sdp.allgather(x, "name", True, smdp.world()), [1, 2] * size)
+    np.testing.assert_allclose(sdp.broadcast(x * (1 + sdp.rank()), 1, "name", True, smdp.world()), [2, 4])
+    assert sdp.alltoall(rows, None, "name", True, smdp.world()).shape == rows.shape
+    variable = tf.Variable(x * sdp.rank())
+    sdp.broadcast_variables([variable], 1, smdp.world(), inplace=True)
+    np.testing.assert_allclose(variable, x)
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable) * (1 + sdp.rank())
+    tape = sdp.DistributedGradientTape(tape, "", "", C.none, False, Sum, 1.0, 0, None, smdp.world(), True)
+    np.testing.assert_allclose(tape.gradient(loss, variable), [3, 3])
+    callbacks.BroadcastGlobalVariablesCallback(0, "", local_variables=None)
+    if is_keras_3:
+        sdp.DistributedOptimizer(keras.optimizers.SGD(), average_aggregated_gradients=True)
+        best = callbacks.BestModelCheckpoint("val_accuracy")
+        assert (best.monitor, str(best.filepath)) == ("val_accuracy", "best.keras")
+        own = smdp.world().split(sdp.rank())
+        alone = sdp.SyncBatchNormalization(process_set=own, fused=False)
+        numbers = tf.constant([[1.0], [3.0]]) * (1 + sdp.rank())
+        np.testing.assert_allclose(alone(numbers, training=True), [[-1], [1]], atol=1e-2)
+
+
+def check_unsigned() -> None:
+    for name in ("uint16", "uint32", "uint64"):
+        top = np.iinfo(name).max
+        mine = tf.constant([1, top - 1 - sdp.rank()], name)
+        for op, expected in (
+            (sdp.ReduceOp.MIN, [1, top - 2]),
+            (sdp.ReduceOp.MAX, [1, top - 1]),
+            (Sum, [2, top - 4]),  # wraps around
+            (sdp.ReduceOp.PRODUCT, [1, 6]),
+        ):
+            np.testing.assert_array_equal(sdp.allreduce(mine, op=op).numpy(), np.array(expected, name))
+        few = tf.constant([4, 7], name) * tf.constant(1 + sdp.rank(), name)
+        np.testing.assert_array_equal(sdp.allreduce(few).numpy(), [6, 10])
+        part = sdp.reducescatter(few, op=Sum)
+        np.testing.assert_array_equal(part.numpy(), [12 if sdp.rank() == 0 else 21])
+    # A metric: the mean of whole numbers is no whole number.
+    assert float(sdp.oob_allreduce(1 + sdp.rank())) == 1.5
+    np.testing.assert_allclose(sdp.oob_allreduce([1, 2 + sdp.rank()]), [1, 2.5])
+
+
+def check_wrong_ones() -> None:
+    with tf.GradientTape() as tape:
+        pass
+    for call in (
+        lambda: sdp.DistributedGradientTape(tape, op=17),
+        lambda: sdp.reducescatter(tf.ones(2), op=17),
+        lambda: sdp.allreduce(tf.ones(2), op=17),
+    ):
+        with pytest.raises(ValueError, match=r"\[smdp\] op is 17; allowed: ReduceOp.SUM"):
+            call()
+    with pytest.raises(TypeError, match=r"rank \d: alltoall got splits of float32; it takes integers"):
+        sdp.alltoall(tf.ones(2), [1.0, 1.0])
+    with pytest.raises(ValueError, match="got local_variables"):
+        callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[tf.Variable(1.0)])
+    label = tf.Variable("text", name="label")
+    with pytest.raises(TypeError, match=r"rank \d: broadcast_variables got 'label(:0)?', a tensor of string"):
+        sdp.broadcast_variables([label], 0)
+    for other, said in (
+        (tf.Variable(tf.zeros([3, 2]), name="kernel"), r"float32\[3, 2\] on rank 1 and"),
+        (tf.Variable(tf.zeros([2, 3], tf.float64), name="kernel"), r"float64\[2, 3\] on rank 1 and"),
+    ):
+        first = tf.Variable(tf.zeros([2, 3]), name="kernel")
+        mine = first if sdp.rank() == 0 else other
+        # Both ranks hear of it, and nothing was sent: they go on.
+        match = rf"rank \d of 2: .*variable 1 is 'kernel(:0)?' {said}.*on rank 0"
+        with pytest.raises(smdp.MismatchError, match=match):
+            sdp.broadcast_variables([tf.Variable(1.0), mine], 0)
+    with pytest.raises(smdp.MismatchError, match=r"variable 0 is (not there|.* on rank 1 and not there)"):
+        sdp.broadcast_variables([tf.Variable(1.0)] * sdp.rank(), 0)
+    sdp.broadcast_variables([tf.Variable(1.0)], 0)
+
+
+def check_xla() -> None:
+    x, variable = tf.ones(2), tf.Variable(tf.ones(2))
+    calls = [
+        lambda: sdp.allreduce(x),
+        lambda: sdp.grouped_allreduce([x]),
+        lambda: sdp.oob_allreduce(x),
+        lambda: sdp.allgather(x),
+        lambda: sdp.broadcast(x, 0),
+        lambda: sdp.alltoall(x),
+        lambda: sdp.reducescatter(x),
+        sdp.barrier,
+        lambda: sdp.broadcast_variables([variable], 0),
+    ]
+    if is_keras_3:
+        layer = sdp.SyncBatchNormalization()
+        layer.build((None, 2))
+        calls.append(lambda: layer(tf.ones([2, 2]), training=True))
+    for call in calls:
+        with pytest.raises(ValueError, match=r"has jit_compile=True, and XLA cannot compile communication"):
+            tf.function(call, jit_compile=True)()
+        call()
+
+
+def test_horovods_calls() -> None:
+    run(check_horovods_calls, 2)
+
+
+def test_unsigned_integers() -> None:
+    run(check_unsigned, 2)
+
+
+def test_wrong_ones() -> None:
+    run(check_wrong_ones, 2)
+
+
+def test_xla_is_refused_while_it_is_traced() -> None:
+    run(check_xla, 2)
+
+
+def check_gradients_leave_one_by_one() -> None:
+    """No gradient waits for another before it is sent; TensorFlow may send them in any order."""
+    weights = [tf.Variable(tf.random.normal([4, 4])) for _ in range(3)]
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x)
+        return sdp.DistributedGradientTape(tape).gradient(loss, weights)
+
+    graph = step.get_concrete_function(tf.ones([2, 4])).graph
+    ready = [op for op in graph.get_operations() if op.type == "SmdpGradientReady"]
+    means = [op for op in graph.get_operations() if op.type == "SmdpGradientMeans"]
+    assert len(ready) == len(weights)
+    assert not any(op.op_def.is_stateful for op in ready + means)
+    for op in ready:
+        seen, left = set(), [op]
+        while left:
+            current = left.pop()
+            before = [*(tensor.op for tensor in current.inputs), *current.control_inputs]
+            left += [one for one in before if one.name not in seen]
+            seen |= {one.name for one in before}
+        assert not seen & {other.name for other in ready if other is not op}, op.name
+
+
+@pytest.mark.skipif(os.environ.get("SMDP_TENSORFLOW_OPS") == "python", reason="of the op library")
+def test_gradients_leave_one_by_one() -> None:
+    run(check_gradients_leave_one_by_one, 2)
+
+
+def check_saved_batch_norm() -> None:
+    folder = os.environ["KEPT"]
+    norm = sdp.SyncBatchNormalization(momentum=0.5)
+    net = keras.Sequential([keras.Input((3,)), norm, keras.layers.Dense(1)])
+    net(tf.random.stateless_normal((8, 3), seed=(1, 1)), training=True)
+    net.save(f"{folder}/net.keras")
+    np.save(f"{folder}/expected.npy", net(tf.ones([2, 3])).numpy())
+
+
+@pytest.mark.skipif(not is_keras_3, reason="needs Keras 3")
+def test_saved_batch_norm_loads_without_smdp(tmp_path, monkeypatch) -> None:
+    run(check_saved_batch_norm, 1, env={"KEPT": str(tmp_path)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = keras.models.load_model(tmp_path / "net.keras")
+    assert type(net.layers[0]) is keras.layers.BatchNormalization and net.layers[0].momentum == 0.5
+    np.testing.assert_allclose(net(tf.ones([2, 3])), np.load(tmp_path / "expected.npy"), rtol=1e-6)
