@@ -53,7 +53,8 @@ struct GroupOptions {
   std::chrono::milliseconds stall_time{60'000};
   // Directory for the trace of this process, see observability.h. Empty: none. SMDP_TRACE.
   std::string trace;
-  // Bytes of a shared-memory chunk (rounded to 4 KiB). 0: 256 KiB, or 2 MiB where ranks outnumber cores.
+  // Bytes of a shared-memory chunk (rounded to 4 KiB). 0: 256 KiB, or 2 MiB where ranks outnumber cores, and for
+  // gradients.
   std::size_t chunk_bytes = 0;
 
   // From names without SMDP_ ("timeout" in seconds, "secret", ...). Unknown ones are ignored, wrong values throw
@@ -157,7 +158,8 @@ class SMDP_API Group {
 
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
-  // The same ranks once more, with so many streams to each rank on another host; 0: as this group.
+  // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
+  // another host; 0: as this group.
   std::unique_ptr<Group> twin(const std::string& name, int streams);
 
   // Which algorithm an all_reduce of so many bytes takes in this group, and the cost model's figures for all, as text.

@@ -21,6 +21,9 @@ namespace smdp {
 namespace {
 
 constexpr int kStreamsToTry = 4;
+// Beside a backward that takes the cores every wait is a switch between threads, as where ranks outnumber cores.
+// Measured, see docs/benchmarks.md.
+constexpr std::size_t kChunkBesideCompute = std::size_t{2} << 20;
 constexpr int kMostRanksToTryStreams = 16;
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
@@ -544,6 +547,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
 std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {
   GroupOptions options = impl_->engine->options();
   if (streams > 0) options.streams = streams;
+  if (options.chunk_bytes == 0) options.chunk_bytes = kChunkBesideCompute;
   options.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
   return std::make_unique<Group>(impl_->store, rank(), size(), options);
 }

@@ -2,7 +2,6 @@
 // stages run at once, each on another chunk: sum inside the host (board lane 0), exchange across hosts (links), spread
 // inside the host (board lane 1). `out` holds the partial sums, so no stage needs memory of its own.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "collectives/exchange.h"
@@ -100,7 +99,7 @@ Task sum_locally(Pipeline& p) {
     if (p.context.board.size() > 1) {
       co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
     } else if (target != pieces[0].data && pieces[0].size != 0) {
-      std::memcpy(target, pieces[0].data, pieces[0].size);
+      copy_bytes(target, pieces[0].data, pieces[0].size);
     }
     p.summed = k + 1;
     // Let the other stages start on it.

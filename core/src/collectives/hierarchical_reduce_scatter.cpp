@@ -1,7 +1,6 @@
 // For every receiver (host h', index i') the local rank i' mod W of each other host forms the sum of its host's inputs
 // and sends it; the receiver adds the hosts in order.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "collectives/hierarchical.h"
@@ -52,7 +51,7 @@ Task hierarchical_reduce_scatter(Context& context, std::vector<ConstBytes> block
     if (!mine) continue;
     const int receiver = work[context.board.me()][round];
     if (receiver == members.rank) {
-      if (own_size != 0) std::memcpy(arriving.data() + members.host_index * own_size, target, own_size);
+      if (own_size != 0) copy_bytes(arriving.data() + members.host_index * own_size, target, own_size);
     } else if (members.host_of(receiver) != members.host_index) {
       last = receiver;
       context.send(receiver, 0, target, sums[round].size(), sends);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/local.h"
 
@@ -26,8 +25,8 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
       }
       for (std::size_t local = 0; local < board.size(); ++local) {
         if (local == board.me() || bytes_in(local, k) == 0) continue;
-        std::memcpy(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region,
-                    bytes_in(local, k));
+        copy_bytes(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region,
+                   bytes_in(local, k));
       }
       board.publish(lane, first + k);
     }

@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "collectives/local.h"
 
 namespace smdp {
@@ -10,7 +8,7 @@ Task one_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std:
   for (std::size_t local = 0; local < board.size(); ++local) {
     if (local != board.me()) co_await board.writable(local, 0, round);
   }
-  if (bytes != 0) std::memcpy(board.my_slot(0, round), in, bytes);
+  copy_bytes(board.my_slot(0, round), in, bytes);
   board.publish(0, round);
   std::vector<const void*> sources(board.size());
   for (std::size_t local = 0; local < board.size(); ++local) {

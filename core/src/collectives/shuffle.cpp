@@ -31,7 +31,7 @@ Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgo
       const std::uint64_t bytes = local == board.me() ? longest : outgoing[local].size;
       std::memcpy(slot + local * sizeof bytes, &bytes, sizeof bytes);
       if (local == board.me() || part(outgoing[local].size, k) == 0) continue;
-      std::memcpy(slot + table + local * region, outgoing[local].data + k * region, part(outgoing[local].size, k));
+      copy_bytes(slot + table + local * region, outgoing[local].data + k * region, part(outgoing[local].size, k));
     }
     board.publish(0, round);
     for (std::size_t local = 0; local < size; ++local) {
@@ -50,7 +50,7 @@ Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgo
       }
       const std::size_t bytes = part(incoming[local].size, k);
       if (bytes != 0) {
-        std::memcpy(incoming[local].data + k * region, theirs + table + board.me() * region, bytes);
+        copy_bytes(incoming[local].data + k * region, theirs + table + board.me() * region, bytes);
       }
     }
     board.consume(0, round);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/local.h"
 #include "collectives/stream.h"
@@ -34,7 +33,7 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
         cursors[board.me()].read(board.my_slot(lane, first + k), bytes);
         board.publish(lane, first + k);
       } else {
-        if (bytes != 0) std::memcpy(board.my_slot(lane, first + k), own_source + k * most, bytes);
+        if (bytes != 0) copy_bytes(board.my_slot(lane, first + k), own_source + k * most, bytes);
         board.publish(lane, first + k);
         cursors[board.me()].write(own_source + k * most, bytes);  // still in the cache
       }

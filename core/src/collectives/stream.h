@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <vector>
 
 #include "collectives/local.h"
@@ -16,10 +15,10 @@ class Cursor {
   explicit Cursor(std::vector<Bytes> pieces) : pieces_(std::move(pieces)) {}
 
   std::size_t read(std::byte* to, std::size_t bytes) {
-    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { std::memcpy(to + done, piece, n); });
+    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy_bytes(to + done, piece, n); });
   }
   std::size_t write(const std::byte* from, std::size_t bytes) {
-    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { std::memcpy(piece, from + done, n); });
+    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy_bytes(piece, from + done, n); });
   }
   std::size_t skip(std::size_t bytes) {
     return walk(bytes, [](std::byte*, std::size_t, std::size_t) {});

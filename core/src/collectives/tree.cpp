@@ -3,7 +3,6 @@
 // that all levels of the tree and shared memory work at the same time.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <vector>
 
 #include "collectives/hierarchical.h"
@@ -92,7 +91,7 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
     if (context.board.size() > 1) {
       co_await two_shot_all_reduce(context.board, in + begin * element, sum, elements, partial);
     } else if (elements != 0) {
-      std::memcpy(sum, in + begin * element, elements * element);
+      copy_bytes(sum, in + begin * element, elements * element);
     }
     if (!is_delegate) continue;
     std::vector<const void*> sources{sum};

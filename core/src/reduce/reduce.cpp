@@ -32,12 +32,16 @@ bool has_f16c() {
 }
 
 // __builtin_cpu_supports asks the operating system too whether it saves the wide registers.
+bool is_amd() { return __builtin_cpu_is("amd"); }
+
 bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_f16c();
 }
+#else
+bool is_amd() { return false; }
 #endif
 
 // Best first.
@@ -112,12 +116,26 @@ void scale_integers(void* dst, const void* src, std::size_t count, double factor
 
 }  // namespace
 
+void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
+  // Of blocks between these sizes, glibc's memcpy makes one `rep movsb`, which AMD's processors carry out at a quarter
+  // of the speed where addresses are not aligned alike; NumPy's arrays lie 16 bytes behind a page's begin, slots at it.
+  constexpr std::size_t kFewest = std::size_t{2} << 10;
+  constexpr std::size_t kMost = std::size_t{4} << 20;
+  static const bool is_slow = is_amd();
+  if (is_slow && bytes >= kFewest && bytes <= kMost) {
+    const auto column = static_cast<std::size_t>(ReduceOp::kSum);
+    current().reduce[static_cast<std::size_t>(DType::kUint8)][column](to, &from, 1, bytes, 1);
+  } else if (bytes != 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
 void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t count, const Reduction& r) noexcept {
   if (count == 0) return;
   ReduceOp op = r.op;
   if (op == ReduceOp::kPremulSum || (op == ReduceOp::kAvg && r.divisor == 1)) op = ReduceOp::kSum;
   if (k == 1 && op != ReduceOp::kAvg && r.dtype != DType::kBool) {
-    if (dst != sources[0]) std::memcpy(dst, sources[0], count * size_of(r.dtype));
+    if (dst != sources[0]) copy_bytes(dst, sources[0], count * size_of(r.dtype));
     return;
   }
 

@@ -32,6 +32,9 @@ void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t co
 // number, otherwise they are truncated towards zero and saturate. Requires is_supported(dtype, kPremulSum).
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) noexcept;
 
+// As memcpy, which is slow on some processors where source and destination are not aligned alike.
+void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept;
+
 // Between float32 and kFloat16 or kBfloat16 (`dtype`), rounded to nearest even; the factor applies to the float32.
 void narrow(void* dst, DType dtype, const float* src, std::size_t count, double factor = 1.0) noexcept;
 void widen(float* dst, const void* src, DType dtype, std::size_t count, double factor = 1.0) noexcept;
