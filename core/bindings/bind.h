@@ -1,10 +1,11 @@
-// One function per public header; module.cpp calls them.
+// One function per public header, and one for NumPy; module.cpp calls them.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace smdp {
 
+void bind_arrays(nanobind::module_& m);
 void bind_error(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);

@@ -4,6 +4,7 @@ NB_MODULE(_core, m) {
   // A program that ends by an exception still holds its groups; that is no leak of ours to shout about.
   nanobind::set_leak_warnings(false);
   m.doc() = "The C++ core of smdp. Private: use the package smdp.";
+  smdp::bind_arrays(m);
   smdp::bind_error(m);
   smdp::bind_store(m);
   smdp::bind_operation(m);

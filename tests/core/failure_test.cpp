@@ -346,7 +346,13 @@ TEST(Settings, ThatDifferAreRefusedOnAllRanks) {
                   "SMDP_DETERMINISTIC is 'strict' on rank 0 (host host0), but 'not strict' on rank 1 (host host1).");
   expect_refusals(refusals([](GroupOptions& options, int rank) { options.streams = rank == 2 ? 4 : 0; }),
                   "SMDP_STREAMS is 'not set' on rank 0 (host host0), but '4' on rank 2 (host host2).");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
+  expect_refusals(refusals([](GroupOptions& options, int rank) { options.secret = rank == 2 ? "b" : "a"; }),
+                  "SMDP_SECRET is 'a secret' on rank 0 (host host0), but 'another secret' on rank 2 (host host2).");
+  expect_refusals(refusals([](GroupOptions& options, int rank) { options.secret = rank == 0 ? "a" : ""; }),
+                  "SMDP_SECRET is 'a secret' on rank 0 (host host0), but 'not set' on rank 1 (host host1).");
+  expect_refusals(refusals([](GroupOptions& options, int rank) { options.secret = rank == 1 ? "a" : ""; }),
+                  "SMDP_SECRET is 'not set' on rank 0 (host host0), but 'a secret' on rank 1 (host host1).");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 TEST(Settings, OfStreamsDoNotMatterOnOneHost) {

@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import CapsuleType
+
+
+def address_of(array_struct: CapsuleType) -> int: ...
 
 class Store:
     """Key-value store through which the ranks of a group find each other."""

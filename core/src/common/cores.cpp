@@ -4,25 +4,51 @@
 
 #include <algorithm>
 #include <fstream>
-#include <string>
 
 namespace smdp {
 namespace {
 
-// cgroup v2 "max 100000" or "150000 100000"; v1 has two files. 0 if there is no limit.
-double cgroup_quota() {
+namespace fs = std::filesystem;
+
+// Of one cgroup: "max 100000" or "150000 100000" in version 2, two files in version 1. 0 if there is no limit.
+double quota_of(const fs::path& directory) {
   double quota = 0;
   double period = 0;
   std::string first;
-  if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file >> first >> period && first != "max") {
-    quota = std::stod(first);
-  } else if (std::ifstream v1("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"); v1 >> quota && quota > 0) {
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  if (std::ifstream file(directory / "cpu.max"); file >> first >> period && first != "max") {
+    quota = std::strtod(first.c_str(), nullptr);
+  } else if (std::ifstream v1(directory / "cpu.cfs_quota_us"); v1 >> quota && quota > 0) {
+    std::ifstream(directory / "cpu.cfs_period_us") >> period;
   }
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
+// Whether a line's second field, e.g. "cpu,cpuacct", names the controller; that of version 2 is empty.
+bool has_cpu(const std::string& controllers) {
+  return controllers.empty() || ("," + controllers + ",").find(",cpu,") != std::string::npos;
+}
+
 }  // namespace
+
+double cgroup_quota(const fs::path& system) {
+  double least = 0;
+  std::ifstream lines(system / "proc/self/cgroup");
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!has_cpu(controllers)) continue;
+    const fs::path root = system / (controllers.empty() ? "sys/fs/cgroup" : "sys/fs/cgroup/cpu");
+    // Each of those above may be tighter. A container may show its own as the root.
+    for (fs::path inner = fs::path(line.substr(second + 1)).relative_path();; inner = inner.parent_path()) {
+      const double quota = quota_of(root / inner);
+      if (quota > 0) least = least > 0 ? std::min(least, quota) : quota;
+      if (inner.empty()) break;
+    }
+  }
+  return least;
+}
 
 int usable_cores() { return core_count_of({core_mask()}); }
 

@@ -1,10 +1,15 @@
 // CPU cores this process may really use.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
 namespace smdp {
+
+// Cores that the cgroup of this process, or one above it, allows it; 0 if none sets a limit. system: where proc and sys
+// are, for tests.
+double cgroup_quota(const std::filesystem::path& system = "/");
 
 // Affinity mask and cgroup quota counted; at least 1.
 int usable_cores();

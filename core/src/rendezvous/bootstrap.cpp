@@ -41,7 +41,6 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   members.size = size;
   members.name = options.name;
 
-  const std::string secret = size == 1 ? "alone" : agree_on_secret(store, rank, options);
   Record own = describe_self(rank, options, to_hex(random_bytes(12)));
   const FileDescriptor local_listener = listen_local(own.local_name);
   std::vector<FileDescriptor> listeners;
@@ -73,6 +72,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
       records[static_cast<std::size_t>(mover)].rails = decode_rails(store.get(moved_key(mover), options.init_timeout));
     }
   }
+  const std::string secret = size == 1 ? "alone" : agree_on_secret(store, rank, options);
 
   members.hosts = group_by_host(records);
   members.host_index = members.host_of(rank);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "common/cores.h"
+#include "common/hmac.h"
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
 
@@ -21,18 +22,18 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // First line of the roster: what follows is a list of records, or the reason why there is none.
-constexpr char kGood[] = "roster 2";
-constexpr char kBad[] = "failed 2";
+constexpr char kGood[] = "roster 3";
+constexpr char kBad[] = "failed 3";
 // How long rank 0 waits for the others to read why the group is refused.
 constexpr milliseconds kFarewell{3000};
 
 std::string encode(const Record& record) {
   std::string text;
-  for (const std::string& line :
-       {record.host_name, record.host_key, record.local_name, record.master_seen, record.cores,
-        std::to_string(record.world_rank), record.shared[0], record.shared[1], record.shared[2]}) {
+  for (const std::string& line : {record.host_name, record.host_key, record.local_name, record.master_seen,
+                                  record.cores, std::to_string(record.world_rank)}) {
     text += line + '\n';
   }
+  for (const std::string& line : record.shared) text += line + '\n';
   return text + encode_rails(record.rails) + '\n';
 }
 
@@ -40,14 +41,31 @@ Record decode(std::istream& in) {
   Record record;
   std::string world_rank;
   std::string rails;
-  for (std::string* line : {&record.host_name, &record.host_key, &record.local_name, &record.master_seen, &record.cores,
-                            &world_rank, &record.shared[0], &record.shared[1], &record.shared[2], &rails}) {
+  std::vector<std::string*> lines{&record.host_name,   &record.host_key, &record.local_name,
+                                  &record.master_seen, &record.cores,    &world_rank};
+  for (std::string& value : record.shared) lines.push_back(&value);
+  lines.push_back(&rails);
+  for (std::string* line : lines) {
     if (!std::getline(in, *line))
       throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
   }
   std::istringstream(world_rank) >> record.world_rank;
   record.rails = decode_rails(rails);
   return record;
+}
+
+constexpr char kNotSet[] = "not set";
+
+// Tells secrets apart.
+std::string fingerprint_of(const std::string& secret) {
+  if (secret.empty()) return kNotSet;
+  const Digest digest = hmac_sha256(secret, "fingerprint");
+  return to_hex({reinterpret_cast<const char*>(digest.data()), 4});
+}
+
+// Of kShared[i], for messages, which must not help to guess a secret.
+std::string shown(std::size_t i, const std::string& value, const char* hidden) {
+  return std::string(kShared[i]) == "SMDP_SECRET" && value != kNotSet ? hidden : value;
 }
 
 std::string host_name() {
@@ -64,28 +82,40 @@ std::string machine_key() {
   return boot_id + "/" + std::to_string(space.st_ino);
 }
 
+// "0-3, 7": ascending numbers, of which there may be thousands.
+std::string ranges(const std::vector<int>& numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const int first = numbers[i];
+    while (i + 1 < numbers.size() && numbers[i + 1] == numbers[i] + 1) ++i;
+    text += (text.empty() ? "" : ", ") + std::to_string(first);
+    if (numbers[i] != first) text += "-" + std::to_string(numbers[i]);
+  }
+  return text;
+}
+
 std::string key_of(int rank) { return "record/" + std::to_string(rank); }
 
 // Rank 0: waits for everybody. Returns the records of ranks 1 to size - 1, or says in `problem` who is missing.
 std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::string& problem) {
   const auto deadline = steady_clock::now() + timeout;
   std::vector<Record> records;
-  std::string came = "0";
-  std::string missing;
+  std::vector<int> came{0};
+  std::vector<int> missing;
   for (int rank = 1; rank < size; ++rank) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
     try {
       if (left.count() <= 0 && !store.check(key_of(rank))) throw TimeoutError("");
       std::istringstream in(store.get(key_of(rank), std::max(left, milliseconds(1))));
       records.push_back(decode(in));
-      came += ", " + std::to_string(rank);
+      came.push_back(rank);
     } catch (const TimeoutError&) {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      missing.push_back(rank);
     }
   }
   if (!missing.empty()) {
-    problem = "after " + std::to_string(timeout.count() / 1000) + " s only ranks " + came + " of " +
-              std::to_string(size) + " came; missing: " + missing +
+    problem = "after " + std::to_string(timeout.count() / 1000) + " s only ranks " + ranges(came) + " of " +
+              std::to_string(size) + " came; missing: " + ranges(missing) +
               ". Are all processes running, with the same SMDP_MASTER_ADDR, SMDP_MASTER_PORT and world size? "
               "SMDP_INIT_TIMEOUT sets how long to wait.";
   }
@@ -102,8 +132,8 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
   record.local_name = "smdp-" + nonce;
   record.cores = core_mask();
   record.world_rank = options.world_rank;
-  record.shared = {options.algorithm, options.strict ? "strict" : "not strict",
-                   options.streams == 0 ? "not set" : std::to_string(options.streams)};
+  record.shared = {fingerprint_of(options.secret), options.algorithm, options.strict ? "strict" : "not strict",
+                   options.streams == 0 ? kNotSet : std::to_string(options.streams)};
   if (rank != 0 && !options.master_addr.empty()) record.master_seen = resolve(options.master_addr);
   return record;
 }
@@ -203,8 +233,9 @@ void check_shared(Store& store, const std::vector<Record>& records, const Member
         }
       }
     }
-    throw ConfigError(members.prefix() + kShared[i] + " is '" + first + "' on " + members.who(0) + ", but '" +
-                      other->shared[i] + "' on " + members.who(static_cast<int>(other - records.begin())) +
+    throw ConfigError(members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) +
+                      ", but '" + shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") +
+                      "' on " + members.who(static_cast<int>(other - records.begin())) +
                       ". It decides how ranks talk to each other: set it alike in the environment of all ranks.");
   }
 }

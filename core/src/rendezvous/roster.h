@@ -20,7 +20,8 @@ struct Rail {
 };
 
 // Variables that decide how ranks talk to each other.
-inline constexpr std::array<const char*, 3> kShared{"SMDP_ALGORITHM", "SMDP_DETERMINISTIC", "SMDP_STREAMS"};
+inline constexpr std::array<const char*, 4> kShared{"SMDP_SECRET", "SMDP_ALGORITHM", "SMDP_DETERMINISTIC",
+                                                    "SMDP_STREAMS"};
 
 struct Record {
   std::string host_name;    // for messages
@@ -29,7 +30,7 @@ struct Record {
   std::string master_seen;  // numeric address by which this rank reaches the master; empty on rank 0
   std::string cores;        // affinity mask, see common/cores.h
   int world_rank = -1;      // where it is not the rank itself
-  std::array<std::string, kShared.size()> shared;  // values of the variables above
+  std::array<std::string, kShared.size()> shared;  // values of the variables above, of the secret a fingerprint
   std::vector<Rail> rails;                         // where this rank listens
 };
 

@@ -185,6 +185,20 @@ def forked_child() -> None:
     dist.all_reduce(torch.ones(4))
 
 
+def different_secrets() -> None:
+    import smdp
+
+    rank = int(os.environ["RANK"])
+    for secrets, words in (
+        (("one", "two"), ("SMDP_SECRET is 'a secret' on rank 0", "but 'another secret' on rank 1")),
+        (("one", ""), ("SMDP_SECRET is 'a secret' on rank 0", "but 'not set' on rank 1")),
+    ):
+        os.environ["SMDP_SECRET"] = secrets[rank]
+        store = f"file://{os.environ['SMDP_TEST_STORE']}{''.join(secrets)}"
+        with raises_within(5, *words, kind=smdp.ConfigError):
+            dist.init_process_group("smdp", init_method=store, rank=rank, world_size=2)
+
+
 def missing_rank() -> None:
     import smdp
 
@@ -262,6 +276,10 @@ def test_different_layouts() -> None:
 
 def test_forked_child() -> None:
     run(forked_child, 2)
+
+
+def test_different_secrets() -> None:
+    run(different_secrets, 2, init=False)
 
 
 def test_missing_rank() -> None:

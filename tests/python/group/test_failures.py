@@ -212,12 +212,16 @@ report(talk)
         assert "MismatchError" in rank.output and "float64[3]" in rank.output and "float64[4]" in rank.output
 
 
-def test_missing_rank_at_rendezvous(job: Job) -> None:
-    ranks = job(3, "report(joined)", ranks=[0, 2], environ={"SMDP_INIT_TIMEOUT": "2"})
+@pytest.mark.parametrize(
+    ("size", "here", "told"),
+    [(3, [0, 2], "ranks 0, 2 of 3 came; missing: 1."), (300, [0, 1], "ranks 0-1 of 300 came; missing: 2-299.")],
+)
+def test_missing_rank_at_rendezvous(job: Job, size: int, here: list[int], told: str) -> None:
+    ranks = job(size, "report(joined)", ranks=here, environ={"SMDP_INIT_TIMEOUT": "2"})
     for rank in ranks:
         assert rank.finish(30) == 0, rank.output
         assert "TimeoutError" in rank.output
-        assert "ranks 0, 2 of 3 came; missing: 1" in rank.output, rank.output
+        assert told in rank.output, rank.output
 
 
 def test_wrong_secret_is_refused(job: Job) -> None:
