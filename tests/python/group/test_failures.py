@@ -214,7 +214,10 @@ report(talk)
 
 @pytest.mark.parametrize(
     ("size", "here", "told"),
-    [(3, [0, 2], "ranks 0, 2 of 3 came; missing: 1."), (300, [0, 1], "ranks 0-1 of 300 came; missing: 2-299.")],
+    [
+        (3, [0, 2], "ranks 0, 2 of 3 came; missing: 1."),
+        (300, [0, 1], "ranks 0-1 of 300 came; missing: 2-299."),
+    ],
 )
 def test_missing_rank_at_rendezvous(job: Job, size: int, here: list[int], told: str) -> None:
     ranks = job(size, "report(joined)", ranks=here, environ={"SMDP_INIT_TIMEOUT": "2"})
