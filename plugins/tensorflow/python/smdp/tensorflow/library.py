@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from smdp.config import TENSORFLOW_OPS, read_choice
-from smdp.tensorflow import python_ops
+from smdp.tensorflow import python_ops, trial
 
 # What the library takes from TensorFlow's C API and not every release need have.
 _NEEDED = (
@@ -36,7 +36,7 @@ _OPS = (
 )
 
 
-# Above it only a run can tell: how a kernel is handed its callback is not part of the C API.
+# Of the releases that have been tried.
 _NEWEST = (2, 21)
 
 
@@ -64,17 +64,20 @@ def _load() -> Any:
     return library
 
 
+def _try_newer() -> None:
+    if tuple(int(part) for part in tf.__version__.split(".")[:2]) <= _NEWEST:
+        return
+    if why := trial.why_it_fails():
+        raise _Refused(why)
+
+
 def _load_or_replace() -> Any:
-    if read_choice(os.environ, "SMDP_TENSORFLOW_OPS", TENSORFLOW_OPS) == "python":
+    choice = read_choice(os.environ, "SMDP_TENSORFLOW_OPS", TENSORFLOW_OPS)
+    if choice == "python":
         return python_ops
-    if tuple(int(part) for part in tf.__version__.split(".")[:2]) > _NEWEST:
-        warnings.warn(
-            f"[smdp] smdp.tensorflow has been tried up to TensorFlow {_NEWEST[0]}.{_NEWEST[1]}; this is"
-            f" {tf.__version__}. If it crashes, set SMDP_TENSORFLOW_OPS=python.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
     try:
+        if choice is None:
+            _try_newer()
         return _load()
     except _Refused as reason:
         warnings.warn(
