@@ -77,8 +77,9 @@ def test_elastic_restart_after_a_rank_was_killed(loss: str, tmp_path: Path) -> N
             line = job.stdout.readline()
             assert line, seen
             seen += line
-            if found := re.search(r"rank=(\d) pid=(\d+) step=20", line):
-                pids[found[1]] = int(found[2])
+            # Both may come on one line: ranks share the pipe.
+            for rank, pid in re.findall(r"rank=(\d) pid=(\d+) step=20", line):
+                pids[rank] = int(pid)
         os.kill(pids["1"], signal.SIGKILL)
         hold.unlink()
         rest = job.stdout.read()
