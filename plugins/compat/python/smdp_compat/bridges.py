@@ -91,6 +91,33 @@ def _accelerate_computes_on_cpu(module: Any) -> _Undo:
     return undo
 
 
+def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
+    """On this path ranks of transformers 5.23 look for the best checkpoint before it is written."""
+    import torch.distributed
+
+    plain = module.Trainer.save_model
+
+    @functools.wraps(plain)
+    def save_model(self: Any, output_dir: Any = None, _internal_call: bool = False) -> None:
+        plain(self, output_dir, _internal_call)
+        if _internal_call and self.args.parallel_mode.name == "SAGEMAKER_DATA_PARALLEL":
+            torch.distributed.barrier()
+
+    module.Trainer.save_model = save_model
+    return lambda: setattr(module.Trainer, "save_model", plain)
+
+
+def _trainer_on_paths_of_sagemaker(module: Any) -> _Undo:
+    """The Trainer's own paths for SageMaker's libraries lack a barrier, or an optimizer."""
+    undo = [change(module) for change in (trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint)]
+
+    def undo_all() -> None:
+        for one in reversed(undo):
+            one()
+
+    return undo_all
+
+
 # By module: what is done, and for which package below which major version; newer ones are left as they are.
 _BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
     "torch": (_register_smddp, "torch", 3),
@@ -99,7 +126,7 @@ _BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
     "accelerate.accelerator": (accelerate_counts_replicas, "accelerate", 2),
     "accelerate.optimizer": (accelerated_optimizer_saves_its_part, "accelerate", 2),
     "transformers.training_args": (trainer_computes_on_cpu, "transformers", 6),
-    "transformers.trainer": (trainer_5_makes_no_optimizer, "transformers", 6),
+    "transformers.trainer": (_trainer_on_paths_of_sagemaker, "transformers", 6),
     "keras.src.trainers.trainer": (_keras_compile_takes_old_words, "keras", 4),
     "keras.src.optimizers.base_optimizer": (_keras_variables_can_be_called, "keras", 4),
 }

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from smdp import _core
+
+_is_counting = True
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave out what is waited for within: batches for an evaluation."""
+    global _is_counting
+    before, _is_counting = _is_counting, False
+    try:
+        yield
+    finally:
+        _is_counting = before
 
 
 def watch() -> None:
@@ -23,6 +38,7 @@ def watch() -> None:
         try:
             return plain(loader)
         finally:
-            _core.count_input(begin, time.monotonic_ns())
+            if _is_counting:
+                _core.count_input(begin, time.monotonic_ns())
 
     _BaseDataLoaderIter.__next__ = timed

@@ -83,7 +83,8 @@ class DataParallel(Plugin):
         """Make a group over smdp, beside the default one where that is of another backend.
 
         Raises:
-            ValueError: The arguments ask for DeepSpeed or FSDP, which reduce gradients themselves.
+            ValueError: The arguments ask for DeepSpeed or FSDP, which reduce gradients themselves, or know of
+                one process where several were started.
         """
         self._last = _Counters.read()
         other = "deepspeed" if args.deepspeed else "fsdp" if args.fsdp else None
@@ -91,6 +92,13 @@ class DataParallel(Plugin):
             raise ValueError(
                 f"[smdp] the plugin DataParallel and the argument {other} contradict: {other} averages"
                 " gradients itself. Leave one of them out."
+            )
+        started = dist.get_world_size() if dist.is_initialized() else _started()
+        if args.world_size == 1 and started > 1:
+            raise ValueError(
+                f"[smdp] the plugin DataParallel: {started} processes were started, but the arguments, a"
+                f" {type(args).__module__}.{type(args).__name__}, know of one: each would train by itself."
+                ' Use smdp.transformers.TrainingArguments, or give ddp_backend="smdp" or use_cpu=True.'
             )
         if args.world_size == 1 or not dist.is_initialized():
             return
@@ -156,6 +164,12 @@ class _Counters:
             row["seconds"] for row in stats["operations"] if row["operation"] == "all_reduce"
         )
         return now
+
+
+def _started() -> int:
+    """Give what launchers that torch knows say of the number of processes."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
 
 
 @contextmanager

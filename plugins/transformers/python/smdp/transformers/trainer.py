@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -18,6 +19,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.training_args import ParallelMode
 
+from smdp.torch.input_wait import uncounted
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.preemption import PreemptionCallback, owes_evaluation, spare_workers
 
@@ -43,7 +45,7 @@ def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers
 class _WithPlugins:
     """Goes before a Trainer class: hands its steps through the plugins."""
 
-    def __init__(self, *args: Any, plugins: Iterable[Plugin] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plugins: Iterable[Plugin] | None = (), **kwargs: Any) -> None:
         self.plugins = _checked(plugins)
         self._made: torch.optim.Optimizer | None = None
         self._train_loader: DataLoader[Any] | None = None
@@ -127,7 +129,8 @@ class _WithPlugins:
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, with the model where plugins put it."""
         self._place_model(dataloader)
-        return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+        with uncounted():  # what plugins report is training's
+            return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
@@ -265,6 +268,8 @@ def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args
 
 
 def _checked(plugins: Any) -> list[Plugin]:
+    if plugins is None:
+        return []
     if not isinstance(plugins, Iterable):
         raise TypeError(f"[smdp] plugins is a {type(plugins).__name__}; it must be a list: plugins=[...].")
     known = list(plugins)
@@ -299,14 +304,28 @@ def hint_at_plugins() -> None:
     if hasattr(plain, "smdp_plain"):
         return
 
+    def refuse(trainer_class: type) -> NoReturn:
+        name = trainer_class.__name__
+        raise TypeError(
+            f"[smdp] {name} takes no plugins. Use smdp.transformers.Trainer, or"
+            f" smdp.transformers.with_plugins({name})."
+        )
+
+    # Subclasses whose __init__ names what it takes.
+    def new(cls: type, *_: Any, **kwargs: Any) -> Any:
+        if "plugins" in kwargs:
+            taken = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+            if not any(one.name == "plugins" or one.kind is one.VAR_KEYWORD for one in taken):
+                refuse(cls)
+        return object.__new__(cls)
+
+    # Those that hand on whatever they get.
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if "plugins" in kwargs:
-            raise TypeError(
-                f"[smdp] {type(self).__name__} takes no plugins. Use smdp.transformers.Trainer, or"
-                f" smdp.transformers.with_plugins({type(self).__name__})."
-            )
+            refuse(type(self))
         plain(self, *args, **kwargs)
 
     init.smdp_plain = plain  # type: ignore[attr-defined]
+    transformers.Trainer.__new__ = new
     transformers.Trainer.__init__ = init
