@@ -73,6 +73,7 @@ void bind_gradient_reducer(nb::module_& m) {
           },
           nb::arg("index"), nb::arg("out"), Release())
       .def("rescale", &GradientReducer::rescale, nb::arg("factor"))
+      .def("abort", &GradientReducer::abort, nb::arg("reason"), Release())
       .def("explain", &GradientReducer::explain)
       .def_prop_ro("steps", [](const GradientReducer& reducer) { return reducer.stats().steps; })
       .def_prop_ro("bytes", [](const GradientReducer& reducer) { return reducer.stats().bytes; })

@@ -15,6 +15,7 @@ from tensorflow_spawn import run
 import smdp
 import smdp.tensorflow as sdp
 from smdp.tensorflow.keras import callbacks
+from smdp.tensorflow.library import is_keras_3
 
 pytestmark = pytest.mark.timeout(900)
 keras = tf.keras
@@ -60,6 +61,7 @@ def results(outputs: list[str]) -> set[str]:
 
 
 # The last one: at the end of an epoch.
+@pytest.mark.skipif(not is_keras_3, reason="DistributedOptimizer needs Keras 3")
 @pytest.mark.parametrize("batch", [random.randrange(BATCHES - 2), BATCHES - 2])
 def test_fit_goes_on_to_the_same_weights(batch: int, tmp_path: Path) -> None:
     whole = results(run(train, env={"KEPT": str(tmp_path / "whole")}, timeout=600))

@@ -50,6 +50,13 @@ class Optional(Chain):
         return output if attention_mask is None else output * attention_mask
 
 
+class Open(Optional):
+    """As the models of transformers, which hand on what they do not know."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
+        return super().forward(x, attention_mask)
+
+
 def arguments_of_pipeline() -> None:
     for stages in (0, -1, 2.0, "2", None, True, float("nan")):
         with refused("stages", re.escape(repr(stages)), kind=(ValueError, TypeError)):
@@ -101,6 +108,15 @@ def arguments_of_pipeline() -> None:
         "Optional does not take a key of the batch: 'attention_masks'; did you mean 'attention_mask'"
     ):
         pipe.train_step(part, lambda output: output.mean())
+    x = rows()[0]["x"]
+    pipe = split(Open(), example_inputs={"x": x})
+    with refused("Open does not take a key of the batch: 'atention_mask'; did you mean 'attention_mask'"):
+        pipe.train_step(
+            {"x": rows()[0]["x"], "atention_mask": torch.ones(8, 1)}, lambda output: output.mean()
+        )
+    pipe.train_step({"x": rows()[0]["x"], "something_else": torch.ones(8, 1)}, lambda output: output.mean())
+    with pytest.raises(TypeError, match=r"sees the gradients of one stage only; use smdp\.torch\.GradScaler"):
+        pipe.train_step(rows()[0], lambda output: output.mean(), scaler=torch.amp.GradScaler("cpu"))
     with refused("no tensor"):
         split(example_inputs={"x": 3})
     with refused("no tensor"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections import UserDict
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -129,3 +132,32 @@ def turns() -> None:
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_and_evaluation_in_turn(ranks: int) -> None:
     run(turns, ranks)
+
+
+class Shifted(Chain):
+    def forward(self, positions: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = super().forward(x + positions)
+        return output
+
+
+def other_batches() -> None:
+    """A mapping as tokenizers give, and tensors that have no batch dimension, or another one."""
+    import smdp.torch
+
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("smdp.torch.model_parallel.slicing").addHandler(handler)
+    (rest,) = rows(1, 8)
+    batch = {"positions": torch.ones(1, rest["x"].shape[1]), **rest}
+    expected = square_loss(made(Shifted)(batch["positions"], batch["x"]), batch).item()
+    pipe = smdp.torch.pipeline(made(Shifted), 2, 4, example_inputs=UserDict(batch))
+    for given in (UserDict(batch), batch, {**batch, "weights": torch.ones(3)}):
+        assert abs(pipe.eval_step(given, square_loss).item() - expected) < 1e-6
+    assert told == [
+        "[smdp] dimension 0 of the batch's tensors is 8, of some 3: those go whole to every microbatch."
+    ]
+
+
+def test_other_batches() -> None:
+    run(other_batches, 2)

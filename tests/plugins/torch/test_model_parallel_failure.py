@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,31 @@ def test_a_killed_stage_is_named_by_the_others(ranks: int, victim: int, at: int)
     env = {"VICTIM": str(victim), "AT": str(at)}
     outputs = run(killed, ranks, env=env, exits={victim: -signal.SIGKILL})
     assert sum("found" in text for text in outputs) == ranks - 1
+
+
+def killed_beside_a_replica() -> None:
+    """Who waits for gradients of a replica that lost a stage is told as soon as those who lost it."""
+    import smdp.torch
+
+    folder, rank = Path(os.environ["SMDP_TEST_FOLDER"]), dist.get_rank()
+    pins = {"layers.0": 0, "layers.4": 1}
+    pipe = smdp.torch.pipeline(made(Trapped), 2, 4, example_inputs=rows()[0], virtual_stages=1, pins=pins)
+    pipe.train_step(rows()[0], square_loss)
+    if rank == 3:
+        trap = pipe.module.get_submodule("layers.4")
+        trap.calls, trap.at, trap.action = 0, 3, die
+    with pytest.raises(smdp.SmdpError) as caught:
+        pipe.train_step(rows()[0], square_loss)
+    text = str(caught.value)
+    assert seconds_since() < WITHIN_S and "rank 3" in text, text
+    (folder / f"told{rank}").touch()
+    while len(list(folder.glob("told*"))) < 3:  # none ends before all know
+        assert seconds_since() < 2 * WITHIN_S
+        time.sleep(0.1)
+
+
+def test_a_stage_of_one_replica_is_killed() -> None:
+    run(killed_beside_a_replica, 4, exits={3: -signal.SIGKILL})
 
 
 def killed_in_the_loss() -> None:

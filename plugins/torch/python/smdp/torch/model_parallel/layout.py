@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import cast
 
 import torch.distributed as dist
@@ -41,6 +42,8 @@ class Layout:
         self.replica = place.rdp
         self.replicas = self.placement.data
         self._groups: list[ProcessGroupSmdp] = []
+        # Tell others, in groups of their own, that this rank cannot go on.
+        self.also_abort: list[Callable[[str], None]] = []
         self.values = self._new_group("pp")
         self.reads = self._new_group("pp")
         self.copies = self._new_group("rdp") if self.replicas > 1 else None
@@ -58,9 +61,9 @@ class Layout:
 
     def abort(self, reason: str) -> None:
         """Let the others know that this rank cannot go on."""
-        for group in self._groups:
+        for abort in [*(group.core.abort for group in self._groups), *self.also_abort]:
             with contextlib.suppress(Exception):
-                group.core.abort(reason)
+                abort(reason)
 
     def _new_group(self, kind: str) -> ProcessGroupSmdp:
         mine = None

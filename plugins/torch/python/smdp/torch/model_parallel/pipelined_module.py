@@ -140,8 +140,14 @@ class PipelinedModule(nn.Module):
 
         Raises:
             ValueError: Batch, model or loss cannot be executed so; nothing hangs on other ranks.
+            TypeError: The scaler is another one.
             smdp.SmdpError: A rank is gone; the message names it and what was awaited.
         """
+        if scaler is not None and type(scaler).unscale_ is torch.amp.GradScaler.unscale_:
+            raise TypeError(
+                f"[smdp] scaler is a {type(scaler).__module__}.{type(scaler).__name__}, which sees the"
+                " gradients of one stage only; use smdp.torch.GradScaler."
+            )
         count = self.schedule.microbatches
         return self._step(
             batch,

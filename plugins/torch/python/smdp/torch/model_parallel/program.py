@@ -69,12 +69,13 @@ class Program:
         Raises:
             ValueError: A key is like an argument that the forward has not got, and nobody takes it.
         """
-        if not isinstance(microbatch, dict) or self._takes_any_name:
+        if not isinstance(microbatch, dict):
             return
         unknown = [name for name in microbatch if name not in self._names]
         model = type(self.model).__name__
         nobodys = loss_fn is None or not _wants_microbatch(loss_fn)
-        if nobodys and (hint := self._hint(unknown, microbatch, 0.9)):
+        # **kwargs of a forward may mean anything.
+        if nobodys and (hint := self._hint(unknown, microbatch, 0.95 if self._takes_any_name else 0.9)):
             raise ValueError(
                 f"[smdp] the forward of {model} does not take a key of the batch{hint} Allowed:"
                 f" {', '.join(sorted(self._names))}"

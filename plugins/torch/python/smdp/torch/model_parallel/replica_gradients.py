@@ -38,8 +38,14 @@ class ReplicaGradients:
         self._done: set[int] = set()
         if self._group is None:
             return
+        layout.also_abort.append(self.abort)
         for parameter in parameters.values():
             dist.broadcast(parameter.data, group=self._group, group_src=0)
+
+    def abort(self, reason: str) -> None:
+        """Let the other replicas know that this rank cannot go on: they may wait for its gradients."""
+        if self._hooks is not None:
+            self._hooks.reducer.abort(reason)
 
     def prepare(self) -> None:
         """Begin a step: parameters may have been frozen or thawed since the last one, on all replicas."""
