@@ -581,16 +581,14 @@ TEST_P(Reduce, ScalesAllTypes) {
 TEST_P(Reduce, CopiesAnyNumberOfBytesAtAnyAlignment) {
   std::mt19937_64 random(4);
   for (const std::size_t count : {0U, 1U, 2047U, 2048U, 2049U, 70000U, (4U << 20) - 3, (4U << 20) + 3}) {
-    for (const std::size_t from : {0U, 16U, 63U}) {
-      for (const std::size_t to : {0U, 1U, 64U}) {
+    for (const auto& [from, to] : {std::pair{0U, 0U}, {16U, 0U}, {63U, 1U}, {16U, 64U}}) {
+      for (const auto copy : {copy_bytes, copy_in_vectors}) {
         const Bytes source = random_bytes(random, DType::kUint8, from + count);
-        Bytes target(to + count + 64, 7U);
-        copy_bytes(target.data() + to, source.data() + from, count);
-        EXPECT_TRUE(std::equal(source.begin() + static_cast<std::ptrdiff_t>(from), source.end(),
-                               target.begin() + static_cast<std::ptrdiff_t>(to)));
-        const auto is_untouched = [](unsigned char value) { return value == 7; };
-        EXPECT_TRUE(std::all_of(target.begin(), target.begin() + static_cast<std::ptrdiff_t>(to), is_untouched));
-        EXPECT_TRUE(std::all_of(target.end() - 64, target.end(), is_untouched));
+        Bytes expected(to + count + 64, 7U);
+        Bytes target = expected;
+        std::copy(source.begin() + from, source.end(), expected.begin() + to);
+        copy(target.data() + to, source.data() + from, count);
+        EXPECT_EQ(target, expected);
       }
     }
   }

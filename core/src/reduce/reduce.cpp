@@ -31,9 +31,9 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
-// __builtin_cpu_supports asks the operating system too whether it saves the wide registers.
 bool is_amd() { return __builtin_cpu_is("amd"); }
 
+// __builtin_cpu_supports asks the operating system too whether it saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
 bool has_avx512() {
@@ -123,11 +123,15 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
   constexpr std::size_t kMost = std::size_t{4} << 20;
   static const bool is_slow = is_amd();
   if (is_slow && bytes >= kFewest && bytes <= kMost) {
-    const auto column = static_cast<std::size_t>(ReduceOp::kSum);
-    current().reduce[static_cast<std::size_t>(DType::kUint8)][column](to, &from, 1, bytes, 1);
+    copy_in_vectors(to, from, bytes);
   } else if (bytes != 0) {
     std::memcpy(to, from, bytes);
   }
+}
+
+void copy_in_vectors(void* to, const void* from, std::size_t bytes) noexcept {
+  const auto column = static_cast<std::size_t>(ReduceOp::kSum);
+  current().reduce[static_cast<std::size_t>(DType::kUint8)][column](to, &from, 1, bytes, 1);
 }
 
 void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t count, const Reduction& r) noexcept {

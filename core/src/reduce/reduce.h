@@ -34,6 +34,8 @@ void scale(void* dst, const void* src, std::size_t count, DType dtype, double fa
 
 // As memcpy, which is slow on some processors where source and destination are not aligned alike.
 void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept;
+// By the kernel in use, on any processor.
+void copy_in_vectors(void* to, const void* from, std::size_t bytes) noexcept;
 
 // Between float32 and kFloat16 or kBfloat16 (`dtype`), rounded to nearest even; the factor applies to the float32.
 void narrow(void* dst, DType dtype, const float* src, std::size_t count, double factor = 1.0) noexcept;

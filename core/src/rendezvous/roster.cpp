@@ -56,10 +56,10 @@ Record decode(std::istream& in) {
 
 constexpr char kNotSet[] = "not set";
 
-// Tells secrets apart.
-std::string fingerprint_of(const std::string& secret) {
+// Tells secrets apart, within a group.
+std::string fingerprint_of(const std::string& secret, const std::string& group) {
   if (secret.empty()) return kNotSet;
-  const Digest digest = hmac_sha256(secret, "fingerprint");
+  const Digest digest = hmac_sha256(secret, "fingerprint for " + group);
   return to_hex({reinterpret_cast<const char*>(digest.data()), 4});
 }
 
@@ -132,7 +132,8 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
   record.local_name = "smdp-" + nonce;
   record.cores = core_mask();
   record.world_rank = options.world_rank;
-  record.shared = {fingerprint_of(options.secret), options.algorithm, options.strict ? "strict" : "not strict",
+  record.shared = {fingerprint_of(options.secret, options.name), options.algorithm,
+                   options.strict ? "strict" : "not strict",
                    options.streams == 0 ? kNotSet : std::to_string(options.streams)};
   if (rank != 0 && !options.master_addr.empty()) record.master_seen = resolve(options.master_addr);
   return record;

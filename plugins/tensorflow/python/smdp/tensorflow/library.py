@@ -68,7 +68,9 @@ def _try_newer() -> None:
     if tuple(int(part) for part in tf.__version__.split(".")[:2]) <= _NEWEST:
         return
     if why := trial.why_it_fails():
+        os.environ["SMDP_TENSORFLOW_OPS"] = "python"  # for processes that this one starts
         raise _Refused(why)
+    os.environ["SMDP_TENSORFLOW_OPS"] = "native"
 
 
 def _load_or_replace() -> Any:
