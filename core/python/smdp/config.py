@@ -64,7 +64,9 @@ VARIABLES: tuple[Variable, ...] = (
         "TCP connections to each peer, 1 to 64. Left alone, gradients of up to 16 ranks try 4 when the model "
         "is wrapped, and keep them where they are faster.",
     ),
-    Variable("SMDP_CHUNK_BYTES", "256K; 2M for gradients or if ranks > cores", "A shared-memory chunk in bytes."),
+    Variable(
+        "SMDP_CHUNK_BYTES", "256K; 2M for gradients or if ranks > cores", "Bytes of a shared-memory chunk."
+    ),
     Variable("SMDP_TRACE", "", "Directory for traces in Chrome's format; see `smdp trace`."),
     Variable("SMDP_STALL_TIME", "60", "Seconds after which a waiting operation is logged; 0: never."),
     Variable("SMDP_LOG_LEVEL", "LOGLEVEL, then warning", f"How much is logged: {', '.join(LOG_LEVELS)}."),
