@@ -70,7 +70,32 @@ def replicas_accumulate_clip_and_thaw() -> None:
             module.requires_grad_(True)
 
 
+class Noisy(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("noise", torch.randn(3))  # of no unit
+        self.layers[5].register_buffer("noise", torch.randn(3))
+
+
+def replicas_begin_alike() -> None:
+    """Each replica has drawn weights and buffers of its own."""
+    import smdp.torch
+
+    first = made(Noisy)
+    torch.manual_seed(dist.get_rank() // 2)
+    drawn = Noisy()
+    if dist.get_rank() < 2:
+        drawn.load_state_dict(first.state_dict())
+    pipe = smdp.torch.pipeline(drawn, 2, 4, example_inputs=rows()[0])
+    assert pipe.layout.replica == dist.get_rank() // 2
+    expected = first.state_dict()
+    found = pipe.state_dict()
+    assert "noise" in found and ("layers.5.noise" in found) == (pipe.layout.stage_rank == 1)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
 def two_by_two() -> None:
+    replicas_begin_alike()
     replicas()
     replicas_accumulate_clip_and_thaw()
 

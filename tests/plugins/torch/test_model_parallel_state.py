@@ -98,6 +98,23 @@ def adapted() -> nn.Module:
     return model
 
 
+def frozen_while_it_has_a_gradient() -> None:
+    import smdp.torch
+
+    batch = batches(1, 8)[0]
+    pipe = smdp.torch.pipeline(made(lambda: Language(tied=True)), 2, 4, example_inputs=batch)
+    pipe.train_step(batch, language_loss)
+    shared = dict(pipe.named_parameters())["words.weight"]
+    before = shared.grad.clone()
+    shared.requires_grad_(False)
+    pipe.train_step(batch, language_loss)
+    assert torch.equal(shared.grad, before)
+
+
+def test_a_tied_weight_is_frozen_while_it_has_a_gradient() -> None:
+    run(frozen_while_it_has_a_gradient, 2)
+
+
 def frozen_parameters() -> None:
     halves = [f"layers.{index}." for index in range(8)]
     for first, last in ((0, 4), (4, 8), (2, 6), (1, 2), (0, 8)):

@@ -87,7 +87,7 @@ class PipelinedModule(nn.Module):
             tables,
             schedule.rank_of,
             layout,
-            ReplicaGradients(parameters, split.weights, own, layout),
+            ReplicaGradients(parameters, list(self.buffers()), split.weights, own, layout),
             TiedGradients(parameters, split, layout, schedule.rank_of),
             device=self.device,
             seed=seed,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import Parameter
 
 from smdp.torch.gradient_hooks import GradientHooks
@@ -16,7 +17,8 @@ class ReplicaGradients:
     """The data-parallel half of a hybrid.
 
     Args:
-        parameters: This rank's, by name.
+        parameters: This rank's, by name; all replicas begin with those of the first.
+        buffers: This rank's, likewise.
         stages: Virtual stages that use each parameter.
         own: This rank's stages.
         layout: Its group of ranks that hold the same stages.
@@ -25,6 +27,7 @@ class ReplicaGradients:
     def __init__(
         self,
         parameters: Mapping[str, Parameter],
+        buffers: Iterable[Tensor],
         stages: Mapping[str, frozenset[int]],
         own: set[int],
         layout: Layout,
@@ -39,8 +42,8 @@ class ReplicaGradients:
         if self._group is None:
             return
         layout.also_abort.append(self.abort)
-        for parameter in parameters.values():
-            dist.broadcast(parameter.data, group=self._group, group_src=0)
+        for tensor in (*parameters.values(), *buffers):
+            dist.broadcast(tensor.data, group=self._group, group_src=0)
 
     def abort(self, reason: str) -> None:
         """Let the other replicas know that this rank cannot go on: they may wait for its gradients."""

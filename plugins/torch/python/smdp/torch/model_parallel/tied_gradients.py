@@ -46,8 +46,9 @@ class TiedGradients:
         for group, parameters in self._groups:
             if group is not None:
                 for parameter in parameters:
-                    self._before[parameter] = parameter.grad
-                    parameter.grad = None
+                    if parameter.requires_grad:
+                        self._before[parameter] = parameter.grad
+                        parameter.grad = None
 
     def reduce(self, index: int) -> None:
         """Add the gradients of one group over its ranks."""
