@@ -108,6 +108,8 @@ def arguments_of_pipeline() -> None:
         "Optional does not take a key of the batch: 'attention_masks'; did you mean 'attention_mask'"
     ):
         pipe.train_step(part, lambda output: output.mean())
+    with refused("loss_fn is a Bilinear that trains weight, bias, .*make it a part of the model"):
+        split().train_step(rows()[0], nn.Bilinear(2, 2, 1))
     x = rows()[0]["x"]
     pipe = split(Open(), example_inputs={"x": x})
     with refused("Open does not take a key of the batch: 'atention_mask'; did you mean 'attention_mask'"):

@@ -236,6 +236,14 @@ class PipelinedModule(nn.Module):
     ) -> Any:
         if loss_fn is not None and not callable(loss_fn):
             raise ValueError(f"[smdp] loss_fn is {type(loss_fn).__name__}; allowed: a function, or None")
+        if is_training and isinstance(loss_fn, nn.Module):
+            trained = [name for name, parameter in loss_fn.named_parameters() if parameter.requires_grad]
+            if trained:
+                raise ValueError(
+                    f"[smdp] loss_fn is a {type(loss_fn).__name__} that trains {', '.join(trained)}, which"
+                    " would get gradients on the last stage alone; make it a part of the model, whose forward"
+                    " then gives the loss."
+                )
         if not self._has_compared:
             check_same_batch(self.layout.values, batch)
         parts = cut(batch, self.schedule.microbatches)
