@@ -158,14 +158,8 @@ except KeyError:
 same(net.bias.grad, np.ones(700))
 same(net.weight.grad[0], np.full(700, 1.5))
 
-# Wrapped anew for a second stage: the gradient is the mean, and not summed twice.
-net.zero_grad()
-second = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
-net(torch.full((1, 700), rank + 1.0)).sum().backward()
-same(net.bias.grad, np.ones(700))
-same(net.weight.grad[0], np.full(700, 1.5))
 
-
+# One backward more than a step has is an error; over other parameters it is none, nor in a checkpoint.
 def refused(call, error, text):
     try:
         call()
@@ -174,6 +168,50 @@ def refused(call, error, text):
     else:
         sys.exit(f"not refused: {text}")
 
+
+def wrapped(**options):
+    nets = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    base = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.0)
+    return *nets, hvd.DistributedOptimizer(base, **options)
+
+
+def backward(*nets):
+    part = torch.full((1, 2), rank + 1.0)
+    for net in nets:
+        part = torch.utils.checkpoint.checkpoint(net, part.expand(1, 2).requires_grad_(), use_reentrant=True)
+    part.sum().backward()
+
+
+for op in (hvd.Sum, hvd.Average):
+    one, two, optimizer = wrapped(op=op)
+    for skip in (optimizer.step, optimizer.synchronize, optimizer.zero_grad):
+        backward(one)
+        skip()
+    one.zero_grad()
+    backward(one)
+    same(one.weight.grad, [[3, 3]] if op == hvd.Sum else [[1.5, 1.5]])
+    text = "more than backward_passes_per_step=1 times"
+    refused(lambda: backward(one), RuntimeError, text)  # noqa: B023
+one, two, optimizer = wrapped(backward_passes_per_step=2)
+for _ in range(2):
+    backward(one, two)  # a backward of a checkpoint's own for each
+backward_weight = two.weight.detach().sum()
+optimizer.step()
+same(two.bias.grad, [2])
+same(one.bias.grad, [2 * backward_weight])
+one, two, optimizer = wrapped()
+backward(one)
+backward(two)
+same(one.weight.grad, [[1.5, 1.5]])
+one, two, optimizer = wrapped(op=hvd.Sum)
+refused(lambda: backward(one, two), RuntimeError, "op=Sum: gradients came after others")
+
+# Wrapped anew for a second stage: the gradient is the mean, and not summed twice.
+net.zero_grad()
+second = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+net(torch.full((1, 700), rank + 1.0)).sum().backward()
+same(net.bias.grad, np.ones(700))
+same(net.weight.grad[0], np.full(700, 1.5))
 
 refused(lambda: hvd.elastic, NotImplementedError, "horovod.torch.elastic is not there")
 refused(lambda: __import__("horovod.torch.elastic"), NotImplementedError, "torchrun --max-restarts")

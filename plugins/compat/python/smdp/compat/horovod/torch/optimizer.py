@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +11,19 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
-from smdp.compat.horovod.torch.asynchronous import Average, grouped_allreduce_async_, operation, synchronize
+from smdp.compat.horovod.torch.asynchronous import (
+    Average,
+    Sum,
+    grouped_allreduce_async_,
+    operation,
+    synchronize,
+)
 from smdp.compat.horovod.torch.compression import Compression
 from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks
+
+# Who counts a parameter's gradients, by its id: the optimizer that was wrapped last.
+_owners: dict[int, weakref.ref[_DistributedOptimizer]] = {}
 
 
 def DistributedOptimizer(
@@ -44,6 +54,7 @@ def DistributedOptimizer(
 
     Raises:
         ValueError: An argument is wrong, or the names do not fit the optimizer.
+        RuntimeError: In a backward: one more than backward_passes_per_step since the last step.
     """
     kind = operation(op, None)
     if kind not in ("average", "sum"):
@@ -97,11 +108,15 @@ class _DistributedOptimizer:
         self._parameters = [parameter for _, parameter in parameters]
         self._kind, self._members, self._passes = kind, members, passes
         self._compression = compression
-        self._pass = 0
         self._is_in_backward = False
+        self._begin_step()
         self._hooks: GradientHooks | None = None
         if not members.included() or not parameters:
             return
+        me = weakref.ref(self)
+        for parameter in self._parameters:
+            _owners[id(parameter)] = me
+            parameter.register_post_accumulate_grad_hook(_counting(me))
         if any(parameter.device.type != "cpu" for parameter in self._parameters):
             if compression in ("int8", "topk"):
                 raise ValueError(f"[smdp] compression {compression!r} needs a model on the CPU.")
@@ -114,30 +129,60 @@ class _DistributedOptimizer:
             parameters,
             self._is_wanted,
             compression=compression,
-            factor=1.0 if kind == "sum" else 0.0,
+            factor=1.0 if kind == Sum else 0.0,
         )
+
+    def _begin_step(self) -> None:
+        self._pass = 0
+        self._is_reduced = False
+        self._counts: dict[int, int] = {}
+
+    def _count(self, parameter: torch.Tensor) -> None:
+        # By parameter: two backwards over different ones are a pass each, and so are reentrant checkpoints'.
+        count = self._counts[id(parameter)] = self._counts.get(id(parameter), 0) + 1
+        if count > self._passes:
+            raise RuntimeError(
+                f"[smdp] gradients were computed more than backward_passes_per_step={self._passes} times"
+                " before step(). Give DistributedOptimizer(backward_passes_per_step=...) the backwards of a"
+                " step, or call step(), synchronize() or zero_grad() of the optimizer between them."
+            )
+
+    def _check_sum(self) -> None:
+        # A mean of means is the mean, but what was summed must not be summed again.
+        if self._kind == Sum and self._is_reduced:
+            raise RuntimeError(
+                "[smdp] op=Sum: gradients came after others of the same step had been summed. Let every"
+                " backward reach all parameters (torch.utils.checkpoint with use_reentrant=False), or use"
+                " Average."
+            )
+        self._is_reduced = True
 
     def _is_wanted(self) -> bool:
         if not self._is_in_backward:
             self._is_in_backward = True
             self._pass += 1
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        return self._pass % self._passes == 0
+        if self._pass % self._passes:
+            return False
+        self._check_sum()
+        return True
 
     def _end_backward(self) -> None:
         self._is_in_backward = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backwards make a step, from the next on."""
-        self._passes, self._pass = passes, 0
+        self._passes = passes
+        self._begin_step()
 
     def synchronize(self) -> None:
         """Return when gradients are averaged: on the CPU they are at the end of backward."""
         if self._hooks is None and self._members.included():
             self._reduce_now()
         elif self._hooks is not None and self._pass % self._passes:
+            self._check_sum()
             self._reduce_now()  # fewer backwards than a step has: the last of an epoch
-            self._pass = 0
+        self._begin_step()
         self._is_synchronized = True
 
     def _reduce_now(self) -> None:
@@ -168,6 +213,21 @@ class _DistributedOptimizer:
             self.synchronize()
         self._is_synchronized = False
         return super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's; backwards are counted from here."""
+        self._begin_step()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+
+def _counting(optimizer: weakref.ref[_DistributedOptimizer]) -> Callable[[torch.Tensor], None]:
+    # The parameter keeps its hooks where no garbage collector sees them.
+    def count(parameter: torch.Tensor) -> None:
+        found = optimizer()
+        if found is not None and _owners[id(parameter)] is optimizer:
+            found._count(parameter)
+
+    return count
 
 
 def _densify(parameter: torch.Tensor) -> None:
