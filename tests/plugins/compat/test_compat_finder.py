@@ -154,6 +154,23 @@ def test_what_is_not_there_says_so() -> None:
     assert "No module named 'smdistributed.no_such_module'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("import horovod.spark.torch", "start the script with smdp run"),
+        ("from horovod import run", "start the script with smdp run"),
+        ("import horovod; horovod.run", "start the script with smdp run"),
+        ("import horovod.mxnet as hvd", "smdp works with PyTorch and TensorFlow"),
+        ("from horovod.data.data_loader_base import BaseDataLoader", "use torch.utils.data.DataLoader"),
+    ],
+)
+def test_modules_of_horovod_that_are_not_there(line: str, cure: str) -> None:
+    done = python(line, SMDP_COMPAT="1")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "[smdp] horovod." in last and f" is not there: {cure}" in last
+
+
 def test_names_of_large_scripts_can_be_imported() -> None:
     """At their top they import what they may never use."""
     pytest.importorskip("torch")

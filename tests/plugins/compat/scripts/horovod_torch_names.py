@@ -2,9 +2,14 @@
 
 import sys
 
+import horovod.common.process_sets
 import horovod.torch as hvd
+import horovod.torch.mpi_ops
+import horovod.torch.sync_batch_norm
 import numpy as np
 import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.util import check_extension, extension_available, split_list
 
 try:
     hvd.rank()
@@ -107,7 +112,20 @@ w = torch.ones(3, requires_grad=True)
 same(w.grad, [0.5, 0.5, 1])
 
 assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
 assert hvd.allgather_object(rank) == [0, 1]
+assert hvd.join() == 1
+small, dtype = hvd.Compression.fp16.compress(x)
+assert small.dtype == torch.float16
+same(hvd.Compression.fp16.decompress(small, dtype), x)
+
+# Modules that scripts import from.
+assert horovod.torch.mpi_ops.allreduce_async_ is hvd.allreduce_async_ and HorovodInternalError
+assert horovod.torch.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
+assert horovod.common.process_sets.global_process_set is hvd.global_process_set
+check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+assert extension_available("torch") and hvd.gpu_available("torch") == torch.cuda.is_available()
+assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
 
 # Sums of two backwards, over a layer with sparse gradients, with the optimizer's state from rank 1.
 torch.manual_seed(rank)
@@ -215,7 +233,8 @@ same(net.weight.grad[0], np.full(700, 1.5))
 
 refused(lambda: hvd.elastic, NotImplementedError, "horovod.torch.elastic is not there")
 refused(lambda: __import__("horovod.torch.elastic"), NotImplementedError, "torchrun --max-restarts")
-refused(lambda: hvd.join(), NotImplementedError, "same number of batches")
+refused(lambda: hvd.start_timeline("t"), NotImplementedError, "SMDP_TRACE")
+refused(lambda: hvd.Compression.topk.compress(x), ValueError, "is 'topk'; allowed here")
 refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
 refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")
@@ -227,6 +246,8 @@ refused(lambda: hvd.add_process_set(even), ValueError, "added already")
 assert not hasattr(hvd, "elastic")
 assert hvd.remove_process_set(even)
 hvd.barrier()
+# A batch that the other rank does not have.
+refused(lambda: hvd.join() if rank == 0 else hvd.allreduce(x), hvd.HorovodInternalError, "barrier")
 hvd.shutdown()
 hvd.shutdown()
 if rank == 0:

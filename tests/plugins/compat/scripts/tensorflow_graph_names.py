@@ -32,6 +32,7 @@ with tf.Graph().as_default():
         ],
         op=hvd.Sum,
     )
+    last = hvd.join()
     hook = hvd.BroadcastGlobalVariablesHook(1)
     with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
         np.testing.assert_allclose(session.run(w), [2, 4])
@@ -39,6 +40,7 @@ with tf.Graph().as_default():
             np.testing.assert_allclose(value, np.ones(i + 1))
         for i, value in enumerate(session.run(mixed)[::2]):
             np.testing.assert_allclose(value, np.ones(i + 1))
+        assert session.run(last) == 1
         session.run(step)
         np.testing.assert_allclose(session.run(w), [0.5, 2.5])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import horovod.keras as hvd
 import horovod.tensorflow as tensorflow_hvd
 import horovod.tensorflow.keras as longer
+import horovod.tensorflow.mpi_ops as mpi_ops
 import numpy as np
 import smdistributed.dataparallel.tensorflow as sdp
 import smdistributed.dataparallel.tensorflow.keras as sdp_keras
@@ -26,6 +27,14 @@ assert first.numpy().tolist() == [1, 2] and second.numpy().tolist() == [2, 4, 4,
 first, second = tensorflow_hvd.grouped_reducescatter([x, x[:2]], op=tensorflow_hvd.Sum)
 assert first.numpy().tolist() == ([3, 6] if rank == 0 else [12])
 assert second.numpy().tolist() == ([3] if rank == 0 else [6])
+
+v = tf.Variable([float(rank)])
+assert tensorflow_hvd.broadcast_([v], 1)[0].numpy() == v.numpy() == 1 == int(tensorflow_hvd.join())
+assert tensorflow_hvd.broadcast_object_fn(root_rank=1)(rank) == 1
+assert tensorflow_hvd.gpu_available("tensorflow") == bool(tf.config.list_physical_devices("GPU"))
+assert mpi_ops.size() == 2
+for name in ("start_timeline", "ProcessSet", "PartialDistributedGradientTape"):
+    assert not hasattr(tensorflow_hvd, name)
 
 # Saved where smdp is not, loaded on two ranks: from there on gradients are averaged.
 model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1, kernel_initializer="ones")])

@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+_START = "start the script with smdp run, torchrun or mpirun."
+_MODULES = {
+    "data": "use torch.utils.data.DataLoader or tf.data.",
+    "mxnet": "smdp works with PyTorch and TensorFlow.",
+    "ray": "see the page on Ray, or " + _START,
+    "run": _START,
+    "runner": _START,
+    "spark": _START,
+}
+_TIMELINE = "set SMDP_TRACE=FOLDER before the start, and look at it with smdp trace."
+_SETS = "after init() give process_set=smdp.world().split(color) to the calls."
+_PARTIAL = "take the gradients of local layers by a tape or optimizer that is not distributed."
+_NAMES = {
+    "start_timeline": _TIMELINE,
+    "stop_timeline": _TIMELINE,
+    # PyTorch has these.
+    "ProcessSet": _SETS,
+    "add_process_set": _SETS,
+    "remove_process_set": _SETS,
+    "global_process_set": _SETS,
+    "PartialDistributedGradientTape": _PARTIAL,
+    "PartialDistributedOptimizer": _PARTIAL,
+}
+
 
 class NotThereError(NotImplementedError, AttributeError):
     """So that hasattr() answers no."""
@@ -21,6 +45,15 @@ def refuse(what: str) -> NoReturn:
     )
 
 
+def refuse_module(name: str) -> NoReturn:
+    """Raise for a module that a script imports.
+
+    Raises:
+        ImportError: Always.
+    """
+    raise ImportError(f"[smdp] horovod.{name} is not there: {_MODULES[name]}", name=f"horovod.{name}")
+
+
 def no_attribute(module: str, name: str) -> NoReturn:
     """Raise for a name that a module does not have.
 
@@ -31,4 +64,7 @@ def no_attribute(module: str, name: str) -> NoReturn:
         refuse(f"{module}.elastic")
     if name == "Adasum":
         raise AttributeError("[smdp] Adasum is not there; use Average or Sum.")
+    cure = (_MODULES if module == "horovod" else _NAMES).get(name)
+    if cure is not None:
+        raise NotThereError(f"[smdp] {module}.{name} is not there: {cure}")
     raise AttributeError(f"[smdp] {module} has no {name!r}; see the page on moving from Horovod.")

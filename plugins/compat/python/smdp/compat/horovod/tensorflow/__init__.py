@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,10 +18,14 @@ from smdp.compat.horovod.build import mpi_enabled as mpi_enabled
 from smdp.compat.horovod.build import mpi_threads_supported as mpi_threads_supported
 from smdp.compat.horovod.build import nccl_built as nccl_built
 from smdp.compat.horovod.build import rocm_built as rocm_built
+from smdp.compat.horovod.common.util import gpu_available as gpu_available
 from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.sagemaker.dataparallel.tensorflow import graph
 from smdp.tensorflow import *  # noqa: F403
 from smdp.tensorflow import allgather as allgather
+from smdp.tensorflow import barrier as barrier
+from smdp.tensorflow import broadcast_object as broadcast_object
+from smdp.tensorflow import broadcast_variables as broadcast_variables
 from smdp.tensorflow import reducescatter as reducescatter
 
 BroadcastGlobalVariablesHook = graph.BroadcastGlobalVariablesHook
@@ -90,15 +94,34 @@ def is_homogeneous() -> bool:
     return len({len(ranks) for ranks in smdp.world().hosts}) == 1
 
 
-def join(device: int = -1) -> NoReturn:
-    """Refuse: ranks must run the same number of batches.
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = None
+) -> Any:
+    """Give every variable the root's value, and their values as tensors."""
+    done = broadcast_variables(variables, root_rank, process_set)
+    with tf.control_dependencies([] if done is None else [done]):
+        return [tf.identity(variable) for variable in variables]
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: Any = None
+) -> Callable[[Any], Any]:
+    """Give broadcast_object with all arguments but the object."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def join(device: int = -1) -> Any:
+    """Return when all ranks have called it, after the same number of batches; give the last rank.
+
+    Args:
+        device: Not used.
 
     Raises:
-        NotImplementedError: Always.
+        MismatchError: Another rank has more batches.
     """
-    raise NotImplementedError(
-        "[smdp] hvd.join() is not there. Give all ranks the same number of batches, e.g. dataset.take(n)."
-    )
+    done = barrier()
+    with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
+        return tf.constant(smdp.size() - 1)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-import smdp
 from smdp.compat.horovod.build import ccl_built as ccl_built
 from smdp.compat.horovod.build import cuda_built as cuda_built
 from smdp.compat.horovod.build import ddl_built as ddl_built
@@ -15,6 +14,8 @@ from smdp.compat.horovod.build import mpi_enabled as mpi_enabled
 from smdp.compat.horovod.build import mpi_threads_supported as mpi_threads_supported
 from smdp.compat.horovod.build import nccl_built as nccl_built
 from smdp.compat.horovod.build import rocm_built as rocm_built
+from smdp.compat.horovod.common.exceptions import HorovodInternalError as HorovodInternalError
+from smdp.compat.horovod.common.util import gpu_available as gpu_available
 from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.horovod.torch.asynchronous import Adasum as Adasum
 from smdp.compat.horovod.torch.asynchronous import Average as Average
@@ -46,10 +47,12 @@ from smdp.compat.horovod.torch.collectives import grouped_allgather as grouped_a
 from smdp.compat.horovod.torch.collectives import grouped_allreduce as grouped_allreduce
 from smdp.compat.horovod.torch.collectives import grouped_allreduce_ as grouped_allreduce_
 from smdp.compat.horovod.torch.collectives import grouped_reducescatter as grouped_reducescatter
+from smdp.compat.horovod.torch.collectives import join as join
 from smdp.compat.horovod.torch.collectives import reducescatter as reducescatter
 from smdp.compat.horovod.torch.compression import Compression as Compression
 from smdp.compat.horovod.torch.functions import allgather_object as allgather_object
 from smdp.compat.horovod.torch.functions import broadcast_object as broadcast_object
+from smdp.compat.horovod.torch.functions import broadcast_object_fn as broadcast_object_fn
 from smdp.compat.horovod.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
 from smdp.compat.horovod.torch.functions import broadcast_parameters as broadcast_parameters
 from smdp.compat.horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
@@ -69,20 +72,6 @@ from smdp.compat.horovod.torch.world import remove_process_set as remove_process
 from smdp.compat.horovod.torch.world import shutdown as shutdown
 from smdp.compat.horovod.torch.world import size as size
 from smdp.torch import SyncBatchNorm as SyncBatchNorm
-
-HorovodInternalError = smdp.SmdpError
-
-
-def join(device: int = -1) -> NoReturn:
-    """Refuse: ranks must run the same number of batches.
-
-    Raises:
-        NotImplementedError: Always.
-    """
-    raise NotImplementedError(
-        "[smdp] hvd.join() is not there. Give all ranks the same number of batches (DistributedSampler with"
-        " drop_last=True), or use smdp.torch.DistributedDataParallel with its join()."
-    )
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     operation,
     synchronize,
 )
-from smdp.compat.horovod.torch.compression import Compression
+from smdp.compat.horovod.torch.compression import Compression, Compressor
 from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
 
 
@@ -58,9 +57,8 @@ def allreduce(
         process_set: The ranks.
     """
     kind = operation(op, average)
-    reduced: Tensor = Allreduce.apply(
-        _compressed(tensor, compression), kind, prescale_factor, postscale_factor, process_set
-    )
+    small, _ = Compressor(compression).compress(tensor)
+    reduced: Tensor = Allreduce.apply(small, kind, prescale_factor, postscale_factor, process_set)
     return reduced.to(tensor.dtype)
 
 
@@ -124,7 +122,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Give this rank's rows of the sum or mean."""
-    small = _compressed(tensor, compression)
+    small, _ = Compressor(compression).compress(tensor)
     out: Tensor = Reducescatter.apply(
         small, operation(op, None), prescale_factor, postscale_factor, process_set
     )
@@ -143,17 +141,19 @@ def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) 
     return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
 
 
-def _compressed(tensor: Tensor, compression: Any) -> Tensor:
-    if compression not in ("none", "fp16", "bf16"):
-        raise ValueError(
-            f"[smdp] compression is {compression!r}; allowed here: Compression.none, fp16, bf16. int8 and"
-            " topk keep what they leave out for the next step, and are for DistributedOptimizer."
-        )
-    if tensor.dtype not in (torch.float32, torch.float64):
-        return tensor
-    return tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}.get(compression, tensor.dtype))
-
-
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks have called it."""
     dist.barrier(group=process_set.group)
+
+
+def join(device: int = -1) -> int:
+    """Return when all ranks have called it, after the same number of batches; give the last rank.
+
+    Args:
+        device: Not used.
+
+    Raises:
+        MismatchError: Another rank has more batches.
+    """
+    dist.barrier()
+    return int(dist.get_world_size()) - 1

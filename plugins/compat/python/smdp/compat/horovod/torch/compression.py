@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+_WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Compressor(str):
+    """A name for compression=, and what scripts call by themselves."""
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
+        """Give the tensor to send, and what decompress() needs.
+
+        Raises:
+            ValueError: It needs more than one tensor.
+        """
+        if self not in _WIRE:
+            raise ValueError(
+                f"[smdp] compression is {str(self)!r}; allowed here: Compression.none, fp16, bf16. int8 and"
+                " topk keep what they leave out for the next step, and are for DistributedOptimizer."
+            )
+        wire = _WIRE[self]
+        if wire is None or tensor.dtype not in (torch.float32, torch.float64):
+            return tensor, None
+        return tensor.to(wire), tensor.dtype
+
+    def decompress(self, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
+        """Give the received tensor the dtype that it had before compress()."""
+        return tensor if ctx is None else tensor.to(ctx)
+
 
 class Compression:
     """Names for compression=, Horovod's two and smdp's."""
 
-    none = "none"
-    fp16 = "fp16"
-    bf16 = "bf16"
-    int8 = "int8"
-    topk = "topk"
+    none = Compressor("none")
+    fp16 = Compressor("fp16")
+    bf16 = Compressor("bf16")
+    int8 = Compressor("int8")
+    topk = Compressor("topk")

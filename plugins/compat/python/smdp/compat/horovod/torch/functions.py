@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -62,6 +62,13 @@ def broadcast_object(
     held = [obj]
     dist.broadcast_object_list(held, root_rank, group=process_set.group)
     return held[0]
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """Give broadcast_object with all arguments but the object."""
+    return lambda obj: broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(

@@ -1,0 +1,7 @@
+"""`horovod.ray`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.refusals import refuse_module
+
+refuse_module("ray")

@@ -1,0 +1,7 @@
+"""`horovod.run`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.refusals import refuse_module
+
+refuse_module("run")

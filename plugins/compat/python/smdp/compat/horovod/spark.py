@@ -1,0 +1,7 @@
+"""`horovod.spark`."""
+
+from __future__ import annotations
+
+from smdp.compat.horovod.refusals import refuse_module
+
+refuse_module("spark")
