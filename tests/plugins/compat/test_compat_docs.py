@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 # What these modules import for themselves; oob_allreduce is SMDDP's, not Horovod's.
-HELPERS = {"annotations", "NoReturn", "set_torch_variables", "no_attribute", "oob_allreduce", "DType"}
+HELPERS = {
+    "annotations",
+    "NoReturn",
+    "set_torch_variables",
+    "no_attribute",
+    "oob_allreduce",
+    "DType",
+    "check_comm",
+    "sets_of",
+}
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 

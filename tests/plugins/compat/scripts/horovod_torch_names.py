@@ -20,6 +20,7 @@ else:
 
 even = hvd.ProcessSet([0])
 hvd.init(process_sets=[even])
+hvd.init(comm=[1, 0], process_sets="dynamic")
 rank, size = hvd.rank(), hvd.size()
 assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
 assert hvd.is_initialized() and hvd.is_homogeneous() and hvd.gloo_built() and not hvd.nccl_built()
@@ -235,6 +236,8 @@ refused(lambda: hvd.elastic, NotImplementedError, "horovod.torch.elastic is not 
 refused(lambda: __import__("horovod.torch.elastic"), NotImplementedError, "torchrun --max-restarts")
 refused(lambda: hvd.start_timeline("t"), NotImplementedError, "SMDP_TRACE")
 refused(lambda: hvd.Compression.topk.compress(x), ValueError, "is 'topk'; allowed here")
+refused(lambda: hvd.init(comm=[0]), ValueError, "comm is [0]; allowed: all 2 ranks")
+refused(lambda: hvd.init(process_sets="static"), ValueError, "is 'static'; allowed: a list, or 'dynamic'")
 refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
 refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")

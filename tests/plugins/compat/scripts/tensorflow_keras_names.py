@@ -14,7 +14,7 @@ import smdistributed.dataparallel.tensorflow.keras as sdp_keras
 import tensorflow as tf
 from smdistributed.dataparallel.tensorflow.keras import callbacks
 
-hvd.init()
+hvd.init(comm=[0, 1], process_sets="dynamic")
 rank = hvd.rank()
 assert (hvd.size(), hvd.local_rank(), longer.rank(), sdp.rank()) == (2, rank, rank, rank)
 assert callbacks is sdp_keras.callbacks and sdp.keras is sdp_keras
@@ -56,6 +56,7 @@ def refused(call, error, text):
         sys.exit(f"not refused: {text}")
 
 
+refused(lambda: hvd.init(comm=[0]), ValueError, "comm is [0]; allowed: all 2 ranks")
 refused(lambda: hvd.elastic, NotImplementedError, "horovod.keras.elastic is not there")
 refused(lambda: __import__("horovod.keras.elastic"), NotImplementedError, "torchrun --max-restarts")
 refused(lambda: longer.elastic, NotImplementedError, "horovod.tensorflow.keras.elastic is not there")

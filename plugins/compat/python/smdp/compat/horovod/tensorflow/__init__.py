@@ -20,6 +20,7 @@ from smdp.compat.horovod.build import nccl_built as nccl_built
 from smdp.compat.horovod.build import rocm_built as rocm_built
 from smdp.compat.horovod.common.util import gpu_available as gpu_available
 from smdp.compat.horovod.refusals import no_attribute
+from smdp.compat.horovod.start import check_comm, sets_of
 from smdp.compat.sagemaker.dataparallel.tensorflow import graph
 from smdp.tensorflow import *  # noqa: F403
 from smdp.tensorflow import allgather as allgather
@@ -39,13 +40,15 @@ def init(comm: Any = None, process_sets: Any = None) -> None:  # type: ignore[no
 
     Raises:
         NotImplementedError: There are process sets.
+        ValueError: comm has not all ranks.
     """
-    if process_sets:
+    if sets_of(process_sets):
         raise NotImplementedError(
             "[smdp] hvd.init(process_sets=...) is not there for TensorFlow: after init() give"
             " process_set=smdp.world().split(color) to the calls."
         )
     smdp.init()
+    check_comm(comm, smdp.size())
 
 
 def rank_op(name: str | None = None) -> Any:

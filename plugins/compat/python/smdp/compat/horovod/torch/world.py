@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 import smdp.torch  # noqa: F401 - registers the backend
+from smdp.compat.horovod.start import check_comm, sets_of
 from smdp.environments.torch_variables import set_torch_variables
 
 
@@ -38,13 +39,17 @@ global_process_set.process_set_id = 0
 _known = [global_process_set]
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Start; a second call does nothing.
 
     Args:
-        comm: Not used: the launcher's ranks are.
-        process_sets: Sets to make at once.
+        comm: The launcher's ranks, all of them.
+        process_sets: Sets to make at once; "dynamic": they come later.
+
+    Raises:
+        ValueError: An argument is wrong, or torch.distributed was started over another backend.
     """
+    sets = sets_of(process_sets)
     if not dist.is_initialized():
         if set_torch_variables():
             dist.init_process_group("smdp")
@@ -55,7 +60,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | None = None) -> 
             f"[smdp] hvd.init(): torch.distributed was started before, over {dist.get_backend()!r}; Horovod's"
             " calls need the backend 'smdp' there."
         )
-    for one in process_sets or ():
+    check_comm(comm, size())
+    for one in sets:
         add_process_set(one)
 
 
