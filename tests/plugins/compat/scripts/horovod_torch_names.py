@@ -38,6 +38,10 @@ same(hvd.allreduce(x, op=hvd.Max, name="m"), [2, 4, 8])
 same(hvd.allreduce(x, op=hvd.Product), [2, 8, 32])
 same(hvd.allreduce(x, compression=hvd.Compression.fp16), [1.5, 3, 6])
 same(hvd.allreduce(torch.tensor([1, 4]) + rank), [1, 4])
+whole = torch.tensor([1, 4, 6]) + rank
+same(hvd.allreduce(whole, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0), [18, 54, 78])
+assert hvd.reducescatter(whole).tolist() == ([1, 4] if rank == 0 else [6])
+assert hvd.reducescatter(whole, prescale_factor=2.0).tolist() == ([3, 9] if rank == 0 else [13])
 same(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Min)), [1, 2, 4])
 first, second = hvd.grouped_allreduce([x, x + 1], op=hvd.Sum)
 same(first, [3, 6, 12])
@@ -239,6 +243,10 @@ refused(lambda: hvd.Compression.topk.compress(x), ValueError, "is 'topk'; allowe
 refused(lambda: hvd.init(comm=[0]), ValueError, "comm is [0]; allowed: all 2 ranks")
 refused(lambda: hvd.init(process_sets="static"), ValueError, "is 'static'; allowed: a list, or 'dynamic'")
 refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
+for call in (hvd.allreduce, hvd.reducescatter):
+    for factor in ("prescale_factor", "postscale_factor"):
+        text = "factor of torch.int64 is 0.5; allowed for integers: whole numbers"
+        refused(lambda: call(whole, op=hvd.Sum, **{factor: 0.5}), ValueError, text)  # noqa: B023
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
 refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")
 refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed here")

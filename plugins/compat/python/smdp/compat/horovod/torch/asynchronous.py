@@ -67,6 +67,23 @@ def operation(op: Any, average: bool | None) -> str:
     return str(op)
 
 
+def _scale(factor: float, tensor: Tensor) -> float:
+    """Give a factor as the tensor can be multiplied by it."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return factor
+    if not float(factor).is_integer():
+        raise ValueError(
+            f"[smdp] the factor of {tensor.dtype} is {factor}; allowed for integers: whole numbers. Give"
+            " tensor.float(), or scale the result."
+        )
+    return int(factor)
+
+
+def _divide(tensor: Tensor, size: int) -> None:
+    rounding = None if tensor.is_floating_point() or tensor.is_complex() else "floor"
+    tensor.div_(size, rounding_mode=rounding)
+
+
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -79,22 +96,23 @@ def grouped_allreduce_async_(
     """Start one for several tensors, in place."""
     kind = operation(op, average)
     tensors = list(tensors)
+    before = [_scale(prescale_factor, tensor) for tensor in tensors]
+    after = [_scale(postscale_factor, tensor) for tensor in tensors]
     with torch.no_grad():
-        for tensor in tensors:
-            if prescale_factor != 1.0:
-                tensor.mul_(prescale_factor)
+        for tensor, factor in zip(tensors, before, strict=True):
+            if factor != 1:
+                tensor.mul_(factor)
         works = [
             dist.all_reduce(tensor, _OPS[kind], group=process_set.group, async_op=True) for tensor in tensors
         ]
 
     def finish() -> Any:
         with torch.no_grad():
-            for tensor in tensors:
+            for tensor, factor in zip(tensors, after, strict=True):
                 if kind == Average:
-                    rounding = None if tensor.is_floating_point() or tensor.is_complex() else "floor"
-                    tensor.div_(process_set.size(), rounding_mode=rounding)
-                if postscale_factor != 1.0:
-                    tensor.mul_(postscale_factor)
+                    _divide(tensor, process_set.size())
+                if factor != 1:
+                    tensor.mul_(factor)
         return tensors
 
     return Handle(works, finish)
@@ -207,15 +225,17 @@ def reducescatter_async(
     size, rank = process_set.size(), process_set.rank()
     each, more = divmod(tensor.shape[0], size)
     rows = [each + (one < more) for one in range(size)]
-    source = tensor.detach() * prescale_factor if prescale_factor != 1.0 else tensor.detach()
+    before, after = _scale(prescale_factor, tensor), _scale(postscale_factor, tensor)
+    source = tensor.detach() * before if before != 1 else tensor.detach()
     out = tensor.new_empty((rows[rank], *tensor.shape[1:]))
     work = dist.reduce_scatter(
         out, list(source.contiguous().split(rows)), _OPS[kind], group=process_set.group, async_op=True
     )
 
     def finish() -> Tensor:
-        scale = postscale_factor / (size if kind == Average else 1)
-        return out.mul_(scale) if scale != 1.0 else out
+        if kind == Average:
+            _divide(out, size)
+        return out.mul_(after) if after != 1 else out
 
     return Handle([work], finish)
 
