@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from snippets import ENVIRON, passes, python
 
+RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+RANK_0 |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+
 
 def test_off_by_default() -> None:
     passes(
@@ -53,6 +56,24 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
         LOCAL_WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29501",
+    )
+
+
+@pytest.mark.parametrize("given", ['{"sagemaker_torch_distributed_enabled": true}', "{}"])
+def test_parameters_that_a_job_has_are_kept(given: str, tmp_path: Path) -> None:
+    """transformers asks for one of them."""
+    passes(
+        "import json, os, smdp.compat\n"
+        "given = os.environ['SM_FRAMEWORK_PARAMS']\n"
+        "smdp.compat.install()\n"
+        "params = json.loads(os.environ['SM_FRAMEWORK_PARAMS'])\n"
+        "assert params['sagemaker_distributed_dataparallel_enabled'] is True\n"
+        "assert params | json.loads(given) == params\n"
+        "smdp.compat.uninstall()\n"
+        "assert os.environ['SM_FRAMEWORK_PARAMS'] == given",
+        tmp_path,
+        SM_FRAMEWORK_PARAMS=given,
+        **RANK_0,
     )
 
 

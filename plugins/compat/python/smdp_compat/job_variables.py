@@ -6,7 +6,8 @@ import glob
 import json
 import os
 
-_set: dict[str, str] = {}
+# What was there before, and what was set.
+_set: dict[str, tuple[str | None, str]] = {}
 
 
 def set_job_variables() -> None:
@@ -27,7 +28,9 @@ def set_job_variables() -> None:
         os.environ.setdefault(name, value)
     if "LOCAL_RANK" in os.environ:
         os.environ["SMDATAPARALLEL_LOCAL_RANK"] = os.environ["LOCAL_RANK"]
-    _set.update({name: value for name, value in os.environ.items() if name not in before})
+    _set.update(
+        {name: (before.get(name), now) for name, now in os.environ.items() if before.get(name) != now}
+    )
 
 
 def _of_a_rank() -> dict[str, str]:
@@ -49,13 +52,23 @@ def _of_a_rank() -> dict[str, str]:
         "sagemaker_instance_type": "local",
         **({"sagemaker_mpi_enabled": True} if is_model_parallel else {}),
     }
+    _add_to("SM_FRAMEWORK_PARAMS", params)
     found = {
-        "SM_FRAMEWORK_PARAMS": json.dumps(params),
         "SMDATAPARALLEL_SERVER_ADDR": os.environ["MASTER_ADDR"],
         # SMDDP's torch.distributed store is at the port after next.
         "SMDATAPARALLEL_SERVER_PORT": str(int(os.environ["MASTER_PORT"]) - 2),
     }
     return found | _hosts()
+
+
+def _add_to(name: str, params: dict[str, object]) -> None:
+    """Add what is not there: a job of SageMaker's with another launcher has its own words in it."""
+    try:
+        given = json.loads(os.environ.get(name, "{}"))
+    except ValueError:
+        return
+    if isinstance(given, dict):
+        os.environ[name] = json.dumps(params | given)
 
 
 def _hosts() -> dict[str, str]:
@@ -69,8 +82,12 @@ def _hosts() -> dict[str, str]:
 
 
 def take_back_job_variables() -> None:
-    """Remove what set_job_variables() has set and nobody has changed."""
-    for name, value in _set.items():
-        if os.environ.get(name) == value:
+    """Give what set_job_variables() has set, and nobody has changed, the values from before."""
+    for name, (before, now) in _set.items():
+        if os.environ.get(name) != now:
+            continue
+        if before is None:
             del os.environ[name]
+        else:
+            os.environ[name] = before
     _set.clear()
