@@ -59,6 +59,22 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "spoil", ["mkdir -p here; touch here/model here/output; cd here", "mkdir here; cd here; rmdir ../here"]
+)
+def test_folders_that_cannot_be_made(spoil: str, tmp_path: Path) -> None:
+    """They need not be: the script may save elsewhere."""
+    done = subprocess.run(
+        ["bash", "-c", f'{spoil}; "{sys.executable}" -c "import horovod"'],
+        env={**ENVIRON, **RANK_0, "SMDP_COMPAT": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("given", ['{"sagemaker_torch_distributed_enabled": true}', "{}"])
 def test_parameters_that_a_job_has_are_kept(given: str, tmp_path: Path) -> None:
     """transformers asks for one of them."""

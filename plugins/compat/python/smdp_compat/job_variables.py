@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -16,10 +17,14 @@ def set_job_variables() -> None:
     In a process that no launcher has started, a launcher itself for one, only what is the same for all ranks.
     """
     before = dict(os.environ)
+    try:
+        folder = os.getcwd()
+    except OSError:  # it has been removed
+        folder = ""
     defaults = {
         "SM_NUM_GPUS": str(len(glob.glob("/dev/nvidia[0-9]*"))),
-        "SM_MODEL_DIR": os.path.abspath("model"),
-        "SM_OUTPUT_DATA_DIR": os.path.abspath("output"),
+        "SM_MODEL_DIR": os.path.join(folder, "model"),
+        "SM_OUTPUT_DATA_DIR": os.path.join(folder, "output"),
         "SM_LOG_LEVEL": "20",
     }
     if any(name.endswith(("RANK", "PROCID")) for name in before):
@@ -42,9 +47,10 @@ def _of_a_rank() -> dict[str, str]:
             return {}
     except ConfigError:
         return {}  # whoever starts the job's group says what is missing
-    for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"):
+    for name, folder in (("SM_MODEL_DIR", "model"), ("SM_OUTPUT_DATA_DIR", "output")):
         if name not in os.environ:  # scripts save there without making it
-            os.makedirs(os.path.abspath("model" if "MODEL" in name else "output"), exist_ok=True)
+            with contextlib.suppress(OSError):  # most save elsewhere, and need no folder that can be written
+                os.makedirs(folder, exist_ok=True)
     # Transformers looks for the word, too.
     is_model_parallel = "partitions" in os.environ.get("SM_HP_MP_PARAMETERS", "")
     params = {
