@@ -53,6 +53,11 @@ out = torch.empty(2 * (rank + 1))
 dist.all_to_all_single(out, torch.arange(3.0) + 10 * rank, [rank + 1] * 2, [1, 2])
 assert out.tolist() == ([0, 10] if rank == 0 else [1, 2, 11, 12])
 dist.barrier()
+# Names that the old API lacked.
+out = torch.empty(2)
+dist.all_gather_into_tensor(out, torch.tensor([rank + 1.0]), group=dist.new_group([0, 1]))
+assert out.tolist() == [1, 2] and dist.get_backend() == "smddp"
+assert not hasattr(dist, "no_such_name")
 
 # Its Python API for the sums of the library below.
 import smddpcommon  # noqa: E402
@@ -64,5 +69,7 @@ for dtype, name in ((torch.float32, "herringFloat32"), (torch.float16, "herringF
     smddpcommon.wait(task.request)
     assert result.tolist() == [0, 3, 6, 9] and source.tolist() == [0, rank + 1, 2 * rank + 2, 3 * rank + 3]
 
+dist.destroy_process_group()
+assert not dist.is_initialized()
 if rank == 0:
     print(f"all is right on {size} ranks", flush=True)

@@ -112,3 +112,10 @@ def reduce(tensor: Tensor, dst: int = 0) -> Any:
 def barrier(group: Any = group.WORLD, async_op: bool = False) -> Any:
     """As torch's."""
     return dist.barrier(group, async_op)
+
+
+def __getattr__(name: str) -> Any:
+    """Give torch's: what the old API lacked, and newer scripts call."""
+    if not name.startswith("__") and hasattr(dist, name):
+        return getattr(dist, name)
+    raise AttributeError(f"[smdp] smdistributed.dataparallel.torch.distributed has no name {name!r}.")
