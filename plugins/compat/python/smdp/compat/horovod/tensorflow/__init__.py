@@ -116,11 +116,10 @@ def broadcast_object_fn(
 def join(device: int = -1) -> Any:
     """Return when all ranks have called it, after the same number of batches; give the last rank.
 
+    Where another rank has more batches it waits for this one, and both end with the timeout.
+
     Args:
         device: Not used.
-
-    Raises:
-        MismatchError: Another rank has more batches.
     """
     done = barrier()
     with tf.control_dependencies([] if tf.executing_eagerly() else [done]):

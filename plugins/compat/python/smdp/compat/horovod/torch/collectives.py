@@ -149,11 +149,10 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Return when all ranks have called it, after the same number of batches; give the last rank.
 
+    Where another rank has more batches it waits for this one, and both end with the timeout.
+
     Args:
         device: Not used.
-
-    Raises:
-        MismatchError: Another rank has more batches.
     """
     dist.barrier()
     return int(dist.get_world_size()) - 1
