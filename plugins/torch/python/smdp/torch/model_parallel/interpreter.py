@@ -8,7 +8,6 @@ know whose it is.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -40,7 +39,7 @@ from smdp.torch.model_parallel.refusals import (
     outliving_text,
     unpredictable_text,
 )
-from smdp.torch.model_parallel.side_effects import without_placeholders
+from smdp.torch.model_parallel.side_effects import without_side_effects
 from smdp.torch.model_parallel.surroundings import Surroundings
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
@@ -220,7 +219,8 @@ class Interpreter(TorchFunctionMode):
         computed: Any = None
         try:
             if isinstance(function, Unit):
-                with without_placeholders(function.module) if is_mine else contextlib.nullcontext():
+                # Before it computes: what the forward does to its module must happen once.
+                with without_side_effects(function.module, but_placeholders=not is_mine):
                     predicted = self._ghosts.run_unit(function, args, kwargs)
             else:
                 predicted = self._ghosts.run(function, args, kwargs)

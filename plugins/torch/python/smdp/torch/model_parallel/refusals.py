@@ -40,9 +40,16 @@ def kept_text(name: str, units: Sequence[Unit], tensor: Tensor | None = None) ->
     """
     found = attributes_with_placeholders(dict.fromkeys(units), tensor)
     where = f" in {', '.join(map(repr, found))}" if found else ""
+    if found and tensor is not None:
+        return (
+            f"[smdp] {name} uses a tensor that a module of another rank has not returned but kept{where}."
+            " Return it, so that it is sent."
+        )
     return (
-        f"[smdp] {name} uses a tensor that a module of another rank has not returned but kept{where}."
-        " Return it, so that it is sent."
+        f"[smdp] {name} uses a placeholder: of a tensor that a module of another rank has not returned but"
+        f" kept{where}, or of one in a cache outside modules (functools.lru_cache, a global dict), which was"
+        " filled where a module was not computed. Return the tensor, so that it is sent; keep such a cache in"
+        " an attribute of each module."
     )
 
 

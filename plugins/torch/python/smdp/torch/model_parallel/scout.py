@@ -17,7 +17,7 @@ from smdp.torch.model_parallel.kept_buffers import kept_buffers
 from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.random_streams import KeptState, RandomStream
 from smdp.torch.model_parallel.running import running
-from smdp.torch.model_parallel.side_effects import without_placeholders
+from smdp.torch.model_parallel.side_effects import without_side_effects
 from smdp.torch.model_parallel.splitting import make_units
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, Weight, mark_weight, unmark_weight
@@ -88,7 +88,7 @@ def users_outside_units(
         with (
             KeptState(),
             kept_buffers(model),
-            without_placeholders(model),
+            without_side_effects(model),
             running(),
             torch.enable_grad(),
             interpreter,

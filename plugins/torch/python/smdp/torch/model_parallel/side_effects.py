@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import operator
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,26 +15,71 @@ from torch._subclasses.fake_tensor import FakeTensor
 from smdp.torch.model_parallel.unit_call import Unit
 
 _DEEPEST = 4  # a cache of layers of keys has three levels
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES = (list, set, deque)
 
 
 @contextlib.contextmanager
-def without_placeholders(module: nn.Module) -> Iterator[None]:
-    """Give attributes back what they were that hold placeholders afterwards, of a module and those in it.
+def without_side_effects(module: nn.Module, *, but_placeholders: bool = False) -> Iterator[None]:
+    """Give attributes back what they were, of a module and those in it, with what their containers held.
 
-    Others stay as the forward has set them: a flag that hooks are installed must stay with the hooks.
+    All of them, or a number says that a table is larger than it is, and a flag that hooks are installed which
+    have gone. What is kept outside modules, by functools.lru_cache for one, stays.
+
+    Args:
+        module: Whose forward only tells something.
+        but_placeholders: What holds some afterwards stays, so that who uses it is told where they come from.
     """
-    kept = [(each, dict(vars(each))) for each in module.modules()]
+    kept: dict[int, tuple[Any, Any]] = {}
+    for each in module.modules():
+        _note_contents(vars(each), kept, _DEEPEST)
     try:
         yield
     finally:
-        for each, before in kept:
-            for name, item in list(vars(each).items()):
-                if item is before.get(name) or not holds_placeholders(item):
-                    continue
-                if name in before:
-                    vars(each)[name] = before[name]
-                else:
-                    del vars(each)[name]
+        for container, before in kept.values():
+            if isinstance(container, dict):
+                _restore_items(container, before, but_placeholders=but_placeholders)
+            elif _is_same(container, before) or (but_placeholders and holds_placeholders(container)):
+                continue
+            else:
+                container.clear()
+                (container.update if isinstance(container, set) else container.extend)(before)
+
+
+def _note_contents(item: Any, kept: dict[int, tuple[Any, Any]], depth: int) -> None:
+    """Add copies of the containers in an object, by id and with themselves."""
+    if depth == 0 or id(item) in kept:
+        return
+    inner: Iterable[Any] = ()
+    if type(item) in _DICTS:
+        kept[id(item)] = item, dict(item)
+        inner = item.values()
+    elif type(item) in _SEQUENCES:
+        kept[id(item)] = item, copy.copy(item)
+        inner = item
+    elif isinstance(item, tuple):
+        inner = item
+    elif depth == _DEEPEST - 1 and not callable(item) and not isinstance(item, Tensor):
+        # A module's own objects only: theirs lead everywhere, a logger's to all loggers.
+        inner = (getattr(item, "__dict__", None),)
+    for each in inner:
+        _note_contents(each, kept, depth - 1)
+
+
+def _restore_items(items: dict[Any, Any], before: dict[Any, Any], *, but_placeholders: bool) -> None:
+    for name in {**before, **items}:
+        now = items.get(name)
+        is_same = name in items and name in before and now is before[name]
+        if is_same or (but_placeholders and holds_placeholders(now)):
+            continue
+        if name in before:
+            items[name] = before[name]
+        else:
+            del items[name]
+
+
+def _is_same(container: Any, before: Any) -> bool:
+    return len(container) == len(before) and all(map(operator.is_, container, before))
 
 
 def attributes_with_placeholders(units: Iterable[Unit], tensor: Tensor | None = None) -> list[str]:

@@ -29,7 +29,7 @@ from smdp.torch.model_parallel.ghosts import quietly
 from smdp.torch.model_parallel.glue_activations import GlueActivations
 from smdp.torch.model_parallel.glue_costs import GlueCosts
 from smdp.torch.model_parallel.kept_buffers import kept_buffers
-from smdp.torch.model_parallel.side_effects import without_placeholders
+from smdp.torch.model_parallel.side_effects import without_side_effects
 from smdp.torch.model_parallel.unit_costs import (
     BYTES_PER_SECOND,
     UnitCost,
@@ -134,7 +134,7 @@ class _Tracer:
         model = self._model
         training = {module: module.training for module in model.modules()}
         with ExitStack() as stack:
-            stack.enter_context(without_placeholders(model))
+            stack.enter_context(without_side_effects(model))
             stack.enter_context(kept_buffers(model))
             devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
             stack.enter_context(torch.random.fork_rng(devices=list(devices)))
