@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from pipeline_models import Chain, adam, made, rows, square_loss, train_pipeline
@@ -154,3 +155,44 @@ def masks_and_user() -> None:
 
 def test_another_step_another_mask_and_the_generator_as_it_was() -> None:
     run(masks_and_user, 2)
+
+
+class Switched(Chain):
+    """Dropout between layers, by a module, a number, or what the module does not know."""
+
+    hidden: ClassVar[list[float]] = [0.0]
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.dropout = nn.Dropout(0)
+        self.chance = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = functional.dropout(self.dropout(layer(x)), self.chance, self.training)
+        return self.head(functional.dropout(x, self.hidden[0], self.training))
+
+
+def switched_bits() -> None:
+    import smdp
+    import smdp.torch
+
+    stages = dist.get_world_size()
+    pipe = smdp.torch.pipeline(made(Switched), stages, 4, example_inputs=rows()[0], seed=7)
+    losses = []
+    for module, chance in ((0, 0.0), (0.5, 0.0), (1, 0.0), (0.25, 0.0), (0, 0.5), (0.0, 0.0)):
+        pipe.module.dropout.p, pipe.module.chance = module, chance
+        losses += [pipe.train_step(rows()[0], square_loss).item() for _ in range(2)]
+    assert losses[0] == losses[1] == losses[-1]
+    assert len(set(losses)) == 8  # those without dropout, and those that drop everything, are equal
+    if dist.get_rank() == 0:
+        print("bits", losses)
+    if stages == 2:
+        Switched.hidden[0] = 0.5
+        with pytest.raises((RuntimeError, smdp.SmdpError), match="gives another tensor than its input"):
+            pipe.train_step(rows()[0], square_loss)
+
+
+def test_dropout_is_switched_on_and_off() -> None:
+    found = [[line for line in run(switched_bits, size)[0].splitlines() if "bits" in line] for size in (1, 2)]
+    assert found[0] and found[0] == found[1]

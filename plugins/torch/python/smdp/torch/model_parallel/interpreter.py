@@ -33,6 +33,7 @@ from smdp.torch.model_parallel.outside_tensors import Births, has_gradient
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
 from smdp.torch.model_parallel.refusals import (
+    check_gives_inputs,
     kept_text,
     misplaced_text,
     naming,
@@ -328,6 +329,8 @@ class Interpreter(TorchFunctionMode):
                 with Observer(observed_modules(operation.function.module), is_silent=False) as observer:
                     result = call(*args, **kwargs)
                 observed = observer.outputs
+        if operation.same:
+            check_gives_inputs(operation, result, local)
         return self._apart(operation, (result, observed), given, local)
 
     def _localized(self, tree: Any, operation: Operation) -> Any:

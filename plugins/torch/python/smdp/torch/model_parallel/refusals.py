@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from smdp.torch.model_parallel.containers import leaves_in, tensors_in
 from smdp.torch.model_parallel.ghosts import Unpredictable
 from smdp.torch.model_parallel.plan import Operation
 from smdp.torch.model_parallel.side_effects import attributes_with_placeholders
@@ -51,6 +54,25 @@ def kept_text(name: str, units: Sequence[Unit], tensor: Tensor | None = None) ->
         " filled where a module was not computed. Return the tensor, so that it is sent; keep such a cache in"
         " an attribute of each module."
     )
+
+
+def check_gives_inputs(operation: Operation, result: Any, given: Any) -> None:
+    """Refuse other contents where an operation gave an input as it was when it was recorded.
+
+    All ranks go on with the input. One with the same contents is as good: contiguous() depends on strides.
+
+    Raises:
+        RuntimeError: They are others.
+    """
+    inputs, tensors = leaves_in(given), tensors_in(result)
+    for index, place in operation.same:
+        if tensors[index] is not inputs[place] and not torch.equal(tensors[index], inputs[place]):
+            raise RuntimeError(
+                f"[smdp] {operation.name} gives another tensor than its input, which it gave as it was in the"
+                " first microbatch of these shapes; other ranks go on with the input. Keep what decides it,"
+                " such as a dropout probability that is raised from 0, in a float attribute of the module, or"
+                " give the step an argument that says which"
+            )
 
 
 def outliving_text(name: str, target: Tensor) -> str:

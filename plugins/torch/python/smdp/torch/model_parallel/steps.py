@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from smdp import _core
 from smdp import pipeline as schedules
@@ -88,6 +89,8 @@ class Steps:
         self.number = 0
         self.timeline: list[Timed] = []
         self._model = model
+        in_units = {each for name in split.stages for each in model.get_submodule(name).modules()}
+        self._glue = [module for module in model.modules() if module not in in_units]
         self._split = split
         self._tables = tables
         self._rank_of = rank_of
@@ -249,6 +252,7 @@ class Steps:
             modes.key(),
             _code_of(identity),
             tuple(parameter.requires_grad for parameter in self._model.parameters()),
+            tuple(_switches(module) for module in self._glue),
         )
 
     def _note_recording(self, *, is_new: bool) -> None:
@@ -293,6 +297,14 @@ def _code_of(function: Any) -> object:
         found.append(getattr(function, "__code__", type(function)))
         function = function.func if is_partial else getattr(function, "__wrapped__", None)
     return tuple(found)
+
+
+def _switches(module: nn.Module) -> tuple[float | None, ...]:
+    """Give which of its numbers are 0 or 1: dropout with 0 gives its input, with 1 it draws nothing."""
+    # An integer counts something, unless it is nn.Dropout's p.
+    kinds = (float, int) if isinstance(module, _DropoutNd) else (float,)
+    numbers = [item for item in vars(module).values() if type(item) in kinds]
+    return tuple(number if number in (0, 1) else None for number in numbers)
 
 
 class _Prepared:
