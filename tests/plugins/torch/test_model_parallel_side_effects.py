@@ -6,7 +6,8 @@ import functools
 
 import pytest
 import torch
-from pipeline_models import WIDTH, Chain, Layer, assert_trains_as_one, made, square_loss
+import torch.distributed as dist
+from pipeline_models import WIDTH, Chain, Layer, assert_trains_as_one, made, rows, square_loss
 from torch import Tensor, nn
 from torch_spawn import run
 
@@ -114,3 +115,79 @@ def layers_with_state() -> None:
 
 def test_state_in_modules_that_are_never_cut() -> None:
     run(layers_with_state, 2)
+
+
+class LateBuffer(Chain):
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.register_buffer("time", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = super().forward(x * 0.9**self.time)
+        self.time += 1
+        return result
+
+
+class LateNumber(Chain):
+    """Says what it has seen in a dict of an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.seen = {"microbatches": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = super().forward(x * 0.9 ** self.seen["microbatches"])
+        self.seen["microbatches"] += 1
+        return result
+
+
+class LateTensor(Chain):
+    """Leaves for the loss function what it has computed from the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = super().forward(x)
+        self.weight = x.square().mean()
+        return result
+
+
+class EarlyNumber(Chain):
+    ends = 0
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.time = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.time += 1
+        result = super().forward(x * 0.9**self.time)
+        EarlyNumber.ends += 1
+        return result
+
+
+def models_with_state() -> None:
+    for model in (LateBuffer, LateNumber):
+        for example in (rows()[0], None):
+            pipe = assert_trains_as_one(model, rows(3), example_inputs=example)
+            state = pipe.module.time if model is LateBuffer else pipe.module.seen["microbatches"]
+            assert state == 12
+    EarlyNumber.ends = 0
+    pipe = assert_trains_as_one(EarlyNumber, rows(3), example_inputs=None)
+    assert pipe.module.time == 12
+    # One process, and a rank that leaves before the end, in all microbatches but the recorded one.
+    assert EarlyNumber.ends == 12 + (12 if dist.get_rank() == 1 else 1)
+
+    models: list[nn.Module] = []
+
+    def kept() -> nn.Module:
+        models.append(LateTensor(4))
+        return models[-1]
+
+    def loss_fn(output: Tensor, part: dict[str, Tensor]) -> Tensor:
+        assert models[-1].weight == part["x"].square().mean()
+        return square_loss(output, part) * models[-1].weight.item()
+
+    assert_trains_as_one(kept, rows(3), loss_fn)
+
+
+def test_state_of_the_model_that_it_writes_at_the_end() -> None:
+    run(models_with_state, 2)

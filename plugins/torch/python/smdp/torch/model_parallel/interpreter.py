@@ -83,6 +83,7 @@ class Interpreter(TorchFunctionMode):
         self._calls: dict[str, int] = {}
         self._last_unit = ""
         self._since_unit = 0
+        self._has_part = True
 
     def enter_model(self) -> None:
         """Begin with the model's forward."""
@@ -216,6 +217,9 @@ class Interpreter(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs)):
             self._connect(tensor, stage, name)
         is_mine = self._around.is_mine(stage)
+        if self._has_part and not is_mine and self.is_in_model:
+            self._around.watch()
+        self._has_part = is_mine
         operation = Operation(function, kind, stage, None, False, name)
         computed: Any = None
         try:
@@ -411,6 +415,7 @@ class Interpreter(TorchFunctionMode):
     def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         if self.is_recording:
             self._plan.operations.append(Operation(func, Kind.READ, self.stage, None, False, name))
+            self._has_part = True
             self.place += 1
         elif self._next(func, Kind.READ, name) is None:
             return self._read(func, args, kwargs, name)

@@ -25,6 +25,7 @@ from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
 from smdp.torch.model_parallel.same_program import SameProgram
+from smdp.torch.model_parallel.side_effects import Watch
 from smdp.torch.model_parallel.transfers import Arrival, laid_out, room_for
 from smdp.torch.model_parallel.values import Value, value_of
 from smdp.torch.model_parallel.weight_gradients import PostponedGradients
@@ -59,6 +60,7 @@ class Microbatch:
         self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._uses: Counter[int] = Counter()
         self._model_calls = 0
+        self._watch: Watch | None = None
         self._loss: tuple[Any] | None = None
         self._may_run = -1
         self._wants = -1
@@ -193,6 +195,8 @@ class Microbatch:
         call = interpreter.leave_model(known)
         if known is None:
             plan.calls.append(dataclasses.replace(call, output=_ghostly(output)))
+            plan.writes_late = self._watch is not None and self._watch.has_seen_writes()
+            self._watch = None
         self._wait_for_turn()
         return output
 
@@ -256,6 +260,10 @@ class Microbatch:
                 used = leaf.requires_grad_().view_as(leaf)
             self._leaves[key] = leaf, used
         return self._leaves[key][1]
+
+    def watch(self) -> None:
+        """See Surroundings."""
+        self._watch = Watch(self._step.glue)
 
     def fetch(self, value: Value, tensor: Tensor, *, later: bool = False) -> Tensor:
         """Give the contents of a value on every rank; others may fetch them `later`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 from smdp.torch.model_parallel.ghosts import Ghosts
 from smdp.torch.model_parallel.modes import Modes
@@ -27,6 +29,7 @@ class Step:
         ghosts: Runs operations on placeholders.
         strands: Threads.
         modes: Of the caller.
+        glue: Modules outside units, which run on all ranks.
         needs_grad: It is a training step.
         postpones: The schedule has weight gradients apart.
         seed: Of random numbers.
@@ -48,6 +51,7 @@ class Step:
     ghosts: Ghosts
     strands: Strands
     modes: Modes
+    glue: Sequence[nn.Module]
     needs_grad: bool
     postpones: bool
     seed: int

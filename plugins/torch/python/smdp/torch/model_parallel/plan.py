@@ -76,6 +76,7 @@ class Plan:
         calls: Of the model; what is outside them is the code around it.
         results: Large values that the program returns, in their order.
         loss_stage: Who has the loss; -1 if there is none.
+        writes_late: The model's forward writes to attributes where this rank has no part in it any more.
         is_complete: The program has been recorded to its end.
     """
 
@@ -85,6 +86,7 @@ class Plan:
     calls: list[ModelCall] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
     loss_stage: int = -1
+    writes_late: bool = False
     is_complete: bool = False
     _gradient_edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)
     _ends: dict[int, int] = field(default_factory=dict)

@@ -51,6 +51,9 @@ class _Elsewhere:
     def computing(self, stage: int) -> AbstractContextManager[Any]:
         raise AssertionError
 
+    def watch(self) -> None:
+        pass
+
     def send(self, value: Value, tensor: Tensor, stage: int) -> None:
         raise AssertionError
 

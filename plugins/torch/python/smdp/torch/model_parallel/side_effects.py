@@ -37,11 +37,11 @@ def without_side_effects(module: nn.Module, *, but_placeholders: bool = False) -
         yield
     finally:
         for container, before in kept.values():
+            if _is_same(container, before):
+                continue
             if isinstance(container, dict):
                 _restore_items(container, before, but_placeholders=but_placeholders)
-            elif _is_same(container, before) or (but_placeholders and holds_placeholders(container)):
-                continue
-            else:
+            elif not but_placeholders or not holds_placeholders(container):
                 container.clear()
                 (container.update if isinstance(container, set) else container.extend)(before)
 
@@ -79,7 +79,37 @@ def _restore_items(items: dict[Any, Any], before: dict[Any, Any], *, but_placeho
 
 
 def _is_same(container: Any, before: Any) -> bool:
-    return len(container) == len(before) and all(map(operator.is_, container, before))
+    if len(container) != len(before):
+        return False
+    if isinstance(container, dict):
+        return all(name in container and container[name] is item for name, item in before.items())
+    return all(map(operator.is_, container, before))
+
+
+class Watch:
+    """Finds out whether attributes of modules are set, or tensors in them changed in place.
+
+    Args:
+        modules: Whose attributes.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._kept: dict[int, tuple[Any, Any]] = {}
+        for module in modules:
+            _note_contents(vars(module), self._kept, _DEEPEST)
+        self._versions = [
+            (item, item._version)
+            for _, before in self._kept.values()
+            for item in (before.values() if isinstance(before, dict) else before)
+            # Not one of a subclass: to ask a large result of another rank may fetch it.
+            if type(item) is Tensor and not item.is_inference()
+        ]
+
+    def has_seen_writes(self) -> bool:
+        """Tell whether there was one since."""
+        return any(tensor._version != version for tensor, version in self._versions) or not all(
+            _is_same(container, before) for container, before in self._kept.values()
+        )
 
 
 def attributes_with_placeholders(units: Iterable[Unit], tensor: Tensor | None = None) -> list[str]:

@@ -105,6 +105,7 @@ class Steps:
         self._strands = Strands()
         weakref.finalize(self, self._strands.close)
         self._plans: dict[Any, _Prepared] = {}
+        self._writes_late = False
         self._recordings = 0
         self._places = 0
         self._error: BaseException | None = None
@@ -151,6 +152,7 @@ class Steps:
             ghosts=self._ghosts,
             strands=self._strands,
             modes=modes,
+            glue=self._glue,
             needs_grad=is_training,
             postpones=is_training and self._postpones,
             seed=self._seed,
@@ -240,7 +242,9 @@ class Steps:
         if prepared.has_backward and _core.trace_is_on():
             prepared.timeline = Timeline(lowered, self._split.partition, self._layout.stage_rank)
         prepared.row = read_row(lowered.rows[self._layout.stage_rank])
-        if all(call.output is not None for call in prepared.plan.calls):
+        # Once and for all: the next recording may find a number that happens to be as it was.
+        self._writes_late |= prepared.plan.writes_late
+        if not self._writes_late and all(call.output is not None for call in prepared.plan.calls):
             prepared.end = prepared.plan.last_needed(sorted(self._own))
 
     def _key(self, parts: Sequence[Any], identity: object, modes: Modes, is_training: bool) -> Any:

@@ -32,5 +32,8 @@ class Surroundings(Protocol):
     def fetch(self, value: Value, tensor: Tensor) -> Tensor:
         """Give the contents of a value on every rank."""
 
+    def watch(self) -> None:
+        """Note what attributes hold: if this rank has no part in what follows, it ends the forward here."""
+
     def describe(self, unit: Unit, result: Any) -> Any:
         """Tell all ranks what a unit gives whose result is unpredictable; `result` is None on others."""
