@@ -21,10 +21,19 @@ constexpr double kI = 1.5;
 constexpr double kW = 0.875;
 constexpr double kX = kF + kI + kW;
 
+// Sanitizers look for other things than wrong times, and take ten times as long.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kMostStages = 6;
+constexpr int kMostMicrobatches = 16;
+#else
+constexpr int kMostStages = 16;
+constexpr int kMostMicrobatches = 64;
+#endif
+
 template <typename Body>
 void for_all(int most_virtual, Body&& body) {
-  for (int p = 2; p <= 16; ++p) {
-    for (int m = 1; m <= 64; ++m) {
+  for (int p = 2; p <= kMostStages; ++p) {
+    for (int m = 1; m <= kMostMicrobatches; ++m) {
       for (int v = 1; v <= most_virtual; ++v) {
         SCOPED_TRACE("p " + std::to_string(p) + " m " + std::to_string(m) + " v " + std::to_string(v));
         body(p, m, v);

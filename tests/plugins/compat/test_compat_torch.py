@@ -52,7 +52,10 @@ def test_names(launcher: str, script: str) -> None:
     assert "all is right on 2 ranks" in done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["smdp run", "torchrun", "mpirun and a variable"])
+@pytest.mark.parametrize(
+    "launcher",
+    ["smdp run", "torchrun", pytest.param("mpirun and a variable", marks=pytest.mark.slow)],
+)
 def test_model_parallel_script(launcher: str, tmp_path: Path) -> None:
     """The configuration comes from the variable, as SageMaker sets it."""
     parameters = '{"ddp":true,"microbatches":4,"partitions":2,"pipeline":"interleaved"}'

@@ -47,6 +47,7 @@ def test_same(check: Callable[[], None]) -> None:
     run(check, 2, env=PYTHON)
 
 
+@pytest.mark.slow
 def test_compression() -> None:
     run(check_compression, 2, env=PYTHON, hosts=[0, 1])
 
@@ -55,6 +56,7 @@ def test_failing_op() -> None:
     run(check_failing_op, 2, env=PYTHON, exits={1: 1})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_keras_3, reason="needs Keras 3")
 def test_fit() -> None:
     from test_tensorflow_keras import check_fit

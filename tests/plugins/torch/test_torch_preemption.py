@@ -168,7 +168,11 @@ def stopped_at(job: Job, size: int) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("launcher", "size"),
-    [("smdp run", 2), pytest.param("smdp run", 4, marks=pytest.mark.slow), ("torchrun", 2)],
+    [
+        ("smdp run", 2),
+        pytest.param("smdp run", 4, marks=pytest.mark.slow),
+        pytest.param("torchrun", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_sigterm_to_one_rank(launcher: str, size: int, start: Start) -> None:
     whole = uninterrupted(size, start)

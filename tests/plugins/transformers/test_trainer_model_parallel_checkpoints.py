@@ -135,6 +135,7 @@ def test_resume(saved: tuple[Path, Any]) -> None:
     assert expected["resumed"] == {name: expected[name] for name in ("losses", "digests")}
 
 
+@pytest.mark.slow
 def test_resume_of_a_killed_run_in_other_stages(saved: tuple[Path, Any], tmp_path: Path) -> None:
     _, expected = saved
     env = {"KEPT": str(tmp_path)}
