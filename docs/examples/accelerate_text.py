@@ -14,8 +14,6 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from text_model import make_model, make_rows
 
-import smdp.accelerate  # noqa: F401 - makes Accelerate take the name
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

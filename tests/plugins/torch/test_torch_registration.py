@@ -124,7 +124,7 @@ def test_autoload_never_breaks_import_torch() -> None:
 import sys
 class Broken:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "smdp" or name == "smdp_torch_autoload.helper":
+        if name.split(".")[0] == "smdp":
             raise RuntimeError("broken installation")
 sys.meta_path.insert(0, Broken())
 import torch

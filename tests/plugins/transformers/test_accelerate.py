@@ -21,8 +21,6 @@ def loop() -> Any:
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
-    import smdp.accelerate  # noqa: F401 - makes Accelerate take the name
-
     accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
     if accelerator.num_processes > 1:
         assert lm.is_over_smdp() and accelerator.state.backend == "smdp"
@@ -80,6 +78,28 @@ def started(command: list[str], **variables: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+BY_NAME = """
+import sys
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+assert "smdp.accelerate" not in sys.modules
+try:
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
+    print(accelerator.state.backend, accelerator.num_processes)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_by_name_alone(tmp_path: Path) -> None:
+    script = tmp_path / "by_name.py"
+    script.write_text(BY_NAME)
+    command = [sys.executable, "-m", "smdp", "run", "-n", "2", str(script)]
+    assert started(command).count("smdp 2") == 2
+    refused = started(command, SMDP_DISABLE_AUTOLOAD="1")
+    assert refused.count("Your assigned backend smdp is not available") == 2
 
 
 @pytest.mark.slow

@@ -22,7 +22,10 @@ def register() -> None:
     try:
         if os.environ.get("SMDP_DISABLE_AUTOLOAD", "").strip().lower() in ("1", "true", "yes"):
             return
-        register_backend()
+        if register_backend():
+            from smdp_torch_autoload.accelerate_name import wait_for_accelerate
+
+            wait_for_accelerate()
     except Exception as error:  # noqa: BLE001 - see above
         warnings.warn(
             f"smdp could not register itself with torch.distributed ({type(error).__name__}: {error}); "

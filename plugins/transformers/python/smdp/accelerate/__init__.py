@@ -1,7 +1,8 @@
 """Makes Accelerate take the backend "smdp" by name, on CPUs too.
 
+Loaded by itself when somebody names the backend; see smdp_torch_autoload.accelerate_name.
+
 Example:
-    >>> import smdp.accelerate
     >>> from accelerate.utils import InitProcessGroupKwargs
     >>> handler = InitProcessGroupKwargs(backend="smdp")
     >>> accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])  # doctest: +SKIP

@@ -1,0 +1,65 @@
+"""Lets Accelerate find the backend "smdp" by name, though smdp is imported nowhere.
+
+Accelerate asks a CPU for gloo, whatever its user names. `smdp.accelerate` teaches it better; this waits for
+Accelerate to be imported, and then for somebody to name smdp: nothing of either is loaded before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_MODULE = "accelerate.state"
+
+
+class _Finder:
+    """Has the other finders find one module, and changes that once it has run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = None if spec is None else spec.loader
+        run = getattr(loader, "exec_module", None)
+        if run is not None:
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                run(module)
+                _listen(getattr(module, "PartialState", None))
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def wait_for_accelerate() -> None:
+    """Put the finder in front, once per process; too late for an Accelerate that is there already."""
+    if _MODULE not in sys.modules and not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _listen(state: Any) -> None:
+    """Have the first PartialState(backend="smdp") load smdp.accelerate, which takes this away again."""
+    plain = getattr(state, "__init__", None)
+    if plain is None:
+        return
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("backend") == "smdp" and state.__init__ is init:
+            state.__init__ = plain
+            import smdp.accelerate  # noqa: F401 - replaces __init__
+
+            state.__init__(self, *args, **kwargs)
+        else:
+            plain(self, *args, **kwargs)
+
+    state.__init__ = init
