@@ -382,6 +382,21 @@ def test_arguments_that_know_of_one_process() -> None:
     run(each_by_itself, 2)
 
 
+def named_in_plain_arguments() -> Any:
+    args = transformers.TrainingArguments(
+        lm.folder(), ddp_backend="smdp", use_cpu=True, max_steps=3, per_device_train_batch_size=4, report_to=[]
+    )
+    assert args.world_size == 2 and lm.is_over_smdp()
+    trainer = lm.trainer(args)
+    trainer.train()
+    return lm.weights_hash(trainer.model)
+
+
+def test_plain_arguments_take_the_name() -> None:
+    first, second = run(named_in_plain_arguments, 2)
+    assert first == second
+
+
 NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
 
 
