@@ -384,7 +384,7 @@ def test_arguments_that_know_of_one_process() -> None:
 
 def named_in_plain_arguments() -> Any:
     args = transformers.TrainingArguments(
-        lm.folder(), ddp_backend="smdp", use_cpu=True, max_steps=3, per_device_train_batch_size=4, report_to=[]
+        lm.folder(), ddp_backend="smdp", use_cpu=True, max_steps=3, report_to=[]
     )
     assert args.world_size == 2 and lm.is_over_smdp()
     trainer = lm.trainer(args)
