@@ -268,6 +268,8 @@ def loss_functions() -> None:
     both = (ValueError, RuntimeError)
     y = torch.ones((), requires_grad=True)
 
+    weight = nn.Parameter(torch.ones(1))
+
     def backward(output: Tensor) -> Tensor:
         loss = output.mean()
         loss.backward()
@@ -289,12 +291,17 @@ def loss_functions() -> None:
         (lambda output: output[output > 0].mean(), ["loss function", "shape", "where"]),
         (lambda output: output @ output, ["loss function", "matmul", "fails"]),
         (lambda output: (output.mean(), 1, 2), ["tuple"]),
+        (lambda output: (output * weight).mean(), [r"float32\[1\]", "split model has not"]),
     ):
         pipe = split()
         with refused(*words, kind=both):
             pipe.train_step(rows()[0], loss_fn)
         with refused("earlier step of this pipeline failed", kind=RuntimeError):
             pipe.train_step(rows()[0], square_loss)
+    model = made(Chain)
+    pipe = split(model)
+    with refused("layers.0.linear.weight", "weight_decay", kind=both):
+        pipe.train_step(rows()[0], lambda output: output.mean() + sum(p.sum() for p in model.parameters()))
     with refused("float32", "one number", kind=both):
         split().train_step(rows()[0])
 

@@ -177,6 +177,36 @@ def what_loss_functions_give() -> None:
         pipe.zero_grad()
 
 
+class Heard(Chain):
+    """A row of WIDTH numbers becomes 12 frames of logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 12 * 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).unflatten(1, (12, 6))
+
+
+def connectionist_temporal_classification() -> None:
+    words = torch.randint(1, 6, (8, 4), generator=torch.Generator().manual_seed(5))
+    lengths = {"lengths": torch.tensor([3, 1, 2, 4] * 2), "words": words}
+    steps = [row | lengths for row in rows()]
+    for reduction in ("mean", "sum", "none"):
+
+        def loss_fn(output: Tensor, part: dict[str, Tensor], reduction: str = reduction) -> Tensor:
+            frames = torch.full((len(output),), 12)
+            scores = output.log_softmax(-1).transpose(0, 1)
+            loss = functional.ctc_loss(scores, part["words"], frames, part["lengths"], reduction=reduction)
+            return loss.mean()
+
+        assert_trains_as_one(Heard, steps, loss_fn)
+
+
+def test_ctc_loss() -> None:
+    run(connectionist_temporal_classification, 2)
+
+
 def test_what_a_loss_function_gives_is_real_on_every_rank() -> None:
     run(what_loss_functions_give, 2)
 

@@ -17,6 +17,7 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Tensor:
     """Scale gradients so that their norm over all stages is at most `max_norm`.
 
@@ -29,6 +30,7 @@ def clip_grad_norm_(
         max_norm: Above 0.
         norm_type: As torch's; "inf" is the largest absolute value.
         error_if_nonfinite: Raise where the norm is infinite or not a number.
+        foreach: Scale many gradients in one call; None: where torch finds it faster.
 
     Returns:
         The norm before clipping, the same on all ranks.
@@ -43,14 +45,14 @@ def clip_grad_norm_(
     own = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     pipe = pipe or _pipe_of(own)
     if pipe is None:
-        return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite)
+        return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite, foreach)
     total = _total_norm(own, pipe, float(norm_type))
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"[smdp] the gradients' norm of order {norm_type} is {float(total)}, so it cannot be clipped to"
             f" {max_norm}. Look for an overflow, or pass error_if_nonfinite=False."
         )
-    torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
+    torch.nn.utils.clip_grads_with_norm_(own, max_norm, total, foreach)
     return total
 
 

@@ -63,6 +63,9 @@ _AUGMENTED = frozenset(
 # Functions that write to their second and third argument and do not declare it: running mean and variance.
 KEEPS_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 
+# Done twice they change nothing more.
+BOUNDING = frozenset(["clamp", "clamp_min", "clamp_max", "clip", "nan_to_num"])
+
 
 def name_of(function: Any) -> str:
     """Give a function's name; a property's is that of its attribute."""

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.differentiation import graph_inputs
+from smdp.torch.model_parallel.functions import BOUNDING, name_of
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.running import is_running
 from smdp.torch.model_parallel.side_effects import Filled
@@ -55,6 +56,7 @@ class Prediction:
         shares: For each tensor of result, observed and changed, the input whose memory it shares; -1: none.
         draws: It draws random numbers.
         sources: For each of the same, the inputs that autograd made it from; None: any of them.
+        written: A parameter that a unit changes in place, if there is one.
     """
 
     result: Any
@@ -65,6 +67,7 @@ class Prediction:
     shares: tuple[int, ...] = ()
     draws: bool = True
     sources: tuple[tuple[int, ...], ...] | None = None
+    written: str = ""
 
 
 class Ghosts:
@@ -85,7 +88,8 @@ class Ghosts:
         Raises:
             Unpredictable: It cannot be told without computing.
         """
-        return self._predict((args, kwargs), lambda args, kwargs: (function(*args, **kwargs), []))
+        like = _like_ctc_loss if name_of(function) == "ctc_loss" else function
+        return self._predict((args, kwargs), lambda args, kwargs: (like(*args, **kwargs), []))
 
     def run_unit(self, unit: Unit, args: Any, kwargs: Any) -> Prediction:
         """The same for a module, whose parameters may be elsewhere.
@@ -95,18 +99,20 @@ class Ghosts:
         """
         bare = _Bare(unit)
         filled: list[Filled] = []
-        states = {name: self._state(tensor) for name, tensor in bare.named_parameters()}
-        states |= {name: self._state(tensor) for name, tensor in bare.named_buffers()}
+        weights = {name: self._state(tensor) for name, tensor in bare.named_parameters()}
+        writes = _Writes(weights)
+        states = weights | {name: self._state(tensor) for name, tensor in bare.named_buffers()}
 
         def call(args: Any, kwargs: Any) -> Any:
             args, kwargs = _separate((args, kwargs))
             filled.append(Filled(args, kwargs))
-            with Observer(observed_modules(unit.module), is_silent=True) as observer:
+            with Observer(observed_modules(unit.module), is_silent=True) as observer, writes:
                 result = torch.func.functional_call(bare, states, args, kwargs)
             return result, observer.outputs
 
         prediction = self._predict((args, kwargs), call)
         filled[0].check(unit.name)
+        prediction.written = writes.first().removeprefix("module.")
         return prediction
 
     def receive(self, shape: Any, stride: Any, dtype: torch.dtype, needs_grad: bool) -> Tensor:
@@ -222,6 +228,15 @@ def quietly() -> Iterator[None]:
         logger.disabled = before
 
 
+def _like_ctc_loss(
+    log_probs: Tensor, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
+) -> Tensor:
+    """Give what has the shape and the graph of a CTC loss, whose inner tables depend on the lengths."""
+    reduction = options[1] if len(options) > 1 else named.get("reduction", "mean")
+    is_each = reduction in ("none", 0) and log_probs.dim() == 3
+    return log_probs.sum((0, 2)) if is_each else log_probs.sum()
+
+
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -252,6 +267,29 @@ class _Draws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.any = True
+        return func(*args, **(kwargs or {}))
+
+
+class _Writes(TorchDispatchMode):
+    """Notes which weights are changed in place, or through their `.data` other than to bound them."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._versions = {name: (ghost, ghost._version) for name, ghost in weights.items()}
+        self._memory = {_memory(ghost): name for name, ghost in weights.items()}
+        self._found = ""
+
+    def first(self) -> str:
+        """Give the name of one of them, or none."""
+        changed = (name for name, (ghost, version) in self._versions.items() if ghost._version != version)
+        return self._found or next(changed, "")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and name_of(func.overloadpacket).removesuffix("_") not in BOUNDING:
+            arguments = zip(func._schema.arguments, args, strict=False)
+            written = [given for argument, given in arguments if argument.is_write]
+            for tensor in tensors_in((written, (kwargs or {}).get("out"))):
+                self._found = self._found or self._memory.get(_memory(tensor), "")
         return func(*args, **(kwargs or {}))
 
 

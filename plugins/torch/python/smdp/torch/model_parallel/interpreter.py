@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from smdp.torch.model_parallel.activation_checkpoints import (
@@ -34,16 +35,19 @@ from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
 from smdp.torch.model_parallel.refusals import (
     check_gives_inputs,
+    foreign_weight_text,
     kept_text,
     misplaced_text,
     naming,
     outliving_text,
+    strange_weight_text,
     unpredictable_text,
 )
 from smdp.torch.model_parallel.side_effects import without_side_effects
 from smdp.torch.model_parallel.surroundings import Surroundings
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
+from smdp.torch.model_parallel.weight_writes import WeightWrites
 
 
 class EndOfForward(BaseException):
@@ -79,6 +83,7 @@ class Interpreter(TorchFunctionMode):
         self._end = end
         self._aliases = Aliases()
         self._births = Births()
+        self._weight_writes = WeightWrites()
         self._renewed: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: dict[str, int] = {}
         self._last_unit = ""
@@ -244,6 +249,7 @@ class Interpreter(TorchFunctionMode):
             for tensor in tensors_in(args[1:3]):
                 mark_writer(tensor, stage)
         inputs = leaves_in((args, kwargs))
+        self._weight_writes.note(operation, predicted, inputs)
         for place, value in enumerate(operation.values):
             places = range(len(inputs)) if predicted.sources is None else predicted.sources[place]
             found = [value_of(inputs[each]) for each in places if isinstance(inputs[each], Tensor)]
@@ -292,11 +298,10 @@ class Interpreter(TorchFunctionMode):
 
     def _connect(self, tensor: Tensor, stage: int, name: str) -> None:
         weight = weight_of(tensor)
+        if weight is None and isinstance(tensor, Parameter) and tensor.requires_grad:
+            raise ValueError(strange_weight_text(name, tensor))
         if weight is not None and stage not in weight.stages:
-            raise ValueError(
-                f"[smdp] {name} on stage {stage} uses parameter {weight.name!r}, which is not on that stage."
-                " Give pipeline() example_inputs, so that the split knows who uses it."
-            )
+            raise ValueError(foreign_weight_text(name, stage, weight.name, is_in_model=self.is_in_model))
         value = value_of(tensor)
         if value is not None:
             self._aliases.check(value, name)

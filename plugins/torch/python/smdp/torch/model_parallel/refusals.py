@@ -56,6 +56,25 @@ def kept_text(name: str, units: Sequence[Unit], tensor: Tensor | None = None) ->
     )
 
 
+def foreign_weight_text(name: str, stage: int, weight: str, *, is_in_model: bool) -> str:
+    """Give the text for an operation of a stage on a parameter that only others have."""
+    fix = (
+        "Give pipeline() example_inputs, so that the split knows who uses it."
+        if is_in_model
+        else "The loss function runs where the model ends: leave a penalty on weights to the optimizer"
+        " (weight_decay), or compute what needs the parameter in the model's forward."
+    )
+    return f"[smdp] {name} on stage {stage} uses parameter {weight!r}, which is not on that stage. {fix}"
+
+
+def strange_weight_text(name: str, parameter: Tensor) -> str:
+    """Give the text for a parameter that is none of the split model's."""
+    return (
+        f"[smdp] {name} uses a parameter, {text_of(parameter)}, that the split model has not: each rank would"
+        " train a copy of its own. Make it a parameter of the model, or detach() it"
+    )
+
+
 def check_gives_inputs(operation: Operation, result: Any, given: Any) -> None:
     """Refuse other contents where an operation gave an input as it was when it was recorded.
 

@@ -238,7 +238,7 @@ class _Tracer:
                 # Paused, and not even there, for it would take time of each operation.
                 run = checkpointed(forward) if is_checkpointed() else forward
                 with torch.no_grad(), _pop_mode_temporarily(), outside_checkpoints():
-                    with _disable_current_modes():
+                    with _disable_current_modes(), _without_graphs(module):
                         cost = self._measure(
                             name, module, run, args, kwargs, lambda tensor: id(tensor) in has_gradient
                         )
@@ -296,7 +296,7 @@ class _Tracer:
                     args,
                     kwargs,
                     has_gradient=has_gradient,
-                    parameters=list(module.parameters()),
+                    parameters=[*module.parameters(), *_attributes(module).values()],
                     resident=self._resident,
                     clock=estimate_clock if is_fake else wall_clock,
                     repeats=0 if is_fake else self._repeats,
@@ -361,6 +361,23 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
         del module.forward
         if before is not None:
             module.forward = before
+
+
+def _attributes(module: nn.Module) -> dict[str, Tensor]:
+    """Give the tensors with gradients that hooks of a module have set, as torch's older weight_norm does."""
+    found = {name: item for name, item in vars(module).items() if isinstance(item, Tensor)}
+    return {name: tensor for name, tensor in found.items() if tensor.requires_grad}
+
+
+@contextmanager
+def _without_graphs(module: nn.Module) -> Iterator[None]:
+    """Let such tensors be leaves: what leads to them is not the module's own work."""
+    made = _attributes(module)
+    vars(module).update({name: tensor.detach().requires_grad_() for name, tensor in made.items()})
+    try:
+        yield
+    finally:
+        vars(module).update(made)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
