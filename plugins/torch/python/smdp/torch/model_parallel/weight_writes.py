@@ -66,6 +66,6 @@ def _text(name: str, weight: str) -> str:
     return (
         f"[smdp] {name} changes parameter {weight!r} in place. Several microbatches are under way at once,"
         " and the backward of each needs the parameter as its forward saw it: change it after"
-        " optimizer.step(), through the named_parameters() of the pipelined module, or use a changed copy, such as"
-        " scale.clamp(max=4)"
+        " optimizer.step(), through the named_parameters() of the pipelined module, or use a changed"
+        " copy, such as scale.clamp(max=4)"
     )
