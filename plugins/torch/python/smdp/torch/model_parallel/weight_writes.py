@@ -13,7 +13,7 @@ from smdp.torch.model_parallel.plan import Operation
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import value_of, weight_of
 
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_SET_DATA = Tensor.data.__set__
 
 
 class WeightWrites:
