@@ -157,6 +157,24 @@ def check_groups_and_forms() -> None:
     same(sdp.broadcast(tf.constant(rank), 0, process_set=half), rank % 2)
 
 
+def check_graphs_of_tensorflow_1() -> None:
+    """One after the other, with eager code between them, as training and evaluation have them."""
+    rank = float(sdp.rank())
+    for _ in range(2):
+        assert sdp.allreduce(tf.constant([rank]), op=sdp.ReduceOp.SUM).numpy() == [1]
+        with tf.Graph().as_default():
+            total = sdp.allreduce(tf.constant([rank + 1]), op=sdp.ReduceOp.SUM)
+            weight = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0]), use_resource=True)
+            with sdp.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(weight * rank)
+            gradient = tape.gradient(loss, [weight])
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                for _ in range(2):
+                    assert session.run(total) == [3]
+                    assert session.run(gradient)[0].tolist() == [0.5, 0.5]
+
+
 def check_refusals() -> None:
     with pytest.raises(TypeError, match="allreduce got a tensor of string"):
         sdp.allreduce(tf.constant("a"))
@@ -196,6 +214,10 @@ def test_gradients() -> None:
 def test_groups_and_forms() -> None:
     run(check_groups_and_forms, 2)
     run(check_groups_and_forms, 4)
+
+
+def test_graphs_of_tensorflow_1() -> None:
+    run(check_graphs_of_tensorflow_1, 2)
 
 
 def test_refusals() -> None:

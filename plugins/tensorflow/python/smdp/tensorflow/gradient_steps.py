@@ -14,7 +14,7 @@ from smdp._buffers import DType
 from smdp.tensorflow import python_ops
 from smdp.tensorflow.collectives import all_reduce
 from smdp.tensorflow.compression import Compressor
-from smdp.tensorflow.groups import by_id, make_token
+from smdp.tensorflow.groups import Token, by_id
 from smdp.tensorflow.library import is_native, ops
 from smdp.tensorflow.reduce_op import ReduceOp
 
@@ -28,7 +28,7 @@ class _Steps:
     """A reducer, the token that orders its steps, and what its sums are multiplied by."""
 
     core: Any  # _core.GradientSteps; without the op library, a _core.GradientReducer
-    token: Any
+    token: Token
     group: Any
     factor: float
 
@@ -141,7 +141,7 @@ def _find_or_make(
     key: _Key = (group.core.id, compression.name, factor, bucket_cap_mb, identities, tuple(described))
     if key not in _steps:
         options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
-        _steps[key] = _Steps(_make_core(group, names, described, options), make_token(), group, factor)
+        _steps[key] = _Steps(_make_core(group, names, described, options), Token(), group, factor)
         # With the first variable that goes, nobody can ask for this list again.
         variable = next((source for source in sources if _identity(source)), None)
         if variable is not None:

@@ -13,6 +13,37 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16",
 DTYPES += ["uint32", "int64", "uint64", "bool", "complex64", "complex128"]
 
 
+class Token:
+    """A resource for ops to take, so that TensorFlow runs them in the order of the program.
+
+    It orders stateful ops without a resource only within one function, not through the functions it calls.
+    Each graph of TensorFlow 1 has one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._eager: Any = None
+
+    @property
+    def handle(self) -> Any:
+        """The resource, where ops are made now."""
+        if self._eager is not None and tf.executing_eagerly():
+            return self._eager.handle
+        with tf.init_scope(), tf.device("CPU:0"):
+            if tf.executing_eagerly():
+                if self._eager is None:
+                    self._eager = _variable()
+                return self._eager.handle
+            # A collection by a name would be saved with the graph.
+            made = tf.compat.v1.get_default_graph().get_collection_ref(self)
+            if not made:
+                made.append(_variable())
+            return made[0].handle
+
+
+def _variable() -> Any:
+    return tf.Variable(0, trainable=False, name="smdp_token")
+
+
 def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     """The group that a call names, by default the world.
 
@@ -36,7 +67,7 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
 
 # By number, as the attributes of ops have them; kept because a traced function keeps the number only.
 _groups: dict[int, smdp.Group] = {}
-_tokens: dict[int, Any] = {}
+_tokens: dict[int, Token] = {}
 
 
 def by_id(number: int) -> smdp.Group:
@@ -50,19 +81,10 @@ def by_id(number: int) -> smdp.Group:
     return _groups[number]
 
 
-def make_token() -> Any:
-    """A resource for ops to take, so that TensorFlow runs them in the order of the program.
-
-    It orders stateful ops without a resource only within one function, not through the functions it calls.
-    """
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, trainable=False, name="smdp_token")
-
-
 def token_of(number: int) -> Any:
-    """The token of a group's collectives."""
+    """What collectives of a group take."""
     if number not in _tokens:
-        _tokens[number] = make_token()
+        _tokens[number] = Token()
     return _tokens[number].handle
 
 
