@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import traceback
 from typing import Any
@@ -29,13 +30,15 @@ def train_alone(
 ) -> list[float]:
     """Train as one process; of a weight with copies, one per stage, add the gradients stage by stage."""
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    # As pipelines do: what has been through a cache lies in memory otherwise, by which some kernels round.
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     means = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         losses = []
         for index in range(MICROBATCHES):
             part = {name: item.chunk(MICROBATCHES)[index] for name, item in inputs.items()}
-            losses.append(model(**part).loss)
+            losses.append(model(**part, **options).loss)
             (losses[-1] / MICROBATCHES).backward()
         for tied in copies.values():
             total = sum(tied[stage].grad for stage in sorted(tied))
@@ -140,14 +143,11 @@ def test_models_train_to_the_parameters_of_one_process(
 ) -> None:
     ranks = run(train_all, stages, timeout=280, env={"IS_TRACED": str(is_traced)})
     wrong = {}
-    rounded = []
     for family in FAMILIES:
         found = [rank.get(family, {"error": "not reached"}) for rank in ranks]
         wrong[family] = [rank["error"] for rank in found if "error" in rank]
         if not wrong[family]:
-            wrong[family] += [rank["far"] for rank in found if rank["far"]]
-            # On some processors: kernels round by strides, and a value arrives with those of its memory.
-            rounded += [family] if any(rank["other bits"] for rank in found) else []
+            wrong[family] += [rank[key] for rank in found for key in ("other bits", "far") if rank[key]]
             names = [name for rank in found for name in rank["names"]]
             assert set(names) == set(found[0]["all"])
             assert {name for name in names if names.count(name) > 1} == set(found[0]["tied"])
@@ -155,7 +155,6 @@ def test_models_train_to_the_parameters_of_one_process(
     with capsys.disabled():
         how = "traced" if is_traced else "by parameters"
         print(f"\nsmdp.torch.pipeline() on {stages} stages, {how}: {score} of {len(FAMILIES)} models")
-        print(f"to the same bits but for {', '.join(rounded) or 'none'}")
     assert score == len(FAMILIES) == 20, {family: why for family, why in wrong.items() if why}
 
 
