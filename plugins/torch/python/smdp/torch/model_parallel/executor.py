@@ -14,7 +14,7 @@ from smdp.torch.model_parallel.backward import backward, backward_weight
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.plan import Plan
-from smdp.torch.model_parallel.transfers import laid_out, room_for
+from smdp.torch.model_parallel.transfers import laid_out, room_for, strides_of
 
 # Receives are posted so many computations ahead of the place where the schedule has them.
 _AHEAD = 2
@@ -188,7 +188,7 @@ class Executor:
             gradient = microbatch.take_gradient(value, action.stage)
             tag = self._plan.tag(value, action.stage, action.microbatch, is_gradient=True)
             what = f"the gradient of {value.text()} to stage {action.other}, microbatch {action.microbatch}"
-            self._step.values.send(laid_out(gradient, value), to, tag, what)
+            self._step.values.send(laid_out(gradient, strides_of(value)), to, tag, what)
 
     def _receive_backward(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]
@@ -200,5 +200,5 @@ class Executor:
                 f" microbatch {action.microbatch}"
             )
             microbatch.gradients[value.index, action.other] = self._step.values.receive(
-                room_for(value), source, tag, what
+                room_for(value, strides_of(value)), source, tag, what
             )

@@ -12,7 +12,7 @@ from smdp.torch.model_parallel.descriptions import described, drawn, packed, unp
 from smdp.torch.model_parallel.late_results import expect, offer
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.same_program import SameProgram
-from smdp.torch.model_parallel.transfers import Arrival, laid_out, room_for
+from smdp.torch.model_parallel.transfers import Arrival, dense_strides, laid_out, room_for
 from smdp.torch.model_parallel.values import Value
 
 _MOST_READS = 1 << 12
@@ -65,12 +65,13 @@ class HostReads:
             if later:
                 offer(step.reads.offers, found, value, step.others(), tag)
             else:
+                data = laid_out(found, dense_strides(value.ghost))
                 for rank in step.others():
-                    step.reads.send(laid_out(found, value), rank, tag, f"{value.text()} to the host")
+                    step.reads.send(data, rank, tag, f"{value.text()} to the host")
         elif later:
             found = expect(step.reads.offers, value, owner, tag, f"{what}, a result of step {step.number}")
         else:
-            found = self._await(room_for(value), owner, tag, what)
+            found = self._await(room_for(value, dense_strides(value.ghost)), owner, tag, what)
         self._fetched[value.index] = found
         return found
 

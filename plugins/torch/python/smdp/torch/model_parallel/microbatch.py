@@ -26,7 +26,7 @@ from smdp.torch.model_parallel.random_streams import RandomStream
 from smdp.torch.model_parallel.running import running
 from smdp.torch.model_parallel.same_program import SameProgram
 from smdp.torch.model_parallel.side_effects import Watch
-from smdp.torch.model_parallel.transfers import Arrival, laid_out, room_for
+from smdp.torch.model_parallel.transfers import Arrival, dense_strides, laid_out, room_for, strides_of
 from smdp.torch.model_parallel.values import Value, value_of
 from smdp.torch.model_parallel.weight_gradients import PostponedGradients
 
@@ -236,7 +236,15 @@ class Microbatch:
         """Send a value to a stage of another rank."""
         step = self._step
         tag = step.plan.tag(value, stage, self.index, is_gradient=False)
-        step.values.send(laid_out(tensor, value), step.rank_of[stage], tag, self._text_of(value, stage))
+        rank, what = step.rank_of[stage], self._text_of(value, stage)
+        is_first = self._reads.same is not None
+        if is_first and value.strides is None:
+            value.strides = dense_strides(tensor)
+        step.values.send(laid_out(tensor, strides_of(value)), rank, tag, what)
+        if is_first:
+            step.values.send(
+                torch.tensor(value.strides, dtype=torch.int64), rank, tag, f"the strides of {what}"
+            )
         self._note_use(value)
 
     def bring(self, value: Value, stage: int) -> Tensor:
@@ -254,12 +262,20 @@ class Microbatch:
                 if self._reads.same is not None:
                     self._reads.same.check_answer(arrival, self._step.rank_of[value.stage], value.text())
                 leaf = wait(arrival)
+                if self._reads.same is not None:
+                    leaf = self._in_strides(leaf, value, stage)
             used = leaf
             if value.needs_grad and self._step.needs_grad:
                 # Not the leaf itself, so that later consumers' gradients are the first that autograd adds.
                 used = leaf.requires_grad_().view_as(leaf)
             self._leaves[key] = leaf, used
         return self._leaves[key][1]
+
+    def _in_strides(self, leaf: Tensor, value: Value, stage: int) -> Tensor:
+        """Give what has arrived the strides that it has where it comes from."""
+        arrival = self._receive(value, stage, torch.empty(leaf.dim(), dtype=torch.int64))
+        value.strides = tuple(self._wait_for_value(arrival).tolist())
+        return leaf.as_strided(leaf.shape, value.strides)
 
     def watch(self) -> None:
         """See Surroundings."""
@@ -306,12 +322,13 @@ class Microbatch:
         elif not value.needs_grad or not self._step.needs_grad:
             self._interpreter.exports[value.index] = None
 
-    def _receive(self, value: Value, stage: int) -> Arrival:
+    def _receive(self, value: Value, stage: int, room: Tensor | None = None) -> Arrival:
         step = self._step
         source = step.rank_of[value.stage]
         what = f"{value.text()} of stage {value.stage} on rank {source}, microbatch {self.index}"
         tag = step.plan.tag(value, stage, self.index, is_gradient=False)
-        return step.values.receive(room_for(value), source, tag, what)
+        room = room_for(value, strides_of(value)) if room is None else room
+        return step.values.receive(room, source, tag, what)
 
     def _text_of(self, value: Value, stage: int) -> str:
         return f"{value.text()} of stage {value.stage} to stage {stage}, microbatch {self.index}"

@@ -104,24 +104,34 @@ def telling(what: str) -> Iterator[None]:
         raise
 
 
-def room_for(value: Value) -> Tensor:
+def room_for(value: Value, strides: tuple[int, ...]) -> Tensor:
     """Give a tensor like the placeholder of a value, without contents."""
     ghost = value.ghost
-    return torch.empty_strided(ghost.shape, dense_strides(ghost), dtype=ghost.dtype, device=ghost.device)
+    return torch.empty_strided(ghost.shape, strides, dtype=ghost.dtype, device=ghost.device)
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Give the strides under which a tensor travels: its own, if it fills its memory."""
+    """Give the strides of a tensor, if it fills its memory; else those that it is to have when it travels."""
     if torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return tuple(tensor.stride())
     return tuple(torch.empty(tensor.shape, device="meta").stride())
 
 
-def laid_out(tensor: Tensor, value: Value) -> Tensor:
+def strides_of(value: Value) -> tuple[int, ...]:
+    """Give the strides under which a value and its gradient travel between stages.
+
+    Those of the owner's tensor: torch predicts others for some operations, and kernels round by them.
+    """
+    return dense_strides(value.ghost) if value.strides is None else value.strides
+
+
+def laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     """Give a tensor in the strides under which it travels."""
-    strides = dense_strides(value.ghost)
-    # Of a dimension of size 1 the stride says nothing, and placeholders may have another.
-    if tuple(tensor.stride()) == strides or (tensor.is_contiguous() and value.ghost.is_contiguous()):
+    # Of a dimension of size 1 the stride says nothing.
+    if all(
+        own == other or size == 1
+        for size, own, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(
         tensor.detach()

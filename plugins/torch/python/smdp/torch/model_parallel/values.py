@@ -26,6 +26,7 @@ class Value:
         sources: The values that autograd made it from.
         is_in_loss: The loss depends on it through autograd; known once the program has been recorded.
         is_handed_round: All ranks get it, as the host reads it or the program returns it.
+        strides: Under which it travels; None: those of the placeholder. Learnt from its owner.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Value:
     sources: tuple[Value, ...] = ()
     is_in_loss: bool = True
     is_handed_round: bool = False
+    strides: tuple[int, ...] | None = None
 
     def consumer_after(self, stage: int) -> int | None:
         """Give the next stage that uses it, after the owner or a consumer."""
