@@ -291,7 +291,8 @@ def loss_functions() -> None:
         (lambda output: output[output > 0].mean(), ["loss function", "shape", "where"]),
         (lambda output: output @ output, ["loss function", "matmul", "fails"]),
         (lambda output: (output.mean(), 1, 2), ["tuple"]),
-        (lambda output: (output * weight).mean(), [r"float32\[1\]", "split model has not"]),
+        (lambda output: output.mean() * torch.exp(weight)[0], [r"float32\[1\]", "requires_grad_"]),
+        (lambda output: (output * weight).mean(), [r"float32\[1\]", "split model does not have"]),
     ):
         pipe = split()
         with refused(*words, kind=both):

@@ -202,6 +202,31 @@ def connectionist_temporal_classification() -> None:
 
         assert_trains_as_one(Heard, steps, loss_fn)
 
+    def in_bfloat16(output: Tensor, part: dict[str, Tensor]) -> Tensor:
+        scores = output.log_softmax(-1).transpose(0, 1).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):  # has the loss computed in float32
+            return functional.ctc_loss(scores, part["words"], torch.full((len(output),), 12), part["lengths"])
+
+    assert_trains_as_one(Heard, steps, in_bfloat16)
+
+
+def networks_that_only_look() -> None:
+    """Without gradients a loss function may use another network's parameters, and in an evaluation."""
+    other = nn.Linear(1, 1)
+
+    def loss_fn(output: Tensor, part: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            assert torch.isfinite(other(output).mean())
+        return square_loss(output, part)
+
+    assert_trains_as_one(Chain, loss_fn=loss_fn)
+    pipe = smdp.torch.pipeline(made(Chain), microbatches=4, example_inputs=rows()[0])
+    assert torch.isfinite(pipe.eval_step(rows()[0], lambda output: other(output).mean()))
+
+
+def test_networks_that_only_look() -> None:
+    run(networks_that_only_look, 2)
+
 
 def test_ctc_loss() -> None:
     run(connectionist_temporal_classification, 2)

@@ -491,6 +491,28 @@ def strides() -> None:
         if own[f"layers.{name}.linear.weight"] == {pipe.layout.stage_rank}:
             assert layer.seen == alone.layers[int(name)].seen, name
     assert_trains_as_one(NormedChain)
+    assert_trains_as_one(NormedChain, schedules=["interleaved_1f1b"], virtual_stages=2)
+    for step in (pipe.eval_step, pipe.train_step):
+        assert torch.isfinite(step(rows()[0], square_loss))
+
+
+class Odd(Chain):
+    """A number and a tensor without elements go over the cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        number, nothing = first.mean(), first[:, :0]
+        for layer in self.layers[1:]:
+            first = layer(first)
+        return self.head(torch.cat([first, nothing], 1) * number)
+
+
+def odd_values() -> None:
+    assert_trains_as_one(Odd, schedules=BOTH)
+
+
+def test_values_without_dimensions_or_elements() -> None:
+    run(odd_values, 2)
 
 
 def test_values_keep_their_strides() -> None:

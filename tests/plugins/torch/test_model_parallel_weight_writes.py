@@ -66,6 +66,10 @@ class Scaled(Chain):
                     self.scale.data = self.scale.data * 0.5 + self.other.data * 0.5
                 case "bounded":
                     self.scale.clamp_(max=2)
+                case "bounded average of data set":
+                    self.scale.data = (self.scale.data * 0.5 + self.other.data * 0.5).clamp(max=2)
+                case "cast":
+                    self.scale.data = self.scale.data.to(x.dtype)
         output: Tensor = super().forward(x) * self.scale * self.other
         return output
 
@@ -85,6 +89,12 @@ class Averaging(nn.Module):
                     average.data.clamp_(max=0.1)
                 case "average":
                     average.mul_(0.5).add_(weight, alpha=0.5)
+                case "bounded data set":
+                    self.average.bias.data = self.average.bias.data.clamp(max=0.1)
+                case "average of data set":
+                    average.data = average.data * 0.5 + weight.data * 0.5
+                case "each":
+                    torch._foreach_mul_([weight, average], 0.5)
                 case "average of data":
                     average.data.mul_(0.5).add_(weight.data, alpha=0.5)
         return torch.tanh(self.linear(x) + self.average(x))
@@ -96,10 +106,30 @@ class Averages(Chain):
         self.layers[2] = Averaging(how)
 
 
+class Words(nn.Module):
+    """Looks up rows whose norm is bounded, by a module and by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, WIDTH, max_norm=1.0)
+        self.more = nn.Parameter(torch.randn(9, WIDTH))
+        self.chain = Chain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.argmax(1) % 9
+        output: Tensor = self.chain(
+            self.words(words) + nn.functional.embedding(words, self.more, max_norm=1.0)
+        )
+        return output
+
+
 def train_bounded() -> None:
-    assert_trains_as_one(lambda: Scaled("bounded data"))
-    assert_trains_as_one(lambda: Scaled("bounded data set"))
-    assert_trains_as_one(lambda: Averages("bounded data"))
+    for how in ("bounded data", "bounded data set", "cast"):
+        assert_trains_as_one(functools.partial(Scaled, how))
+    for how in ("bounded data", "bounded data set"):
+        assert_trains_as_one(functools.partial(Averages, how))
+    assert_trains_as_one(Words)
+    assert_trains_as_one(Words, example_inputs=None)
 
 
 def test_bounded_weights() -> None:
@@ -109,9 +139,11 @@ def test_bounded_weights() -> None:
 def refused() -> None:
     import smdp.torch
 
-    ways = ("average", "average of data", "average of data set", "bounded")
-    wrong: list[tuple[nn.Module, str]] = [(Scaled(how), "'scale'") for how in ways]
-    wrong += [(Averages(how), "'layers.2.average.weight'") for how in ways[:2]]
+    ways = ["average", "average of data", "average of data set"]
+    more = ["bounded", "bounded average of data set"]
+    wrong: list[tuple[nn.Module, str]] = [(Scaled(how), "'scale'") for how in ways + more]
+    wrong += [(Averages(how), "'layers.2.average.weight'") for how in ways]
+    wrong += [(Averages("each"), "'layers.2.linear.weight'")]
     for model, weight in wrong:
         with pytest.raises(ValueError, match=r"changes parameter .* in place") as caught:
             smdp.torch.pipeline(model, microbatches=4, example_inputs=rows()[0])

@@ -1,6 +1,6 @@
 """Lets Accelerate find the backend "smdp" by name, though smdp is imported nowhere.
 
-Accelerate asks a CPU for gloo, whatever its user names. `smdp.accelerate` teaches it better; this waits for
+Accelerate refuses other backends than gloo on CPUs. `smdp.accelerate` teaches it better; this waits for
 Accelerate to be imported, and then for somebody to name smdp: nothing of either is loaded before.
 """
 

@@ -17,7 +17,7 @@ class Token:
     """A resource for ops to take, so that TensorFlow runs them in the order of the program.
 
     It orders stateful ops without a resource only within one function, not through the functions it calls.
-    Each graph of TensorFlow 1 has one of its own.
+    In a graph of TensorFlow 1 it orders nothing, but ops need one of that graph.
     """
 
     def __init__(self) -> None:
@@ -31,17 +31,17 @@ class Token:
         with tf.init_scope(), tf.device("CPU:0"):
             if tf.executing_eagerly():
                 if self._eager is None:
-                    self._eager = _variable()
+                    self._eager = tf.Variable(0, trainable=False, name="smdp_token")
                 return self._eager.handle
             # A collection by a name would be saved with the graph.
             made = tf.compat.v1.get_default_graph().get_collection_ref(self)
             if not made:
-                made.append(_variable())
+                # In no collection either: savers and initializers are not to find it.
+                variable = tf.compat.v1.Variable(
+                    0, trainable=False, collections=[], use_resource=True, name="smdp_token"
+                )
+                made.append(variable)
             return made[0].handle
-
-
-def _variable() -> Any:
-    return tf.Variable(0, trainable=False, name="smdp_token")
 
 
 def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:

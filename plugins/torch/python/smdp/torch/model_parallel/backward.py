@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.modes import without_autocast
 from smdp.torch.model_parallel.plan import Plan
+from smdp.torch.model_parallel.transfers import dense_strides, laid_out
 from smdp.torch.model_parallel.values import Value
 
 
@@ -40,6 +42,8 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
     for value in plan.imports(stage):
         leaf, used = microbatch.take_leaf(value, stage)
         leaves.append((value, leaf))
+        if value.has_gradient and stage not in value.gradient_strides:
+            leaf.register_hook(functools.partial(_note_strides, value, stage))
         add_root(value, used)
     if microbatch.loss is not None and microbatch.loss_stage == stage:
         roots.append(scale(microbatch.loss.reshape(())))
@@ -52,7 +56,9 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
         if value.has_gradient:
             # Edges are static: what the stage did not use after all gets zeros.
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            microbatch.gradients[value.index, stage] = gradient
+            # .grad has the strides of its leaf, which is not what one process goes on with.
+            strides = value.gradient_strides.setdefault(stage, dense_strides(gradient))
+            microbatch.gradients[value.index, stage] = laid_out(gradient, strides)
         elif leaf.grad is not None:
             raise RuntimeError(
                 f"[smdp] {value.text()} of stage {value.stage} has a gradient on stage {stage} in microbatch"
@@ -60,6 +66,10 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
                 " loss depends on may not change from microbatch to microbatch: multiply by 0 instead of"
                 " leaving out or detaching."
             )
+
+
+def _note_strides(value: Value, stage: int, gradient: Tensor) -> None:
+    value.gradient_strides.setdefault(stage, dense_strides(gradient))
 
 
 def backward_weight(microbatch: Microbatch, stage: int) -> None:

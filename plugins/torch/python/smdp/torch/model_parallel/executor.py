@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from smdp._errors import SmdpError
@@ -14,7 +15,7 @@ from smdp.torch.model_parallel.backward import backward, backward_weight
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.plan import Plan
-from smdp.torch.model_parallel.transfers import laid_out, room_for, strides_of
+from smdp.torch.model_parallel.transfers import dense_strides, room_for
 
 # Receives are posted so many computations ahead of the place where the schedule has them.
 _AHEAD = 2
@@ -188,7 +189,10 @@ class Executor:
             gradient = microbatch.take_gradient(value, action.stage)
             tag = self._plan.tag(value, action.stage, action.microbatch, is_gradient=True)
             what = f"the gradient of {value.text()} to stage {action.other}, microbatch {action.microbatch}"
-            self._step.values.send(laid_out(gradient, strides_of(value)), to, tag, what)
+            self._step.values.send(gradient, to, tag, what)
+            if self._was_recorded(action):
+                data = torch.tensor(gradient.stride(), dtype=torch.int64)
+                self._step.values.send(data, to, tag, f"the strides of {what}")
 
     def _receive_backward(self, action: Action) -> None:
         microbatch = self._microbatches[action.microbatch]
@@ -199,6 +203,9 @@ class Executor:
                 f"the gradient of {value.text()} from stage {action.other} on rank {source},"
                 f" microbatch {action.microbatch}"
             )
-            microbatch.gradients[value.index, action.other] = self._step.values.receive(
-                room_for(value, strides_of(value)), source, tag, what
-            )
+            key = value.index, action.other
+            room = room_for(value, dense_strides(value.ghost))
+            microbatch.gradients[key] = self._step.values.receive(room, source, tag, what)
+            if self._was_recorded(action):
+                room = torch.empty(value.ghost.dim(), dtype=torch.int64)
+                microbatch.layouts[key] = self._step.values.receive(room, source, tag, what)

@@ -66,6 +66,9 @@ KEEPS_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 # Done twice they change nothing more.
 BOUNDING = frozenset(["clamp", "clamp_min", "clamp_max", "clip", "nan_to_num"])
 
+# With max_norm they bound the rows of their weight, which no backward needs.
+LOOKUPS = frozenset(["embedding", "embedding_bag", "embedding_renorm"])
+
 
 def name_of(function: Any) -> str:
     """Give a function's name; a property's is that of its attribute."""

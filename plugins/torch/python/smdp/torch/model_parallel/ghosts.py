@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.differentiation import graph_inputs
-from smdp.torch.model_parallel.functions import BOUNDING, name_of
+from smdp.torch.model_parallel.functions import BOUNDING, LOOKUPS, name_of
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.running import is_running
 from smdp.torch.model_parallel.side_effects import Filled
@@ -232,6 +232,8 @@ def _like_ctc_loss(
     log_probs: Tensor, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
 ) -> Tensor:
     """Give what has the shape and the graph of a CTC loss, whose inner tables depend on the lengths."""
+    if torch.is_autocast_enabled(log_probs.device.type):
+        log_probs = log_probs.float()
     reduction = options[1] if len(options) > 1 else named.get("reduction", "mean")
     is_each = reduction in ("none", 0) and log_probs.dim() == 3
     return log_probs.sum((0, 2)) if is_each else log_probs.sum()
@@ -275,22 +277,40 @@ class _Writes(TorchDispatchMode):
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self._versions = {name: (ghost, ghost._version) for name, ghost in weights.items()}
+        self._weights = weights
+        self._versions = {name: ghost._version for name, ghost in weights.items()}
+        self._dtypes = {name: ghost.dtype for name, ghost in weights.items()}
         self._memory = {_memory(ghost): name for name, ghost in weights.items()}
+        self._bounded: list[Tensor] = []
         self._found = ""
 
     def first(self) -> str:
         """Give the name of one of them, or none."""
-        changed = (name for name, (ghost, version) in self._versions.items() if ghost._version != version)
-        return self._found or next(changed, "")
+        return self._found or next(filter(self._has_changed, self._weights), "")
+
+    def _has_changed(self, name: str) -> bool:
+        ghost = self._weights[name]
+        if ghost._version != self._versions[name]:
+            return True
+        # Its .data is another tensor: a cast one, or one with bounds, is as good in every microbatch.
+        known = {name_ for memory, name_ in self._memory.items() if memory == _memory(ghost)}
+        known |= {name for bounded in self._bounded if _memory(bounded) == _memory(ghost)}
+        return name not in known and ghost.dtype == self._dtypes[name]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable and name_of(func.overloadpacket).removesuffix("_") not in BOUNDING:
+        name = name_of(func.overloadpacket).removesuffix("_")
+        given = [self._memory.get(_memory(tensor)) for tensor in tensors_in(args)]
+        result = func(*args, **(kwargs or {}))
+        if name in BOUNDING and given[:1] not in ([], [None]):
+            self._bounded += tensors_in(result)
+        elif name in LOOKUPS and given[:1] not in ([], [None]) and func._schema.is_mutable:
+            self._versions[str(given[0])] += 1  # which autograd is about to count
+        elif func._schema.is_mutable:
             arguments = zip(func._schema.arguments, args, strict=False)
             written = [given for argument, given in arguments if argument.is_write]
             for tensor in tensors_in((written, (kwargs or {}).get("out"))):
                 self._found = self._found or self._memory.get(_memory(tensor), "")
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 def _separate(tree: Any) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from smdp.torch.model_parallel.activation_checkpoints import (
@@ -30,7 +29,7 @@ from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READ
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.late_results import LateTensor, read
 from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
-from smdp.torch.model_parallel.outside_tensors import Births, has_gradient
+from smdp.torch.model_parallel.outside_tensors import Births, has_gradient, parameter_behind
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
 from smdp.torch.model_parallel.refusals import (
@@ -298,8 +297,8 @@ class Interpreter(TorchFunctionMode):
 
     def _connect(self, tensor: Tensor, stage: int, name: str) -> None:
         weight = weight_of(tensor)
-        if weight is None and isinstance(tensor, Parameter) and tensor.requires_grad:
-            raise ValueError(strange_weight_text(name, tensor))
+        if weight is None and not self.is_in_model and (strange := parameter_behind(tensor)) is not None:
+            raise ValueError(strange_weight_text(name, strange))
         if weight is not None and stage not in weight.stages:
             raise ValueError(foreign_weight_text(name, stage, weight.name, is_in_model=self.is_in_model))
         value = value_of(tensor)

@@ -51,6 +51,7 @@ class Microbatch:
         self.loss_value: Tensor | None = None
         self.loss_dtype = torch.float32
         self.gradients: dict[tuple[int, int], Tensor | Arrival] = {}
+        self.layouts: dict[tuple[int, int], Arrival] = {}
         self.postponed: dict[int, PostponedGradients] = {}
         self._step = step
         self._value: Arrival | None = None
@@ -168,7 +169,12 @@ class Microbatch:
     def take_gradient(self, value: Value, stage: int) -> Tensor:
         """Give the gradient of a value that a consumer has found, and forget it."""
         found = self.gradients.pop((value.index, stage))
-        return found.wait() if isinstance(found, Arrival) else found
+        if not isinstance(found, Arrival):
+            return found
+        gradient = found.wait()
+        if (layout := self.layouts.pop((value.index, stage), None)) is not None:
+            value.gradient_strides[stage] = tuple(layout.wait().tolist())
+        return gradient.as_strided(gradient.shape, value.gradient_strides[stage])
 
     # What the program calls.
 

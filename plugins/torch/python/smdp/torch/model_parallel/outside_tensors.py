@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from smdp.torch.model_parallel.containers import tensors_in
@@ -72,6 +73,26 @@ def has_gradient(given: Any) -> bool:
     return torch.is_grad_enabled() and any(
         value_of(tensor) is not None and tensor.requires_grad for tensor in tensors_in(given)
     )
+
+
+def parameter_behind(tensor: Tensor) -> Parameter | None:
+    """Give a parameter that no stage has and whose gradient a tensor would add to; None: there is none."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad) or value_of(tensor) is not None:
+        return None
+    if isinstance(tensor, Parameter):
+        return tensor
+    seen: set[Any] = set()
+    nodes: list[Any] = [tensor.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of one that adds to .grad
+        if isinstance(variable, Parameter) and weight_of(variable) is None:
+            return variable
+        nodes += [following for following, _ in node.next_functions]
+    return None
 
 
 def _memory(tensor: Tensor) -> int:

@@ -70,8 +70,9 @@ def foreign_weight_text(name: str, stage: int, weight: str, *, is_in_model: bool
 def strange_weight_text(name: str, parameter: Tensor) -> str:
     """Give the text for a parameter that is none of the split model's."""
     return (
-        f"[smdp] {name} uses a parameter, {text_of(parameter)}, that the split model has not: each rank would"
-        " train a copy of its own. Make it a parameter of the model, or detach() it"
+        f"[smdp] {name} uses a parameter, {text_of(parameter)}, that the split model does not have: each rank"
+        " would train a copy of its own. Make it a parameter of the model; or, if it is not trained here,"
+        " requires_grad_(False)"
     )
 
 

@@ -118,7 +118,7 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def strides_of(value: Value) -> tuple[int, ...]:
-    """Give the strides under which a value and its gradient travel between stages.
+    """Give the strides under which a value travels between stages.
 
     Those of the owner's tensor: torch predicts others for some operations, and kernels round by them.
     """

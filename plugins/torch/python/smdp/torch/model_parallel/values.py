@@ -27,6 +27,7 @@ class Value:
         is_in_loss: The loss depends on it through autograd; known once the program has been recorded.
         is_handed_round: All ranks get it, as the host reads it or the program returns it.
         strides: Under which it travels; None: those of the placeholder. Learnt from its owner.
+        gradient_strides: Of the gradient that each consumer sends back, where it travels. Learnt from it.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Value:
     is_in_loss: bool = True
     is_handed_round: bool = False
     strides: tuple[int, ...] | None = None
+    gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def consumer_after(self, stage: int) -> int | None:
         """Give the next stage that uses it, after the owner or a consumer."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from smdp.torch.model_parallel.functions import BOUNDING, name_of
+from smdp.torch.model_parallel.functions import BOUNDING, LOOKUPS, name_of
 from smdp.torch.model_parallel.ghosts import Prediction
 from smdp.torch.model_parallel.plan import Operation
 from smdp.torch.model_parallel.unit_call import Unit
@@ -21,12 +21,13 @@ class WeightWrites:
 
     def __init__(self) -> None:
         self._weights: dict[int, str] = {}  # by index of the value
-        self._bounded: set[int] = set()
+        self._bounded: dict[int, str] = {}
 
     def note(self, operation: Operation, predicted: Prediction, inputs: Sequence[Any]) -> None:
         """Take in one operation.
 
-        `weight.data.clamp_(...)` and `weight.data = weight.data.clamp(...)` are let through.
+        `weight.data.clamp_(...)` and `weight.data = weight.data.clamp(...)` are let through, so is
+        `max_norm` of embeddings.
 
         Args:
             operation: With its values.
@@ -42,18 +43,20 @@ class WeightWrites:
         kind = name_of(function)
         if function == _SET_DATA and (weight := self._weight(inputs[0])):
             value = value_of(inputs[1])
-            if value is None or value.index not in self._bounded:
+            is_same = self._weight(inputs[1]) == weight  # cast to the dtype that it has
+            if not is_same and (value is None or self._bounded.get(value.index) != weight):
                 raise ValueError(_text(f"{name} of .data", weight))
         for place in operation.changes:
             weight = self._weight(inputs[place])
-            is_bound = kind.removesuffix("_") in BOUNDING and weight_of(inputs[place]) is None
+            is_direct = weight_of(inputs[place]) is not None
+            is_bound = kind in LOOKUPS or (kind.removesuffix("_") in BOUNDING and not is_direct)
             if weight and not is_bound:
                 raise ValueError(_text(name, weight))
         for value, place in zip(operation.values, predicted.shares, strict=False):
             if place >= 0 and (weight := self._weight(inputs[place])):
                 self._weights[value.index] = weight
-        if kind in BOUNDING:
-            self._bounded |= {value.index for value in operation.values}
+        if kind in BOUNDING and (weight := self._weight(inputs[0])):
+            self._bounded |= dict.fromkeys((value.index for value in operation.values), weight)
 
     def _weight(self, tensor: Any) -> str:
         if (weight := weight_of(tensor)) is not None:
@@ -66,6 +69,6 @@ def _text(name: str, weight: str) -> str:
     return (
         f"[smdp] {name} changes parameter {weight!r} in place. Several microbatches are under way at once,"
         " and the backward of each needs the parameter as its forward saw it: change it after"
-        " optimizer.step(), through the named_parameters() of the pipelined module, or use a changed"
-        " copy, such as scale.clamp(max=4)"
+        " optimizer.step(), through the named_parameters() of the pipelined module; use a changed copy,"
+        " such as weight * mask; make it a buffer, if no gradient trains it. weight.data.clamp_() may stay"
     )
