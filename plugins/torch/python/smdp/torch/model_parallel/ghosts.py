@@ -21,12 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.differentiation import graph_inputs
-from smdp.torch.model_parallel.functions import BOUNDING, LOOKUPS, name_of
+from smdp.torch.model_parallel.functions import name_of
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.running import is_running
 from smdp.torch.model_parallel.side_effects import Filled
 from smdp.torch.model_parallel.unit_call import Unit
-from smdp.torch.model_parallel.values import value_of, weight_of
+from smdp.torch.model_parallel.unit_writes import UnitWrites
+from smdp.torch.model_parallel.values import memory_of, value_of, weight_of
 
 _PLAIN = (str, int, float, bool, complex, type(None), type, nn.Module, torch.dtype, torch.device)
 
@@ -100,7 +101,7 @@ class Ghosts:
         bare = _Bare(unit)
         filled: list[Filled] = []
         weights = {name: self._state(tensor) for name, tensor in bare.named_parameters()}
-        writes = _Writes(weights)
+        writes = UnitWrites(weights)
         states = weights | {name: self._state(tensor) for name, tensor in bare.named_buffers()}
 
         def call(args: Any, kwargs: Any) -> Any:
@@ -148,9 +149,9 @@ class Ghosts:
             for index, tensor in enumerate(tensors_in(result))
             if id(tensor) in places
         )
-        memory = {_memory(tensor): place for place, tensor in inputs.items()}
+        memory = {memory_of(tensor): place for place, tensor in inputs.items()}
         made = tensors_in((result, observed, changed))
-        shares = tuple(memory.get(_memory(tensor), -1) for tensor in made)
+        shares = tuple(memory.get(memory_of(tensor), -1) for tensor in made)
         sources = tuple(graph_inputs(tensor, nodes) for tensor in made)
         stripped: dict[int, Tensor] = {}
 
@@ -239,10 +240,6 @@ def _like_ctc_loss(
     return log_probs.sum((0, 2)) if is_each else log_probs.sum()
 
 
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _numbered_tensors(tree: Any) -> Iterator[tuple[int, Tensor]]:
     return ((place, leaf) for place, leaf in enumerate(leaves_in(tree)) if isinstance(leaf, Tensor))
 
@@ -270,47 +267,6 @@ class _Draws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.any = True
         return func(*args, **(kwargs or {}))
-
-
-class _Writes(TorchDispatchMode):
-    """Notes which weights are changed in place, or through their `.data` other than to bound them."""
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        super().__init__()
-        self._weights = weights
-        self._versions = {name: ghost._version for name, ghost in weights.items()}
-        self._dtypes = {name: ghost.dtype for name, ghost in weights.items()}
-        self._memory = {_memory(ghost): name for name, ghost in weights.items()}
-        self._bounded: list[Tensor] = []
-        self._found = ""
-
-    def first(self) -> str:
-        """Give the name of one of them, or none."""
-        return self._found or next(filter(self._has_changed, self._weights), "")
-
-    def _has_changed(self, name: str) -> bool:
-        ghost = self._weights[name]
-        if ghost._version != self._versions[name]:
-            return True
-        # Its .data is another tensor: a cast one, or one with bounds, is as good in every microbatch.
-        known = {name_ for memory, name_ in self._memory.items() if memory == _memory(ghost)}
-        known |= {name for bounded in self._bounded if _memory(bounded) == _memory(ghost)}
-        return name not in known and ghost.dtype == self._dtypes[name]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = name_of(func.overloadpacket).removesuffix("_")
-        given = [self._memory.get(_memory(tensor)) for tensor in tensors_in(args)]
-        result = func(*args, **(kwargs or {}))
-        if name in BOUNDING and given[:1] not in ([], [None]):
-            self._bounded += tensors_in(result)
-        elif name in LOOKUPS and given[:1] not in ([], [None]) and func._schema.is_mutable:
-            self._versions[str(given[0])] += 1  # which autograd is about to count
-        elif func._schema.is_mutable:
-            arguments = zip(func._schema.arguments, args, strict=False)
-            written = [given for argument, given in arguments if argument.is_write]
-            for tensor in tensors_in((written, (kwargs or {}).get("out"))):
-                self._found = self._found or self._memory.get(_memory(tensor), "")
-        return result
 
 
 def _separate(tree: Any) -> Any:

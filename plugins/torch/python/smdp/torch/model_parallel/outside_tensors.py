@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from smdp.torch.model_parallel.containers import tensors_in
 from smdp.torch.model_parallel.functions import is_in_place
-from smdp.torch.model_parallel.values import text_of, value_of, weight_of
+from smdp.torch.model_parallel.values import memory_of, text_of, value_of, weight_of
 
 # Tensors that the program of one microbatch has made, and written a stage's values to on one rank only.
 _of_one_rank: Any = WeakIdKeyDictionary()
@@ -28,9 +28,9 @@ class Births:
         made = tensors_in(result)
         if not made:
             return
-        older = {_memory(tensor) for tensor in tensors_in(given) if tensor not in self._known}
+        older = {memory_of(tensor) for tensor in tensors_in(given) if tensor not in self._known}
         for tensor in made:
-            if _memory(tensor) not in older:
+            if memory_of(tensor) not in older:
                 self._known[tensor] = True
 
     def check(self, tensor: Tensor) -> None:
@@ -93,10 +93,3 @@ def parameter_behind(tensor: Tensor) -> Parameter | None:
             return variable
         nodes += [following for following, _ in node.next_functions]
     return None
-
-
-def _memory(tensor: Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse, or inside of torch.func
-        return id(tensor)

@@ -116,3 +116,11 @@ def unmark_weight(parameter: Parameter) -> None:
 def weight_of(tensor: Tensor) -> Weight | None:
     """Give what mark_weight() noted."""
     return getattr(tensor, "_smdp_weight", None)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Give a number that tensors on the same memory have in common."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse, or inside of torch.func
+        return id(tensor)
