@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,16 @@ def test_clocks_ten_minutes_apart(start: Start, program: list[str], tmp_path: Pa
     assert abs(offsets[1] + 600e6) < 1e6, offsets
 
 
+def wait_for_listener(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        time.sleep(0.01)
+    raise TimeoutError(f"nobody listens at port {port}")
+
+
 def test_two_jobs_on_one_port(start: Start, program: list[str], tmp_path: Path) -> None:
     """By hand, with a secret each: the second job is refused at once, the first does not notice."""
     hold = tmp_path / "hold"
@@ -118,6 +130,7 @@ def test_two_jobs_on_one_port(start: Start, program: list[str], tmp_path: Path) 
     port = free_port()
     first = [start([*program, str(hold)], env=ranks(port, rank, SMDP_SECRET="a")) for rank in range(2)]
     try:
+        wait_for_listener(port)
         second = [start([*program, str(hold)], env=ranks(port, rank, SMDP_SECRET="b")) for rank in range(2)]
         outputs = [one.communicate(timeout=60)[0] for one in second]
     finally:
