@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_models import WIDTH, Chain, Layer, assert_trains_as_one, rows, square_loss
+from pipeline_models import WIDTH, Chain, Layer, assert_trains_as_one, rows
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_spawn import run
@@ -450,52 +450,6 @@ def test_modules_that_depend_on_values_and_changes_that_cannot_be_followed() -> 
     run(data_dependent_and_refused, 2)
 
 
-class Normed(nn.Module):
-    """Gives what batch norm makes of transposed values, whose strides torch predicts wrongly; notes them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.seen: list[tuple[int, ...]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if type(x) is Tensor:
-            self.seen.append(x.stride())
-        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
-        return x + self.linear(x)
-
-
-class NormedChain(Chain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Normed() for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x[:, None].repeat(1, 5, 1)
-        return super().forward(x).mean(1)
-
-
-def strides() -> None:
-    import smdp.torch
-
-    alone = NormedChain()
-    for part in rows()[0]["x"].chunk(4):
-        alone(part)
-    assert len({layer.seen[0] for layer in alone.layers}) > 1, "all strides are alike"  # type: ignore[union-attr]
-    model = NormedChain()
-    pipe = smdp.torch.pipeline(model, microbatches=4)
-    pipe.train_step(rows()[0], square_loss)
-    own = pipe.split.weights
-    for name, layer in model.layers.named_children():
-        if own[f"layers.{name}.linear.weight"] == {pipe.layout.stage_rank}:
-            assert layer.seen == alone.layers[int(name)].seen, name
-    assert_trains_as_one(NormedChain)
-    assert_trains_as_one(NormedChain, schedules=["interleaved_1f1b"], virtual_stages=2)
-    for step in (pipe.eval_step, pipe.train_step):
-        assert torch.isfinite(step(rows()[0], square_loss))
-
-
 class Odd(Chain):
     """A number and a tensor without elements go over the cut."""
 
@@ -513,7 +467,3 @@ def odd_values() -> None:
 
 def test_values_without_dimensions_or_elements() -> None:
     run(odd_values, 2)
-
-
-def test_values_keep_their_strides() -> None:
-    run(strides, 2)
