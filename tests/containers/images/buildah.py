@@ -32,6 +32,7 @@ class Storage:
         self.directory = directory
         self.pip_conf = directory / "pip.conf"
         self.volumes = self._use_pip_of_this_machine()
+        self.pip_conf_cuda = self._without_builds_for_cpus()
         self.printed: dict[str, str] = {}  # by the first build of each tag: later ones may be of the cache
 
     def buildah(self, *words: str, timeout_s: float = 3600, stderr: int | None = None) -> str:
@@ -66,7 +67,8 @@ class Storage:
         """
         command = ["build", "--isolation", "chroot", "--format", "docker", "--layers"]
         command += [f"--volume={volume}:{volume}:ro" for volume in self.volumes]
-        command += [f"--secret=id=pip.conf,src={self.pip_conf}"]
+        pip_conf = self.pip_conf_cuda if arguments.get("CUDA") == "1" else self.pip_conf
+        command += [f"--secret=id=pip.conf,src={pip_conf}"]
         command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
         command += ["--tag", tag, "--file", str(dockerfile), *words, str(context)]
         output = self.buildah(*command, stderr=subprocess.STDOUT)
@@ -107,6 +109,17 @@ class Storage:
         # An index of files is a folder with links into its neighbours.
         folders = {folder.parent if folder.name == "simple" else folder for folder in folders}
         return sorted(str(folder) for folder in folders if folder.is_dir())
+
+    def _without_builds_for_cpus(self) -> Path:
+        """Write pip's settings less the indexes beside the first one, as the error of CUDA=1 advises."""
+        parser = configparser.RawConfigParser()
+        parser.read(self.pip_conf)
+        for name in ("extra-index-url", "find-links"):
+            parser.remove_option("global", name)
+        path = self.directory / "pip-cuda.conf"
+        with path.open("w") as file:
+            parser.write(file)
+        return path
 
 
 class BuildError(Exception):

@@ -57,7 +57,9 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
             # Edges are static: what the stage did not use after all gets zeros.
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             # .grad has the strides of its leaf, which is not what one process goes on with.
-            strides = value.gradient_strides.setdefault(stage, dense_strides(gradient))
+            if stage not in value.gradient_strides:
+                _note_strides(value, stage, gradient)
+            strides = value.gradient_strides[stage]
             microbatch.gradients[value.index, stage] = laid_out(gradient, strides)
         elif leaf.grad is not None:
             raise RuntimeError(

@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 
 _OPTIONS = (type(None), str, int, float)
-_LEAVES = (Tensor, *_OPTIONS)
+# By exact class, which is found out fastest: these functions run several times in each operation.
+_FREQUENT = frozenset([Tensor, Parameter, FakeTensor, type(None), str, int, float, bool])
 
 _BATCH_TYPES: set[type] = set()
 
@@ -31,7 +34,7 @@ def leaves_in(tree: Any) -> list[Any]:
 
 
 def _collect(tree: Any, found: list[Any]) -> None:
-    if isinstance(tree, _LEAVES):
+    if type(tree) in _FREQUENT:
         found.append(tree)
     elif isinstance(tree, (list, tuple)):
         for item in tree:
@@ -39,7 +42,7 @@ def _collect(tree: Any, found: list[Any]) -> None:
     elif isinstance(tree, dict):
         for item in tree.values():
             _collect(item, found)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Tensor)):
         for field in dataclasses.fields(tree):
             _collect(getattr(tree, field.name), found)
     else:
@@ -53,8 +56,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Give a structure with each leaf replaced; itself where none is."""
-    # First what is most frequent: this runs several times in each operation.
-    if isinstance(tree, _LEAVES):
+    if type(tree) in _FREQUENT:
         return function(tree)
     if isinstance(tree, (list, tuple)):
         items = [map_leaves(function, item) for item in tree]
@@ -72,7 +74,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         for key, value in values.items():
             changed[key] = value
         return changed
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Tensor)):
         fields = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
         mapped = {name: map_leaves(function, item) for name, item in fields.items()}
         if all(mapped[name] is fields[name] for name in fields):

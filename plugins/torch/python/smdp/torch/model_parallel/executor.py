@@ -15,7 +15,7 @@ from smdp.torch.model_parallel.backward import backward, backward_weight
 from smdp.torch.model_parallel.microbatch import Microbatch
 from smdp.torch.model_parallel.one_step import Step
 from smdp.torch.model_parallel.plan import Plan
-from smdp.torch.model_parallel.transfers import dense_strides, room_for
+from smdp.torch.model_parallel.transfers import room_for, strides_of
 
 # Receives are posted so many computations ahead of the place where the schedule has them.
 _AHEAD = 2
@@ -64,6 +64,8 @@ class Executor:
         self._recorded = recorded
         self._scale = scale
         self._posted = 0
+        self._ahead = 0
+        self._under_way: dict[int, Microbatch] = {}
         self._paused = 0.0
         self._reduce_replicas = reduce_replicas
         self._reduce_tied = reduce_tied
@@ -75,8 +77,8 @@ class Executor:
         Raises:
             smdp.SmdpError: A transfer failed; the message names the action.
         """
-        for place, action in enumerate(self._row):
-            self._post_receives(place)
+        for action in self._row:
+            self._post_receives()
             start = time.monotonic_ns()
             before = self._waited()
             try:
@@ -89,6 +91,7 @@ class Executor:
                 raise
             waited = int(1e9 * (self._waited() - before))
             self.timeline.append(Timed(action.text, start, time.monotonic_ns(), waited))
+            self._ahead -= action.kind in COMPUTATIONS
             self._serve_reads()
         for microbatch in self._microbatches:
             microbatch.finish()
@@ -128,34 +131,31 @@ class Executor:
             case _:
                 raise AssertionError(f"[smdp] action {action.text} is unknown to the executor")
 
-    def _post_receives(self, place: int) -> None:
+    def _post_receives(self) -> None:
         """Post what comes up to the second computation from here, in the order of the row."""
-        ahead = 0
-        end = max(place, self._posted)
-        for index in range(place, len(self._row)):
-            action = self._row[index]
-            if index >= self._posted:
-                if action.kind == "RECV_F":
-                    self._receive_forward(action)
-                elif action.kind == "RECV_B":
-                    self._receive_backward(action)
-            end = index + 1
-            ahead += action.kind in COMPUTATIONS
-            if ahead >= _AHEAD:
-                break
-        self._posted = max(self._posted, end)
+        while self._ahead < _AHEAD and self._posted < len(self._row):
+            action = self._row[self._posted]
+            self._posted += 1
+            if action.kind == "RECV_F":
+                self._receive_forward(action)
+            elif action.kind == "RECV_B":
+                self._receive_backward(action)
+            self._ahead += action.kind in COMPUTATIONS
 
     def _serve_reads(self) -> None:
         """Let microbatches go on, in their order, whose host reads have been answered."""
-        for microbatch in self._microbatches:
+        for index in sorted(self._under_way):
+            microbatch = self._under_way[index]
             while microbatch.is_suspended:
                 if microbatch.is_blocked():
                     break  # a later one may go on, inside the model; after it turns keep the order
                 microbatch.go_on()
+            if microbatch.is_finished:
+                del self._under_way[index]
 
     def _forward(self, action: Action) -> None:
         if not self._was_recorded(action):
-            microbatch = self._microbatches[action.microbatch]
+            microbatch = self._under_way[action.microbatch] = self._microbatches[action.microbatch]
             while not microbatch.forward(action.stage):
                 self._serve_reads()
                 self._pause()
@@ -204,8 +204,8 @@ class Executor:
                 f" microbatch {action.microbatch}"
             )
             key = value.index, action.other
-            room = room_for(value, dense_strides(value.ghost))
+            room = room_for(value, strides_of(value))
             microbatch.gradients[key] = self._step.values.receive(room, source, tag, what)
             if self._was_recorded(action):
-                room = torch.empty(value.ghost.dim(), dtype=torch.int64)
+                room = torch.empty(len(value.shape), dtype=torch.int64)
                 microbatch.layouts[key] = self._step.values.receive(room, source, tag, what)

@@ -9,7 +9,6 @@ know whose it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -17,27 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
-from smdp.torch.model_parallel.activation_checkpoints import (
-    checkpointed,
-    is_checkpointed,
-    outside_checkpoints,
-    refuse_reentrant,
-)
+from smdp.torch.model_parallel.activation_checkpoints import refuse_reentrant
 from smdp.torch.model_parallel.aliases import Aliases
-from smdp.torch.model_parallel.containers import leaves_in, map_leaves, map_tensors, tensors_in
+from smdp.torch.model_parallel.computation import Computed, compute
+from smdp.torch.model_parallel.containers import leaves_in, map_tensors, tensors_in
 from smdp.torch.model_parallel.functions import KEEPS_STATISTICS, METADATA, READS, is_in_place, name_of
 from smdp.torch.model_parallel.ghosts import Ghosts, Prediction, Unpredictable
 from smdp.torch.model_parallel.late_results import LateTensor, read
-from smdp.torch.model_parallel.observation import Observer, observed_modules, tell
+from smdp.torch.model_parallel.observation import tell
 from smdp.torch.model_parallel.outside_tensors import Births, has_gradient, parameter_behind
 from smdp.torch.model_parallel.plan import Kind, ModelCall, Operation, Plan
 from smdp.torch.model_parallel.random_streams import DRAWING, RandomStream
 from smdp.torch.model_parallel.refusals import (
-    check_gives_inputs,
     foreign_weight_text,
     kept_text,
     misplaced_text,
-    naming,
     outliving_text,
     strange_weight_text,
     unpredictable_text,
@@ -64,6 +57,8 @@ class Interpreter(TorchFunctionMode):
         end: Number of operations after which this rank has no part in the model's forward.
     """
 
+    takes_units = True
+
     def __init__(
         self, plan: Plan, surroundings: Surroundings, ghosts: Ghosts, stream: RandomStream, end: int
     ) -> None:
@@ -80,6 +75,7 @@ class Interpreter(TorchFunctionMode):
         self._ghosts = ghosts
         self._stream = stream
         self._end = end
+        self._own = surroundings.own
         self._aliases = Aliases()
         self._births = Births()
         self._weight_writes = WeightWrites()
@@ -174,9 +170,8 @@ class Interpreter(TorchFunctionMode):
                 f" {self.stage}, but values only flow to later stages. Give pipeline() example_inputs, so"
                 " that the split follows the order in which modules run."
             )
-        if stage > self.stage:
-            self.stage = stage
-        if self._around.is_mine(stage):
+        self.stage = stage
+        if stage in self._own:
             self._around.enter(stage)
         self._last_unit = unit.name if call == 0 else f"{unit.name}#{call + 1}"
         self._since_unit = 0
@@ -190,9 +185,9 @@ class Interpreter(TorchFunctionMode):
         operation = self._next(function, kind, name)
         if operation is None:
             return self._record(function, kind, args, kwargs, name, call)
-        if not self._around.is_mine(operation.stage):
+        if operation.stage not in self._own:
             return self._placeholders(operation, args, kwargs)
-        return self._keep(operation, self._compute(operation, args, kwargs, call), args, kwargs)
+        return self._keep(operation, self._compute(operation, args, kwargs, call))
 
     def _next(self, function: Any, kind: Kind, name: str) -> Operation | None:
         """Give the operation that the plan has here; None once the loss function goes another way."""
@@ -220,12 +215,12 @@ class Interpreter(TorchFunctionMode):
         stage = self.stage
         for tensor in tensors_in((args, kwargs)):
             self._connect(tensor, stage, name)
-        is_mine = self._around.is_mine(stage)
+        is_mine = stage in self._own
         if self._has_part and not is_mine and self.is_in_model:
             self._around.watch()
         self._has_part = is_mine
         operation = Operation(function, kind, stage, None, False, name)
-        computed: Any = None
+        computed: Computed | None = None
         try:
             if isinstance(function, Unit):
                 # Before it computes: what the forward does to its module must happen once.
@@ -238,7 +233,7 @@ class Interpreter(TorchFunctionMode):
                 raise ValueError(unpredictable_text(name, error, is_in_model=self.is_in_model)) from error
             operation.draws = True
             computed = self._compute(operation, args, kwargs, call) if is_mine else None
-            real = None if computed is None else computed[:2]
+            real = None if computed is None else (computed.result, computed.observed)
             predicted = Prediction(*self._around.describe(function, real))
         operation.draws = predicted.draws
         operation.changes = predicted.changes
@@ -258,7 +253,7 @@ class Interpreter(TorchFunctionMode):
         self.place += 1
         if not is_mine:
             return self._placeholders(operation, args, kwargs)
-        return self._keep(operation, computed or self._compute(operation, args, kwargs, call), args, kwargs)
+        return self._keep(operation, computed or self._compute(operation, args, kwargs, call))
 
     def _valued(self, operation: Operation, predicted: Prediction) -> Any:
         """Give each placeholder a value; one for each object."""
@@ -312,93 +307,27 @@ class Interpreter(TorchFunctionMode):
                 f" {value.text()} of stage {value.stage} on stage {stage}, which was not agreed on."
             )
         self._plan.connect(value, stage)
-        if self._around.is_mine(value.stage) and not self._around.is_mine(stage):
+        if value.stage in self._own and stage not in self._own:
             self._around.send(value, tensor, stage)
 
-    def _compute(
-        self, operation: Operation, args: Any, kwargs: Any, call: Callable[..., Any]
-    ) -> tuple[Any, Any, Any]:
-        """Give the result, what modules with hooks inside gave, and what inputs have become."""
-        given = args, kwargs
-        local = self._localized(given, operation)
-        args, kwargs = local
-        if operation.draws or operation.kind is Kind.UNIT:
-            self._stream.start(operation.name)
-        observed: list[tuple[str, Any]] = []
-        around: AbstractContextManager[None] = self._around.computing(operation.stage)
-        if is_checkpointed():
-            around = outside_checkpoints()
-            call = checkpointed(call) if operation.kind is Kind.UNIT else call
-        with naming(operation), around:
-            # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
-            if not isinstance(operation.function, Unit) or not (operation.observed or self.is_recording):
-                result = call(*args, **kwargs)
-            else:
-                with Observer(observed_modules(operation.function.module), is_silent=False) as observer:
-                    result = call(*args, **kwargs)
-                observed = observer.outputs
-        if operation.same:
-            check_gives_inputs(operation, result, local)
-        return self._apart(operation, (result, observed), given, local)
+    def _compute(self, operation: Operation, args: Any, kwargs: Any, call: Callable[..., Any]) -> Computed:
+        is_recording = self.is_recording
+        return compute(operation, args, kwargs, call, self._around, self._stream, is_recording=is_recording)
 
-    def _localized(self, tree: Any, operation: Operation) -> Any:
-        place = -1
-
-        def localized(leaf: Any) -> Any:
-            nonlocal place
-            place += 1
-            value = value_of(leaf) if isinstance(leaf, Tensor) else None
-            if value is None or value.stage == operation.stage:
-                return leaf
-            copy = self._around.bring(value, operation.stage)
-            # The other ranks' copies stay as they are, and the copy's gradient is that of its first contents.
-            return copy.clone() if place in operation.changes else copy
-
-        return map_leaves(localized, tree)
-
-    def _apart(
-        self, operation: Operation, results: tuple[Any, Any], given: Any, local: Any
-    ) -> tuple[Any, Any, Any]:
-        """Give as objects of their own what is known already: those stay whose they are.
-
-        An operation may give one of its inputs, a module something that it keeps.
-        """
-        inputs = leaves_in(given) if operation.changes else []
-        locals_ = leaves_in(local)
-        own: dict[int, Tensor] = {}
-        changes = [place for place in operation.changes if isinstance(locals_[place], Tensor)]
-        for place in changes:
-            tensor = locals_[place]
-            is_everybodys = value_of(inputs[place]) is None
-            own[id(tensor)] = tensor.view_as(tensor) if is_everybodys else tensor
-        known = {id(tensor) for tensor in locals_}
-        is_unit = operation.kind is Kind.UNIT
-
-        def apart(tensor: Tensor) -> Tensor:
-            if id(tensor) not in own:
-                may_be_kept = is_unit and tensor.grad_fn is None
-                is_known = id(tensor) in known or may_be_kept or value_of(tensor) or weight_of(tensor)
-                own[id(tensor)] = tensor.view_as(tensor) if is_known else tensor
-            return own[id(tensor)]
-
-        changed = tuple(locals_[place] for place in operation.changes)
-        result, observed, changed = map_tensors(apart, (*results, changed))
-        self._renew(operation, inputs, changed)
-        return result, observed, changed
-
-    def _keep(self, operation: Operation, real: tuple[Any, Any, Any], args: Any, kwargs: Any) -> Any:
+    def _keep(self, operation: Operation, real: Computed) -> Any:
         """Note whose the tensors of a result are."""
-        tensors = tensors_in(real)
-        if len(tensors) != len(operation.values):
+        if len(real.tensors) != len(operation.values):
             raise RuntimeError(
-                f"[smdp] {operation.name} gave {len(tensors)} tensors, other ranks expect"
+                f"[smdp] {operation.name} gave {len(real.tensors)} tensors, other ranks expect"
                 f" {len(operation.values)}"
             )
-        given = {place for place, _ in operation.same}
-        for place, (tensor, value) in enumerate(zip(tensors, operation.values, strict=True)):
+        if operation.changes:
+            self._renew(operation, real.inputs, real.changed)
+        given = {place for place, _ in operation.same} if operation.same else ()
+        for place, (tensor, value) in enumerate(zip(real.tensors, operation.values, strict=True)):
             if type(tensor) is FakeTensor:
                 raise ValueError(kept_text(operation.name, self._foreign_units()))
-            if tensor.shape != value.ghost.shape or tensor.dtype != value.ghost.dtype:
+            if tensor.shape != value.shape or tensor.dtype != value.dtype:
                 raise RuntimeError(
                     f"[smdp] {operation.name} gave {str(tensor.dtype).removeprefix('torch.')}"
                     f"{list(tensor.shape)}, other ranks expect {value.text()}: its shape depends on values,"
@@ -412,9 +341,7 @@ class Interpreter(TorchFunctionMode):
             if value.is_handed_round and self.is_in_model:
                 # Where this rank ends the model's forward early, the model returns placeholders only.
                 self.returned[value.index] = tensor
-        if not given:
-            return real[0]
-        return _with_inputs(operation, real[0], leaves_in((args, kwargs)))
+        return _with_inputs(operation, real.result, real.inputs)
 
     def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         if self.is_recording:
@@ -438,7 +365,7 @@ class Interpreter(TorchFunctionMode):
         found = {
             operation.function: None
             for operation in self._plan.operations
-            if isinstance(operation.function, Unit) and not self._around.is_mine(operation.stage)
+            if isinstance(operation.function, Unit) and operation.stage not in self._own
         }
         return list(found)
 

@@ -7,7 +7,7 @@ import copy
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from smdp.torch.model_parallel.containers import map_tensors, tensors_in
 from smdp.torch.model_parallel.functions import METADATA
-from smdp.torch.model_parallel.transfers import dense_strides, flat, telling
+from smdp.torch.model_parallel.transfers import Telling, dense_strides, flat
 from smdp.torch.model_parallel.values import Value
 from smdp.torch.offers import Offered, Offers
 
@@ -48,6 +48,8 @@ def expect(offers: Offers, value: Value, rank: int, tag: int, what: str) -> Late
 
 def read(tree: Any) -> Any:
     """Give a structure with contents in place of late tensors."""
+    if not LateTensor.have_been:
+        return tree
     late = [tensor for tensor in tensors_in(tree) if isinstance(tensor, LateTensor)]
     if not late:
         return tree
@@ -68,12 +70,12 @@ class _Source:
 
     def begin(self) -> None:
         """Ask for it."""
-        with telling(f"reading {self._what}"):
+        with Telling(f"reading {self._what}"):
             self._offered.begin()
 
     def read(self) -> Tensor:
         """Give all elements in the order of memory."""
-        with self._lock, telling(f"reading {self._what}"):
+        with self._lock, Telling(f"reading {self._what}"):
             if self._found is None:
                 self._found = self._offered.read().to(self._device)
             return self._found
@@ -82,6 +84,7 @@ class _Source:
 class LateTensor(Tensor):
     """A result of another rank. Shape and dtype are here; contents come when anything reads them."""
 
+    have_been: ClassVar[bool] = False  # some have been made
     _source: _Source
     _contents: Tensor | None
 
@@ -92,6 +95,7 @@ class LateTensor(Tensor):
             cls, like.shape, strides=strides, dtype=like.dtype, device=like.device
         )
         made._source, made._contents = source, None
+        cls.have_been = True
         return cast("LateTensor", made)
 
     def begin(self) -> None:

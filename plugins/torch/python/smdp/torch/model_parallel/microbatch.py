@@ -45,6 +45,7 @@ class Microbatch:
 
     def __init__(self, step: Step, index: int, inputs: Any, end: int) -> None:
         self.index = index
+        self.own = step.own
         self.loss: Tensor | None = None
         self.result: Any = None
         self.loss_stage = -1
@@ -89,7 +90,7 @@ class Microbatch:
         for value in self._step.plan.values:
             if not value.consumers:
                 self._interpreter.exports.pop(value.index, None)
-            elif self.is_mine(value.stage):
+            elif self._step.is_mine(value.stage):
                 self._let_go(value)
         self._reads.same = None
         same.tell(self._step.plan)
@@ -220,10 +221,6 @@ class Microbatch:
 
     # What the interpreter asks.
 
-    def is_mine(self, stage: int) -> bool:
-        """See Step."""
-        return self._step.is_mine(stage)
-
     def enter(self, stage: int) -> None:
         """Suspend until the schedule lets a stage run."""
         self._step.has_begun = True
@@ -260,7 +257,7 @@ class Microbatch:
     def _bring(self, value: Value, stage: int, wait: Callable[[Arrival], Tensor]) -> Tensor:
         key = (value.index, stage)
         if key not in self._leaves:
-            if self.is_mine(value.stage):
+            if self._step.is_mine(value.stage):
                 leaf = self._export(value).detach()
                 self._note_use(value)
             else:
@@ -405,7 +402,7 @@ class Microbatch:
         if not self._step.plan.is_complete:
             find_gradients(self._step.plan.values, value)
         self.loss_dtype = value.ghost.dtype
-        if self.is_mine(value.stage):
+        if self._step.is_mine(value.stage):
             self.loss = loss
             self.loss_value = loss.detach().reshape(())
 

@@ -24,6 +24,7 @@ class Step:
         program: Called with a microbatch; calls the model in turn.
         rank_of: Rank, within the pipeline, of each virtual stage.
         rank: This process's.
+        own: Its virtual stages.
         values: Where values and gradients travel.
         reads: Where values travel that the host reads.
         ghosts: Runs operations on placeholders.
@@ -46,6 +47,7 @@ class Step:
     program: Callable[[Any], Any]
     rank_of: list[int]
     rank: int
+    own: frozenset[int]
     values: Channel
     reads: Channel
     ghosts: Ghosts
@@ -65,7 +67,7 @@ class Step:
 
     def is_mine(self, stage: int) -> bool:
         """Tell whether this rank holds a virtual stage."""
-        return self.rank_of[stage] == self.rank
+        return stage in self.own
 
     def others(self) -> list[int]:
         """Give the other ranks of the pipeline."""

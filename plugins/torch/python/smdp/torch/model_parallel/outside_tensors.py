@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ _of_one_rank: Any = WeakIdKeyDictionary()
 class Births:
     """Knows which tensors the program of one microbatch has made without a stage's values."""
 
-    def __init__(self) -> None:
-        self._known: Any = WeakIdKeyDictionary()
+    @functools.cached_property
+    def _known(self) -> Any:
+        return WeakIdKeyDictionary()  # most programs make no such tensor
 
     def note(self, result: Any, given: Any) -> None:
         """Note what a function gave: it is new, unless it is memory of something older."""

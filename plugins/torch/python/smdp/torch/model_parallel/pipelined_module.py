@@ -17,7 +17,7 @@ from smdp.torch.model_parallel.actions import read_row
 from smdp.torch.model_parallel.activation_checkpoints import has_checkpoints
 from smdp.torch.model_parallel.executor import Timed
 from smdp.torch.model_parallel.layout import Layout
-from smdp.torch.model_parallel.program import LossFunction, Program
+from smdp.torch.model_parallel.program import LossFunction, Program, loss_of
 from smdp.torch.model_parallel.replica_gradients import ReplicaGradients
 from smdp.torch.model_parallel.running import running_microbatch
 from smdp.torch.model_parallel.same_batch import check_same_batch
@@ -247,13 +247,15 @@ class PipelinedModule(nn.Module):
         if not self._has_compared:
             check_same_batch(self.layout.values, batch)
         parts = cut(batch, self.schedule.microbatches)
-        self._program.arguments(parts[0])
+        self._program.check(parts[0])
         self._program.check_keys(parts[0], loss_fn)
         self._has_compared = True
 
+        loss_of_output = loss_of(loss_fn)
+
         def program(microbatch: Any) -> Any:
             args, kwargs = self._program.arguments(microbatch)
-            loss = self._program.loss(loss_fn, self(*args, **kwargs), microbatch)
+            loss = loss_of_output(self(*args, **kwargs), microbatch)
             extra = None
             if has_extra := isinstance(loss, tuple) and len(loss) == 2:
                 loss, extra = loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from smdp.torch.model_parallel.pinning import pinned
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
-from smdp.torch.model_parallel.program import LossFunction, Program
+from smdp.torch.model_parallel.program import LossFunction, Program, loss_of
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
 
@@ -101,11 +101,16 @@ def pipeline(
     example = weighed_loss = None
     if example_inputs is not None:
         program, part = Program(model), cut(example_inputs, microbatches)[0]
+        program.check(part)
         example = program.arguments(part)
         if loss_fn is not None:
-            weighed_loss = functools.partial(program.loss, loss_fn, microbatch=part)
+            weighed_loss = functools.partial(_loss_of_part, loss_of(loss_fn), part)
     assign = functools.partial(pinned, pins=pins, stages=stages * options.stages_per_rank) if pins else None
     return split_over_ranks(model, options, example, assign, loss_fn=weighed_loss)
+
+
+def _loss_of_part(loss: Callable[[Any, Any], Any], part: Any, output: Any) -> Any:
+    return loss(output, part)
 
 
 def check_model(model: Any) -> None:

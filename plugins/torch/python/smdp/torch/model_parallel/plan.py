@@ -88,6 +88,8 @@ class Plan:
     loss_stage: int = -1
     writes_late: bool = False
     is_complete: bool = False
+    _exports: dict[int, list[Value]] = field(default_factory=dict)
+    _imports: dict[int, list[Value]] = field(default_factory=dict)
     _gradient_edges: dict[tuple[int, int], list[Value]] = field(default_factory=dict)
     _ends: dict[int, int] = field(default_factory=dict)
     _numbers: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -95,6 +97,8 @@ class Plan:
     def connect(self, value: Value, stage: int) -> None:
         """Note that a stage uses a value of an earlier one."""
         if stage not in value.consumers:
+            self._exports.clear()
+            self._imports.clear()
             value.consumers.append(stage)
             self.edges.setdefault((value.stage, stage), []).append(value)
             self._numbers[value.index, stage] = len(self._numbers)
@@ -106,13 +110,19 @@ class Plan:
 
     def exports(self, stage: int) -> list[Value]:
         """Give the values that other stages use, in program order."""
-        found = [value for (source, _), values in self.edges.items() if source == stage for value in values]
-        return sorted(set(found), key=lambda value: value.index)
+        if stage not in self._exports:
+            found = {
+                value for (source, _), values in self.edges.items() if source == stage for value in values
+            }
+            self._exports[stage] = sorted(found, key=lambda value: value.index)
+        return self._exports[stage]
 
     def imports(self, stage: int) -> list[Value]:
         """Give the values of other stages that this one uses, in program order."""
-        found = [value for (_, target), values in self.edges.items() if target == stage for value in values]
-        return sorted(found, key=lambda value: value.index)
+        if stage not in self._imports:
+            found = [v for (_, target), values in self.edges.items() if target == stage for v in values]
+            self._imports[stage] = sorted(found, key=lambda value: value.index)
+        return self._imports[stage]
 
     def skip_edges(self) -> list[tuple[int, int]]:
         """Give the edges that pass stages by, as the schedule takes them.

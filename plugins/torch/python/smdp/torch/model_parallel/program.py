@@ -39,13 +39,13 @@ class Program:
             for kind in kinds
         )
 
-    def arguments(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give what of a microbatch the model's forward takes; the rest is the loss function's.
+    def check(self, microbatch: Any) -> None:
+        """Refuse a microbatch whose arguments() the model's forward does not take.
 
         Raises:
             ValueError: The forward wants what is not there.
         """
-        args, kwargs = self._taken(microbatch)
+        args, kwargs = self.arguments(microbatch)
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -61,7 +61,6 @@ class Program:
                 f"[smdp] the forward of {type(self.model).__name__} takes {self._signature}, the batch has"
                 f" {given}: {error}{self._hint(unknown, kwargs, 0.6)}"
             ) from None
-        return args, kwargs
 
     def check_keys(self, microbatch: Any, loss_fn: LossFunction | None) -> None:
         """Refuse a misspelt argument of the forward; warn where it may be for the loss function.
@@ -96,7 +95,8 @@ class Program:
                 return f": {name!r}; did you mean {near!r}?"
         return ""
 
-    def _taken(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give what of a microbatch the model's forward takes; the rest is the loss function's."""
         if isinstance(microbatch, dict):
             named = {
                 name: item for name, item in microbatch.items() if self._takes_any_name or name in self._names
@@ -117,11 +117,14 @@ class Program:
             return kwargs
         return {**kwargs, "use_cache": False}
 
-    def loss(self, function: LossFunction | None, output: Any, microbatch: Any) -> Any:
-        """Give the loss of a microbatch."""
-        if function is None:
-            return _own_loss(output)
-        return function(output, microbatch) if _wants_microbatch(function) else function(output)
+
+def loss_of(function: LossFunction | None) -> Callable[[Any, Any], Any]:
+    """Give what makes the loss of the model's output and the microbatch."""
+    if function is None:
+        return lambda output, microbatch: _own_loss(output)
+    if _wants_microbatch(function):
+        return function
+    return lambda output, microbatch: function(output)
 
 
 def _own_loss(output: Any) -> Any:

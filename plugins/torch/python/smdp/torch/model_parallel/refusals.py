@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -115,12 +114,7 @@ def misplaced_text(name: str) -> str:
     return "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
 
 
-@contextlib.contextmanager
-def naming(operation: Operation) -> Iterator[None]:
+def add_place(error: Exception, operation: Operation) -> None:
     """Say of an error of the user's code where it happened."""
-    try:
-        yield
-    except Exception as error:
-        if hasattr(error, "add_note"):  # from Python 3.11
-            error.add_note(f"[smdp] in {operation.name!r} on stage {operation.stage}")
-        raise
+    if hasattr(error, "add_note"):  # from Python 3.11
+        error.add_note(f"[smdp] in {operation.name!r} on stage {operation.stage}")

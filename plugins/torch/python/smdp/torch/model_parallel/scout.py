@@ -42,8 +42,7 @@ class _Users:
 class _Elsewhere:
     """The surroundings of a rank without stages."""
 
-    def is_mine(self, stage: int) -> bool:
-        return False
+    own: frozenset[int] = frozenset()
 
     def enter(self, stage: int) -> None:
         raise AssertionError

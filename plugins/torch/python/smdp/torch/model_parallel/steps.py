@@ -100,7 +100,7 @@ class Steps:
         self._device = device
         self._seed = seed
         self._postpones = postpones
-        self._own = {stage for stage, rank in enumerate(rank_of) if rank == layout.stage_rank}
+        self._own = frozenset(s for s, rank in enumerate(rank_of) if rank == layout.stage_rank)
         self._ghosts = Ghosts(device)
         self._strands = Strands()
         weakref.finalize(self, self._strands.close)
@@ -147,6 +147,7 @@ class Steps:
             program=program,
             rank_of=self._rank_of,
             rank=self._layout.stage_rank,
+            own=self._own,
             values=Channel(self._layout.values),
             reads=Channel(self._layout.reads),
             ghosts=self._ghosts,

@@ -12,10 +12,13 @@ from smdp.torch.model_parallel.values import Value
 
 
 class Surroundings(Protocol):
-    """What the interpreter asks of whoever runs the microbatch."""
+    """What the interpreter asks of whoever runs the microbatch.
 
-    def is_mine(self, stage: int) -> bool:
-        """Tell whether this rank holds a virtual stage."""
+    Attributes:
+        own: This rank's virtual stages.
+    """
+
+    own: frozenset[int]
 
     def enter(self, stage: int) -> None:
         """Wait until one of this rank's stages may run."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -48,7 +47,7 @@ class Arrival:
             smdp.SmdpError: The sender is gone, or the deadline has passed; the message says what was awaited.
         """
         start = time.perf_counter()
-        with telling(f"waiting for {self._what}"):
+        with Telling(f"waiting for {self._what}"):
             self._work.wait()
         self._channel.waited += time.perf_counter() - start
         return self.tensor
@@ -73,12 +72,12 @@ class Channel:
         """Begin to send; finish() waits for it. What has left is let go at the next send."""
         data = flat(tensor.detach())
         self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
-        with telling(f"sending {what}"):
+        with Telling(f"sending {what}"):
             self._sent.append((data, self._group.send([data], rank, tag), what))
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
         """Start receiving into a dense tensor."""
-        with telling(f"waiting for {what}"):
+        with Telling(f"waiting for {what}"):
             return Arrival(self, tensor, self._group.recv([flat(tensor)], rank, tag), what)
 
     @property
@@ -89,19 +88,25 @@ class Channel:
     def finish(self) -> None:
         """Wait until all that was sent has left."""
         for _, work, what in self._sent:
-            with telling(f"sending {what}"):
+            with Telling(f"sending {what}"):
                 work.wait()
         self._sent.clear()
 
 
-@contextlib.contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Add to an error what was under way."""
-    try:
-        yield
-    except SmdpError as error:
-        error.args = (f"{error.args[0] if error.args else ''} While {what}.", *error.args[1:])
-        raise
+class Telling:
+    """Adds to an error what was under way. Each message is in one: as a generator it would take longer."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SmdpError):
+            error.args = (f"{error.args[0] if error.args else ''} While {self._what}.", *error.args[1:])
 
 
 def room_for(value: Value, strides: tuple[int, ...]) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import handle_torch_function
+from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 
 from smdp.torch.model_parallel.running import is_running
 
@@ -59,7 +59,26 @@ class Unit:
             self.module.forward = self._was_own
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_running():
-            # The one way to an active mode that torch documents; it is off while its handler runs.
-            return handle_torch_function(self, (), *args, **kwargs)
-        return self.original(*args, **kwargs)
+        if not is_running():
+            return self.original(*args, **kwargs)
+        above: list[Any] = []
+        mode: Any = None
+        while _len_torch_function_stack() and not getattr(mode := _pop_mode(), "takes_units", False):
+            above.append(mode)
+            mode = None
+        # As any mode, the interpreter is off while it carries out the call; others, torch.device's, are not.
+        _push(above)
+        if mode is None:  # a part of another unit as well, which is being carried out
+            return self.original(*args, **kwargs)
+        try:
+            return mode.__torch_function__(self, (), args, kwargs)
+        finally:
+            for _ in above:
+                _pop_mode()
+            _push_mode(mode)
+            _push(above)
+
+
+def _push(modes: Sequence[Any]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)

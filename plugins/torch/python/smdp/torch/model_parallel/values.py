@@ -8,6 +8,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
@@ -26,6 +27,8 @@ class Value:
         sources: The values that autograd made it from.
         is_in_loss: The loss depends on it through autograd; known once the program has been recorded.
         is_handed_round: All ranks get it, as the host reads it or the program returns it.
+        shape: Of the placeholder.
+        dtype: Of the placeholder.
         strides: Under which it travels; None: those of the placeholder. Learnt from its owner.
         gradient_strides: Of the gradient that each consumer sends back, where it travels. Learnt from it.
     """
@@ -39,6 +42,13 @@ class Value:
     is_handed_round: bool = False
     strides: tuple[int, ...] | None = None
     gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shape: torch.Size = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    _text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # A placeholder takes longer to say it, and each microbatch asks.
+        self.shape, self.dtype, self._text = self.ghost.shape, self.ghost.dtype, text_of(self.ghost)
 
     def consumer_after(self, stage: int) -> int | None:
         """Give the next stage that uses it, after the owner or a consumer."""
@@ -56,7 +66,7 @@ class Value:
 
     def text(self) -> str:
         """Give dtype and shape, as errors show them."""
-        return text_of(self.ghost)
+        return self._text
 
 
 @dataclass(eq=False, slots=True)
