@@ -16,6 +16,9 @@ _OPTIONS = (type(None), str, int, float)
 # By exact class, which is found out fastest: these functions run several times in each operation.
 _FREQUENT = frozenset([Tensor, Parameter, FakeTensor, type(None), str, int, float, bool])
 
+# Never taken apart, also where a dataclass derives from one of them.
+_WHOLE = (type, Tensor, str, int, float)
+
 _BATCH_TYPES: set[type] = set()
 
 
@@ -42,7 +45,7 @@ def _collect(tree: Any, found: list[Any]) -> None:
     elif isinstance(tree, dict):
         for item in tree.values():
             _collect(item, found)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Tensor)):
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, _WHOLE):
         for field in dataclasses.fields(tree):
             _collect(getattr(tree, field.name), found)
     else:
@@ -74,7 +77,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         for key, value in values.items():
             changed[key] = value
         return changed
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Tensor)):
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, _WHOLE):
         fields = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
         mapped = {name: map_leaves(function, item) for name, item in fields.items()}
         if all(mapped[name] is fields[name] for name in fields):

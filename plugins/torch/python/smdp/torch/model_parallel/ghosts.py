@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from smdp.torch.model_parallel.functions import name_of
 from smdp.torch.model_parallel.observation import Observer, observed_modules
 from smdp.torch.model_parallel.running import is_running
 from smdp.torch.model_parallel.side_effects import Filled
-from smdp.torch.model_parallel.unit_call import Unit
+from smdp.torch.model_parallel.unit_call import Unit, under
 from smdp.torch.model_parallel.unit_writes import UnitWrites
 from smdp.torch.model_parallel.values import memory_of, value_of, weight_of
 
@@ -92,8 +92,8 @@ class Ghosts:
         like = _like_ctc_loss if name_of(function) == "ctc_loss" else function
         return self._predict((args, kwargs), lambda args, kwargs: (like(*args, **kwargs), []))
 
-    def run_unit(self, unit: Unit, args: Any, kwargs: Any) -> Prediction:
-        """The same for a module, whose parameters may be elsewhere.
+    def run_unit(self, unit: Unit, args: Any, kwargs: Any, modes: Sequence[Any]) -> Prediction:
+        """The same for a module, whose parameters may be elsewhere; `modes` of torch are around its call.
 
         Raises:
             ValueError: It puts tensors into what it is given.
@@ -108,7 +108,8 @@ class Ghosts:
             args, kwargs = _separate((args, kwargs))
             filled.append(Filled(args, kwargs))
             with Observer(observed_modules(unit.module), is_silent=True) as observer, writes:
-                result = torch.func.functional_call(bare, states, args, kwargs)
+                with under(modes):
+                    result = torch.func.functional_call(bare, states, args, kwargs)
             return result, observer.outputs
 
         prediction = self._predict((args, kwargs), call)

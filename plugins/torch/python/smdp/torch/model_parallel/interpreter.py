@@ -37,7 +37,7 @@ from smdp.torch.model_parallel.refusals import (
 )
 from smdp.torch.model_parallel.side_effects import without_side_effects
 from smdp.torch.model_parallel.surroundings import Surroundings
-from smdp.torch.model_parallel.unit_call import Unit
+from smdp.torch.model_parallel.unit_call import Unit, under
 from smdp.torch.model_parallel.values import Value, mark, mark_writer, value_of, weight_of
 from smdp.torch.model_parallel.weight_writes import WeightWrites
 
@@ -57,8 +57,6 @@ class Interpreter(TorchFunctionMode):
         end: Number of operations after which this rank has no part in the model's forward.
     """
 
-    takes_units = True
-
     def __init__(
         self, plan: Plan, surroundings: Surroundings, ghosts: Ghosts, stream: RandomStream, end: int
     ) -> None:
@@ -76,6 +74,7 @@ class Interpreter(TorchFunctionMode):
         self._stream = stream
         self._end = end
         self._own = surroundings.own
+        self._modes: Sequence[Any] = ()
         self._aliases = Aliases()
         self._births = Births()
         self._weight_writes = WeightWrites()
@@ -109,14 +108,12 @@ class Interpreter(TorchFunctionMode):
         return tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Carry out one function of torch, or one call of a unit."""
+        """Carry out one function of torch."""
         kwargs = kwargs or {}
-        if LateTensor in types or isinstance(func, Unit):
+        if LateTensor in types:
             args, kwargs = read((args, kwargs))
         if self._renewed:
             args, kwargs = map_tensors(self.renewed, (args, kwargs))
-        if isinstance(func, Unit):
-            return self._unit(func, args, kwargs)
         if func in METADATA:
             return func(*args, **kwargs)
         name = name_of(func)
@@ -158,7 +155,12 @@ class Interpreter(TorchFunctionMode):
             raise ValueError(outliving_text(name, target))
         return True
 
-    def _unit(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+    def call_unit(self, unit: Unit, args: Any, kwargs: Any, modes: Sequence[Any]) -> Any:
+        """Carry out one call of a unit; its own forward runs under the modes that are around the call."""
+        args, kwargs = read((args, kwargs))
+        if self._renewed:
+            args, kwargs = map_tensors(self.renewed, (args, kwargs))
+        self._modes = modes
         call = self._calls.get(unit.name, 0)
         self._calls[unit.name] = call + 1
         stage = unit.stage_of(call)
@@ -175,7 +177,8 @@ class Interpreter(TorchFunctionMode):
             self._around.enter(stage)
         self._last_unit = unit.name if call == 0 else f"{unit.name}#{call + 1}"
         self._since_unit = 0
-        return self._operation(unit, Kind.UNIT, args, kwargs, self._last_unit, unit.original)
+        original = under(modes)(unit.original) if modes else unit.original
+        return self._operation(unit, Kind.UNIT, args, kwargs, self._last_unit, original)
 
     def _operation(
         self, function: Any, kind: Kind, args: Any, kwargs: Any, name: str, call: Callable[..., Any]
@@ -225,7 +228,7 @@ class Interpreter(TorchFunctionMode):
             if isinstance(function, Unit):
                 # Before it computes: what the forward does to its module must happen once.
                 with without_side_effects(function.module, but_placeholders=not is_mine):
-                    predicted = self._ghosts.run_unit(function, args, kwargs)
+                    predicted = self._ghosts.run_unit(function, args, kwargs, self._modes)
             else:
                 predicted = self._ghosts.run(function, args, kwargs)
         except Unpredictable as error:

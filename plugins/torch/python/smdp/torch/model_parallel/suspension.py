@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
+# What is written to a counter is added to it.
+_COUNT_TO_STOP = 1 << 32
 _ONE = (1).to_bytes(8, "little")
+_STOP = _COUNT_TO_STOP.to_bytes(8, "little")
 
 
 class Abandoned(BaseException):
@@ -80,6 +84,7 @@ class _Worker:
         self._go = os.eventfd(0, os.EFD_CLOEXEC)
         self._done = os.eventfd(0, os.EFD_CLOEXEC)
         self._strand: Strand | None = None
+        _workers.add(self)
         threading.Thread(target=self._loop, name="smdp microbatch", daemon=True).start()
 
     def switch_to(self, strand: Strand) -> None:
@@ -92,23 +97,41 @@ class _Worker:
         os.read(self._go, 8)
 
     def stop(self) -> None:
-        self._strand = None
-        os.write(self._go, _ONE)
+        if self._go >= 0:
+            os.write(self._go, _STOP)
+
+    def close(self) -> None:
+        """Let go of the counters; the thread has ended, or is the parent's of a forked process."""
+        os.close(self._go)
+        os.close(self._done)
+        self._go = self._done = -1
 
     def _loop(self) -> None:
-        while True:
-            os.read(self._go, 8)
+        while int.from_bytes(os.read(self._go, 8), "little") < _COUNT_TO_STOP:
             strand = self._strand
             if strand is None:
-                os.close(self._go)
-                os.close(self._done)
-                return
+                continue  # the main thread was interrupted while the strand ran, and has ended it since
             strand.run()
             self._strand = None
             # What has ended must not be held until this thread is used again.
             del strand
             self._pool.put_back(self)
             os.write(self._done, _ONE)
+        _workers.discard(self)
+        self.close()
+
+
+_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child has none of the threads, and must not wake its parent's."""
+    for worker in list(_workers):
+        worker.close()
+    _workers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Strands:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,24 +62,36 @@ class Unit:
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not is_running():
             return self.original(*args, **kwargs)
+        # As with any mode, the interpreter is off while it carries out the call.
         above: list[Any] = []
-        mode: Any = None
-        while _len_torch_function_stack() and not getattr(mode := _pop_mode(), "takes_units", False):
-            above.append(mode)
-            mode = None
-        # As any mode, the interpreter is off while it carries out the call; others, torch.device's, are not.
-        _push(above)
-        if mode is None:  # a part of another unit as well, which is being carried out
+        interpreter: Any = None
+        while interpreter is None and _len_torch_function_stack():
+            mode: Any = _pop_mode()
+            if hasattr(mode, "call_unit"):
+                interpreter = mode
+            else:
+                above.insert(0, mode)
+        if interpreter is None:  # a part of another unit as well, which is being carried out
+            _push(above)
             return self.original(*args, **kwargs)
         try:
-            return mode.__torch_function__(self, (), args, kwargs)
+            return interpreter.call_unit(self, args, kwargs, above)
         finally:
-            for _ in above:
-                _pop_mode()
-            _push_mode(mode)
+            _push_mode(interpreter)
             _push(above)
 
 
+@contextlib.contextmanager
+def under(modes: Sequence[Any]) -> Iterator[None]:
+    """Run a unit's own forward under the modes of torch that are around its call, the outermost first."""
+    _push(modes)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            _pop_mode()
+
+
 def _push(modes: Sequence[Any]) -> None:
-    for mode in reversed(modes):
+    for mode in modes:
         _push_mode(mode)

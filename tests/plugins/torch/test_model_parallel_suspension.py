@@ -1,0 +1,108 @@
+"""Functions that stop half-way, and the threads and descriptors that they run on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from smdp.torch.model_parallel.suspension import Strand, Strands
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def suspended(pool: Strands, notes: list[str], name: str) -> Strand:
+    def function() -> None:
+        notes.append(f"{name} begins")
+        strand.suspend()
+        notes.append(f"{name} ends")
+
+    strand = pool.start(function)
+    strand.resume()
+    return strand
+
+
+def test_control_goes_back_and_forth_and_nothing_is_left() -> None:
+    before, threads = descriptors(), threading.active_count()
+    pool, notes = Strands(), list[str]()
+    strands = [suspended(pool, notes, name) for name in "abc"]
+    assert len(descriptors()) == len(before) + 6
+    strands[1].resume()
+    strands[0].resume()
+    strands[2].abandon()
+    assert notes == ["a begins", "b begins", "c begins", "b ends", "a ends"]
+    assert all(strand.is_finished for strand in strands)
+    suspended(pool, notes, "d").resume()
+    assert threading.active_count() == threads + 3, "a thread that is idle is used again"
+    pool.close()
+    until(lambda: threading.active_count() == threads)
+    assert descriptors() == before
+
+
+def test_an_error_reaches_who_resumes() -> None:
+    pool, threads = Strands(), threading.active_count()
+
+    def function() -> None:
+        raise ValueError("of the model")
+
+    with pytest.raises(ValueError, match="of the model"):
+        pool.start(function).resume()
+    pool.close()
+    until(lambda: threading.active_count() == threads)
+
+
+def test_a_forked_child_lets_go_of_them_and_wakes_no_thread_of_its_parent() -> None:
+    before, threads = descriptors(), threading.active_count()
+    pool, notes = Strands(), list[str]()
+    suspended(pool, notes, "a").resume()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        pool.close()
+        os._exit(0 if descriptors() == before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    time.sleep(0.1)
+    suspended(pool, notes, "b").resume()
+    assert notes[-1] == "b ends"
+    pool.close()
+    until(lambda: threading.active_count() == threads)
+
+
+def test_an_interrupt_while_a_strand_runs_costs_no_thread() -> None:
+    """KeyboardInterrupt leaves resume() before the strand has ended; abandon() waits for it."""
+    before, threads = descriptors(), threading.active_count()
+    pool, notes = Strands(), list[str]()
+    may_end = threading.Event()
+
+    def function() -> None:
+        signal_main()
+        may_end.wait(10)
+        notes.append("ends")
+
+    def signal_main() -> None:
+        os.kill(os.getpid(), 2)
+
+    strand = pool.start(function)
+    with pytest.raises(KeyboardInterrupt):
+        strand.resume()
+    threading.Timer(0.05, may_end.set).start()
+    strand.abandon()
+    assert notes == ["ends"]
+    time.sleep(0.1)
+    suspended(pool, notes, "a").resume()
+    pool.close()
+    until(lambda: threading.active_count() == threads)
+    assert descriptors() == before
