@@ -1,10 +1,10 @@
 // The gradients of a step, as four ops, so that each is sent as soon as backward has it:
 //   SmdpGradientBegin    opens a step; stateful, so the steps of a program follow each other
-//   SmdpGradientReady    hands one gradient to the reducer and returns at once
+//   SmdpGradientReady    hands one gradient, or several small ones, to the reducer and returns at once
 //   SmdpGradientMeans    gives the means of some once they are there; asynchronous
 //   SmdpGradientFinish   takes what every SmdpGradientReady gives, also of gradients that nobody uses
 // Means come after Finish: one that waited in a step that an error ends early would never be called back. Ready and
-// Means are stateless: stateful ops would run one after the other. `index` keeps equal ones apart.
+// Means are stateless: stateful ops would run one after the other. `indices` keep equal ones apart.
 #include <mutex>
 
 #include "kernel.h"
@@ -35,15 +35,20 @@ struct Begin {
 
 struct Ready {
   explicit Ready(TF_OpKernelConstruction* construction)
-      : steps(attribute(construction, "steps")), index(attribute(construction, "index")) {}
+      : steps(attribute(construction, "steps")), indices(list_attribute(construction, "indices")) {}
   void run(TF_OpKernelContext* context) const {
-    const auto number = static_cast<std::uint64_t>(scalar_input(context, 1));
-    // Shared with the reducer, which writes the mean to it. The only op that reads it is SmdpGradientMeans.
-    const std::shared_ptr<TF_Tensor> held = copied_output(context, 0, 0);
-    find_steps(steps)->ready(number, static_cast<std::size_t>(index), TF_TensorData(held.get()), [held] {});
+    const auto count = static_cast<int>(indices.size());
+    const auto number = static_cast<std::uint64_t>(scalar_input(context, count));
+    const std::unique_ptr<GradientSteps> found = find_steps(steps);
+    for (int i = 0; i < count; ++i) {
+      // Shared with the reducer, which writes the mean to it. The only op that reads it is SmdpGradientMeans.
+      const std::shared_ptr<TF_Tensor> held = copied_output(context, i, i);
+      const auto index = static_cast<std::size_t>(indices[static_cast<std::size_t>(i)]);
+      found->ready(number, index, TF_TensorData(held.get()), [held] {});
+    }
   }
   std::int64_t steps;
-  std::int64_t index;
+  std::vector<std::int64_t> indices;
 };
 
 // Of several gradients: small ones are done at about the same time, and a callback for each would cost more than it
@@ -109,18 +114,17 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 }
 
 constexpr const char* kGradients = "T: list({half, bfloat16, float, double, complex64, complex128}) >= 1";
-constexpr const char* kGradient = "T: {half, bfloat16, float, double, complex64, complex128}";
 
 }  // namespace
 
 void define_gradient_ops() {
   define_sync<Begin>({"SmdpGradientBegin", {"token: resource"}, {"step: int64"}, {"steps: int"}, true, scalar_shape});
   define_sync<Ready>({"SmdpGradientReady",
-                      {"gradient: T", "step: int64"},
+                      {"gradients: T", "step: int64"},
                       {"held: T"},
-                      {kGradient, "steps: int", "index: int"},
+                      {kGradients, "steps: int", "indices: list(int)"},
                       false,
-                      same_shape});
+                      same_shapes});
   define_async<Means>({"SmdpGradientMeans",
                        {"held: T", "step: int64"},
                        {"means: T"},

@@ -19,7 +19,7 @@ from smdp.tensorflow.library import is_native, ops
 from smdp.tensorflow.reduce_op import ReduceOp
 
 BUCKET_CAP_MB = 25.0
-# Below this a callback for each mean would cost more than it gains.
+# Below this an op for each gradient, and a callback for each mean, would cost more than they gain.
 _SMALL_BYTES = 256 << 10
 
 
@@ -80,7 +80,10 @@ def reduce_gradients(
         # Behind the gradient that backward makes first: whatever fails before it leaves no step open.
         with tf.control_dependencies([gradients[own[-1]]]):
             step = ops.smdp_gradient_begin(token=found.token.handle, steps=steps)
-        held = [ops.smdp_gradient_ready(gradient=gradients[i], step=step, steps=steps, index=i) for i in own]
+        held = []
+        for indices in _in_row(gradients, own):
+            several = [gradients[i] for i in indices]
+            held += ops.smdp_gradient_ready(gradients=several, step=step, steps=steps, indices=indices)
         ended = ops.smdp_gradient_finish(token=found.token.handle, step=step, held=held, steps=steps)
         for places in _together([gradients[i] for i in own]):
             indices = [own[place] for place in places]
@@ -102,9 +105,28 @@ def _through_python(found: _Steps, indices: Sequence[int], gradients: Sequence[A
         return call(*gradients)
 
 
+def _bytes(gradient: Any) -> int:
+    return int(gradient.shape.num_elements() * gradient.dtype.size)
+
+
+def _in_row(gradients: Sequence[Any], own: Sequence[int]) -> list[list[int]]:
+    """Which gradients one op hands on: each large one, and small ones that backward makes in a row."""
+    rows: list[list[int]] = []
+    room = -1  # so that the first begins a row, also an empty one
+    for index in own:
+        size = _bytes(gradients[index])
+        if size <= room:
+            rows[-1].append(index)
+        else:
+            rows.append([index])
+            room = _SMALL_BYTES
+        room -= size
+    return rows
+
+
 def _together(gradients: Sequence[Any]) -> list[list[int]]:
     """Which means come from one op: each large one alone, all small ones together."""
-    small = [i for i, g in enumerate(gradients) if g.shape.num_elements() * g.dtype.size < _SMALL_BYTES]
+    small = [i for i, gradient in enumerate(gradients) if _bytes(gradient) < _SMALL_BYTES]
     return [[i] for i in range(len(gradients)) if i not in set(small)] + ([small] if small else [])
 
 
@@ -195,8 +217,8 @@ def _means_gradient(op: Any, *gradients: Any) -> Any:
 
 
 @tf.RegisterGradient("SmdpGradientReady")
-def _ready_gradient(op: Any, gradient: Any) -> Any:
-    return gradient, None
+def _ready_gradient(op: Any, *gradients: Any) -> Any:
+    return [*gradients, None]
 
 
 tf.no_gradient("SmdpGradientFinish")
