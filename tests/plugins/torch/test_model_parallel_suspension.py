@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -88,16 +89,18 @@ def test_an_interrupt_while_a_strand_runs_costs_no_thread() -> None:
     may_end = threading.Event()
 
     def function() -> None:
-        signal_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         may_end.wait(10)
         notes.append("ends")
 
-    def signal_main() -> None:
-        os.kill(os.getpid(), 2)
-
     strand = pool.start(function)
-    with pytest.raises(KeyboardInterrupt):
-        strand.resume()
+    # A job in the background of a shell ignores it.
+    before_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            strand.resume()
+    finally:
+        signal.signal(signal.SIGINT, before_handler)
     threading.Timer(0.05, may_end.set).start()
     strand.abandon()
     assert notes == ["ends"]
