@@ -75,7 +75,7 @@ def test_a_forked_child_lets_go_of_them_and_wakes_no_thread_of_its_parent() -> N
         pool.close()
         os._exit(0 if descriptors() == before else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    time.sleep(0.1)
+    time.sleep(0.1)  # in which a thread that the child had woken would have run
     suspended(pool, notes, "b").resume()
     assert notes[-1] == "b ends"
     pool.close()
@@ -104,7 +104,7 @@ def test_an_interrupt_while_a_strand_runs_costs_no_thread() -> None:
     threading.Timer(0.05, may_end.set).start()
     strand.abandon()
     assert notes == ["ends"]
-    time.sleep(0.1)
+    time.sleep(0.1)  # in which a second wake-up, were there one, would come to its thread
     suspended(pool, notes, "a").resume()
     pool.close()
     until(lambda: threading.active_count() == threads)

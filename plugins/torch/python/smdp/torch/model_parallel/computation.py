@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from smdp.torch.model_parallel.refusals import add_place, check_gives_inputs
 from smdp.torch.model_parallel.surroundings import Surroundings
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import value_of, weight_of
+
+_NOTHING = contextlib.nullcontext()
 
 
 class Computed(NamedTuple):
@@ -73,7 +76,9 @@ def compute(
     if is_unit or operation.draws:
         stream.start(operation.name)
     observed: list[tuple[str, Any]] = []
-    context: AbstractContextManager[None] = around.computing(operation.stage)
+    context: AbstractContextManager[None] = (
+        around.computing(operation.stage) if around.postpones else _NOTHING
+    )
     if is_checkpointed():
         context = outside_checkpoints()
         call = checkpointed(call) if is_unit else call
@@ -93,7 +98,10 @@ def compute(
         check_gives_inputs(operation, result, local)
     known = {id(leaf) for leaf in local}
     tensors = tensors_in((result, observed)) if observed else tensors_in(result)
-    if operation.changes or any(_is_known(tensor, known, is_unit=is_unit) for tensor in tensors):
+    needs_own = bool(operation.changes)
+    for tensor in tensors:
+        needs_own = needs_own or _is_known(tensor, known, is_unit)
+    if needs_own:
         return _apart(operation, (result, observed), inputs, local)
     return Computed(result, observed, (), tensors, inputs)
 
@@ -115,7 +123,7 @@ def _localized(tree: Any, operation: Operation, around: Surroundings) -> Any:
     return map_leaves(localized, tree)
 
 
-def _is_known(tensor: Tensor, inputs: set[int], *, is_unit: bool) -> bool:
+def _is_known(tensor: Tensor, inputs: set[int], is_unit: bool) -> bool:
     """Tell whether a tensor may be somebody's already: one of the inputs, or what a module keeps."""
     if is_unit and tensor.is_leaf:
         return True
@@ -134,7 +142,7 @@ def _apart(operation: Operation, results: tuple[Any, Any], inputs: list[Any], lo
 
     def apart(tensor: Tensor) -> Tensor:
         if id(tensor) not in own:
-            is_known = _is_known(tensor, known, is_unit=is_unit)
+            is_known = _is_known(tensor, known, is_unit)
             own[id(tensor)] = tensor.view_as(tensor) if is_known else tensor
         return own[id(tensor)]
 

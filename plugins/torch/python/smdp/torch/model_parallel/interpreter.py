@@ -83,6 +83,7 @@ class Interpreter(TorchFunctionMode):
         self._last_unit = ""
         self._since_unit = 0
         self._has_part = True
+        self._entered = -1
 
     def enter_model(self) -> None:
         """Begin with the model's forward."""
@@ -173,8 +174,9 @@ class Interpreter(TorchFunctionMode):
                 " that the split follows the order in which modules run."
             )
         self.stage = stage
-        if stage in self._own:
+        if stage != self._entered and stage in self._own:
             self._around.enter(stage)
+            self._entered = stage
         self._last_unit = unit.name if call == 0 else f"{unit.name}#{call + 1}"
         self._since_unit = 0
         original = under(modes)(unit.original) if modes else unit.original

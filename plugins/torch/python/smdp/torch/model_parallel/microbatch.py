@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import weakref
@@ -30,8 +29,6 @@ from smdp.torch.model_parallel.transfers import Arrival, dense_strides, laid_out
 from smdp.torch.model_parallel.values import Value, value_of
 from smdp.torch.model_parallel.weight_gradients import PostponedGradients
 
-_NOTHING = contextlib.nullcontext()
-
 
 class Microbatch:
     """Runs the model and the loss function on one microbatch, stage by stage.
@@ -46,6 +43,7 @@ class Microbatch:
     def __init__(self, step: Step, index: int, inputs: Any, end: int) -> None:
         self.index = index
         self.own = step.own
+        self.postpones = step.postpones
         self.loss: Tensor | None = None
         self.result: Any = None
         self.loss_stage = -1
@@ -231,8 +229,6 @@ class Microbatch:
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
         """Give the context in which a stage of this rank computes."""
-        if not self._step.postpones:
-            return _NOTHING
         return self.postponed.setdefault(stage, PostponedGradients())
 
     def send(self, value: Value, tensor: Tensor, stage: int) -> None:

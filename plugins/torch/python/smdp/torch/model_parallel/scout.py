@@ -43,6 +43,7 @@ class _Elsewhere:
     """The surroundings of a rank without stages."""
 
     own: frozenset[int] = frozenset()
+    postpones = False
 
     def enter(self, stage: int) -> None:
         raise AssertionError

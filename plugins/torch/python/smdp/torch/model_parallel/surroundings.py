@@ -16,9 +16,11 @@ class Surroundings(Protocol):
 
     Attributes:
         own: This rank's virtual stages.
+        postpones: Weight gradients are apart, so that stages compute in contexts of their own.
     """
 
     own: frozenset[int]
+    postpones: bool
 
     def enter(self, stage: int) -> None:
         """Wait until one of this rank's stages may run."""

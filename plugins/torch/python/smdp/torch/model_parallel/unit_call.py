@@ -64,21 +64,21 @@ class Unit:
             return self.original(*args, **kwargs)
         # As with any mode, the interpreter is off while it carries out the call.
         above: list[Any] = []
-        interpreter: Any = None
-        while interpreter is None and _len_torch_function_stack():
-            mode: Any = _pop_mode()
-            if hasattr(mode, "call_unit"):
-                interpreter = mode
-            else:
+        call_unit = mode = None
+        while call_unit is None:
+            if not _len_torch_function_stack():  # a part of another unit as well, which is being carried out
+                _push(above)
+                return self.original(*args, **kwargs)
+            mode = _pop_mode()
+            call_unit = getattr(mode, "call_unit", None)
+            if call_unit is None:
                 above.insert(0, mode)
-        if interpreter is None:  # a part of another unit as well, which is being carried out
-            _push(above)
-            return self.original(*args, **kwargs)
         try:
-            return interpreter.call_unit(self, args, kwargs, above)
+            return call_unit(self, args, kwargs, above)
         finally:
-            _push_mode(interpreter)
-            _push(above)
+            _push_mode(mode)
+            if above:
+                _push(above)
 
 
 @contextlib.contextmanager
