@@ -2,6 +2,7 @@
 // chunks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "ranks.h"
+#include "reduce/streamed.h"
 #include "smdp/error.h"
 
 namespace smdp::test {
@@ -347,6 +349,35 @@ std::string layout_name(const testing::TestParamInfo<Layout>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Collectives, testing::ValuesIn(kLayouts), layout_name);
+
+// Results that are written past the caches, at any alignment.
+TEST(LargeMessages, ExceedTheCaches) {
+  std::size_t count = 100'003;  // per rank
+  while (!exceeds_caches(6 * count * sizeof(std::int64_t)) && count < 8'000'000) count *= 2;
+  run({2}, [count](Group& group) {
+    const auto own = filled(group.rank(), count);
+    for (const std::size_t shift : {0U, 1U}) {
+      std::vector<std::int64_t> all(shift + 2 * count + 1, -1);
+      group.all_gather({own.data(), count}, {{all.data() + shift, count}, {all.data() + shift + count, count}},
+                       DType::kInt64);
+      for (int rank = 0; rank < 2; ++rank) {
+        const auto* first = all.data() + shift + static_cast<std::size_t>(rank) * count;
+        ASSERT_EQ(std::vector(first, first + count), filled(rank, count));
+      }
+      ASSERT_EQ(all.back(), -1);
+      std::vector<std::int64_t> sums(shift + count + 1, -1);
+      group.reduce_scatter({{own.data(), count}, {own.data(), count}}, {sums.data() + shift, count}, DType::kInt64,
+                           ReduceOp::kSum);
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(sums[shift + i], total(2, i));
+      ASSERT_EQ(sums.back(), -1);
+      auto data = filled(group.rank(), 2 * count + shift);
+      group.broadcast(data.data() + shift, shape_of(2 * count), DType::kInt64, 1);
+      const auto expected = filled(1, 2 * count + shift);
+      ASSERT_TRUE(std::equal(data.begin() + static_cast<std::ptrdiff_t>(shift), data.end(),
+                             expected.begin() + static_cast<std::ptrdiff_t>(shift)));
+    }
+  });
+}
 
 // Same bits on all ranks, in all runs, for every algorithm; floats whose sum depends on the order.
 TEST(Determinism, SameBitsEverywhere) {

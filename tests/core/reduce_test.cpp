@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "reduce/streamed.h"
 #include "smdp/error.h"
 
 #if defined(__x86_64__)
@@ -582,7 +583,7 @@ TEST_P(Reduce, CopiesAnyNumberOfBytesAtAnyAlignment) {
   std::mt19937_64 random(4);
   for (const std::size_t count : {0U, 1U, 2047U, 2048U, 2049U, 70000U, (4U << 20) - 3, (4U << 20) + 3}) {
     for (const auto& [from, to] : {std::pair{0U, 0U}, {16U, 0U}, {63U, 1U}, {16U, 64U}}) {
-      for (const auto copy : {copy_bytes, copy_in_vectors}) {
+      for (const auto copy : {copy_bytes, copy_in_vectors, copy_streamed}) {
         const Bytes source = random_bytes(random, DType::kUint8, from + count);
         Bytes expected(to + count + 64, 7U);
         Bytes target = expected;

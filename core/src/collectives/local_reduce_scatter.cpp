@@ -1,15 +1,37 @@
 #include <algorithm>
 
 #include "collectives/local.h"
+#include "reduce/streamed.h"
 
 namespace smdp {
+namespace {
+
+// Sums past the caches: piecewise, by way of the first-level cache. Advances `sources`.
+void reduce_streamed(std::byte* out, std::vector<const void*>& sources, std::size_t count, const Reduction& reduction) {
+  alignas(64) std::byte piece[std::size_t{8} << 10];
+  const std::size_t element = size_of(reduction.dtype);
+  for (std::size_t begin = 0; begin < count; begin += sizeof piece / element) {
+    const std::size_t n = std::min(count - begin, sizeof piece / element);
+    reduce(piece, sources.data(), sources.size(), n, reduction);
+    copy_streamed(out + begin * element, piece, n * element);
+    for (const void*& source : sources) source = static_cast<const std::byte*>(source) + n * element;
+  }
+}
+
+}  // namespace
 
 Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
                           Reduction reduction) {
   // A slot is divided into one region per receiver.
   const std::size_t region = std::max<std::size_t>(64, board.slot_bytes() / board.size() / 64 * 64);
   std::size_t longest = 0;
-  for (const ConstBytes& piece : pieces) longest = std::max(longest, piece.size);
+  std::size_t all = 0;
+  for (const ConstBytes& piece : pieces) {
+    longest = std::max(longest, piece.size);
+    all += piece.size;
+  }
+  // Every rank reads all of its own and writes a part.
+  const bool is_streamed = out != pieces[board.me()].data && exceeds_caches(all * (board.size() + 1));
   const std::size_t chunks = std::max<std::size_t>(1, (longest + region - 1) / region);
   const std::uint64_t first = board.take_rounds(lane, chunks);
   const auto bytes_in = [&](std::size_t local, std::size_t k) {
@@ -37,7 +59,9 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
       sources[local] = local == board.me() ? pieces[local].data + (k - 1) * region
                                            : board.slot(local, lane, first + k - 1) + board.me() * region;
     }
-    if (bytes != 0) {
+    if (is_streamed) {
+      reduce_streamed(out + (k - 1) * region, sources, bytes / element, reduction);
+    } else if (bytes != 0) {
       reduce(out + (k - 1) * region, sources.data(), sources.size(), bytes / element, reduction);
     }
     board.consume(lane, first + k - 1);

@@ -2,6 +2,7 @@
 
 #include "collectives/local.h"
 #include "collectives/stream.h"
+#include "reduce/streamed.h"
 
 namespace smdp {
 
@@ -9,13 +10,17 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
             const std::byte* own_source) {
   const std::size_t most = board.slot_bytes();
   std::size_t longest = 0;
+  std::size_t all = 0;
   std::vector<std::size_t> totals;
   std::vector<Cursor> cursors;
   for (std::vector<Bytes>& pieces : contributions) {
     totals.push_back(total_size(pieces));
     longest = std::max(longest, totals.back());
+    all += totals.back();
     cursors.emplace_back(std::move(pieces));
   }
+  // Read once, written by every rank.
+  const Copy copy_out = exceeds_caches(all * (board.size() + 1)) ? copy_streamed : copy_bytes;
   const std::size_t chunks = std::max<std::size_t>(1, (longest + most - 1) / most);
   const std::uint64_t first = board.take_rounds(lane, chunks);
   const auto bytes_in = [&](std::size_t local, std::size_t k) {
@@ -35,7 +40,7 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
       } else {
         if (bytes != 0) copy_bytes(board.my_slot(lane, first + k), own_source + k * most, bytes);
         board.publish(lane, first + k);
-        cursors[board.me()].write(own_source + k * most, bytes);  // still in the cache
+        cursors[board.me()].write(own_source + k * most, bytes, copy_out);  // still in the cache
       }
     }
     if (k == 0) continue;
@@ -43,7 +48,7 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
       const std::size_t bytes = bytes_in(local, k - 1);
       if (local == board.me() || (bytes == 0 && longest != 0)) continue;
       co_await board.produced(local, lane, first + k - 1);
-      cursors[local].write(board.slot(local, lane, first + k - 1), bytes);
+      cursors[local].write(board.slot(local, lane, first + k - 1), bytes, copy_out);
     }
     board.consume(lane, first + k - 1);
   }

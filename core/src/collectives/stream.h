@@ -9,6 +9,8 @@
 
 namespace smdp {
 
+using Copy = void (*)(void* to, const void* from, std::size_t bytes) noexcept;
+
 // Moves on through `pieces`; copies at most what is left.
 class Cursor {
  public:
@@ -17,8 +19,9 @@ class Cursor {
   std::size_t read(std::byte* to, std::size_t bytes) {
     return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy_bytes(to + done, piece, n); });
   }
-  std::size_t write(const std::byte* from, std::size_t bytes) {
-    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy_bytes(piece, from + done, n); });
+  // copy: copy_bytes or copy_streamed.
+  std::size_t write(const std::byte* from, std::size_t bytes, Copy copy = copy_bytes) {
+    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy(piece, from + done, n); });
   }
   std::size_t skip(std::size_t bytes) {
     return walk(bytes, [](std::byte*, std::size_t, std::size_t) {});

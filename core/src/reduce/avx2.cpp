@@ -7,6 +7,7 @@ namespace {
 
 struct Avx2 {
   static constexpr std::size_t kBytes = 32;
+  static constexpr bool kPrefetches = false;
   using Plain = PlainConversions<kBytes>;
   using Floats = Plain::Floats;
 

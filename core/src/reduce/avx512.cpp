@@ -10,6 +10,7 @@ constexpr __mmask16 kAll = 0xffff;
 
 struct Avx512 {
   static constexpr std::size_t kBytes = 64;
+  static constexpr bool kPrefetches = true;
   using Plain = PlainConversions<kBytes>;
   using Floats = Plain::Floats;
 

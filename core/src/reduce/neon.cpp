@@ -7,6 +7,7 @@ namespace {
 
 struct Neon {
   static constexpr std::size_t kBytes = 16;
+  static constexpr bool kPrefetches = false;
   using Plain = PlainConversions<kBytes>;
   using Floats = Plain::Floats;
 
