@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 
 #include "collectives/local.h"
 #include "reduce/streamed.h"
@@ -31,7 +32,9 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
     all += piece.size;
   }
   // Every rank reads all of its own and writes a part.
-  const bool is_streamed = out != pieces[board.me()].data && exceeds_caches(all * (board.size() + 1));
+  const bool is_large = exceeds_caches(all * (board.size() + 1));
+  const bool is_streamed = is_large && out != pieces[board.me()].data;
+  const auto copy_in = is_large && board.streams_slots(SlotUse::kReduceScatter) ? copy_streamed : copy_bytes;
   const std::size_t chunks = std::max<std::size_t>(1, (longest + region - 1) / region);
   const std::uint64_t first = board.take_rounds(lane, chunks);
   const auto bytes_in = [&](std::size_t local, std::size_t k) {
@@ -40,6 +43,7 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
   std::vector<const void*> sources(board.size());
   const std::size_t element = size_of(reduction.dtype);
 
+  Clock::time_point begin{};
   for (std::size_t k = 0; k <= chunks; ++k) {
     if (k < chunks) {
       for (std::size_t local = 0; local < board.size(); ++local) {
@@ -47,12 +51,12 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
       }
       for (std::size_t local = 0; local < board.size(); ++local) {
         if (local == board.me() || bytes_in(local, k) == 0) continue;
-        copy_bytes(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region,
-                   bytes_in(local, k));
+        copy_in(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region, bytes_in(local, k));
       }
       board.publish(lane, first + k);
     }
     if (k == 0) continue;
+    if (k == kSlots) begin = Clock::now();
     const std::size_t bytes = bytes_in(board.me(), k - 1);
     for (std::size_t local = 0; local < board.size(); ++local) {
       if (local != board.me()) co_await board.produced(local, lane, first + k - 1);
@@ -65,6 +69,9 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
       reduce(out + (k - 1) * region, sources.data(), sources.size(), bytes / element, reduction);
     }
     board.consume(lane, first + k - 1);
+  }
+  if (is_large && chunks > kSlots) {
+    board.record(SlotUse::kReduceScatter, std::chrono::duration<double>(Clock::now() - begin).count(), chunks - kSlots);
   }
 }
 

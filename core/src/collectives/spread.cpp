@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 
 #include "collectives/local.h"
 #include "collectives/stream.h"
@@ -20,13 +21,16 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
     cursors.emplace_back(std::move(pieces));
   }
   // Read once, written by every rank.
-  const Copy copy_out = exceeds_caches(all * (board.size() + 1)) ? copy_streamed : copy_bytes;
+  const bool is_large = exceeds_caches(all * (board.size() + 1));
+  const Copy copy_in = is_large && board.streams_slots(SlotUse::kSpread) ? copy_streamed : copy_bytes;
+  const Copy copy_out = is_large ? copy_streamed : copy_bytes;
   const std::size_t chunks = std::max<std::size_t>(1, (longest + most - 1) / most);
   const std::uint64_t first = board.take_rounds(lane, chunks);
   const auto bytes_in = [&](std::size_t local, std::size_t k) {
     return std::min(most, totals[local] - std::min(totals[local], k * most));
   };
 
+  Clock::time_point begin{};
   for (std::size_t k = 0; k <= chunks; ++k) {
     // One round ahead: chunk k is published before chunk k - 1 is read.
     if (k < chunks && (bytes_in(board.me(), k) != 0 || longest == 0)) {
@@ -35,15 +39,16 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
       }
       const std::size_t bytes = bytes_in(board.me(), k);
       if (own_source == nullptr) {
-        cursors[board.me()].read(board.my_slot(lane, first + k), bytes);
+        cursors[board.me()].read(board.my_slot(lane, first + k), bytes, copy_in);
         board.publish(lane, first + k);
       } else {
-        if (bytes != 0) copy_bytes(board.my_slot(lane, first + k), own_source + k * most, bytes);
+        if (bytes != 0) copy_in(board.my_slot(lane, first + k), own_source + k * most, bytes);
         board.publish(lane, first + k);
         cursors[board.me()].write(own_source + k * most, bytes, copy_out);  // still in the cache
       }
     }
     if (k == 0) continue;
+    if (k == kSlots) begin = Clock::now();
     for (std::size_t local = 0; local < board.size(); ++local) {
       const std::size_t bytes = bytes_in(local, k - 1);
       if (local == board.me() || (bytes == 0 && longest != 0)) continue;
@@ -51,6 +56,9 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
       cursors[local].write(board.slot(local, lane, first + k - 1), bytes, copy_out);
     }
     board.consume(lane, first + k - 1);
+  }
+  if (is_large && chunks > kSlots) {
+    board.record(SlotUse::kSpread, std::chrono::duration<double>(Clock::now() - begin).count(), chunks - kSlots);
   }
 }
 

@@ -16,10 +16,10 @@ class Cursor {
  public:
   explicit Cursor(std::vector<Bytes> pieces) : pieces_(std::move(pieces)) {}
 
-  std::size_t read(std::byte* to, std::size_t bytes) {
-    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy_bytes(to + done, piece, n); });
-  }
   // copy: copy_bytes or copy_streamed.
+  std::size_t read(std::byte* to, std::size_t bytes, Copy copy = copy_bytes) {
+    return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy(to + done, piece, n); });
+  }
   std::size_t write(const std::byte* from, std::size_t bytes, Copy copy = copy_bytes) {
     return walk(bytes, [&](std::byte* piece, std::size_t n, std::size_t done) { copy(piece, from + done, n); });
   }

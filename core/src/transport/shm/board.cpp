@@ -40,6 +40,13 @@ void Board::enter(const Fingerprint& fingerprint) {
   ring_all();
 }
 
+void Board::record(SlotUse use, double seconds, std::size_t chunks) {
+  if (me_ != 0 || chunks == 0) return;
+  const auto index = static_cast<std::size_t>(use);
+  trials_[index].record(seconds / static_cast<double>(chunks));
+  segment_->flags(0).streams_slots[index].store(trials_[index].way(), std::memory_order_relaxed);
+}
+
 void Board::publish(std::size_t lane, std::uint64_t round) {
   segment_->flags(me_).produced[lane].store(round);
   ring_all();

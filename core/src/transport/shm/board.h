@@ -17,8 +17,12 @@
 #include "transport/members.h"
 #include "transport/shm/doorbell.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/trials.h"
 
 namespace smdp {
+
+// Operations on messages that may exceed the caches.
+enum class SlotUse : std::uint8_t { kSpread, kReduceScatter };
 
 class Board {
  public:
@@ -51,6 +55,15 @@ class Board {
   void publish(std::size_t lane, std::uint64_t round);
   void consume(std::size_t lane, std::uint64_t round);
 
+  // How slots of such an operation are written: plainly, or past the caches. The first is faster between cores that
+  // share a cache, the second up to three times between cores that do not, and what a system tells of that is often
+  // wrong. So local rank 0 measures, and the others follow it; ranks that differ for one operation do no harm.
+  bool streams_slots(SlotUse use) const {
+    return segment_->flags(0).streams_slots[static_cast<std::size_t>(use)].load(std::memory_order_relaxed) != 0;
+  }
+  // seconds: from when all were there, for `chunks` slots of each rank that has as many.
+  void record(SlotUse use, double seconds, std::size_t chunks);
+
   // Awaitables. produced: `local` has published `round`. consumed: `local` has read what round's slot held before.
   auto produced(std::size_t local, std::size_t lane, std::uint64_t round) {
     return until(rank_of(local), [this, local, lane, round] { return is_produced(local, lane, round); });
@@ -78,6 +91,7 @@ class Board {
   std::uint64_t sequence_ = 0;
   std::uint64_t next_round_[kLanes] = {1, 1};  // both slots are free at the start
   std::vector<std::uint64_t> verified_;        // by local rank: last sequence compared
+  Trials trials_[kSlotUses];                   // of local rank 0: the second way is past the caches
   std::vector<Fingerprint> mine_;              // the last kFingerprints of this rank
 };
 

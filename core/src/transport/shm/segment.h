@@ -17,14 +17,17 @@ namespace smdp {
 inline constexpr std::size_t kCacheLine = 128;  // two lines: the prefetcher pairs them
 inline constexpr std::size_t kLanes = 2;
 inline constexpr std::size_t kFingerprints = 4;
+inline constexpr std::size_t kSlots = 2;  // per rank and lane
+inline constexpr std::size_t kSlotUses = 2;
 
 // Written by one rank (its owner), read by its local peers. sleep words are also cleared by whoever wakes the owner.
 struct RankFlags {
   alignas(kCacheLine) std::atomic<std::uint64_t> produced[kLanes];
   std::atomic<std::uint64_t> entered;
   alignas(kCacheLine) std::atomic<std::uint64_t> consumed[kLanes];
-  alignas(kCacheLine) std::atomic<std::uint32_t> sleep;       // kAwake, kInFutex or kInEpoll: collectives
-  alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleep;  // kAwake or kInEpoll: point to point
+  alignas(kCacheLine) std::atomic<std::uint32_t> sleep;                     // kAwake, kInFutex or kInEpoll: collectives
+  alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleep;                // kAwake or kInEpoll: point to point
+  alignas(kCacheLine) std::atomic<std::uint32_t> streams_slots[kSlotUses];  // of local rank 0
   alignas(kCacheLine) Fingerprint fingerprints[kFingerprints];
 };
 
