@@ -2,10 +2,6 @@
 // for that instruction set; hence everything here has internal linkage and no other header's inline functions are
 // used: the linker must never merge a function built for AVX-512 with one that runs on any CPU.
 //
-// An instruction set `Isa` gives: kBytes, the size of its vectors; kPrefetches, whether loops that only load and add
-// ask for memory ahead; widen_half, narrow_half, widen_bfloat and narrow_bfloat, between kBytes / 4 16-bit floats in
-// memory and a vector of float32.
-//
 // How a reduction runs: kUnroll vectors of every source are folded in registers, source after source, then stored.
 // All loads of a position come before its stores, so dst may be one of the sources; each source is read once.
 #pragma once
@@ -13,148 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "reduce/elements.h"
 #include "reduce/kernels.h"
 
-#define SMDP_INLINE inline __attribute__((always_inline))
-
 namespace smdp::kernels {
-namespace {  // NOLINT: see above
-
-template <class T, std::size_t bytes>
-using Vector __attribute__((vector_size(bytes))) = T;
-
-template <class T>
-SMDP_INLINE T load(const void* from) {
-  T value;
-  __builtin_memcpy(&value, from, sizeof(T));
-  return value;
-}
-
-template <class To, class From>
-SMDP_INLINE To bit_cast(const From& from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof(To));
-  return to;
-}
-
-template <std::size_t bytes>
-SMDP_INLINE Vector<std::uint32_t, bytes> bits_of(const Vector<float, bytes>& floats) {
-  return bit_cast<Vector<std::uint32_t, bytes>>(floats);
-}
-
-// 16-bit conversions in plain vector arithmetic. They meet no float32 denormals on the way.
-template <std::size_t bytes>
-struct PlainConversions {
-  static constexpr std::size_t kBytes = bytes;
-  static constexpr bool kPrefetches = false;
-  using Floats = Vector<float, bytes>;
-  using Words = Vector<std::uint32_t, bytes>;
-
-  using Shorts = Vector<std::uint16_t, bytes / 2>;
-
-  static SMDP_INLINE Words load_words(const void* from) { return __builtin_convertvector(load<Shorts>(from), Words); }
-
-  static SMDP_INLINE void store_words(void* to, const Words& words) {
-    const Shorts narrow = __builtin_convertvector(words, Shorts);
-    __builtin_memcpy(to, &narrow, sizeof(narrow));
-  }
-
-  static SMDP_INLINE Floats widen_half(const void* from) {
-    const Words half = load_words(from);
-    const Words magnitude = half & 0x7fffU;
-    const Words normal = (magnitude << 13) + (112U << 23);
-    const Words special = (magnitude << 13) + (224U << 23);
-    // 0.5 + m * 2^-24 is exact, and so is what remains.
-    const Words denormal = bit_cast<Words>(bit_cast<Floats>(magnitude | 0x3f000000U) - 0.5F);
-    const Words finite = magnitude < 0x0400U ? denormal : normal;
-    return bit_cast<Floats>((magnitude >= 0x7c00U ? special : finite) | ((half & 0x8000U) << 16));
-  }
-
-  static SMDP_INLINE void narrow_half(void* to, const Floats& floats) {
-    const Words bits = bits_of<bytes>(floats);
-    const Words magnitude = bits & 0x7fffffffU;
-    const Words normal = (magnitude + (0xfffU - (112U << 23)) + ((magnitude >> 13) & 1U)) >> 13;
-    // The addition rounds to multiples of 2^-24, to nearest even.
-    const Words denormal = bits_of<bytes>(bit_cast<Floats>(magnitude) + 0.5F) - 0x3f000000U;
-    const Words infinity = Words{} + 0x7c00U;
-    const Words finite = magnitude < 0x38800000U ? denormal : normal;
-    const Words number = (magnitude >= 0x47800000U ? infinity : finite) | ((bits >> 16) & 0x8000U);
-    store_words(to, floats != floats ? infinity + 0x0200U : number);
-  }
-
-  static SMDP_INLINE Floats widen_bfloat(const void* from) { return bit_cast<Floats>(load_words(from) << 16); }
-
-  static SMDP_INLINE Words round_bfloat(const Floats& floats) {
-    const Words bits = bits_of<bytes>(floats);
-    const Words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-    const Words nan = Words{} + 0x7fc0U;
-    return floats != floats ? nan : rounded;
-  }
-
-  static SMDP_INLINE void narrow_bfloat(void* to, const Floats& floats) { store_words(to, round_bfloat(floats)); }
-};
-
-// Element types: what lies in memory, what is computed with.
-
-template <class Isa, class T>
-struct Integer {
-  static constexpr bool kPrefetches = Isa::kPrefetches;
-  static constexpr std::size_t kSize = sizeof(T);
-  static constexpr std::size_t kLanes = Isa::kBytes / sizeof(T);
-  using Scalar = T;
-  using Value = Vector<T, Isa::kBytes>;
-  static SMDP_INLINE Value read(const void* from) { return load<Value>(from); }
-  static SMDP_INLINE void write(void* to, const Value& value) { __builtin_memcpy(to, &value, sizeof(value)); }
-};
-
-template <class Isa>
-struct Bool : Integer<Isa, std::uint8_t> {
-  using Value = typename Integer<Isa, std::uint8_t>::Value;
-  static SMDP_INLINE Value read(const void* from) {
-    const Value value = load<Value>(from);
-    return bit_cast<Value>(value != 0) & 1;
-  }
-};
-
-template <class Isa, class T>
-struct Float {
-  static constexpr bool kPrefetches = Isa::kPrefetches;
-  static constexpr std::size_t kSize = sizeof(T);
-  static constexpr std::size_t kLanes = Isa::kBytes / sizeof(T);
-  using Scalar = T;
-  using Value = Vector<T, Isa::kBytes>;
-  static SMDP_INLINE Value read(const void* from) { return load<Value>(from); }
-  static SMDP_INLINE void write(void* to, const Value& value) {
-    // CPUs differ in the sign and payload of the NaN they make, and compilers in the order of operands.
-    constexpr T kNan = sizeof(T) == 4 ? static_cast<T>(__builtin_nanf("")) : static_cast<T>(__builtin_nan(""));
-    const Value nans = Value{} + kNan;
-    const Value clean = value != value ? nans : value;
-    __builtin_memcpy(to, &clean, sizeof(clean));
-  }
-};
-
-template <class Isa>
-struct Half {
-  static constexpr bool kPrefetches = true;
-  static constexpr std::size_t kSize = 2;
-  static constexpr std::size_t kLanes = Isa::kBytes / sizeof(float);
-  using Scalar = float;
-  using Value = Vector<float, Isa::kBytes>;
-  static SMDP_INLINE Value read(const void* from) { return Isa::widen_half(from); }
-  static SMDP_INLINE void write(void* to, const Value& value) { Isa::narrow_half(to, value); }
-};
-
-template <class Isa>
-struct Bfloat {
-  static constexpr bool kPrefetches = true;
-  static constexpr std::size_t kSize = 2;
-  static constexpr std::size_t kLanes = Isa::kBytes / sizeof(float);
-  using Scalar = float;
-  using Value = Vector<float, Isa::kBytes>;
-  static SMDP_INLINE Value read(const void* from) { return Isa::widen_bfloat(from); }
-  static SMDP_INLINE void write(void* to, const Value& value) { Isa::narrow_bfloat(to, value); }
-};
+namespace {
 
 // Operations. Sums and products of integers run on unsigned types.
 
@@ -280,11 +139,11 @@ SMDP_INLINE void fold_at(unsigned char* dst, const void* const* sources, std::si
     const unsigned char* source = static_cast<const unsigned char*>(sources[j]) + offset;
     if constexpr (ahead) prefetch<vectors * step>(source);
     for (std::size_t v = 0; v < vectors; ++v) {
-      folded[v] = Op::template fold<Element>(folded[v], Element::read(source + v * step));
+      folded[v] = Operate<Element>::template fold<Op>(folded[v], Element::read(source + v * step));
     }
   }
   for (std::size_t v = 0; v < vectors; ++v) {
-    Element::write(dst + offset + v * step, End::template finish<Element>(folded[v], divisor));
+    Element::write(dst + offset + v * step, Operate<Element>::template finish<End>(folded[v], divisor));
   }
 }
 
@@ -312,9 +171,9 @@ SMDP_INLINE void fold_all(unsigned char* dst, const void* const* sources, std::s
   typename Element::Value folded = Element::read(padded);
   for (std::size_t j = 1; j < k; ++j) {
     __builtin_memcpy(padded, static_cast<const unsigned char*>(sources[j]) + offset, rest);
-    folded = Op::template fold<Element>(folded, Element::read(padded));
+    folded = Operate<Element>::template fold<Op>(folded, Element::read(padded));
   }
-  Element::write(padded, End::template finish<Element>(folded, divisor));
+  Element::write(padded, Operate<Element>::template finish<End>(folded, divisor));
   __builtin_memcpy(dst + offset, padded, rest);
 }
 
@@ -377,14 +236,15 @@ constexpr void add_integer(Table& table, DType dtype) {
   row[index(ReduceOp::kMax)] = reduce<Integer<Isa, T>, Max>;
 }
 
-template <class Element>
+// Folded: as which it is reduced.
+template <class Element, class Folded = Element>
 constexpr void add_float(Table& table, DType dtype, DType complex) {
   ReduceFunction* row = table.reduce[index(dtype)];
-  row[index(ReduceOp::kSum)] = reduce<Element, Sum>;
-  row[index(ReduceOp::kAvg)] = reduce<Element, Sum, DivideFloat>;
-  row[index(ReduceOp::kProduct)] = reduce<Element, Product>;
-  row[index(ReduceOp::kMin)] = reduce<Element, Min>;
-  row[index(ReduceOp::kMax)] = reduce<Element, Max>;
+  row[index(ReduceOp::kSum)] = reduce<Folded, Sum>;
+  row[index(ReduceOp::kAvg)] = reduce<Folded, Sum, DivideFloat>;
+  row[index(ReduceOp::kProduct)] = reduce<Folded, Product>;
+  row[index(ReduceOp::kMin)] = reduce<Folded, Min>;
+  row[index(ReduceOp::kMax)] = reduce<Folded, Max>;
   table.scale[index(dtype)] = scale<Element>;
   if (complex != dtype) table.reduce[index(complex)][index(ReduceOp::kProduct)] = reduce<Element, ComplexProduct>;
 }
@@ -412,7 +272,7 @@ constexpr Table make_table(const char* name) {
   bytes[index(ReduceOp::kBxor)] = reduce<Integer<Isa, std::uint8_t>, Xor>;
 
   add_float<Half<Isa>>(table, DType::kFloat16, DType::kComplex32);
-  add_float<Bfloat<Isa>>(table, DType::kBfloat16, DType::kBfloat16);
+  add_float<Bfloat<Isa>, BfloatPair<Isa>>(table, DType::kBfloat16, DType::kBfloat16);
   add_float<Float<Isa, float>>(table, DType::kFloat32, DType::kComplex64);
   add_float<Float<Isa, double>>(table, DType::kFloat64, DType::kComplex128);
   table.narrow[index(DType::kFloat16)] = convert<Half<Isa>, Float<Isa, float>>;
