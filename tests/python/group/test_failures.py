@@ -293,8 +293,9 @@ if g.rank == 0:
         os._exit(7 if refused == 3 and told else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert smdp.is_initialized() and not handle.done() and handle.error() is None
-    g.barrier(async_op=True)
+    everybody = g.barrier(async_op=True)
     assert handle.wait()[0] == 2
+    everybody.wait()
 else:
     time.sleep(1)
     g.all_reduce(np.ones(4))
