@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
+#include <future>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -13,6 +15,7 @@
 
 #include "cost/fusion_cost.h"
 #include "fusion/layout.h"
+#include "fusion/sending_order.h"
 #include "ranks.h"
 #include "sharding/equal_shards.h"
 #include "smdp/error.h"
@@ -240,6 +243,46 @@ TEST_P(Reducer, NonFiniteStepLeavesNoTrace) {
   }
 }
 
+// Large gradients that all wait at the end of backward: whoever waits for single ones gets the first parameter's before
+// the others', and all ranks the bits that they get in the usual order.
+TEST_P(Reducer, FrontLayersComeFirstToWhoeverWaitsForThem) {
+  run(GetParam(), [](Group& group) {
+    std::vector<Gradient> gradients;
+    for (int layer = 0; layer < 10; ++layer) gradients.push_back({std::to_string(layer), 300'000, DType::kFloat32});
+    GradientReducer plain(group, gradients, {});
+    GradientReducer reducer(group, gradients, {});
+    const auto backward = [&gradients](GradientReducer& one, Data& data) {
+      for (std::size_t index = gradients.size(); index-- > 0;) one.ready(index, data[index].data());
+      one.finish();
+    };
+    std::vector<std::size_t> places;  // of gradient 0 in the order of completion
+    for (int number = 0; number < 12; ++number) {
+      Data expected = random_data(gradients, group.rank(), number);
+      Data data = expected;
+      backward(plain, expected);
+      plain.wait();
+      backward(reducer, data);
+      if (number % 2 == 0) {
+        reducer.wait(0);
+        reducer.wait();
+      } else {
+        std::promise<void> over;
+        std::vector<std::size_t> order;
+        reducer.then(
+            [&order](const std::vector<std::size_t>& part) { order.insert(order.end(), part.begin(), part.end()); },
+            [&over](const std::exception_ptr&) { over.set_value(); });
+        over.get_future().wait();
+        places.push_back(static_cast<std::size_t>(std::find(order.begin(), order.end(), 0U) - order.begin()));
+      }
+      EXPECT_EQ(data, expected);
+    }
+    EXPECT_EQ(places.front(), gradients.size() - 1);
+    // One rank has nothing to wait for.
+    if (group.size() == 1) return;
+    EXPECT_LT(*std::min_element(places.begin(), places.end()), gradients.size() - 1);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Reducer, testing::ValuesIn(kLayouts));
 
 TEST(ReducerRegistration, DifferentListsAreRefusedEverywhere) {
@@ -292,6 +335,17 @@ TEST(FusionLayout, EveryGradientHasAPlaceOfItsOwn) {
       taken[place.buffer][place.offset + j] = true;
     }
   }
+}
+
+TEST(SendingOrder, TheFrontOvertakesWhatWaits) {
+  std::vector<PlannedBuffer> buffers(6);
+  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].members = {11 - 2 * i, 10 - 2 * i};
+  using Order = std::vector<std::size_t>;
+  EXPECT_EQ(sending_order(buffers, 0), (Order{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(sending_order(buffers, 1), (Order{0, 1, 5, 4, 3, 2}));
+  EXPECT_EQ(sending_order(buffers, 2), (Order{0, 1, 2, 5, 4, 3}));
+  EXPECT_EQ(sending_order(buffers, 7), (Order{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(sending_order({}, 1), Order{});
 }
 
 // An embedding of 80 MB among small tensors gives every owner the same bytes.

@@ -4,7 +4,8 @@
 // Gradients are known by their index in a list that is the same on all ranks. Each has a fixed place in a fusion buffer
 // of its dtype; a buffer is all-reduced as soon as all its places are filled, in the order of the buffers. The first
 // step uses the reverse of the list, as backward produces gradients; from the second on, places follow the order that
-// rank 0 saw in the first. Every buffer is cut by bytes into equal shards, one per owner (core/README.md).
+// rank 0 saw in the first. Every buffer is cut by bytes into equal shards, one per owner (core/README.md). Where someone
+// waits for single gradients, buffers that wait when backward ends go in the order of the list, front layers first.
 #pragma once
 
 #include <cstddef>

@@ -4,9 +4,7 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <numeric>
 #include <shared_mutex>
@@ -14,9 +12,11 @@
 
 #include "collectives/batch.h"
 #include "common/log.h"
-#include "fusion/gradient_codec.h"
+#include "fusion/finite.h"
+#include "fusion/fusion_buffer.h"
 #include "fusion/layout.h"
 #include "fusion/registration.h"
+#include "fusion/sending_order.h"
 #include "observability/counters.h"
 #include "reduce/reduce.h"
 #include "smdp/error.h"
@@ -33,67 +33,6 @@ constexpr std::pair<const char*, Compression> kNames[] = {{"none", Compression::
                                                           {"bf16", Compression::kBfloat16},
                                                           {"int8", Compression::kInt8},
                                                           {"topk", Compression::kTopK}};
-
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-// Zeros, 64-byte aligned.
-Memory allocate(std::size_t bytes) {
-  const std::size_t rounded = std::max<std::size_t>(64, (bytes + 63) / 64 * 64);
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
-  if (memory == nullptr) throw std::bad_alloc();
-  std::memset(memory, 0, rounded);
-  return Memory(memory);
-}
-
-struct FusionBuffer {
-  PlannedBuffer plan;
-  Memory memory;              // of a gradient that is alone: only where this rank has none
-  std::byte* data = nullptr;  // in this step
-  std::unique_ptr<GradientCodec> codec;
-  std::size_t missing = 0;  // places not filled in this step
-  Group::Handle done;
-  TimePoint first{};  // gradient came
-  TimePoint filled{};
-
-  std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
-};
-
-// Floats are compared as integers without their sign; infinity and NaN are the largest.
-template <class Bits>
-bool are_below(Bits infinity, const std::byte* values, std::size_t count) {
-  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;
-  Bits largest = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, values + i * sizeof bits, sizeof bits);
-    largest = std::max<Bits>(largest, bits & kMagnitude);
-  }
-  return largest < infinity;
-}
-
-bool are_finite(const std::byte* values, std::size_t count, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return are_below<std::uint32_t>(0x7f800000U, values, count);
-    case DType::kComplex64:
-      return are_below<std::uint32_t>(0x7f800000U, values, 2 * count);
-    case DType::kFloat64:
-      return are_below<std::uint64_t>(0x7ff0000000000000U, values, count);
-    case DType::kComplex128:
-      return are_below<std::uint64_t>(0x7ff0000000000000U, values, 2 * count);
-    case DType::kBfloat16:
-      return are_below<std::uint16_t>(0x7f80U, values, count);
-    case DType::kFloat16:
-      return are_below<std::uint16_t>(0x7c00U, values, count);
-    case DType::kComplex32:
-      return are_below<std::uint16_t>(0x7c00U, values, 2 * count);
-    default:
-      return true;
-  }
-}
 
 }  // namespace
 
@@ -184,7 +123,8 @@ class GradientReducer::Impl {
     }
     const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - last_end_);
     const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::min<long long>(taken.count(), UINT32_MAX));
-    std::memcpy(compute_time_of(group_->rank()), &own, sizeof own);
+    put(kComputeTime, own);
+    put(kOverInTime, waits_for_one_ ? 1 + buffers_over() : 0);
     is_finished_ = true;
     send_filled();
     handle_->hurry();  // backward is over
@@ -193,6 +133,7 @@ class GradientReducer::Impl {
   void wait(std::size_t index, const std::function<bool()>& interrupted) {
     check_index(index);
     check_finished();
+    waits_for_one_ = true;
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
     settle(*buffer.done, interrupted);
     write_back(index);
@@ -346,12 +287,13 @@ class GradientReducer::Impl {
 
   void lay_out_by(const std::vector<std::size_t>& order) {
     layout_ = smdp::lay_out(gradients_, order, sizes_, std::max(options_.buffer_bytes, sizes_.usual));
+    sequence_ = sending_order(layout_.buffers, 0);
     buffers_.clear();
     for (const PlannedBuffer& plan : layout_.buffers) {
       FusionBuffer buffer;
       buffer.plan = plan;
       if (!plan.is_alone) {
-        buffer.memory = allocate(plan.count * size_of(plan.dtype));
+        buffer.memory = allocate_zeros(plan.count * size_of(plan.dtype));
         buffer.data = buffer.memory.get();
       }
       if (plan.dtype == DType::kFloat32 && group_->hosts().size() > 1) {
@@ -370,6 +312,9 @@ class GradientReducer::Impl {
       std::memcpy(order.data(), order_place(), order.size() * sizeof(std::uint32_t));
       lay_out_by({order.begin(), order.end()});
       has_new_layout_ = true;
+    } else if (steps_ != 0) {
+      const std::vector<std::uint32_t> over = told(kOverInTime);
+      sequence_ = sending_order(layout_.buffers, *std::max_element(over.begin(), over.end()));
     }
     exposed_before_ = stats_.exposed_seconds;
     is_in_step_ = true;
@@ -400,7 +345,7 @@ class GradientReducer::Impl {
         if (factor_ != 1 && !divides_late(buffer)) scale(data, data, gradient.count, gradient.dtype, factor_);
         return;
       }
-      if (!buffer.memory) buffer.memory = allocate(gradient.count * element);
+      if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * element);
       buffer.data = buffer.memory.get();
       std::memset(buffer.data, 0, gradient.count * element);
       return;
@@ -411,13 +356,14 @@ class GradientReducer::Impl {
     std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
   }
 
-  // Tells the operation of this step what is filled, in the order of the buffers, which is the same on all ranks. Under
-  // mutex_.
+  // Tells the operation of this step what is filled, in an order that is the same on all ranks. Under mutex_.
   void send_filled() {
     const std::size_t before = next_;
-    for (; next_ < buffers_.size() && buffers_[next_].missing == 0; ++next_) {
-      batch_->place(next_, buffers_[next_].data);
-      if (trace::is_on()) buffers_[next_].filled = Clock::now();
+    for (; next_ < sequence_.size(); ++next_) {
+      FusionBuffer& buffer = buffers_[sequence_[next_]];
+      if (buffer.missing != 0) break;
+      batch_->place(next_, buffer.data);
+      if (trace::is_on()) buffer.filled = Clock::now();
     }
     if (next_ == before && !is_finished_) return;
     batch_->fill(next_ + (is_finished_ ? 1 : 0));
@@ -448,10 +394,12 @@ class GradientReducer::Impl {
 
   // Every buffer, then who used what, which is known last. Under mutex_.
   void begin_batch() {
-    const std::size_t numbers = static_cast<std::size_t>(group_->size()) + (steps_ == 0 ? gradients_.size() : 0);
+    const std::size_t numbers =
+        kToldCount * static_cast<std::size_t>(group_->size()) + (steps_ == 0 ? gradients_.size() : 0);
     everywhere_.assign(gradients_.size() + sizeof(std::uint32_t) * numbers, 0);
     std::vector<Batch::Item> items;
-    for (FusionBuffer& buffer : buffers_) {
+    for (const std::size_t number : sequence_) {
+      FusionBuffer& buffer = buffers_[number];
       buffer.done = std::make_shared<Operation>();
       items.push_back({nullptr, nullptr, buffer.plan.count, reduction_of(buffer), buffer.codec.get(), buffer.done});
     }
@@ -480,18 +428,42 @@ class GradientReducer::Impl {
   // What is under way: the first buffer that is not done, and how many follow.
   std::string label_of(const Batch& batch) const {
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
-      if (batch.items()[i].done->done()) continue;
+      const FusionBuffer& buffer = buffers_[sequence_[i]];
+      if (buffer.done->done()) continue;
       const std::string more =
           i + 1 == buffers_.size() ? "" : ", then " + std::to_string(buffers_.size() - i - 1) + " more fusion buffers";
-      return label_of(buffers_[i]) + (batch.is_filled(i) ? "" : ", which this rank does not have yet") + more;
+      return label_of(buffer) + (batch.is_filled(i) ? "" : ", which this rank does not have yet") + more;
     }
     return "which gradients were used";
   }
 
-  std::uint8_t* compute_time_of(int rank) {
-    return everywhere_.data() + gradients_.size() + sizeof(std::uint32_t) * static_cast<std::size_t>(rank);
+  // Numbers that each rank tells all others.
+  enum Told : std::size_t {
+    kComputeTime,  // microseconds
+    // 1 + fusion buffers whose sums were there when backward ended; 0 where nobody waits for single gradients.
+    kOverInTime,
+    kToldCount
+  };
+  std::uint8_t* place_of(Told what, std::size_t rank) {
+    const auto size = static_cast<std::size_t>(group_->size());
+    return everywhere_.data() + gradients_.size() + sizeof(std::uint32_t) * (size * what + rank);
   }
-  std::uint8_t* order_place() { return compute_time_of(group_->size()); }
+  std::uint8_t* order_place() { return place_of(kToldCount, 0); }
+  void put(Told what, std::uint32_t number) {
+    std::memcpy(place_of(what, static_cast<std::size_t>(group_->rank())), &number, sizeof number);
+  }
+  // By rank, of the step that ends, or has ended last.
+  std::vector<std::uint32_t> told(Told what) {
+    std::vector<std::uint32_t> numbers(static_cast<std::size_t>(group_->size()));
+    std::memcpy(numbers.data(), place_of(what, 0), numbers.size() * sizeof(std::uint32_t));
+    return numbers;
+  }
+
+  std::uint32_t buffers_over() const {
+    const auto open = std::find_if(sequence_.begin(), sequence_.end(),
+                                   [this](std::size_t buffer) { return !buffers_[buffer].done->done(); });
+    return static_cast<std::uint32_t>(open - sequence_.begin());
+  }
 
   // In which gradients came, then those that did not, in reverse.
   std::vector<std::uint32_t> order_of_first_step() const {
@@ -502,14 +474,9 @@ class GradientReducer::Impl {
     return order;
   }
 
-  // By rank, of the step that ends.
   std::vector<double> compute_seconds() {
     std::vector<double> all;
-    for (int rank = 0; rank < group_->size(); ++rank) {
-      std::uint32_t microseconds = 0;
-      std::memcpy(&microseconds, compute_time_of(rank), sizeof microseconds);
-      all.push_back(1e-6 * microseconds);
-    }
+    for (const std::uint32_t microseconds : told(kComputeTime)) all.push_back(1e-6 * microseconds);
     return all;
   }
 
@@ -559,14 +526,16 @@ class GradientReducer::Impl {
   cost::ExchangeSizes exchange_{};
   Layout layout_;
   std::vector<FusionBuffer> buffers_;
-  // What all must know: a byte per gradient that some rank had; the microseconds that each rank computed; in the first
-  // step, rank 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
+  std::vector<std::size_t> sequence_;  // of buffers, as they are sent in this step
+  // What all must know: a byte per gradient that some rank had; what each rank tells (Told); in the first step, rank
+  // 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
   std::vector<std::uint8_t> everywhere_;
   std::shared_ptr<Batch> batch_;  // of this step
   Group::Handle handle_;          // its operation
   std::uint64_t steps_ = 0;
   TimePoint last_end_{};  // of the last step
   bool has_new_layout_ = false;
+  bool waits_for_one_ = false;  // gradient, before the others
   Stats stats_;
   double exposed_before_ = 0;  // this step
 
@@ -575,7 +544,7 @@ class GradientReducer::Impl {
   bool is_aborted_ = false;
   bool is_in_step_ = false;
   bool is_finished_ = false;
-  std::size_t next_ = 0;            // first buffer not sent
+  std::size_t next_ = 0;            // of sequence_: first buffer not sent
   std::vector<std::uint8_t> used_;  // gradients that came in this step
   std::vector<void*> targets_;      // where they came from
   std::vector<std::size_t> seen_;   // their order in the first step

@@ -25,7 +25,7 @@ struct PlannedBuffer {
 std::size_t place_size(const Gradient& gradient);
 
 struct Layout {
-  std::vector<PlannedBuffer> buffers;  // in the order in which they are sent
+  std::vector<PlannedBuffer> buffers;  // in the order in which backward fills them
   std::vector<Place> places;           // by gradient
 };
 

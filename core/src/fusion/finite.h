@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+
+#include "smdp/dtype.h"
+
+namespace smdp {
+
+// Whether none of `count` floats, real or complex, is an infinity or NaN; true for other dtypes.
+bool are_finite(const std::byte* values, std::size_t count, DType dtype);
+
+}  // namespace smdp

@@ -1,0 +1,45 @@
+// Gradients of one dtype that travel together, in one step after the other.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "fusion/gradient_codec.h"
+#include "fusion/layout.h"
+#include "smdp/group.h"
+#include "smdp/observability.h"
+
+namespace smdp {
+
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using AlignedMemory = std::unique_ptr<std::byte, FreeMemory>;
+
+// Zeros, 64-byte aligned.
+inline AlignedMemory allocate_zeros(std::size_t bytes) {
+  const std::size_t rounded = std::max<std::size_t>(64, (bytes + 63) / 64 * 64);
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
+  if (memory == nullptr) throw std::bad_alloc();
+  std::memset(memory, 0, rounded);
+  return AlignedMemory(memory);
+}
+
+struct FusionBuffer {
+  PlannedBuffer plan;
+  AlignedMemory memory;       // of a gradient that is alone: only where this rank has none
+  std::byte* data = nullptr;  // in this step
+  std::unique_ptr<GradientCodec> codec;
+  std::size_t missing = 0;  // places not filled in this step
+  Group::Handle done;
+  TimePoint first{};  // gradient came
+  TimePoint filled{};
+
+  std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
+};
+
+}  // namespace smdp
