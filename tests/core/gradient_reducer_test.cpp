@@ -283,6 +283,27 @@ TEST_P(Reducer, FrontLayersComeFirstToWhoeverWaitsForThem) {
   });
 }
 
+// What compression keeps is looked at before: only address sanitizer sees this fail.
+TEST_P(Reducer, MemoryMayGoOnceItsGradientIsThere) {
+  run(GetParam(), [](Group& group) {
+    const std::vector<Gradient> gradients{{"a", 1'000'000, DType::kFloat32}, {"b", 1'000'000, DType::kFloat32}};
+    GradientReducerOptions options;
+    options.compression = Compression::kInt8;
+    GradientReducer reducer(group, gradients, options);
+    for (int number = 0; number < 3; ++number) {
+      Data data = random_data(gradients, group.rank(), number);
+      for (const std::size_t index : {1U, 0U}) reducer.ready(index, data[index].data());
+      reducer.finish();
+      for (const std::size_t index : {0U, 1U}) {
+        reducer.wait(index);
+        data[index] = {};
+      }
+      reducer.wait();
+    }
+    EXPECT_EQ(reducer.stats().steps, 3U);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Reducer, testing::ValuesIn(kLayouts));
 
 TEST(ReducerRegistration, DifferentListsAreRefusedEverywhere) {
@@ -342,8 +363,8 @@ TEST(SendingOrder, TheFrontOvertakesWhatWaits) {
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].members = {11 - 2 * i, 10 - 2 * i};
   using Order = std::vector<std::size_t>;
   EXPECT_EQ(sending_order(buffers, 0), (Order{0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ(sending_order(buffers, 1), (Order{0, 1, 5, 4, 3, 2}));
-  EXPECT_EQ(sending_order(buffers, 2), (Order{0, 1, 2, 5, 4, 3}));
+  EXPECT_EQ(sending_order(buffers, 1), (Order{0, 5, 4, 3, 2, 1}));
+  EXPECT_EQ(sending_order(buffers, 3), (Order{0, 1, 2, 5, 4, 3}));
   EXPECT_EQ(sending_order(buffers, 7), (Order{0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(sending_order({}, 1), Order{});
 }

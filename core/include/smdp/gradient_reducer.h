@@ -4,8 +4,9 @@
 // Gradients are known by their index in a list that is the same on all ranks. Each has a fixed place in a fusion buffer
 // of its dtype; a buffer is all-reduced as soon as all its places are filled, in the order of the buffers. The first
 // step uses the reverse of the list, as backward produces gradients; from the second on, places follow the order that
-// rank 0 saw in the first. Every buffer is cut by bytes into equal shards, one per owner (core/README.md). Where someone
-// waits for single gradients, buffers that wait when backward ends go in the order of the list, front layers first.
+// rank 0 saw in the first. Every buffer is cut by bytes into equal shards, one per owner (core/README.md). Where
+// someone waits for single gradients, buffers that wait when backward ends go in the order of the list, front layers
+// first.
 #pragma once
 
 #include <cstddef>
@@ -63,9 +64,9 @@ class SMDP_API GradientReducer {
   GradientReducer& operator=(const GradientReducer&) = delete;
   ~GradientReducer();
 
-  // Gradient `index` lies at `data`, where its mean will be after wait(); until then the memory belongs to the reducer,
-  // which may change it at once. Small gradients are copied to a fusion buffer, large ones are summed where they lie.
-  // Throws if it was ready in this step already.
+  // Gradient `index` lies at `data`, where its mean will be after wait(index) or wait(); until then the memory belongs
+  // to the reducer, which may change it at once. Small gradients are copied to a fusion buffer, large ones are summed
+  // where they lie. Throws if it was ready in this step already.
   void ready(std::size_t index, void* data);
   // Backward is over: gradients that did not come count as zero.
   void finish();

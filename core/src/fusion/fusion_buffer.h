@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "fusion/gradient_codec.h"
 #include "fusion/layout.h"
@@ -34,7 +35,8 @@ struct FusionBuffer {
   AlignedMemory memory;       // of a gradient that is alone: only where this rank has none
   std::byte* data = nullptr;  // in this step
   std::unique_ptr<GradientCodec> codec;
-  std::size_t missing = 0;  // places not filled in this step
+  std::size_t missing = 0;        // places not filled in this step
+  std::optional<bool> is_finite;  // the sum; only where compression keeps something of a step
   Group::Handle done;
   TimePoint first{};  // gradient came
   TimePoint filled{};

@@ -136,6 +136,7 @@ class GradientReducer::Impl {
     waits_for_one_ = true;
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
     settle(*buffer.done, interrupted);
+    look_at(buffer);
     write_back(index);
   }
 
@@ -144,6 +145,7 @@ class GradientReducer::Impl {
     const TimePoint begin = Clock::now();
     for (FusionBuffer& buffer : buffers_) {
       settle(*buffer.done, interrupted);
+      look_at(buffer);
       for (const std::size_t index : buffer.plan.members) write_back(index);
     }
     settle(*handle_, interrupted);
@@ -156,6 +158,7 @@ class GradientReducer::Impl {
     for (FusionBuffer& buffer : buffers_) {
       buffer.done->then([this, &buffer, part] {
         if (buffer.done->error()) return;
+        look_at(buffer);
         for (const std::size_t index : buffer.plan.members) write_back(index);
         part(buffer.plan.members);
       });
@@ -242,10 +245,9 @@ class GradientReducer::Impl {
   void end_step(TimePoint begin) {
     // A gradient of any dtype makes whoever scales the loss skip the step.
     bool counts = true;
-    const bool keeps = keeps_residuals();
-    for (const FusionBuffer& buffer : buffers_) {
+    for (FusionBuffer& buffer : buffers_) {
       if (trace::is_on()) trace_buffer(buffer);
-      counts = counts && (!keeps || are_finite(buffer.data, buffer.plan.count, buffer.plan.dtype));
+      counts = counts && buffer.is_finite.value_or(true);
     }
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->end_step(counts);
@@ -325,6 +327,7 @@ class GradientReducer::Impl {
     for (FusionBuffer& buffer : buffers_) {
       buffer.missing = buffer.plan.members.size();
       buffer.first = {};
+      buffer.is_finite.reset();
     }
     begin_batch();
   }
@@ -332,6 +335,12 @@ class GradientReducer::Impl {
   bool keeps_residuals() const {
     return std::any_of(buffers_.begin(), buffers_.end(),
                        [](const FusionBuffer& buffer) { return buffer.codec && buffer.codec->has_state(); });
+  }
+
+  // Before anyone is told that its sum is there: a gradient's own memory may be gone afterwards.
+  void look_at(FusionBuffer& buffer) const {
+    if (buffer.is_finite || !keeps_residuals()) return;
+    buffer.is_finite = are_finite(buffer.data, buffer.plan.count, buffer.plan.dtype);
   }
 
   // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a

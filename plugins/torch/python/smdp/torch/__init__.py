@@ -27,6 +27,7 @@ from smdp.torch.model_parallel import pipeline as pipeline
 from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
 from smdp.torch.register import register as register
 from smdp.torch.spared_workers import spared_workers as spared_workers
+from smdp.torch.step_in_forward import StepInForward as StepInForward
 from smdp.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
 _TRIED = ("2.13", "2.15")
@@ -46,6 +47,7 @@ __all__ = [
     "GradScaler",
     "PipelinedModule",
     "ProcessGroupSmdp",
+    "StepInForward",
     "SyncBatchNorm",
     "clip_grad_norm_",
     "comm_hook",

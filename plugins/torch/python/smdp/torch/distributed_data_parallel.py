@@ -185,7 +185,26 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """
         check_factor(factor)
         if self._hook_options is not None:
-            self._make_hooks().reducer.rescale(factor)
+            hooks = self._make_hooks()
+            if hooks.deferral is not None:
+                hooks.deferral.settle()
+            hooks.reducer.rescale(factor)
+
+    def gradient_hooks(self) -> GradientHooks:
+        """Give what averages the gradients, for who waits for them elsewhere than at the end of backward.
+
+        Raises:
+            ValueError: Torch's reducer is in use, or gradients become means only where all are there.
+        """
+        if self._hook_options is None:
+            raise ValueError(
+                "[smdp] StepInForward needs a module on the CPU; torch's reducer is in use here."
+            )
+        if self._hook_options["topk_momentum"]:
+            raise ValueError(
+                "[smdp] StepInForward cannot be used with topk_momentum, which needs all gradients."
+            )
+        return self._make_hooks()
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Refuse on the CPU: `compression` takes the place of hooks.
@@ -206,6 +225,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Give what stands in for this module when a rank has run out of inputs."""
         if self._hook_options is None:
             return super().join_hook(**kwargs)
+        if self._make_hooks().deferral is not None:
+            raise ValueError("[smdp] join() cannot be used with StepInForward: leave one of them out.")
         self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)
         return _JoinHook(self, self._make_hooks())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,16 @@ _NONE = -1
 
 # Who averages a parameter's gradient, by its id: a second one would sum the same memory at the same time.
 _owners: dict[int, weakref.ref[GradientHooks]] = {}
+
+
+class Deferral(Protocol):
+    """Takes gradients over at the end of backward, before they are means."""
+
+    def hold(self) -> None:
+        """Take them; deliver() gives each back, and the reducer's wait() ends the step."""
+
+    def settle(self) -> None:
+        """End the step before, if it has not ended."""
 
 
 class GradientHooks:
@@ -38,6 +49,8 @@ class GradientHooks:
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
+        parameters: Those whose gradients are averaged, by index.
+        deferral: Who waits for the means instead of the end of backward; at first nobody.
     """
 
     def __init__(
@@ -53,17 +66,18 @@ class GradientHooks:
         factor: float = 0.0,
         ended: Callable[[], None] | None = None,
     ) -> None:
-        self._parameters = [parameter for _, parameter in parameters]
+        self.parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
         self._ended = ended
         self._has_come: set[int] = set()
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
         self._momentum = topk_momentum
         is_coding = compression == "topk" and len(group.hosts) > 1
-        self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self._parameters]
+        self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
         self._velocity: dict[int, Tensor] = {}
         self._is_closed = False
         self.scale = 1.0
+        self.deferral: Deferral | None = None
         # What the core writes to: the gradients themselves, or copies of those that are not dense.
         self._dense: dict[int, Tensor] = {}
         self.reducer = _core.GradientReducer(
@@ -75,14 +89,14 @@ class GradientHooks:
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
         )
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             older = _owners.get(id(parameter), lambda: None)()
             if older is not None:
                 older.close()
             _owners[id(parameter)] = weakref.ref(self)
         handles = [
             parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
-            for index, parameter in enumerate(self._parameters)
+            for index, parameter in enumerate(self.parameters)
         ]
         self._remove = weakref.finalize(self, _remove, handles)
 
@@ -125,6 +139,8 @@ class GradientHooks:
             if not self._is_wanted():
                 return
             self.arm()
+        if self.deferral is not None and not self._has_come:
+            self.deferral.settle()
         if index in self._has_come:
             raise RuntimeError(
                 "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
@@ -137,8 +153,16 @@ class GradientHooks:
         self._backward = _NONE
         if self._ended is not None:
             self._ended()
-        if self._has_come:  # else it was one for other gradients: torch.autograd.grad()
+        if not self._has_come:
+            return  # it was one for other gradients: torch.autograd.grad()
+        if self.deferral is None:
             self.finish()
+            return
+        try:
+            self._send()
+            self.deferral.hold()
+        finally:
+            self._has_come.clear()
 
     def hand_over(self, index: int, parameter: Tensor) -> None:
         """Start averaging a gradient that is complete."""
@@ -163,29 +187,47 @@ class GradientHooks:
             ).copy_(grad)
         self.reducer.ready(index, grad.data_ptr())
 
+    def _send(self) -> None:
+        """Say that backward is over."""
+        self._backward = _NONE
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                # Left by an earlier backward without synchronisation, and not touched by this one.
+                if index not in self._has_come and parameter.grad is not None:
+                    self.hand_over(index, parameter)
+            self.reducer.finish()
+
+    def deliver(self, index: int, grad: Tensor | None) -> Tensor | None:
+        """Complete a gradient that the reducer has averaged, without recording it.
+
+        Args:
+            index: The parameter's.
+            grad: What it was before; None if this rank had none, which needs the end of the reducer's step.
+
+        Returns:
+            The mean; None where no rank had one.
+        """
+        dense = self._dense.pop(index, None)
+        if grad is None:
+            if not self.reducer.is_used(index):
+                return None
+            grad = torch.empty_like(self.parameters[index], memory_format=torch.preserve_format)
+            self.reducer.read(index, grad.data_ptr())
+        elif dense is not None:
+            grad.copy_(dense)
+        return grad if self.scale == 1.0 else grad.mul_(self.scale)
+
     def finish(self) -> None:
         """Wait until the gradients that this backward has produced on any rank are averages."""
-        self._backward = _NONE
         try:
+            self._send()
+            with ranged("wait for gradients"):
+                self.reducer.wait()
             with torch.no_grad():
-                for index, parameter in enumerate(self._parameters):
-                    # Left by an earlier backward without synchronisation, and not touched by this one.
-                    if index not in self._has_come and parameter.grad is not None:
-                        self.hand_over(index, parameter)
-                self.reducer.finish()
-                with ranged("wait for gradients"):
-                    self.reducer.wait()
-                for index, dense in self._dense.items():
-                    grad = self._parameters[index].grad
-                    assert grad is not None
-                    grad.copy_(dense)
-                for index, parameter in enumerate(self._parameters):
-                    # Unused here, used on another rank.
-                    if parameter.grad is None and self.reducer.is_used(index):
-                        parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
-                        self.reducer.read(index, parameter.grad.data_ptr())
-                    if self.scale != 1.0 and parameter.grad is not None:
-                        parameter.grad.mul_(self.scale)
+                for index, parameter in enumerate(self.parameters):
+                    grad = self.deliver(index, parameter.grad)
+                    if parameter.grad is None:
+                        parameter.grad = grad
                 if self._momentum:
                     self._add_momentum()
         finally:
@@ -194,7 +236,7 @@ class GradientHooks:
 
     def _add_momentum(self) -> None:
         """Give gradients that the codec has not seen the momentum that the optimizer leaves out."""
-        found = [(index, one.grad) for index, one in enumerate(self._parameters) if one.grad is not None]
+        found = [(index, one.grad) for index, one in enumerate(self.parameters) if one.grad is not None]
         if not all(bool(torch.isfinite(grad).all()) for _, grad in found):
             return  # whoever scales the loss skips this step
         for index, grad in found:
