@@ -350,13 +350,13 @@ std::string layout_name(const testing::TestParamInfo<Layout>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Collectives, testing::ValuesIn(kLayouts), layout_name);
 
-// Results that are written past the caches, at any alignment.
+// Results that are written past the caches, at any alignment; slots, too, once that has been tried.
 TEST(LargeMessages, ExceedTheCaches) {
   std::size_t count = 100'003;  // per rank
   while (!exceeds_caches(6 * count * sizeof(std::int64_t)) && count < 8'000'000) count *= 2;
   run({2}, [count](Group& group) {
     const auto own = filled(group.rank(), count);
-    for (const std::size_t shift : {0U, 1U}) {
+    for (const std::size_t shift : {0U, 1U, 0U, 1U}) {
       std::vector<std::int64_t> all(shift + 2 * count + 1, -1);
       group.all_gather({own.data(), count}, {{all.data() + shift, count}, {all.data() + shift + count, count}},
                        DType::kInt64);

@@ -22,7 +22,8 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
   }
   // Read once, written by every rank.
   const bool is_large = exceeds_caches(all * (board.size() + 1));
-  const Copy copy_in = is_large && board.streams_slots(SlotUse::kSpread) ? copy_streamed : copy_bytes;
+  const SlotUse use = longest == all ? SlotUse::kBroadcast : SlotUse::kAllGather;  // by contributors: a chunk's cost
+  const Copy copy_in = is_large && board.streams_slots(use) ? copy_streamed : copy_bytes;
   const Copy copy_out = is_large ? copy_streamed : copy_bytes;
   const std::size_t chunks = std::max<std::size_t>(1, (longest + most - 1) / most);
   const std::uint64_t first = board.take_rounds(lane, chunks);
@@ -58,7 +59,7 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
     board.consume(lane, first + k - 1);
   }
   if (is_large && chunks > kSlots) {
-    board.record(SlotUse::kSpread, std::chrono::duration<double>(Clock::now() - begin).count(), chunks - kSlots);
+    board.record(use, std::chrono::duration<double>(Clock::now() - begin).count(), chunks - kSlots);
   }
 }
 

@@ -121,8 +121,12 @@ class GradientReducer::Impl {
       const std::vector<std::uint32_t> order = order_of_first_step();
       std::memcpy(order_place(), order.data(), order.size() * sizeof(std::uint32_t));
     }
-    const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - last_end_);
-    const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::min<long long>(taken.count(), UINT32_MAX));
+    // Since the last time: whoever waits for single gradients has waited somewhere between.
+    const double waited = stats_.exposed_seconds - exposed_at_finish_;
+    const double computed = std::chrono::duration<double>(Clock::now() - last_finish_).count() - waited;
+    const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::clamp(1e6 * computed, 0.0, 4e9));
+    last_finish_ = Clock::now();
+    exposed_at_finish_ = stats_.exposed_seconds;
     put(kComputeTime, own);
     put(kOverInTime, waits_for_one_ ? 1 + buffers_over() : 0);
     is_finished_ = true;
@@ -289,7 +293,8 @@ class GradientReducer::Impl {
 
   void lay_out_by(const std::vector<std::size_t>& order) {
     layout_ = smdp::lay_out(gradients_, order, sizes_, std::max(options_.buffer_bytes, sizes_.usual));
-    sequence_ = sending_order(layout_.buffers, 0);
+    kept_ = layout_.buffers.size();
+    sequence_ = sending_order(layout_.buffers, kept_);
     buffers_.clear();
     for (const PlannedBuffer& plan : layout_.buffers) {
       FusionBuffer buffer;
@@ -316,7 +321,9 @@ class GradientReducer::Impl {
       has_new_layout_ = true;
     } else if (steps_ != 0) {
       const std::vector<std::uint32_t> over = told(kOverInTime);
-      sequence_ = sending_order(layout_.buffers, *std::max_element(over.begin(), over.end()));
+      const std::uint32_t most = *std::max_element(over.begin(), over.end());
+      kept_ = most == 0 ? layout_.buffers.size() : next_kept(kept_, most - 1, layout_.buffers.size());
+      sequence_ = sending_order(layout_.buffers, kept_);
     }
     exposed_before_ = stats_.exposed_seconds;
     is_in_step_ = true;
@@ -535,6 +542,7 @@ class GradientReducer::Impl {
   cost::ExchangeSizes exchange_{};
   Layout layout_;
   std::vector<FusionBuffer> buffers_;
+  std::size_t kept_ = 0;               // buffers at the front of sequence_ that are in order
   std::vector<std::size_t> sequence_;  // of buffers, as they are sent in this step
   // What all must know: a byte per gradient that some rank had; what each rank tells (Told); in the first step, rank
   // 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
@@ -543,6 +551,8 @@ class GradientReducer::Impl {
   Group::Handle handle_;          // its operation
   std::uint64_t steps_ = 0;
   TimePoint last_end_{};  // of the last step
+  TimePoint last_finish_{};
+  double exposed_at_finish_ = 0;
   bool has_new_layout_ = false;
   bool waits_for_one_ = false;  // gradient, before the others
   Stats stats_;

@@ -106,6 +106,10 @@ def adam(model: nn.Module) -> list[Optimizer]:
     return [AdamW(model.parameters(), 1e-2)]
 
 
+def tensor_rates(model: nn.Module) -> list[Optimizer]:
+    return [SGD(model.parameters(), torch.tensor(0.1), momentum=0.9)]
+
+
 def two(model: nn.Module) -> list[Optimizer]:
     wide = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     narrow = [parameter for parameter in model.parameters() if parameter.ndim == 1]
@@ -121,6 +125,9 @@ def check_bits() -> None:
                 deferred = train(makes, True, leaves_out=leaves_out, accumulates=accumulates)
                 assert deferred[0] == plain[0], (makes, leaves_out, accumulates)
                 assert torch.equal(deferred[1], plain[1]), (makes, leaves_out, accumulates)
+    plain, deferred = train(tensor_rates, False), train(tensor_rates, True)
+    assert deferred[0] == plain[0]
+    assert torch.equal(deferred[1], plain[1])
     for zeroes in ("after forward", "never"):
         plain = train(two, False, zeroes=zeroes, leaves_out=True)
         deferred = train(two, True, zeroes=zeroes, leaves_out=True)
@@ -191,15 +198,37 @@ def test_what_is_seen_between() -> None:
     run(check_what_is_seen_between)
 
 
+class Twice(torch.autograd.Function):
+    """Uses a weight where only dispatch sees it."""
+
+    @staticmethod
+    def forward(context: object, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        return x + weight.sum()
+
+    @staticmethod
+    def backward(context: object, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return grad, grad.sum().expand(16, 16)
+
+
+SIDEWAYS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    linear,
+    lambda x, weight: x @ weight.T,
+    lambda x, weight: x @ weight.data,
+    lambda x, weight: x @ torch.cat([weight, weight], 1)[:, :16],
+    lambda x, weight: Twice.apply(x, weight),
+]
+
+
 class Sideways(nn.Module):
     """Uses a unit's weight outside the unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: int = 0) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.way = way
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(self.blocks[0](x), self.blocks[1].weight)
+        return SIDEWAYS[self.way](self.blocks[0](x), self.blocks[1].weight)
 
 
 class Counting(SGD):
@@ -238,14 +267,27 @@ def check_refusals() -> None:
     with pytest.raises(ValueError, match="topk_momentum"):
         StepInForward(momentum, optimizer)
 
-    sideways = DistributedDataParallel(Sideways())
-    optimizer = SGD(sideways.parameters(), 0.1)
-    StepInForward(sideways, optimizer)
-    sideways(inputs(0)).sum().backward()
-    optimizer.step()
-    with pytest.raises(RuntimeError, match=r"'blocks.1.weight' is used before its unit's forward"):
-        sideways(inputs(1))
-    sideways.state_dict()
+    for way in range(len(SIDEWAYS)):
+        sideways = DistributedDataParallel(Sideways(way))
+        optimizer = SGD(sideways.parameters(), 0.1)
+        StepInForward(sideways, optimizer)
+        sideways(inputs(0)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():  # an evaluation of another path
+            sideways.module.blocks[0](inputs(0))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"'blocks.1.weight' is used before its unit's forward"):
+                sideways(inputs(1))
+        sideways.state_dict()
+
+    hooked = DistributedDataParallel(net())
+    optimizer = SGD(hooked.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    StepInForward(hooked, optimizer)
+    hooked(inputs(0)).sum().backward()
+    with pytest.raises(ValueError, match="the optimizer has step hooks"):
+        optimizer.step()
+    hooked.state_dict()
 
     counting = DistributedDataParallel(net())
     optimizer = Counting(counting.parameters(), 0.1)
@@ -254,26 +296,9 @@ def check_refusals() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="Counting keeps 'steps' for a group of parameters"):
         counting(inputs(1))
+    with pytest.raises(RuntimeError, match=r"without their last step\. Go on from a checkpoint"):
+        counting.state_dict()
 
 
 def test_refusals() -> None:
     run(check_refusals)
-
-
-def check_units() -> None:
-    sideways = DistributedDataParallel(Sideways())
-    optimizer = SGD(sideways.parameters(), 0.1)
-    StepInForward(sideways, optimizer, units=[sideways.module.blocks[0]])
-    twin = DistributedDataParallel(copy.deepcopy(sideways.module))
-    plain = SGD(twin.parameters(), 0.1)
-    for step in range(3):
-        for model, one in ((sideways, optimizer), (twin, plain)):
-            one.zero_grad()
-            model(inputs(step)).square().mean().backward()
-            one.step()
-    sideways.state_dict()
-    assert torch.equal(values(sideways), values(twin))
-
-
-def test_units_of_ones_own() -> None:
-    run(check_units)

@@ -47,6 +47,7 @@ FROZEN = {
         "--gradients",
         "--forward-ms",
         "--backward-ms",
+        "--in-forward",
     },
     "simulate": {
         "what",

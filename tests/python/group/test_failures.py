@@ -67,6 +67,7 @@ def test_killed_rank_is_named(hosts: list[int], victim: int, busy: bool, job: Jo
 g = joined()
 g.barrier()
 if g.rank == {victim}:
+    time.sleep(0.5)   # the others leave the barrier, too
     if os.fork() == 0:   # like a DataLoader's worker, it outlives its parent
         os.close(1)   # the test reads that pipe to its end
         os.close(2)

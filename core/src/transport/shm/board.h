@@ -22,7 +22,7 @@
 namespace smdp {
 
 // Operations on messages that may exceed the caches.
-enum class SlotUse : std::uint8_t { kSpread, kReduceScatter };
+enum class SlotUse : std::uint8_t { kBroadcast, kAllGather, kReduceScatter };
 
 class Board {
  public:

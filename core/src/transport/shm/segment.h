@@ -18,7 +18,7 @@ inline constexpr std::size_t kCacheLine = 128;  // two lines: the prefetcher pai
 inline constexpr std::size_t kLanes = 2;
 inline constexpr std::size_t kFingerprints = 4;
 inline constexpr std::size_t kSlots = 2;  // per rank and lane
-inline constexpr std::size_t kSlotUses = 2;
+inline constexpr std::size_t kSlotUses = 3;
 
 // Written by one rank (its owner), read by its local peers. sleep words are also cleared by whoever wakes the owner.
 struct RankFlags {

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -53,9 +54,11 @@ class DeferredOptimizer:
             return
         groups, group_of = self._noted
         parts = [{**group, "params": []} for group in groups]
-        for parameter in parameters:
-            if id(parameter) in group_of:
-                parts[group_of[id(parameter)]]["params"].append(parameter)
+        mine = [parameter for parameter in parameters if id(parameter) in group_of]
+        if not mine:
+            return
+        for parameter in mine:
+            parts[group_of[id(parameter)]]["params"].append(parameter)
         everything = self.optimizer.param_groups
         self.optimizer.param_groups = parts
         try:
@@ -64,7 +67,7 @@ class DeferredOptimizer:
             self.optimizer.param_groups = everything
         for group, part in zip(groups, parts, strict=True):
             for key, value in part.items():
-                if key != "params" and (key not in group or group[key] is not value):
+                if key != "params" and (key not in group or group[key] is not value or _is_changed(value)):
                     raise RuntimeError(
                         f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a group of parameters; in"
                         " StepInForward an optimizer must keep what it knows for each parameter."
@@ -73,6 +76,11 @@ class DeferredOptimizer:
     def _note(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
             raise ValueError("[smdp] StepInForward: step() takes no closure, for gradients come later.")
+        if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
+            raise ValueError(
+                "[smdp] StepInForward: the optimizer has step hooks, which would run for every unit. Remove"
+                " them."
+            )
         groups = self.optimizer.param_groups
         present = [one.grad for group in groups for one in group["params"] if one.grad is not None]
         if self._noted is not None or not all(isinstance(grad, PendingGradient) for grad in present):
@@ -90,4 +98,17 @@ class DeferredOptimizer:
             for parameter in group["params"]
             if parameter.grad is not None
         }
-        self._noted = ([{k: v for k, v in group.items() if k != "params"} for group in groups], group_of)
+        self._noted = ([_copy(group) for group in groups], group_of)
+
+
+def _copy(group: dict[str, Any]) -> dict[str, Any]:
+    """Copy a group without its parameters; a scheduler changes a learning rate that is a tensor in place."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _is_changed(value: object) -> bool:
+    return isinstance(value, Tensor) and value._version != 0

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import atexit
+import contextlib
+import weakref
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from smdp.torch.deferred_optimizer import DeferredOptimizer
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.inert_hook import InertHook
 from smdp.torch.pending_gradient import PendingGradient
+from smdp.torch.pending_watch import PendingWatch
+from smdp.torch.profiling import ranged
 
-_LISTS = (nn.ModuleList, nn.Sequential)
+# They are never called themselves.
+_COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
 
 
 class StepInForward:
@@ -28,11 +34,12 @@ class StepInForward:
     What optimizers keep they must keep per parameter (SGD, Adam, AdamW, RMSprop, ...). Until it is stepped, a
     parameter's `.grad` cannot be read: there is no clipping by the norm of all gradients and no GradScaler.
     The `state_dict()` of model and optimizers carries all steps out first; whatever else looks at parameters
-    between `step()` and the next forward calls settle() before.
+    between `step()` and the next forward calls settle() before. After an error of the network in a forward
+    some units have taken the last step and others have not: training goes on from a checkpoint.
 
     Args:
         model: On the CPU; parameters of its units are used in their unit's forward only.
-        *optimizers: Of parameters of the model.
+        *optimizers: Of parameters of the model, without step hooks.
         units: Modules whose parameters are stepped together. Default: every element of the model's outermost
             ModuleLists and Sequentials. Parameters outside all units are stepped before the model's forward.
 
@@ -50,6 +57,7 @@ class StepInForward:
         *optimizers: Optimizer,
         units: Iterable[nn.Module] | None = None,
     ) -> None:
+        self._is_over = True  # all means of the last backward are there
         if not isinstance(model, DistributedDataParallel):
             raise ValueError(
                 f"[smdp] StepInForward got a {type(model).__name__}; it needs a model that"
@@ -68,16 +76,27 @@ class StepInForward:
         self._parameters = self._hooks.parameters
         self._check(optimizers)
         self._held: dict[int, Tensor | None] = {}  # by index: gradients that have not been handed back
-        self._is_over = True  # all means of the last backward are there
+        self._error: BaseException | None = None  # that left units behind
         self._placeholders = [PendingGradient(parameter) for parameter in self._parameters]
-        self._watch: _Watch | None = _Watch(self)  # of the first forward with something to do
+        # Of forwards with something to do, until one that is trained has passed.
+        self._watch: PendingWatch | None = PendingWatch(self.name_of_pending)
         self._hook(root, chosen)
         self._optimizers = [DeferredOptimizer(one, self.settle) for one in optimizers]
         self._settle_before_saving(model, optimizers)
         self._hooks.deferral = self
+        # The other ranks may still wait for what this one has to send.
+        atexit.register(_end_at_exit, weakref.ref(self))
+
+    def __del__(self) -> None:
+        """Leave no step under way: this object holds its memory."""
+        self._leave()
 
     def settle(self) -> None:
-        """Wait for all gradients and carry out the steps that were noted."""
+        """Wait for all gradients and carry out the steps that were noted.
+
+        Raises:
+            RuntimeError: An error has kept some units from their step.
+        """
         self._settle(range(len(self._parameters)))
 
     def hold(self) -> None:
@@ -101,7 +120,7 @@ class StepInForward:
         averaged = {id(parameter) for parameter in self._parameters}
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for parameter in (one for group in groups for one in group["params"]):
-            if id(parameter) not in averaged:
+            if id(parameter) not in averaged and parameter.requires_grad:
                 name = self._names.get(id(parameter), f"of shape {tuple(parameter.shape)}")
                 raise ValueError(
                     f"[smdp] StepInForward: an optimizer has parameter {name!r}, whose gradient the model"
@@ -110,98 +129,100 @@ class StepInForward:
 
     def _hook(self, root: nn.Module, units: Iterable[nn.Module]) -> None:
         index_of = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+
+        def indices(module: nn.Module, recurse: bool = True) -> list[int]:
+            return [index_of[id(one)] for one in module.parameters(recurse) if id(one) in index_of]
+
+        for module in root.modules():  # whoever calls one of them directly
+            if own := indices(module, recurse=False):
+                module.register_forward_pre_hook(InertHook(self._settle, own), prepend=True)
         taken: set[int] = set()
         for unit in units:
-            indices = [index_of[id(one)] for one in unit.parameters() if id(one) in index_of]
-            taken.update(indices)
-            unit.register_forward_pre_hook(_before(self._settle, indices), prepend=True)
+            taken.update(indices(unit))
+            unit.register_forward_pre_hook(InertHook(self._settle, indices(unit)), prepend=True)
         rest = [index for index in range(len(self._parameters)) if index not in taken]
-        root.register_forward_pre_hook(_before(self._begin_forward, rest), prepend=True)
-        root.register_forward_hook(torch.compiler.disable(self._end_forward), always_call=True)
+        root.register_forward_pre_hook(InertHook(self._begin_forward, rest), prepend=True)
+        root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
 
     def _settle_before_saving(self, model: DistributedDataParallel, optimizers: Iterable[Optimizer]) -> None:
-        for module in model.modules():
-            module.register_state_dict_pre_hook(lambda *_: self.settle())
-            module.register_load_state_dict_pre_hook(lambda *_: self.settle())
-        for optimizer in optimizers:
-            optimizer.register_state_dict_pre_hook(lambda _: self.settle())
-            optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle())
+        for part in (*model.modules(), *optimizers):
+            part.register_state_dict_pre_hook(InertHook(self.settle))
+            part.register_load_state_dict_pre_hook(InertHook(self.settle))
 
     def _begin_forward(self, rest: Iterable[int]) -> None:
         self._settle(rest)
-        if self._watch is not None and self._held and not self._watch.is_open:
+        if self._watch is not None and self._held:
             self._watch.open()
 
-    def _end_forward(self, *_: Any) -> None:
+    def _end_forward(self, result: object) -> None:
         if self._watch is not None and self._watch.is_open:
             self._watch.close()
-            self._watch = None
+            # There is no result after an error.
+            if result is not None and torch.is_grad_enabled():
+                self._watch = None
 
     def _settle(self, indices: Iterable[int]) -> None:
+        if self._error is not None:
+            raise RuntimeError(
+                "[smdp] StepInForward: an error has left parts of the model without their last step. Go on"
+                f" from a checkpoint. The error was: {self._error}"
+            ) from self._error
         mine = [index for index in indices if index in self._held]
         if not mine:
             return
+        try:
+            # As after backward, whatever the forward around it is under.
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+                torch.autocast("cpu", enabled=False),
+                torch._C.DisableTorchFunction(),
+                _disable_current_modes(),
+            ):
+                self._step(mine)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _step(self, indices: list[int]) -> None:
         # Whether another rank has used a parameter is known last.
-        if len(mine) == len(self._held) or any(self._held[index] is None for index in mine):
+        if len(indices) == len(self._held) or any(self._held[index] is None for index in indices):
             self._end()
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            left = {}  # None after zero_grad()
-            for index in mine:
-                if not self._is_over:
+        left = {}  # in .grad afterwards: None after zero_grad()
+        for index in indices:
+            if not self._is_over:
+                with ranged("wait for gradients"):
                     self._hooks.reducer.wait_for(index)
-                mean = self._hooks.deliver(index, self._held.pop(index))
-                parameter = self._parameters[index]
-                left[index] = mean if parameter.grad is self._placeholders[index] else parameter.grad
-                parameter.grad = mean
-            for optimizer in self._optimizers:
-                optimizer.step(self._parameters[index] for index in mine)
-            for index, grad in left.items():
-                self._parameters[index].grad = grad
+            mean = self._hooks.deliver(index, self._held.pop(index))
+            parameter = self._parameters[index]
+            left[index] = mean if parameter.grad is self._placeholders[index] else parameter.grad
+            parameter.grad = mean
+        for optimizer in self._optimizers:
+            optimizer.step(self._parameters[index] for index in indices)
+        for index, grad in left.items():
+            self._parameters[index].grad = grad
+
+    def _leave(self) -> None:
+        with contextlib.suppress(Exception):
+            self._end()
 
     def _end(self) -> None:
         if not self._is_over:
-            self._hooks.reducer.wait()
+            with ranged("wait for gradients"):
+                self._hooks.reducer.wait()
             self._is_over = True
 
 
-def _before(settle: Callable[[Iterable[int]], None], indices: list[int]) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        settle(indices)
-
-    outside_graphs: Callable[..., None] = torch.compiler.disable(hook)
-    return outside_graphs
-
-
 def _default_units(root: nn.Module) -> list[nn.Module]:
-    if isinstance(root, _LISTS):
+    if isinstance(root, nn.Sequential):
         return list(root)
-    return [unit for child in root.children() for unit in _default_units(child)]
+    units = []
+    for child in root.children():
+        is_unit = isinstance(root, _COLLECTIONS) and not isinstance(child, _COLLECTIONS)
+        units += [child] if is_unit else _default_units(child)
+    return units
 
 
-class _Watch(TorchFunctionMode):
-    """Sees that no parameter is used before it has been stepped."""
-
-    def __init__(self, steps: StepInForward) -> None:
-        self._steps = steps
-        self.is_open = False
-
-    def open(self) -> None:
-        self.is_open = True
-        self.__enter__()
-
-    def close(self) -> None:
-        self.is_open = False
-        self.__exit__(None, None, None)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") != "__get__":  # of shape, dtype and the like
-            for value in (*args, *(kwargs or {}).values()):
-                name = self._steps.name_of_pending(value) if isinstance(value, Tensor) else None
-                if name is not None:
-                    raise RuntimeError(
-                        f"[smdp] StepInForward: {name!r} is used before its unit's forward, so before its"
-                        " step. Give units= whose parameters nothing else uses."
-                    )
-        return func(*args, **(kwargs or {}))
+def _end_at_exit(steps: weakref.ref[StepInForward]) -> None:
+    if (found := steps()) is not None:
+        found._leave()
