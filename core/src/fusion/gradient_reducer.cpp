@@ -139,9 +139,12 @@ class GradientReducer::Impl {
     check_finished();
     waits_for_one_ = true;
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+    const TimePoint begin = Clock::now();
+    const bool is_early = !buffer.done->done();
     settle(*buffer.done, interrupted);
     look_at(buffer);
     write_back(index);
+    if (is_early) trace_wait(begin);
   }
 
   void wait(const std::function<bool()>& interrupted) {
@@ -259,15 +262,20 @@ class GradientReducer::Impl {
     stats_.bytes += step_bytes();
     stats_.last_exposed_seconds = stats_.exposed_seconds - exposed_before_;
     ++stats_.steps;
-    if (trace::is_on()) {
-      const trace::Arguments step{{"step", std::to_string(steps_)}};
-      if (steps_ != 0) trace::span("step", "step", "compute", last_end_, begin, step);
-      trace::span("step", "step", "exposed communication", begin, Clock::now(), step);
-    }
+    trace_wait(begin);
     count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
     ++steps_;
     is_in_step_ = false;
-    last_end_ = Clock::now();
+    last_wait_ = Clock::now();
+  }
+
+  // Since the last one, the framework computes.
+  void trace_wait(TimePoint begin) {
+    if (!trace::is_on()) return;
+    const trace::Arguments step{{"step", std::to_string(steps_)}};
+    if (steps_ != 0) trace::span("step", "step", "compute", last_wait_, begin, step);
+    last_wait_ = Clock::now();
+    trace::span("step", "step", "exposed communication", begin, last_wait_, step);
   }
 
   void check_arguments(const Group& base) const {
@@ -550,7 +558,7 @@ class GradientReducer::Impl {
   std::shared_ptr<Batch> batch_;  // of this step
   Group::Handle handle_;          // its operation
   std::uint64_t steps_ = 0;
-  TimePoint last_end_{};  // of the last step
+  TimePoint last_wait_{};  // its end
   TimePoint last_finish_{};
   double exposed_at_finish_ = 0;
   bool has_new_layout_ = false;

@@ -21,7 +21,8 @@ REASON = why_not()
 SHOW = (
     "import importlib.util, os, sys\n"
     "found = importlib.util.find_spec('smdistributed') is not None\n"
-    "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], found, sys.argv[1:], __name__)\n"
+    "seen = ['rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], found, sys.argv[1:], __name__]\n"
+    "sys.stdout.write(' '.join(map(str, seen)) + '\\n')\n"  # in one piece, for mpirun mixes the ranks' writes
 )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_spawn import run
 
 from smdp.torch import DistributedDataParallel, StepInForward
@@ -287,6 +288,12 @@ def check_refusals() -> None:
     hooked(inputs(0)).sum().backward()
     with pytest.raises(ValueError, match="the optimizer has step hooks"):
         optimizer.step()
+    optimizer._optimizer_step_post_hooks.clear()
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="the optimizer has step hooks"):
+        optimizer.step()
+    handle.remove()
+    optimizer.step()
     hooked.state_dict()
 
     counting = DistributedDataParallel(net())

@@ -29,6 +29,7 @@ class Nested(nn.Module):
         self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(16, 16), nn.Tanh()]) for _ in range(3))
         self.layer(2).weight = self.layer(0).weight
         self.layer(1).weight.requires_grad_(False)
+        self.attention = nn.MultiheadAttention(16, 2)  # uses a weight of a child that it does not call
 
     def layer(self, number: int) -> nn.Linear:
         block = self.blocks[number]
@@ -36,6 +37,7 @@ class Nested(nn.Module):
         return block[0]
 
     def encode(self, x: Tensor) -> Tensor:
+        x, _ = self.attention(x, x, x)
         for number in range(3):
             x = self.layer(number)(x).tanh()
         stemmed: Tensor = self.stem(x)
@@ -43,6 +45,7 @@ class Nested(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
+        x, _ = self.attention(x, x, x)
         for number in range(3):
             x = checkpoint(self.layer(number), x, use_reentrant=False).relu()
         with torch.autocast("cpu", torch.bfloat16):
@@ -182,7 +185,9 @@ def check_dead_rank() -> None:
     with pytest.raises(RuntimeError, match=r"\[smdp\] rank 0 of 2 .*rank 1 .*died"):
         model(inputs(2))
     assert time.monotonic() - start < 6
-    with pytest.raises(RuntimeError, match=r"Go on from a checkpoint. The error was: .*rank 1"):
+    with pytest.raises(
+        RuntimeError, match=r"Go on from a checkpoint, in a new process. The error was: .*rank 1"
+    ):
         model.state_dict()
     os._exit(0)
 

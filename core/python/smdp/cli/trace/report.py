@@ -102,10 +102,16 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
         for event in steps:
             number = int(event["args"]["step"])
             if event["name"] == "exposed communication" and number > 0:
-                arrivals[number][trace.rank] = event["ts"] + shifts[trace.rank]
-                exposed[number][trace.rank] = event["dur"] / 1e6
-        ends = sorted(event["ts"] + event["dur"] for event in steps if event["name"] != "compute")
-        lengths += [(after - before) / 1e6 for before, after in itertools.pairwise(ends)]
+                # Several, where the next forward waits for one gradient after the other.
+                arrival = event["ts"] + shifts[trace.rank]
+                arrivals[number][trace.rank] = min(arrival, arrivals[number].get(trace.rank, arrival))
+                exposed[number][trace.rank] = exposed[number].get(trace.rank, 0.0) + event["dur"] / 1e6
+        ends: dict[int, float] = {}
+        for event in steps:
+            if event["name"] != "compute":
+                number = int(event["args"]["step"])
+                ends[number] = max(ends.get(number, 0.0), event["ts"] + event["dur"])
+        lengths += [(after - before) / 1e6 for before, after in itertools.pairwise(sorted(ends.values()))]
         waits += sum(e["dur"] for e in trace.spans if e["cat"] == "input" and e["ts"] >= started) / 1e6
     whole = [step for step in exposed if len(exposed[step]) == len(traces)]
     slowest: dict[int, int] = defaultdict(int)

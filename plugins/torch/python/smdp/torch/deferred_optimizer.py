@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.optim import optimizer as optimizer_module
 
 from smdp.torch.pending_gradient import PendingGradient
 
 _SCHEDULER = "_wrapped_by_lr_sched"
+_GLOBAL_HOOKS = (optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)
 
 
 class DeferredOptimizer:
@@ -76,7 +78,8 @@ class DeferredOptimizer:
     def _note(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
             raise ValueError("[smdp] StepInForward: step() takes no closure, for gradients come later.")
-        if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
+        one = self.optimizer
+        if any((*_GLOBAL_HOOKS, one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks)):
             raise ValueError(
                 "[smdp] StepInForward: the optimizer has step hooks, which would run for every unit. Remove"
                 " them."

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from smdp import _world
+from smdp.torch import completion
 from smdp.torch.deferred_optimizer import DeferredOptimizer
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.inert_hook import InertHook
 from smdp.torch.pending_gradient import PendingGradient
 from smdp.torch.pending_watch import PendingWatch
 from smdp.torch.profiling import ranged
+
+_log = logging.getLogger(__name__)
 
 # They are never called themselves.
 _COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
@@ -34,8 +39,9 @@ class StepInForward:
     What optimizers keep they must keep per parameter (SGD, Adam, AdamW, RMSprop, ...). Until it is stepped, a
     parameter's `.grad` cannot be read: there is no clipping by the norm of all gradients and no GradScaler.
     The `state_dict()` of model and optimizers carries all steps out first; whatever else looks at parameters
-    between `step()` and the next forward calls settle() before. After an error of the network in a forward
-    some units have taken the last step and others have not: training goes on from a checkpoint.
+    between `step()` and the next forward (an average of weights, `copy.deepcopy`, `torch.save(model)`) calls
+    settle() before. After an error of the network in a forward some units have taken the last step and others
+    have not: training goes on from a checkpoint, in a new process.
 
     Args:
         model: On the CPU; parameters of its units are used in their unit's forward only.
@@ -89,7 +95,13 @@ class StepInForward:
 
     def __del__(self) -> None:
         """Leave no step under way: this object holds its memory."""
-        self._leave()
+        if self._is_over:
+            return
+        with contextlib.suppress(Exception):
+            if completion.is_current_thread():  # what the step waits for may wait for this thread
+                self._hooks.reducer.abort("a StepInForward was collected in the middle of a step")
+            else:
+                self._end()
 
     def settle(self) -> None:
         """Wait for all gradients and carry out the steps that were noted.
@@ -127,21 +139,22 @@ class StepInForward:
                     " does not average. Give that one an optimizer of its own."
                 )
 
-    def _hook(self, root: nn.Module, units: Iterable[nn.Module]) -> None:
+    def _hook(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
         index_of = {id(parameter): index for index, parameter in enumerate(self._parameters)}
 
-        def indices(module: nn.Module, recurse: bool = True) -> list[int]:
-            return [index_of[id(one)] for one in module.parameters(recurse) if id(one) in index_of]
+        def indices(module: nn.Module) -> list[int]:
+            return [index_of[id(one)] for one in module.parameters() if id(one) in index_of]
 
-        for module in root.modules():  # whoever calls one of them directly
-            if own := indices(module, recurse=False):
-                module.register_forward_pre_hook(InertHook(self._settle, own), prepend=True)
-        taken: set[int] = set()
-        for unit in units:
-            taken.update(indices(unit))
-            unit.register_forward_pre_hook(InertHook(self._settle, indices(unit)), prepend=True)
-        rest = [index for index in range(len(self._parameters)) if index not in taken]
-        root.register_forward_pre_hook(InertHook(self._begin_forward, rest), prepend=True)
+        chosen = {id(unit) for unit in units}
+        taken = {index for unit in units for index in indices(unit)}
+        for module in root.modules():  # units, and whatever is called past them
+            holds_units = any(id(one) in chosen for one in module.modules() if one is not module)
+            mine = indices(module)
+            if holds_units and id(module) not in chosen:
+                mine = [index for index in mine if index not in taken]
+            if mine:
+                module.register_forward_pre_hook(InertHook(self._settle, mine), prepend=True)
+        root.register_forward_pre_hook(InertHook(self._begin_forward), prepend=True)
         root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
 
     def _settle_before_saving(self, model: DistributedDataParallel, optimizers: Iterable[Optimizer]) -> None:
@@ -149,8 +162,7 @@ class StepInForward:
             part.register_state_dict_pre_hook(InertHook(self.settle))
             part.register_load_state_dict_pre_hook(InertHook(self.settle))
 
-    def _begin_forward(self, rest: Iterable[int]) -> None:
-        self._settle(rest)
+    def _begin_forward(self) -> None:
         if self._watch is not None and self._held:
             self._watch.open()
 
@@ -165,9 +177,9 @@ class StepInForward:
         if self._error is not None:
             raise RuntimeError(
                 "[smdp] StepInForward: an error has left parts of the model without their last step. Go on"
-                f" from a checkpoint. The error was: {self._error}"
+                f" from a checkpoint, in a new process. The error was: {self._error}"
             ) from self._error
-        mine = [index for index in indices if index in self._held]
+        mine = [index for index in indices if index in self._held] if self._held else []
         if not mine:
             return
         try:
@@ -202,10 +214,6 @@ class StepInForward:
         for index, grad in left.items():
             self._parameters[index].grad = grad
 
-    def _leave(self) -> None:
-        with contextlib.suppress(Exception):
-            self._end()
-
     def _end(self) -> None:
         if not self._is_over:
             with ranged("wait for gradients"):
@@ -224,5 +232,10 @@ def _default_units(root: nn.Module) -> list[nn.Module]:
 
 
 def _end_at_exit(steps: weakref.ref[StepInForward]) -> None:
-    if (found := steps()) is not None:
-        found._leave()
+    found = steps()
+    if found is None or _world.why_it_ends():  # then the others are to know at once
+        return
+    try:
+        found._end()
+    except Exception as error:  # noqa: BLE001 - there is nobody left to catch it
+        _log.warning("%s The last optimizer step was not carried out.", error)
