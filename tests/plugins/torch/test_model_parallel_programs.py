@@ -106,3 +106,23 @@ def programs_that_cannot_run() -> None:
 
 def test_programs_that_cannot_run() -> None:
     run(programs_that_cannot_run, 2)
+
+
+def devices_of_code() -> None:
+    class Asks(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            devices.add(str(torch.get_default_device()))
+            return super().forward(x)
+
+    devices: set[str] = set()
+    steps = rows()
+    pipe = smdp.torch.pipeline(made(Asks), 2, 4, example_inputs=steps[0])
+    devices.clear()
+    for batch in steps:
+        with torch.device("meta"):
+            assert torch.isfinite(pipe.train_step(batch, square_loss))
+    assert devices == {"meta"}
+
+
+def test_default_device_of_the_caller() -> None:
+    run(devices_of_code, 2)

@@ -2,43 +2,142 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_spawn import run
+
+import smdp.torch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def cuda() -> None:
-    size, rank = dist.get_world_size(), dist.get_rank()
-    device = torch.device("cuda", rank % torch.cuda.device_count())
+def take_device() -> torch.device:
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    return device
+
+
+def late(device: torch.device) -> Tensor:
+    """Ones times the rank's number, from 1; the kernels that make them are still running."""
+    tensor = torch.ones(1000, 1000, device=device) * (dist.get_rank() + 1)
+    for _ in range(20):
+        tensor = tensor @ torch.eye(1000, device=device)
+    return tensor
+
+
+def all_reduces() -> None:
+    device = take_device()
     for step in range(5):
-        # The kernels that make the values are still running when the call comes.
-        tensor = torch.ones(1000, 1000, device=device) * (rank + 1)
-        for _ in range(20):
-            tensor = tensor @ torch.eye(1000, device=device)
+        tensor = late(device)
         work = dist.all_reduce(tensor, async_op=step % 2 == 0)
         if work is not None:
             work.wait()
-        assert (tensor == size * (size + 1) / 2).all()
+        assert (tensor == 3).all()
     future = dist.all_reduce(torch.ones(7, device=device), async_op=True).get_future()
-    assert (future.then(lambda done: done.value()[0] * 2).wait() == 2 * size).all()
-    gathered = [torch.empty(3, 2, device=device).t() for _ in range(size)]
-    dist.all_gather(gathered, torch.full((2, 3), float(rank), device=device))
+    assert (future.then(lambda done: done.value()[0] * 2).wait() == 4).all()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        tensor = late(device)
+        dist.all_reduce(tensor)
+        assert (tensor == 3).all()
+
+
+def polled_and_dropped() -> None:
+    device = take_device()
+    tensor = late(device)
+    work = dist.all_reduce(tensor, async_op=True)
+    deadline = time.monotonic() + 30
+    while not work.is_completed():
+        assert time.monotonic() < deadline
+    assert (tensor == 3).all()
+    kept = late(device)
+    dist.all_reduce(kept, async_op=True)  # its Work is dropped
+    dist.barrier()
+    deadline = time.monotonic() + 30
+    while not (kept == 3).all():
+        assert time.monotonic() < deadline
+    with torch.inference_mode():
+        future = dist.all_reduce(late(device), async_op=True).get_future()
+    assert (future.wait()[0] == 3).all()
+
+
+def odd_tensors() -> None:
+    device = take_device()
+    gathered = [torch.empty(3, 2, device=device).t() for _ in range(2)]
+    dist.all_gather(gathered, torch.full((2, 3), float(dist.get_rank()), device=device))
     for other, part in enumerate(gathered):
         assert (part == other).all()
-    net = DistributedDataParallel(nn.Linear(64, 64).to(device), bucket_cap_mb=0.001)
-    net(torch.full((4, 64), float(rank), device=device)).sum().backward()
-    for parameter in net.parameters():
-        assert parameter.grad is not None
-        expected = parameter.grad.clone()
-        dist.broadcast(expected, 0)
-        assert torch.equal(parameter.grad, expected)
+    values = torch.full((1000,), 1.0 + 2.0j * (dist.get_rank() + 1), device=device)
+    dist.all_reduce(conjugate := values.conj())
+    assert (conjugate == 2.0 - 6.0j).all()
+    dist.all_reduce(negative := torch._neg_view(late(device)))
+    assert (negative == -3).all()
+    torch.set_default_device(device)
+    dist.all_reduce(tensor := late(device))
+    dist.all_reduce(host := torch.ones(3, 4, device="cpu").t())
+    assert (tensor == 3).all()
+    assert (host == 2).all()
 
 
-def test_cuda() -> None:
-    run(cuda, 2)
+def captured() -> None:
+    device = take_device()
+    tensor = torch.ones(7, device=device)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="within the capture of a CUDA graph"), torch.cuda.graph(graph):
+        dist.all_reduce(tensor)
+
+
+def trained(wrap: Callable[[nn.Module], nn.Module], *, half: bool) -> list[Tensor]:
+    """Parameters after some steps on this rank's half of the batches."""
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=half)
+    for step in range(8):
+        batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).cuda()
+        part = batch if model.__class__ is nn.Sequential else batch[dist.get_rank() :: 2]
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16, enabled=half):
+            loss = model(part).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return list(model.parameters())
+
+
+def training() -> None:
+    take_device()
+    for half, tolerance in ((False, 1e-5), (True, 1e-2)):
+        alone = trained(lambda model: model, half=half)
+        wrappers: list[Callable[[nn.Module], nn.Module]] = [
+            lambda model: DistributedDataParallel(model, bucket_cap_mb=0.01),
+            smdp.torch.DistributedDataParallel,
+            lambda model: smdp.torch.DistributedDataParallel(model, compression="bf16"),
+        ]
+        for wrap, bound in zip(wrappers, (tolerance, tolerance, 1e-2), strict=True):
+            for ours, expected in zip(trained(wrap, half=half), alone, strict=True):
+                torch.testing.assert_close(ours, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("function", [all_reduces, polled_and_dropped, odd_tensors, captured, training])
+def test_cuda(function: Callable[[], None]) -> None:
+    run(function, 2)
+
+
+def on_one_device() -> None:
+    take_device()
+    dist.all_reduce(tensor := late(torch.device("cuda", dist.get_rank())), async_op=True).get_future().wait()
+    assert (tensor == 3).all()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        assert not torch._C._cuda_hasPrimaryContext(0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_rank_has_no_memory_on_the_devices_of_others() -> None:
+    run(on_one_device, 2)

@@ -7,7 +7,8 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 
-from smdp.torch.distributed_data_parallel import DistributedDataParallel, check_reducer_options
+from smdp.torch.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.reducer_options import check_reducer_options
 
 
 class SmdpStrategy(DDPStrategy):

@@ -9,16 +9,20 @@ from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
-from smdp.torch.distributed_data_parallel import check_factor
 from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.reducer_options import check_factor
+from smdp.torch.tensors import REDUCTIONS, Staging, dtype_code
 from smdp.torch.work import HandleWork
+
+_AVG = REDUCTIONS[hash(dist.ReduceOp.AVG)]
+_DEFAULT = -1.0  # the group's timeout
 
 
 class CommHook:
     """What `comm_hook` makes; called by torch's reducer with every bucket.
 
-    torch lays its buckets out anew after the first step, so in that one nothing is left for later: it goes as
-    float32.
+    Buckets of other dtypes than float32 travel as they are. torch lays its buckets out anew after the first
+    step, so in that one nothing is left for later: it goes as float32.
     """
 
     def __init__(
@@ -44,23 +48,27 @@ class CommHook:
     def __call__(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         """Start averaging a bucket."""
         buffer = bucket.buffer()
-        if buffer.dtype != torch.float32 or buffer.device.type != "cpu":
-            raise ValueError(
-                f"smdp.torch.comm_hook averages float32 gradients on the CPU, got {buffer.dtype} on "
-                f"{buffer.device}. Leave the hook out for this model."
-            )
         if bucket.index() == 0 and self._is_in_step:
             self._end_step()
         self._is_in_step = True
         key = self._key_of(bucket)
         is_plain = self._is_first and self._has_state
         compressor = self._plain if is_plain else self._compressor
-        handle = compressor.all_reduce(self._group, key, buffer.data_ptr(), buffer.numel())
-        done: Future[list[Tensor]] = HandleWork((handle,), [buffer]).get_future()
+        staging = Staging()
+        host = staging.update(buffer)
+        staging.ready()
+        pointer = host.data_ptr()
+        if buffer.dtype is torch.float32:
+            handle = compressor.all_reduce(self._group, key, pointer, host.numel())
+        else:
+            dtype = dtype_code(buffer.dtype)
+            handle = self._group.all_reduce(pointer, pointer, host.shape, dtype, _AVG, 1.0, _DEFAULT, True)
+        work = HandleWork((handle,), [buffer], host, staging if staging.is_needed else None)
+        done: Future[list[Tensor]] = work.get_future()
         parts: list[tuple[int, Tensor]] = []
         if self._momentum and len(self._group.hosts) == 1:  # no codec adds it
             parts = list(zip(map(id, bucket.parameters()), bucket.gradients(), strict=True))
-        return done.then(lambda done: self._averaged(done, parts))
+        return done.then(lambda done: self._averaged(done, host, parts))
 
     def rescale_residuals(self, factor: float) -> None:
         """Tell compression that the loss scale has been multiplied by `factor`.
@@ -78,10 +86,10 @@ class CommHook:
         parameters = tuple(id(parameter) for parameter in bucket.parameters())
         return self._keys.setdefault(parameters, len(self._keys))
 
-    def _averaged(self, done: Future[list[Tensor]], parts: list[tuple[int, Tensor]]) -> Tensor:
-        """Give the mean; to its parts goes the momentum that the optimizer leaves out."""
+    def _averaged(self, done: Future[list[Tensor]], host: Tensor, parts: list[tuple[int, Tensor]]) -> Tensor:
+        """Give the mean, also in `host`; to its parts goes the momentum that the optimizer leaves out."""
         (buffer,) = done.wait()
-        is_finite = not (self._has_state or self._momentum) or bool(torch.isfinite(buffer).all())
+        is_finite = not (self._has_state or self._momentum) or bool(torch.isfinite(host).all())
         self._counts = self._counts and is_finite
         for parameter, part in parts if is_finite else ():
             if parameter not in self._velocity:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,39 +15,17 @@ from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
+from smdp.torch.comm_hook import CommHook, comm_hook
 from smdp.torch.gradient_hooks import GradientHooks
 from smdp.torch.input_wait import watch
 from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.reducer_options import check_factor, check_reducer_options
 
 _NO_COMM_HOOKS = (
     "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
     "torch.nn.parallel.DistributedDataParallel on smdp"
 )
 _SIGNATURE = inspect.signature(TorchDistributedDataParallel.__init__)
-COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
-
-
-def check_reducer_options(owner: str, compression: str, bucket_cap_mb: float | None) -> None:
-    """Refuse wrong options of the gradient reducer before anything is made of them.
-
-    Raises:
-        ValueError: One is wrong; the message begins with the owner.
-    """
-    if compression not in COMPRESSIONS:
-        allowed = ", ".join(COMPRESSIONS)
-        raise ValueError(f"[smdp] {owner}: compression is {compression!r}; allowed: {allowed}.")
-    if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
-        raise ValueError(f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb}; it must be above 0.")
-
-
-def check_factor(factor: float) -> None:
-    """Refuse what no loss scale can be multiplied by.
-
-    Raises:
-        ValueError: It is not a number above 0.
-    """
-    if not 0 < factor < math.inf:
-        raise ValueError(f"[smdp] rescale_residuals({factor}): the factor must be a number above 0.")
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
@@ -56,7 +33,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     A subclass of torch's class with the same arguments, state dict, `no_sync` and `join`. Without compression
     it trains to the same bits as torch's own over smdp. Parameters that some ranks do not use need no option.
-    Modules on a GPU are left to torch's own reducer, whose all_reduce smdp carries out.
+    Modules on a GPU are left to torch's own reducer, which fuses on the device; its buckets travel by smdp,
+    with `compression` by `comm_hook`.
 
     Args:
         module: The module, the same on all ranks.
@@ -80,6 +58,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     # For what the base calls before they are set.
     _hooks: GradientHooks | None = None
     _hook_options: dict[str, Any] | None = None
+    _comm_hook: CommHook | None = None  # of a module on a GPU
+    _wire: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -110,9 +90,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._divides_by_all = True
         if self.device_type != "cpu":
             if compression != "none":
-                raise ValueError(
-                    f"compression={compression!r} needs a module on the CPU, got one on {self.device_type}"
-                )
+                self._wire = {
+                    "compression": compression,
+                    "topk_ratio": topk_ratio,
+                    "topk_momentum": topk_momentum,
+                }
+                self._hook_wire()
             return
         group = self.process_group
         if not isinstance(group, ProcessGroupSmdp):
@@ -138,6 +121,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 broadcast_buffers=self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None,
             )
 
+    def _hook_wire(self) -> None:
+        """Have the buckets of torch's reducer compressed."""
+        if self._wire is not None:
+            self._comm_hook = comm_hook(process_group=self.process_group, **self._wire)
+            super().register_comm_hook(None, self._comm_hook)
+
     def _make_hooks(self) -> GradientHooks:
         """Build the gradient reducer; collective, and of a copy only when it first trains."""
         if self._hooks is None:
@@ -159,8 +148,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return self._hooks
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch's; the gradient reducer stays behind."""
-        return {**super().__getstate__(), "_hooks": None}
+        """As torch's; what averages gradients stays behind."""
+        return {**super().__getstate__(), "_hooks": None, "_comm_hook": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch's; a copy compresses as the original does."""
+        super().__setstate__(state)
+        self._hook_wire()
 
     def _set_static_graph(self) -> None:
         """As torch's; the gradient reducer does not need it."""
@@ -184,6 +178,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             ValueError: It is not a number above 0.
         """
         check_factor(factor)
+        if self._comm_hook is not None:
+            self._comm_hook.rescale_residuals(factor)
         if self._hook_options is not None:
             hooks = self._make_hooks()
             if hooks.deferral is not None:

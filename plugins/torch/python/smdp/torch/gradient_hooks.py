@@ -168,6 +168,11 @@ class GradientHooks:
         """Start averaging a gradient that is complete."""
         grad = parameter.grad
         assert grad is not None
+        if not grad.is_cpu:
+            raise RuntimeError(
+                f"[smdp] the gradient of parameter {index} is on {grad.device}, but its parameter was on the "
+                "CPU when the model was wrapped. Move the model first, then wrap it (or make the optimizer)."
+            )
         if grad.layout is not torch.strided:
             raise RuntimeError(
                 "[smdp] a gradient is sparse (an embedding with sparse=True); smdp's DistributedDataParallel "

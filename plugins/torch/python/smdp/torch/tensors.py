@@ -106,7 +106,7 @@ def is_plain(tensor: Tensor) -> bool:
 class Staging:
     """Contiguous host tensors in place of those the core cannot work on, and the way back.
 
-    Call `ready` before the core starts reading and `finish` once after it has ended. Not thread-safe.
+    Call `ready` before the core starts reading and `finish` after it has ended. Not thread-safe.
     """
 
     __slots__ = ("_copies", "_cuda")
@@ -134,21 +134,29 @@ class Staging:
 
     @property
     def is_needed(self) -> bool:
-        """Whether `finish` has anything to do."""
+        """Whether any tensor is not the core's own memory."""
         return bool(self._copies) or self._cuda is not None
 
     @property
-    def device(self) -> torch.device | None:
-        """The CUDA device of the tensors, if they are on one."""
-        return None if self._cuda is None else self._cuda.device
+    def has_results(self) -> bool:
+        """Whether `finish` copies anything."""
+        return bool(self._copies) or (self._cuda is not None and self._cuda.has_results)
+
+    @property
+    def cuda(self) -> CudaStaging | None:
+        """What copies to a device, if the tensors are on one."""
+        return self._cuda
 
     def finish(self) -> None:
-        """Copy results to the tensors; on a device this is only enqueued, on its side stream."""
-        with torch.no_grad():
-            for target, host in self._copies:
+        """Copy results to the tensors; on a device this is only enqueued, on a stream of smdp's.
+
+        The thread need not be in the modes of the call: tensors made in inference mode are filled in it.
+        """
+        for target, host in self._copies:
+            with torch.inference_mode(target.is_inference()), torch.no_grad():
                 target.copy_(host)
-            if self._cuda is not None:
-                self._cuda.store()
+        if self._cuda is not None:
+            self._cuda.store()
 
     def order_stream(self) -> None:
         """Let the current stream of the device, if any, wait for what `finish` enqueued."""
@@ -165,7 +173,7 @@ class Staging:
                 return self._cuda.stage(tensor, load=load, store=store)
             if not tensor.is_cpu:
                 raise TypeError(f"smdp moves tensors on cpu and cuda, got one on {tensor.device}")
-            host = torch.empty(tensor.shape, dtype=tensor.dtype)
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             if load:
                 host.copy_(tensor)
             if store:

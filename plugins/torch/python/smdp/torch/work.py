@@ -10,7 +10,6 @@ from datetime import timedelta
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
@@ -98,7 +97,7 @@ class HandleWork(Work):
         self._tensors = tensors
         self._keep = keep
         self._staging = staging
-        self._is_copied = staging is None
+        self._is_copied = staging is None or not staging.has_results
         self._future: Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -121,12 +120,20 @@ class HandleWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether all has ended, well or not."""
-        return all(handle.done() for handle in self._handles)
+        """Tell whether all has ended, well or not, and the results may be used."""
+        if not self._has_ended():
+            return False
+        if self._staging is not None and self.exception() is None:
+            self._copy()
+            self._staging.order_stream()
+        return True
 
     def is_success(self) -> bool:
         """Tell whether all has ended well."""
         return self.is_completed() and self.exception() is None
+
+    def _has_ended(self) -> bool:
+        return all(handle.done() for handle in self._handles)
 
     def exception(self) -> Exception | None:
         """Give the first error, if any."""
@@ -159,13 +166,13 @@ class HandleWork(Work):
         with _lock:
             if self._future is not None:
                 return self._future
-            device = None if self._staging is None else self._staging.device
-            source: Future[Any] = Future(devices=None if device is None else [device])
+            cuda = None if self._staging is None else self._staging.cuda
+            source: Future[Any] = Future(devices=None if cuda is None else [cuda.device])
             # Future.set_exception() would hand C++ callers the exception as a value; a raising callback is
             # what makes a Future fail for them too.
             self._future = future = source.then(_value_or_raise)
         setter = _FutureSetter(self, source)
-        if self.is_completed():
+        if self._has_ended():
             setter()
         else:
             completion.watch(self._handles, setter)
@@ -175,12 +182,12 @@ class HandleWork(Work):
         staging = self._staging
         with _lock:
             if staging is not None and not self._is_copied:
-                self._is_copied = True
                 staging.finish()
+                self._is_copied = True  # not where that has failed
 
     def __del__(self) -> None:
         """Hand over memory which the core still uses, and copies still to be made."""
-        if sys.is_finalizing() or (self._is_copied and self.is_completed()):
+        if sys.is_finalizing() or (self._is_copied and self._has_ended()):
             return
         completion.watch(self._handles, _Keeper(self))
 
@@ -206,13 +213,11 @@ class _FutureSetter:
         except Exception as copy_error:  # noqa: BLE001 - handed to the Future
             self._source.set_result(copy_error)
             return
-        if staging.device is None:
+        if staging.cuda is None:
             self._source.set_result(work._tensors)
             return
         # The Future records an event on the current stream: the one that ran the copies.
-        from smdp.torch.cuda import side_stream
-
-        with torch.cuda.stream(side_stream(staging.device)):
+        with staging.cuda.on_stream():
             self._source.set_result(work._tensors)
 
 

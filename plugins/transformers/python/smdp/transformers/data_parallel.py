@@ -12,8 +12,9 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import smdp
-from smdp.torch.distributed_data_parallel import DistributedDataParallel, check_reducer_options
+from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
+from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.plugin import Plugin
 
 

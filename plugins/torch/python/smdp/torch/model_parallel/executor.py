@@ -191,7 +191,7 @@ class Executor:
             what = f"the gradient of {value.text()} to stage {action.other}, microbatch {action.microbatch}"
             self._step.values.send(gradient, to, tag, what)
             if self._was_recorded(action):
-                data = torch.tensor(gradient.stride(), dtype=torch.int64)
+                data = torch.tensor(gradient.stride(), dtype=torch.int64, device="cpu")
                 self._step.values.send(data, to, tag, f"the strides of {what}")
 
     def _receive_backward(self, action: Action) -> None:
@@ -207,5 +207,5 @@ class Executor:
             room = room_for(value, strides_of(value))
             microbatch.gradients[key] = self._step.values.receive(room, source, tag, what)
             if self._was_recorded(action):
-                room = torch.empty(len(value.shape), dtype=torch.int64)
+                room = torch.empty(len(value.shape), dtype=torch.int64, device="cpu")
                 microbatch.layouts[key] = self._step.values.receive(room, source, tag, what)

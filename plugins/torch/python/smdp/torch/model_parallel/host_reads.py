@@ -84,12 +84,14 @@ class HostReads:
             description = described(result)
             data = packed(description)
             for rank in step.others():
-                step.reads.send(torch.tensor([data.numel()]), rank, tags[0], what)
+                step.reads.send(torch.tensor([data.numel()], device="cpu"), rank, tags[0], what)
                 step.reads.send(data, rank, tags[1], what)
         else:
             owner = step.rank_of[stage]
-            length = self._await(torch.zeros(1, dtype=torch.int64), owner, tags[0], what)
-            data = self._await(torch.empty(int(length), dtype=torch.uint8), owner, tags[1], what)
+            length = self._await(torch.zeros(1, dtype=torch.int64, device="cpu"), owner, tags[0], what)
+            data = self._await(
+                torch.empty(int(length), dtype=torch.uint8, device="cpu"), owner, tags[1], what
+            )
             description = unpacked(data)
         return drawn(description, step.ghosts)
 

@@ -242,7 +242,10 @@ class Microbatch:
         step.values.send(laid_out(tensor, strides_of(value)), rank, tag, what)
         if is_first:
             step.values.send(
-                torch.tensor(value.strides, dtype=torch.int64), rank, tag, f"the strides of {what}"
+                torch.tensor(value.strides, dtype=torch.int64, device="cpu"),
+                rank,
+                tag,
+                f"the strides of {what}",
             )
         self._note_use(value)
 
@@ -272,7 +275,7 @@ class Microbatch:
 
     def _in_strides(self, leaf: Tensor, value: Value, stage: int) -> Tensor:
         """Give what has arrived the strides that it has where it comes from."""
-        arrival = self._receive(value, stage, torch.empty(leaf.dim(), dtype=torch.int64))
+        arrival = self._receive(value, stage, torch.empty(leaf.dim(), dtype=torch.int64, device="cpu"))
         value.strides = tuple(self._wait_for_value(arrival).tolist())
         return leaf.as_strided(leaf.shape, value.strides)
 

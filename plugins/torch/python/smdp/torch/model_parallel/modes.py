@@ -11,9 +11,11 @@ _DEVICES = ("cpu", "cuda")
 
 
 class Modes:
-    """Grad mode and autocast as they are where this object is made."""
+    """Grad mode, autocast, default device and stream of CUDA as they are where this object is made."""
 
     def __init__(self) -> None:
+        self._device = torch.get_default_device()
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
         self.grad = torch.is_grad_enabled()
         self._autocast = [
             (device, torch.get_autocast_dtype(device))
@@ -24,12 +26,17 @@ class Modes:
 
     def key(self) -> object:
         """Give a value that is equal where the modes are."""
-        return (self.grad, tuple(self._autocast))
+        return (self.grad, tuple(self._autocast), self._device)
 
     @contextlib.contextmanager
     def restored(self, *, grad: bool) -> Iterator[None]:
         """Set them in this thread; `grad` False switches gradients off whatever they were."""
         with contextlib.ExitStack() as stack:
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.device(self._stream.device))
+                stack.enter_context(torch.cuda.stream(self._stream))
+            if self._device != torch.get_default_device():
+                stack.enter_context(self._device)
             stack.enter_context(torch.set_grad_enabled(grad))
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=self._is_cached))

@@ -73,20 +73,24 @@ class SameProgram:
     def _digest_of(self, rank: int) -> Arrival:
         if rank not in self._arrivals:
             what = f"the end of rank {rank}'s first microbatch"
-            room = torch.empty(32, dtype=torch.uint8)
+            room = torch.empty(32, dtype=torch.uint8, device="cpu")
             self._arrivals[rank] = self._reads.receive(room, rank, _DIGEST, what)
         return self._arrivals[rank]
 
     def _difference(self, plan: Plan, rank: int) -> str:
         own = _text(plan).encode()
         for tag, data in (
-            (_LENGTH, torch.tensor([len(own)])),
+            (_LENGTH, torch.tensor([len(own)], device="cpu")),
             (_TEXT, torch.frombuffer(bytearray(own), dtype=torch.uint8)),
         ):
             self._reads.send(data, rank, tag, "the program")
         what = f"rank {rank}'s program"
-        length = self._reads.receive(torch.zeros(1, dtype=torch.int64), rank, _LENGTH, what).wait()
-        text = self._reads.receive(torch.empty(int(length), dtype=torch.uint8), rank, _TEXT, what).wait()
+        length = self._reads.receive(
+            torch.zeros(1, dtype=torch.int64, device="cpu"), rank, _LENGTH, what
+        ).wait()
+        text = self._reads.receive(
+            torch.empty(int(length), dtype=torch.uint8, device="cpu"), rank, _TEXT, what
+        ).wait()
         lines = own.decode().splitlines(), text.numpy().tobytes().decode().splitlines()
         for place, (here, there) in enumerate(itertools.zip_longest(*lines, fillvalue="nothing more")):
             if here != there:

@@ -105,7 +105,7 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
     messages = state.running.messages
     what = f"an object from rank {rank} in smp.recv_from()"
     size, is_receipt_wanted = messages.receive(_header(), rank, _OBJECT, what).wait().tolist()
-    data = torch.empty(size, dtype=torch.uint8)
+    data = torch.empty(size, dtype=torch.uint8, device="cpu")
     messages.receive(data, rank, _OBJECT, what).wait()
     if is_receipt_wanted:
         messages.send(_header(), rank, _RECEIPT, f"the receipt to rank {rank}")
@@ -152,13 +152,13 @@ def _count(group: CommGroup, call: str) -> None:
 def _send(data: torch.Tensor, rank: int, *, is_receipt_wanted: bool) -> None:
     messages = state.running.messages
     what = f"an object to rank {rank}"
-    messages.send(torch.tensor([data.numel(), is_receipt_wanted]), rank, _OBJECT, what)
+    messages.send(torch.tensor([data.numel(), is_receipt_wanted], device="cpu"), rank, _OBJECT, what)
     messages.send(data, rank, _OBJECT, what)
 
 
 def _header() -> torch.Tensor:
     """Give bytes of an object, and whether its sender wants a receipt."""
-    return torch.zeros(2, dtype=torch.int64)
+    return torch.zeros(2, dtype=torch.int64, device="cpu")
 
 
 def _peer(name: str, number: object, kind: object) -> int:

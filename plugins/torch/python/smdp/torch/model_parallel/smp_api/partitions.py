@@ -108,7 +108,7 @@ class Partitions:
     def _agree_on_trained(self) -> None:
         """Let all stages know what has been frozen or thawed: scripts see the parameters of their rank."""
         own, group = self._own_trained(), self.pipe.layout.values
-        has_changed = torch.tensor([own != self._trained], dtype=torch.uint8)
+        has_changed = torch.tensor([own != self._trained], dtype=torch.uint8, device="cpu")
         try:
             dist.all_reduce(has_changed, op=dist.ReduceOp.MAX, group=group)
         except SmdpError as error:

@@ -1,0 +1,30 @@
+"""What may be asked of gradient reduction, checked before anything is made of it."""
+
+from __future__ import annotations
+
+import math
+
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
+
+
+def check_reducer_options(owner: str, compression: str, bucket_cap_mb: float | None) -> None:
+    """Refuse wrong options of the gradient reducer before anything is made of them.
+
+    Raises:
+        ValueError: One is wrong; the message begins with the owner.
+    """
+    if compression not in COMPRESSIONS:
+        allowed = ", ".join(COMPRESSIONS)
+        raise ValueError(f"[smdp] {owner}: compression is {compression!r}; allowed: {allowed}.")
+    if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
+        raise ValueError(f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb}; it must be above 0.")
+
+
+def check_factor(factor: float) -> None:
+    """Refuse what no loss scale can be multiplied by.
+
+    Raises:
+        ValueError: It is not a number above 0.
+    """
+    if not 0 < factor < math.inf:
+        raise ValueError(f"[smdp] rescale_residuals({factor}): the factor must be a number above 0.")

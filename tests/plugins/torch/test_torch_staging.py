@@ -1,0 +1,90 @@
+"""Tensors that the core cannot work on itself: copied to contiguous host memory and back."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch_spawn import run
+
+import smdp.torch
+
+
+def transposed() -> torch.Tensor:
+    return torch.full((3, 4), float(dist.get_rank() + 1), device="cpu").t()
+
+
+def check_default_device() -> None:
+    torch.set_default_device("meta")
+    tensor = transposed()
+    dist.all_reduce(tensor)
+    assert (tensor == 3).all()
+
+
+def test_a_default_device_has_no_say() -> None:
+    run(check_default_device)
+
+
+def check_polling() -> None:
+    tensor = transposed()
+    work = dist.all_reduce(tensor, async_op=True)
+    deadline = time.monotonic() + 30
+    while not work.is_completed():
+        assert time.monotonic() < deadline
+    assert (tensor == 3).all()
+    work.wait()
+    assert (tensor == 3).all()
+
+
+def test_results_are_there_once_it_is_completed() -> None:
+    run(check_polling)
+
+
+def check_inference() -> None:
+    with torch.inference_mode():
+        tensor = transposed()
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+    assert (future.wait()[0] == 3).all()
+    # In inference mode, on what is not of it and wants a gradient.
+    parameter = nn.Parameter(transposed())
+    with torch.inference_mode():
+        dist.all_reduce(parameter)
+    assert (parameter == 3).all()
+
+
+def test_inference_mode() -> None:
+    run(check_inference)
+
+
+def check_failed_copy() -> None:
+    tensor = transposed()
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    staging = work._staging
+    (target, host), staging._copies = staging._copies[0], [(tensor, torch.empty(5, device="cpu"))]
+    with pytest.raises(RuntimeError, match="size"):
+        work.wait()
+    staging._copies = [(target, host)]
+    work.wait()
+    assert (tensor == 3).all()
+
+
+def test_a_copy_that_failed_is_made_again() -> None:
+    run(check_failed_copy)
+
+
+def check_moved_gradient() -> None:
+    ddp = smdp.torch.DistributedDataParallel(nn.Linear(3, 4))
+    moved: Any = SimpleNamespace(grad=torch.ones(4, 3, device="meta"))
+    with pytest.raises(
+        RuntimeError, match=r"is on meta, but its parameter was on the CPU.*Move the model first"
+    ):
+        ddp.gradient_hooks().hand_over(0, moved)
+
+
+def test_a_model_that_was_moved_after_wrapping() -> None:
+    run(check_moved_gradient, 1)
