@@ -402,6 +402,31 @@ TEST(EqualShards, SkewedListsAreBalanced) {
   }
 }
 
+// The same of the buffers that such a list is laid out in, and of a whole step.
+TEST(FusionLayout, SkewedListsAreBalanced) {
+  std::vector<Gradient> gradients{{"embedding", 20'000'037, DType::kFloat32}};
+  for (std::size_t i = 0; i < 200; ++i) gradients.push_back({"small", 100 + 37 * i, DType::kFloat32});
+  std::vector<std::size_t> order(gradients.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  const std::size_t cap = std::size_t{25} << 20;
+  const smdp::Layout layout = lay_out(gradients, order, cost::fusion_sizes({200e-6, 50e6}, 4, cap), cap);
+  constexpr std::size_t kOwners = 8;
+  std::vector<std::size_t> bytes(kOwners);
+  for (const PlannedBuffer& buffer : layout.buffers) {
+    std::size_t least = buffer.count;
+    std::size_t most = 0;
+    for (std::size_t owner = 0; owner < kOwners; ++owner) {
+      const std::size_t size = slice_of(buffer.count, kOwners, owner, sizeof(float)).size();
+      least = std::min(least, size);
+      most = std::max(most, size);
+      bytes[owner] += size * sizeof(float);
+    }
+    EXPECT_LE((most - least) * sizeof(float), 64U);
+  }
+  const double mean = static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), std::size_t{0})) / kOwners;
+  EXPECT_LE(static_cast<double>(*std::max_element(bytes.begin(), bytes.end())) / mean, 1.01);
+}
+
 TEST(FusionCost, BuffersGrowWithLatencyAndBandwidth) {
   const std::size_t cap = std::size_t{25} << 20;
   const auto slow = cost::fusion_sizes({200e-6, 50e6}, 4, cap);

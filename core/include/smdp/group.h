@@ -107,6 +107,8 @@ class SMDP_API Group {
 
   int rank() const;
   int size() const;
+  // Of a rank of this group.
+  int world_rank(int rank) const;
   const std::string& name() const;
   int local_rank() const;  // index among the ranks of this host
   int local_size() const;

@@ -18,8 +18,6 @@
 namespace smdp {
 namespace {
 
-// An operation this old asks what the others are in: ranks that wait for each other in different ones never meet.
-constexpr std::chrono::seconds kEarlyInquiry{1};
 // How often a blocked caller looks whether it is interrupted.
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
@@ -92,12 +90,15 @@ void Engine::check_usable() const {
   if (error_) std::rethrow_exception(error_);
 }
 
-Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call) {
+Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call,
+                                 std::function<bool()> is_open) {
   check_usable();
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
   collective->bytes = bytes;
   collective->label = call.label;
+  collective->is_open = std::move(is_open);
+  collective->was_open = static_cast<bool>(collective->is_open);
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   collective->deadline = Clock::now() + collective->timeout;
@@ -146,11 +147,8 @@ void Engine::begin(Collective& collective) {
   collective.fingerprint.sequence = last_.sequence + 1;
   last_ = collective.fingerprint;
   collective.handle->begin();
-  collective.began = Clock::now();
-  collective.next_inquiry =
-      std::min(collective.began + kEarlyInquiry, inquiry_time(collective.deadline, collective.timeout));
-  collective.next_stall =
-      options_.stall_time.count() == 0 ? Clock::time_point::max() : collective.began + options_.stall_time;
+  collective.began = collective.since = Clock::now();
+  set_looks(collective);
 }
 
 Task Engine::run(Collective& collective) {

@@ -38,7 +38,9 @@ class Engine final : public Progress::Client {
 
   // Runs a collective. Returns null if it was not async (then it is done, and its error was thrown).
   // bytes: of this rank's tensors, for counters.
-  Group::Handle collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call);
+  // is_open: this rank has not given all its data yet; until it has, no time counts against the deadline. May be empty.
+  Group::Handle collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call,
+                           std::function<bool()> is_open = {});
   Group::Handle send(Mailbox::Request request, const Call& call);
   Group::Handle receive(Mailbox::Request request, const Call& call);
   Group::Handle offer(Mailbox::Request request);
@@ -75,6 +77,7 @@ class Engine final : public Progress::Client {
     Fingerprint fingerprint;
     std::size_t bytes;
     std::function<std::string()> label;
+    std::function<bool()> is_open;
     Body body;
     std::shared_ptr<Operation> handle = std::make_shared<Operation>();
     Scheduler scheduler;
@@ -82,9 +85,11 @@ class Engine final : public Progress::Client {
     Clock::time_point deadline;
     std::chrono::milliseconds timeout;
     Clock::time_point began;
+    Clock::time_point since;  // it waits for others
     Clock::time_point next_inquiry;
     Clock::time_point next_stall;  // when to ask for the next line about a stall, or to write it
     bool is_stall_inquired = false;
+    bool was_open = false;  // when it was looked at last
 
     // E.g. "all_reduce #12 float32[512] SUM (gradients 'a' to 'b')".
     std::string describe() const;
@@ -94,6 +99,8 @@ class Engine final : public Progress::Client {
   Task run(Collective& collective);
   void drive_inline(Collective& collective, const Call& call);
   void begin(Collective& collective);
+  // Sets when to look at it, from `since` on.
+  void set_looks(Collective& collective) const;
   // Looks for reasons to stop waiting: failure, departure, deadline.
   void check(Collective& collective);
   void check_departed(Collective& collective);

@@ -12,6 +12,8 @@ namespace {
 
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
+// An operation this old asks what the others are in: ranks that wait for each other in different ones never meet.
+constexpr std::chrono::seconds kEarlyInquiry{1};
 // Within which the answer to an inquiry is there.
 constexpr auto kAnswer = Control::kInquiry + std::chrono::milliseconds(300);
 
@@ -32,6 +34,13 @@ Clock::time_point Engine::inquiry_time(Clock::time_point deadline, std::chrono::
   return deadline - std::min<std::chrono::milliseconds>(kAnswer, timeout / 2);
 }
 
+void Engine::set_looks(Collective& collective) const {
+  collective.next_inquiry =
+      std::min(collective.since + kEarlyInquiry, inquiry_time(collective.deadline, collective.timeout));
+  collective.next_stall =
+      options_.stall_time.count() == 0 ? Clock::time_point::max() : collective.since + options_.stall_time;
+}
+
 void Engine::check(Collective& collective) {
   if (stop_.load()) {
     std::exception_ptr error;
@@ -46,6 +55,14 @@ void Engine::check(Collective& collective) {
     check_departed(collective);
   }
   const auto now = Clock::now();
+  const bool is_open = collective.is_open && collective.is_open();
+  if (is_open || collective.was_open) {
+    collective.was_open = is_open;
+    collective.since = now;
+    collective.deadline = now + collective.timeout;
+    set_looks(collective);
+    return;
+  }
   if (now >= collective.next_inquiry) {
     const auto final_one = inquiry_time(collective.deadline, collective.timeout);
     collective.next_inquiry = now < final_one ? final_one : Clock::time_point::max();
@@ -69,7 +86,7 @@ void Engine::check_stall(Collective& collective, Clock::time_point now) {
     return;
   }
   collective.is_stall_inquired = false;
-  const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.began);
+  const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.since);
   collective.next_stall = now + 2 * waited - kAnswer;
   int peer = -1;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);

@@ -164,16 +164,30 @@ Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std:
   return two_shot_all_reduce(board, in, out, count, reduction);
 }
 
+// As many items at a time as take the same algorithm.
 Task all_reduce_batch_any(Context& context, const Batch& batch, const Planner& planner) {
   if (!context.is_single_host()) {
     co_await hierarchical_all_reduce(context, batch, planner);
     co_return;
   }
-  for (std::size_t i = 0; i < batch.items().size(); ++i) {
-    const Batch::Item& item = batch.items()[i];
+  Board& board = context.board;
+  const auto algorithm_of = [&](std::size_t i) {
+    return planner.local_all_reduce(batch.items()[i].bytes(), board.size(), board.slot_bytes());
+  };
+  const std::size_t count = batch.items().size();
+  for (std::size_t i = 0; i < count;) {
+    const Algorithm algorithm = algorithm_of(i);
+    context.algorithm = name_of(algorithm);
+    if (algorithm == Algorithm::kTwoShot) {
+      const std::size_t first = i;
+      while (i < count && algorithm_of(i) == algorithm) ++i;
+      co_await two_shot_all_reduce(board, batch, first, i);
+      continue;
+    }
     if (!batch.is_filled(i)) co_await until(-1, [&batch, i] { return batch.is_filled(i); });
+    const Batch::Item& item = batch.items()[i++];
     item.begin();
-    co_await all_reduce_here(context, item.in, item.out, item.count, item.reduction, planner);
+    co_await one_shot_all_reduce(board, item.in, item.out, item.count, item.reduction);
     item.end();
   }
 }
@@ -293,6 +307,7 @@ std::shared_ptr<Group> Group::find(std::uint64_t id) {
 
 int Group::rank() const { return impl_->members().rank; }
 int Group::size() const { return impl_->members().size; }
+int Group::world_rank(int rank) const { return impl_->members().world_rank(rank); }
 const std::string& Group::name() const { return impl_->members().name; }
 int Group::local_rank() const { return static_cast<int>(impl_->members().local_index); }
 int Group::local_size() const { return static_cast<int>(impl_->members().local_ranks().size()); }
@@ -343,8 +358,8 @@ Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& 
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(
       print, bytes_in_all,
-      [batch = std::move(batch), &planner](Context& context) { return all_reduce_batch_any(context, *batch, planner); },
-      call);
+      [batch, &planner](Context& context) { return all_reduce_batch_any(context, *batch, planner); }, call,
+      [batch] { return !batch->is_filled(batch->items().size() - 1); });
 }
 
 void Group::wake() { impl_->engine->wake(); }

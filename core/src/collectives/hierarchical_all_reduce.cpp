@@ -60,11 +60,14 @@ struct Pipeline {
 
   // An empty item is a chunk, too: it ends when its turn comes.
   void cut() {
+    const std::size_t hosts = context.members.hosts.size();
+    std::size_t bytes = 0;
+    for (const Batch::Item& one : batch.items()) bytes += one.bytes();
+    const Algorithm usual = batch.items().size() == 1 ? planner.host_exchange(bytes / lanes, hosts)
+                                                      : planner.batch_exchange(bytes / lanes, hosts);
     for (std::size_t i = 0; i < batch.items().size(); ++i) {
       const Batch::Item& one = batch.items()[i];
-      algorithms.push_back(one.codec == nullptr
-                               ? planner.host_exchange(one.bytes() / lanes, context.members.hosts.size())
-                               : Algorithm::kDirect);
+      algorithms.push_back(one.codec == nullptr ? usual : Algorithm::kDirect);
       const std::size_t most =
           std::max<std::size_t>(1, chunk_bytes(one, algorithms.back()) / size_of(one.reduction.dtype));
       std::size_t begin = 0;

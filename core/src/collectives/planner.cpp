@@ -59,6 +59,12 @@ Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {
   return announced(best_exchange(bytes, hosts), bytes, hosts, "hosts");
 }
 
+Algorithm Planner::batch_exchange(std::size_t bytes, std::size_t hosts) const {
+  Algorithm choice = best_exchange(bytes, hosts);
+  if (choice == Algorithm::kRing && forced_ != Algorithm::kRing) choice = Algorithm::kDirect;
+  return announced(choice, bytes, hosts, "hosts");
+}
+
 Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
   if (strict_) return Algorithm::kDirect;
   if (forced_ == Algorithm::kDirect || forced_ == Algorithm::kRing || forced_ == Algorithm::kRecursiveDoubling) {

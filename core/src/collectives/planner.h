@@ -24,6 +24,10 @@ class Planner {
   // Across hosts: kDirect, kRing or kRecursiveDoubling. bytes: of one lane.
   Algorithm host_exchange(std::size_t bytes, std::size_t hosts) const;
 
+  // The same for all items of a batch, whose ends a measurement may have set: no ring, unless SMDP_ALGORITHM says so,
+  // for there the order of a sum depends on where its element lies. bytes: of one lane of all items.
+  Algorithm batch_exchange(std::size_t bytes, std::size_t hosts) const;
+
   // The choice for an all_reduce between `hosts` of `ranks` each, with the cost of every algorithm.
   std::string explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes) const;
 

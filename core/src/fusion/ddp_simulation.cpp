@@ -40,7 +40,7 @@ struct Transfer {
 };
 
 // bytes: of a buffer. Inside a host at the rate of shared memory, at the same time as the link.
-Transfer transfer(double bytes, const DdpSetting& setting, const Planner& planner, const cost::Network& network,
+Transfer transfer(double bytes, const DdpSetting& setting, Algorithm algorithm, const cost::Network& network,
                   const cost::ExchangeSizes& sizes) {
   const auto hosts = static_cast<double>(setting.hosts);
   const auto ranks = static_cast<double>(setting.ranks_per_host);
@@ -50,7 +50,7 @@ Transfer transfer(double bytes, const DdpSetting& setting, const Planner& planne
   const double chunks = std::ceil(bytes / (static_cast<double>(sizes.shard) * hosts * ranks));
   const double spread = local / chunks;  // of the last chunk
   const double step = network.hop + network.message;
-  switch (planner.host_exchange(static_cast<std::size_t>(bytes / ranks), setting.hosts)) {
+  switch (algorithm) {
     case Algorithm::kRing: {
       const double turn = 2 * (hosts - 1) * step;
       return {std::max({2 * (hosts - 1) / hosts * wire, turn * std::max(1.0, chunks / kWindow), local}), spread};
@@ -106,13 +106,17 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   const Layout layout = lay_out(gradients, order, sizes, std::max(setting.buffer_bytes, sizes.usual));
 
+  std::size_t bytes = 0;
+  for (const PlannedBuffer& buffer : layout.buffers) bytes += buffer.count * sizeof(float);
+  const Algorithm algorithm = planner.batch_exchange(bytes / setting.ranks_per_host, setting.hosts);
+
   double link = 0;
   double end = prediction.compute_seconds;
   for (const PlannedBuffer& buffer : layout.buffers) {
     double filled = 0;
     for (const std::size_t member : buffer.members) filled = std::max(filled, ready[member]);
     const Transfer one =
-        transfer(static_cast<double>(buffer.count * sizeof(float)), setting, planner, network, exchange);
+        transfer(static_cast<double>(buffer.count * sizeof(float)), setting, algorithm, network, exchange);
     const bool alone = setting.hosts == 1 && setting.ranks_per_host == 1;
     link = std::max(link, filled) + (alone ? 0 : one.busy);
     prediction.communication_seconds += alone ? 0 : one.busy;

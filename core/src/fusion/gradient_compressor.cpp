@@ -16,6 +16,7 @@ class GradientCompressor::Impl {
   struct Entry {
     std::size_t count = 0;
     std::unique_ptr<GradientCodec> codec;
+    bool is_used = false;  // in this step
   };
 
   GradientReducerOptions options;
@@ -35,6 +36,7 @@ Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, floa
   if (entry.count != count || (!entry.codec && impl_->options.compression != Compression::kNone)) {
     entry = {count, make_codec(impl_->options, count)};
   }
+  entry.is_used = true;
   const double factor = impl_->options.factor != 0 ? impl_->options.factor : 1.0 / group.size();
   if (factor != 1 && count != 0) scale(data, data, count, DType::kFloat32, factor);
   auto* bytes = reinterpret_cast<std::byte*>(data);
@@ -44,7 +46,8 @@ Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, floa
 
 void GradientCompressor::end_step(bool counts) {
   for (auto& [key, entry] : impl_->entries) {
-    if (entry.codec) entry.codec->end_step(counts);
+    if (entry.codec && entry.is_used) entry.codec->end_step(counts);
+    entry.is_used = false;
   }
 }
 

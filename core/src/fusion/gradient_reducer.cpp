@@ -74,6 +74,7 @@ class GradientReducer::Impl {
     lay_out_by(order);
     used_.resize(gradients_.size());
     targets_.resize(gradients_.size());
+    late_.resize(gradients_.size());
     if (is_logged(LogLevel::kDebug)) log(LogLevel::kDebug, explain());
   }
 
@@ -121,13 +122,8 @@ class GradientReducer::Impl {
       const std::vector<std::uint32_t> order = order_of_first_step();
       std::memcpy(order_place(), order.data(), order.size() * sizeof(std::uint32_t));
     }
-    // Since the last time: whoever waits for single gradients has waited somewhere between.
-    const double waited = stats_.exposed_seconds - exposed_at_finish_;
-    const double computed = std::chrono::duration<double>(Clock::now() - last_finish_).count() - waited;
-    const auto own = steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::clamp(1e6 * computed, 0.0, 4e9));
-    last_finish_ = Clock::now();
-    exposed_at_finish_ = stats_.exposed_seconds;
-    put(kComputeTime, own);
+    const double computed = seconds_computed(Clock::now());
+    put(kComputeTime, steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::clamp(1e6 * computed, 0.0, 4e9)));
     put(kOverInTime, waits_for_one_ ? 1 + buffers_over() : 0);
     is_finished_ = true;
     send_filled();
@@ -174,8 +170,7 @@ class GradientReducer::Impl {
       std::exception_ptr error = handle_->error();
       if (!error) {
         // Nobody has blocked, but nothing was left to compute either.
-        stats_.exposed_seconds +=
-            std::chrono::duration<double>(std::max(handle_->ended(), finished) - finished).count();
+        add_exposed(std::chrono::duration<double>(std::max(handle_->ended(), finished) - finished).count());
         end_step(finished);
       }
       // So that nothing waits for them any more, and holds what it captured.
@@ -212,6 +207,9 @@ class GradientReducer::Impl {
   void rescale(double factor) {
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->rescale(static_cast<float>(factor));
+    }
+    for (std::vector<float>& late : late_) {
+      for (float& value : late) value *= static_cast<float>(factor);
     }
   }
 
@@ -264,6 +262,7 @@ class GradientReducer::Impl {
     ++stats_.steps;
     trace_wait(begin);
     count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
+    keep_late();
     ++steps_;
     is_in_step_ = false;
     last_wait_ = Clock::now();
@@ -272,7 +271,7 @@ class GradientReducer::Impl {
   // Since the last one, the framework computes.
   void trace_wait(TimePoint begin) {
     if (!trace::is_on()) return;
-    const trace::Arguments step{{"step", std::to_string(steps_)}};
+    const trace::Arguments step{{"step", std::to_string(steps_)}, {"group", trace::quoted(group_->name())}};
     if (steps_ != 0) trace::span("step", "step", "compute", last_wait_, begin, step);
     last_wait_ = Clock::now();
     trace::span("step", "step", "exposed communication", begin, last_wait_, step);
@@ -360,24 +359,50 @@ class GradientReducer::Impl {
 
   // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a
   // lossy sum leaves marks there.
-  void fill(FusionBuffer& buffer, std::size_t index, void* data) const {
+  void fill(FusionBuffer& buffer, std::size_t index, void* data) {
     const Gradient& gradient = gradients_[index];
     const std::size_t element = size_of(gradient.dtype);
     if (buffer.plan.is_alone) {
       if (data != nullptr) {
         buffer.data = static_cast<std::byte*>(data);
         if (factor_ != 1 && !divides_late(buffer)) scale(data, data, gradient.count, gradient.dtype, factor_);
+        add_late(index, buffer.data);
         return;
       }
       if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * element);
       buffer.data = buffer.memory.get();
       std::memset(buffer.data, 0, gradient.count * element);
+      add_late(index, buffer.data);
       return;
     }
     const std::size_t count = data == nullptr ? 0 : gradient.count;
     std::byte* place = buffer.place(layout_.places[index].offset);
     if (count != 0) scale(place, data, count, gradient.dtype, factor_);
     std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
+    add_late(index, place);
+  }
+
+  // A codec sends what it has kept back also for a gradient that nobody had in this step, and nobody takes it then. It
+  // is a mean already: one rank, the first, puts it to the next one.
+  void keep_late() {
+    if (group_->rank() != 0) return;
+    for (std::size_t index = 0; index < gradients_.size(); ++index) {
+      const Place& place = layout_.places[index];
+      const FusionBuffer& buffer = buffers_[place.buffer];
+      if (everywhere_[index] != 0 || !buffer.codec || !buffer.codec->has_state()) continue;
+      const auto* first = reinterpret_cast<const float*>(buffer.place(place.offset));
+      const auto* last = first + gradients_[index].count;
+      if (buffer.is_finite.value_or(true) && std::any_of(first, last, [](float value) { return value != 0; })) {
+        late_[index].assign(first, last);
+      }
+    }
+  }
+
+  void add_late(std::size_t index, std::byte* place) {
+    std::vector<float>& late = late_[index];
+    auto* values = reinterpret_cast<float*>(place);
+    for (std::size_t i = 0; i < late.size(); ++i) values[i] += late[i];
+    late.clear();
   }
 
   // Tells the operation of this step what is filled, in an order that is the same on all ranks. Under mutex_.
@@ -440,7 +465,12 @@ class GradientReducer::Impl {
       if (handle_->error()) handle_->wait();  // throws it
       if (interrupted && interrupted()) group_->abort("interrupted");
     }
-    stats_.exposed_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    add_exposed(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+
+  void add_exposed(double seconds) {
+    stats_.exposed_seconds += seconds;
+    count_exposed(seconds);
   }
 
   std::string label_of(const FusionBuffer& buffer) const {
@@ -498,9 +528,15 @@ class GradientReducer::Impl {
     return order;
   }
 
+  // By rank of the world.
   std::vector<double> compute_seconds() {
     std::vector<double> all;
-    for (const std::uint32_t microseconds : told(kComputeTime)) all.push_back(1e-6 * microseconds);
+    const std::vector<std::uint32_t> microseconds = told(kComputeTime);
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      const auto place = static_cast<std::size_t>(group_->world_rank(rank));
+      all.resize(std::max(all.size(), place + 1));
+      all[place] = 1e-6 * microseconds[static_cast<std::size_t>(rank)];
+    }
     return all;
   }
 
@@ -559,8 +595,6 @@ class GradientReducer::Impl {
   Group::Handle handle_;          // its operation
   std::uint64_t steps_ = 0;
   TimePoint last_wait_{};  // its end
-  TimePoint last_finish_{};
-  double exposed_at_finish_ = 0;
   bool has_new_layout_ = false;
   bool waits_for_one_ = false;  // gradient, before the others
   Stats stats_;
@@ -571,10 +605,11 @@ class GradientReducer::Impl {
   bool is_aborted_ = false;
   bool is_in_step_ = false;
   bool is_finished_ = false;
-  std::size_t next_ = 0;            // of sequence_: first buffer not sent
-  std::vector<std::uint8_t> used_;  // gradients that came in this step
-  std::vector<void*> targets_;      // where they came from
-  std::vector<std::size_t> seen_;   // their order in the first step
+  std::size_t next_ = 0;                  // of sequence_: first buffer not sent
+  std::vector<std::uint8_t> used_;        // gradients that came in this step
+  std::vector<void*> targets_;            // where they came from
+  std::vector<std::vector<float>> late_;  // by gradient: a mean that nobody has taken; one thread each
+  std::vector<std::size_t> seen_;         // their order in the first step
 };
 
 GradientReducer::GradientReducer(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options)

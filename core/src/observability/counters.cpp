@@ -12,6 +12,9 @@ struct Counters {
   std::mutex mutex;  // guards everything below; a leaf
   std::map<std::pair<const char*, const char*>, OperationCount> operations;
   StepCount steps;
+  double exposed_seconds = 0;  // of steps that may not have ended
+  TimePoint last_finish{};     // seconds_computed() was called
+  double exposed_at_finish = 0;
 };
 
 Counters& counters() {
@@ -28,6 +31,19 @@ void count_operation(const char* operation, const char* algorithm, std::size_t b
   ++one.calls;
   one.bytes += bytes;
   one.seconds += seconds;
+}
+
+void count_exposed(double seconds) {
+  Counters& all = counters();
+  const std::lock_guard lock(all.mutex);
+  all.exposed_seconds += seconds;
+}
+
+double seconds_computed(TimePoint now) {
+  Counters& all = counters();
+  const std::lock_guard lock(all.mutex);
+  const double passed = std::chrono::duration<double>(now - std::exchange(all.last_finish, now)).count();
+  return passed - (all.exposed_seconds - std::exchange(all.exposed_at_finish, all.exposed_seconds));
 }
 
 void count_step(std::size_t bytes, double exposed_seconds, const std::vector<double>& rank_seconds) {

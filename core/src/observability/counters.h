@@ -11,7 +11,11 @@ namespace smdp {
 
 // operation, algorithm: string literals.
 void count_operation(const char* operation, const char* algorithm, std::size_t bytes, double seconds);
-// rank_seconds: by rank, of this step.
+// Of a step that waits for communication.
+void count_exposed(double seconds);
+// Since the last call in this process, without what was exposed: models may take turns.
+double seconds_computed(TimePoint now);
+// rank_seconds: by rank of the world, of this step.
 void count_step(std::size_t bytes, double exposed_seconds, const std::vector<double>& rank_seconds);
 
 }  // namespace smdp

@@ -9,6 +9,9 @@ from typing import Any
 
 Event = dict[str, Any]
 
+# What reports read of an event; other lines are somebody else's.
+_SPAN = {"name", "cat", "ts", "dur", "args"}
+
 
 @dataclass
 class Trace:
@@ -25,7 +28,7 @@ def read(directory: Path) -> list[Trace]:
     """Read all ranks' traces, by rank; of several by one rank (a restarted job) the newest.
 
     Raises:
-        ValueError: There are none, or they belong to jobs of different sizes.
+        ValueError: There are none, they belong to jobs of different sizes, or one is damaged.
     """
     newest: dict[int, Trace] = {}
     for path in sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime):
@@ -50,11 +53,18 @@ def _read_file(path: Path) -> Trace | None:
                 event = json.loads(line.rstrip().rstrip(","))
             except ValueError:
                 continue  # the opening bracket, or the end of a process that was killed
+            if not isinstance(event, dict):
+                continue
             if event.get("name") == "smdp":
-                values = event["args"]
-                trace = Trace(values["rank"], values["size"], values["clock"], names, spans)
+                try:
+                    values = event["args"]
+                    trace = Trace(values["rank"], values["size"], values["clock"], names, spans)
+                except (KeyError, TypeError):
+                    raise ValueError(
+                        f"{path} is damaged: its first event names no rank, size or clock"
+                    ) from None
             elif event.get("ph") == "M":
                 names.append(event)
-            else:
+            elif event.keys() >= _SPAN:
                 spans.append(event)
     return trace

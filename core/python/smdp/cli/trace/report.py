@@ -7,10 +7,12 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeAlias
 
 from smdp.cli.trace.files import Trace
 from smdp.cli.trace.pipeline import Pipeline, pipeline_of
+
+_Step: TypeAlias = tuple[str, int]  # the group of a gradient reducer, and the number of its step
 
 
 @dataclass
@@ -91,27 +93,31 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
         traces: Of all ranks.
         shifts: Microseconds to add to every rank's times.
     """
-    arrivals: dict[int, dict[int, float]] = defaultdict(dict)
-    exposed: dict[int, dict[int, float]] = defaultdict(dict)
+    arrivals: dict[_Step, dict[int, float]] = defaultdict(dict)
+    exposed: dict[_Step, dict[int, float]] = defaultdict(dict)
     lengths: list[float] = []
     waits = 0.0
     for trace in traces:
         steps = [event for event in trace.spans if event["cat"] == "step"]
         # The first step has no beginning, so what is before its end does not count.
         started = min((event["ts"] for event in steps if event["name"] == "compute"), default=float("inf"))
+        ends: dict[str, dict[int, float]] = defaultdict(dict)
         for event in steps:
-            number = int(event["args"]["step"])
-            if event["name"] == "exposed communication" and number > 0:
+            group, number = event["args"].get("group", ""), int(event["args"]["step"])
+            if event["name"] != "exposed communication":
+                continue
+            end = event["ts"] + event["dur"]
+            ends[group][number] = max(ends[group].get(number, 0.0), end)
+            if number > 0:
                 # Several, where the next forward waits for one gradient after the other.
                 arrival = event["ts"] + shifts[trace.rank]
-                arrivals[number][trace.rank] = min(arrival, arrivals[number].get(trace.rank, arrival))
-                exposed[number][trace.rank] = exposed[number].get(trace.rank, 0.0) + event["dur"] / 1e6
-        ends: dict[int, float] = {}
-        for event in steps:
-            if event["name"] != "compute":
-                number = int(event["args"]["step"])
-                ends[number] = max(ends.get(number, 0.0), event["ts"] + event["dur"])
-        lengths += [(after - before) / 1e6 for before, after in itertools.pairwise(sorted(ends.values()))]
+                step = (group, number)
+                arrivals[step][trace.rank] = min(arrival, arrivals[step].get(trace.rank, arrival))
+                exposed[step][trace.rank] = exposed[step].get(trace.rank, 0.0) + event["dur"] / 1e6
+        for times in ends.values():
+            lengths += [
+                (after - before) / 1e6 for before, after in itertools.pairwise(sorted(times.values()))
+            ]
         waits += sum(e["dur"] for e in trace.spans if e["cat"] == "input" and e["ts"] >= started) / 1e6
     whole = [step for step in exposed if len(exposed[step]) == len(traces)]
     slowest: dict[int, int] = defaultdict(int)

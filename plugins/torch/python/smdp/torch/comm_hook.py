@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
+from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor
 from smdp.torch.tensors import REDUCTIONS, Staging, dtype_code
@@ -66,7 +67,8 @@ class CommHook:
         work = HandleWork((handle,), [buffer], host, staging if staging.is_needed else None)
         done: Future[list[Tensor]] = work.get_future()
         parts: list[tuple[int, Tensor]] = []
-        if self._momentum and len(self._group.hosts) == 1:  # no codec adds it
+        is_coded = len(self._group.hosts) > 1 and buffer.dtype is torch.float32
+        if self._momentum and not is_coded:  # no codec adds it
             parts = list(zip(map(id, bucket.parameters()), bucket.gradients(), strict=True))
         return done.then(lambda done: self._averaged(done, host, parts))
 
@@ -80,6 +82,12 @@ class CommHook:
         if self._is_in_step:
             self._end_step()
         self._compressor.rescale(factor)
+        for velocity in self._velocity.values():
+            velocity.mul_(factor)
+
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale."""
+        follow(scaler, self.rescale_residuals)
 
     def _key_of(self, bucket: dist.GradBucket) -> int:
         """Number a bucket by what is in it: what is left over of one must not go to others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from smdp.torch.comm_hook import CommHook, comm_hook
 from smdp.torch.gradient_hooks import GradientHooks
 from smdp.torch.input_wait import watch
+from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor, check_reducer_options
 
@@ -60,6 +61,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     _hook_options: dict[str, Any] | None = None
     _comm_hook: CommHook | None = None  # of a module on a GPU
     _wire: dict[str, Any] | None = None
+    _frozen: Sequence[tuple[str, nn.Parameter]] = ()
 
     def __init__(
         self,
@@ -79,7 +81,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 "smdp.torch.DistributedDataParallel takes neither mixed_precision nor "
                 "delay_all_reduce_named_params; use torch.nn.parallel.DistributedDataParallel for those"
             )
-        check_reducer_options("DistributedDataParallel", compression, bucket_cap_mb)
+        check_reducer_options(
+            "DistributedDataParallel",
+            compression,
+            bucket_cap_mb,
+            topk_ratio=topk_ratio,
+            topk_momentum=topk_momentum,
+        )
         given = _SIGNATURE.bind_partial(self, module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronises = given.arguments.pop("init_sync", True)
@@ -127,6 +135,14 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._comm_hook = comm_hook(process_group=self.process_group, **self._wire)
             super().register_comm_hook(None, self._comm_hook)
 
+    def _check_frozen(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise RuntimeError(
+                    f"[smdp] parameter '{name}' was frozen when the model was wrapped and now wants a "
+                    "gradient, which nobody would average. Wrap the model anew after thawing."
+                )
+
     def _make_hooks(self) -> GradientHooks:
         """Build the gradient reducer; collective, and of a copy only when it first trains."""
         if self._hooks is None:
@@ -134,13 +150,15 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             # torch's reducer keeps buffers as large as the model and hooks on every parameter.
             self.logger = None
             self.reducer = None
+            averaged = [
+                (name, parameter)
+                for name, parameter in self.module.named_parameters()
+                if name not in self.parameters_to_ignore
+            ]
+            self._frozen = [one for one in averaged if not one[1].requires_grad]
             self._hooks = GradientHooks(
                 self.process_group.core,
-                [
-                    (name, parameter)
-                    for name, parameter in self.module.named_parameters()
-                    if parameter.requires_grad and name not in self.parameters_to_ignore
-                ],
+                [one for one in averaged if one[1].requires_grad],
                 lambda: self._is_armed,
                 ended=self._disarm,
                 **self._hook_options,
@@ -149,7 +167,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's; what averages gradients stays behind."""
-        return {**super().__getstate__(), "_hooks": None, "_comm_hook": None}
+        return {**super().__getstate__(), "_hooks": None, "_comm_hook": None, "_frozen": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As torch's; a copy compresses as the original does."""
@@ -181,10 +199,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._comm_hook is not None:
             self._comm_hook.rescale_residuals(factor)
         if self._hook_options is not None:
-            hooks = self._make_hooks()
-            if hooks.deferral is not None:
-                hooks.deferral.settle()
-            hooks.reducer.rescale(factor)
+            self._make_hooks().rescale(factor)
+
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale."""
+        follow(scaler, self.rescale_residuals)
 
     def gradient_hooks(self) -> GradientHooks:
         """Give what averages the gradients, for who waits for them elsewhere than at the end of backward.
@@ -233,6 +252,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             return inputs, kwargs  # a copy that only looks at things, perhaps on one rank
         hooks = self._make_hooks()
         hooks.check()
+        self._check_frozen()
         work = Join.notify_join_context(self)
         hooks.scale = 1.0
         if work:

@@ -122,6 +122,14 @@ class GradientHooks:
         self.reducer.finish()
         self.reducer.wait()
 
+    def rescale(self, factor: float) -> None:
+        """Multiply what is kept from steps before: the loss scale has been multiplied by `factor`."""
+        if self.deferral is not None:
+            self.deferral.settle()
+        self.reducer.rescale(factor)
+        for velocity in self._velocity.values():
+            velocity.mul_(factor)
+
     def arm(self) -> None:
         """Say, within a backward, that its gradients are to be averaged at its end, if there are any.
 

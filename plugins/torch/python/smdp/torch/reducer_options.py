@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import numbers
 
+_BYTE = 2.0**-20
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
 
 
-def check_reducer_options(owner: str, compression: str, bucket_cap_mb: float | None) -> None:
+def check_reducer_options(
+    owner: str, compression: str, bucket_cap_mb: float | None, **figures: float
+) -> None:
     """Refuse wrong options of the gradient reducer before anything is made of them.
 
     Raises:
@@ -16,8 +20,13 @@ def check_reducer_options(owner: str, compression: str, bucket_cap_mb: float | N
     if compression not in COMPRESSIONS:
         allowed = ", ".join(COMPRESSIONS)
         raise ValueError(f"[smdp] {owner}: compression is {compression!r}; allowed: {allowed}.")
-    if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
-        raise ValueError(f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb}; it must be above 0.")
+    if bucket_cap_mb is not None and not (_is_number(bucket_cap_mb) and _BYTE <= bucket_cap_mb < math.inf):
+        raise ValueError(
+            f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb!r}; it must be above 0, a number of MiB."
+        )
+    for name, figure in figures.items():
+        if not _is_number(figure):
+            raise ValueError(f"[smdp] {owner}: {name} is {figure!r}; it must be a number.")
 
 
 def check_factor(factor: float) -> None:
@@ -26,5 +35,9 @@ def check_factor(factor: float) -> None:
     Raises:
         ValueError: It is not a number above 0.
     """
-    if not 0 < factor < math.inf:
-        raise ValueError(f"[smdp] rescale_residuals({factor}): the factor must be a number above 0.")
+    if not (_is_number(factor) and 0 < factor < math.inf):
+        raise ValueError(f"[smdp] rescale_residuals({factor!r}): the factor must be a number above 0.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

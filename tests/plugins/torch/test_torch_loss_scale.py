@@ -1,0 +1,131 @@
+"""A loss scaler skips a step and changes its scale, where compression and momentum remember steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch_spawn import run
+
+import smdp.torch
+
+STEPS = 24
+SKIPPED = 9
+
+
+def wrapped(wrapper: str, model: nn.Module, wire: str, momentum: float) -> tuple[nn.Module, Any]:
+    """A wrapper, and what follows a scaler."""
+    if wrapper == "ours":
+        ours = smdp.torch.DistributedDataParallel(
+            model, compression=wire, topk_ratio=0.1, topk_momentum=momentum
+        )
+        return ours, ours
+    theirs = TorchDistributedDataParallel(model, bucket_cap_mb=1e-3)
+    hook = smdp.torch.comm_hook(wire, topk_ratio=0.1, topk_momentum=momentum)
+    theirs.register_comm_hook(None, hook)
+    return theirs, hook
+
+
+def trained(
+    wrapper: str, wire: str, momentum: float, *, has_infinity: bool, dtype: torch.dtype
+) -> list[Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).to(dtype)
+    net, follower = wrapped(wrapper, model, wire, momentum)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10_000)
+    follower.follow(scaler)
+    for step in range(STEPS):
+        if step == SKIPPED and not has_infinity:
+            continue
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        loss = net(torch.randn(8, 20, generator=generator).to(dtype)).square().mean()
+        if step == SKIPPED and dist.get_rank() == 0:
+            loss = loss * float("inf")
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == (512.0 if has_infinity else 1024.0)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def after_an_infinity() -> None:
+    for wrapper in ("ours", "hook"):
+        for wire, momentum in (("int8", 0.0), ("topk", 0.0), ("topk", 0.9), ("fp16", 0.0)):
+            runs = [
+                trained(wrapper, wire, momentum, has_infinity=has_infinity, dtype=torch.float32)
+                for has_infinity in (False, True)
+            ]
+            for without, after in zip(*runs, strict=True):
+                torch.testing.assert_close(after, without, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 1]])
+def test_training_goes_on_as_if_the_step_had_been_skipped(hosts: list[int] | None) -> None:
+    run(after_an_infinity, hosts=hosts)
+
+
+def momentum_of_other_dtypes() -> None:
+    ours, hook = (
+        trained(wrapper, "topk", 0.9, has_infinity=False, dtype=torch.float64) for wrapper in ("ours", "hook")
+    )
+    for one, other in zip(ours, hook, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+
+
+def test_momentum_of_what_is_not_coded() -> None:
+    run(momentum_of_other_dtypes, hosts=[0, 1])
+
+
+def check_thawed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    ddp = smdp.torch.DistributedDataParallel(model)
+    ddp(torch.ones(2, 4)).sum().backward()
+    model[0].requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"parameter '0.weight' was frozen when the model was wrapped"):
+        ddp(torch.ones(2, 4))
+    smdp.torch.DistributedDataParallel(model)(torch.ones(2, 4)).sum().backward()
+
+
+def test_thawed_parameters_are_named() -> None:
+    run(check_thawed)
+
+
+def one_hook_of_two_models() -> None:
+    """Steps of one leave alone what the other has kept back."""
+    hook = smdp.torch.comm_hook("topk", topk_ratio=0.1)
+    nets = [TorchDistributedDataParallel(nn.Linear(500, 1, bias=False)) for _ in range(2)]
+    for net in nets:
+        net.register_comm_hook(None, hook)
+    gradient = torch.linspace(1, 2, 500).reshape(1, 500)
+    came = torch.zeros(1, 500)
+    for step in range(60):
+        for net in nets if step % 2 == 0 else nets[:1]:
+            net.zero_grad()
+            net(gradient if step == 2 else 0 * gradient).sum().backward()
+        came += nets[0].module.weight.grad
+    torch.testing.assert_close(came, gradient, atol=1e-4, rtol=1e-4)
+
+
+def test_one_hook_of_two_models() -> None:
+    run(one_hook_of_two_models, hosts=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket_cap_mb": "25"}, r"bucket_cap_mb is '25'; it must be above 0, a number of MiB"),
+        ({"bucket_cap_mb": 1e-9}, "bucket_cap_mb is 1e-09"),
+        ({"topk_ratio": "x"}, "topk_ratio is 'x'; it must be a number"),
+        ({"topk_momentum": None}, "topk_momentum is None; it must be a number"),
+    ],
+)
+def test_figures_of_other_types(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        smdp.torch.DistributedDataParallel(nn.Linear(2, 2), **options)
