@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -367,92 +366,6 @@ def test_beside_gloo(tmp_path: Path) -> None:
     assert first == second
     traces = [next(tmp_path.glob(f"rank{rank}-*.json")).read_text() for rank in range(2)]
     assert all("all_reduce" in trace for trace in traces)
-
-
-def each_by_itself() -> Any:
-    args = transformers.TrainingArguments(lm.folder(), max_steps=3, report_to=[])
-    with pytest.raises(ValueError, match=r"2 processes were started, but the arguments") as caught:
-        lm.trainer(args, plugins=[DataParallel()])
-    assert "transformers.training_args.TrainingArguments" in str(caught.value)
-    return None
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="transformers' arguments know of every GPU")
-def test_arguments_that_know_of_one_process() -> None:
-    run(each_by_itself, 2)
-
-
-def named_in_plain_arguments() -> Any:
-    args = transformers.TrainingArguments(
-        lm.folder(), ddp_backend="smdp", use_cpu=True, max_steps=3, report_to=[]
-    )
-    assert args.world_size == 2 and lm.is_over_smdp()
-    trainer = lm.trainer(args)
-    trainer.train()
-    return lm.weights_hash(trainer.model)
-
-
-def test_plain_arguments_take_the_name() -> None:
-    first, second = run(named_in_plain_arguments, 2)
-    assert first == second
-
-
-NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
-
-
-class Slow(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Takes 5 ms for each row."""
-
-    def __len__(self) -> int:
-        return 160
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        time.sleep(5e-3)
-        return lm.rows(1, index)[0]
-
-
-def reported() -> Any:
-    os.environ["TENSORBOARD_LOGGING_DIR"] = folder = os.path.join(os.environ["SMDP_TEST_FOLDER"], "events")
-    # Evaluations wait for 0.4 s each, which is none of training's time.
-    often = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 40}
-    args = lm.arguments(max_steps=6, logging_steps=3, report_to=["tensorboard"], **often)
-    trainer = lm.trainer(args, train_dataset=Slow(), eval_dataset=Slow())
-    trainer.train()
-    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
-    if trainer.is_world_process_zero():
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(folder)
-        events.Reload()
-        for name in NUMBERS:
-            shown = [event.value for event in events.Scalars(f"train/smdp_{name}")]
-            assert shown == pytest.approx([entry[f"smdp_{name}"] for entry in entries])
-    return [[entry[f"smdp_{name}"] for name in NUMBERS] for entry in entries]
-
-
-def test_numbers_in_the_log() -> None:
-    pytest.importorskip("tensorboard")
-    megabytes = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
-    for entries in run(reported, 2):
-        assert len(entries) == 2
-        for communication, exposed, size, wait in entries:
-            assert size == pytest.approx(megabytes)
-            assert exposed > 0 and 0 < communication < 1e4
-            assert 15 < wait < 300  # 4 rows; some come while a step runs
-
-
-def parsed() -> Any:
-    """--ddp_backend smdp on the command line."""
-    parser = transformers.HfArgumentParser(smdp.transformers.TrainingArguments)
-    (args,) = parser.parse_args_into_dataclasses(
-        ["--output_dir", lm.folder(), "--ddp_backend", "smdp", "--max_steps", "2", "--report_to", "none"]
-    )
-    lm.trainer(args).train()
-    return [args.ddp_backend, lm.is_over_smdp(), args.world_size, args.process_index]
-
-
-def test_command_line() -> None:
-    assert run(parsed, 2) == [["smdp", True, 2, 0], ["smdp", True, 2, 1]]
 
 
 class HandsOn(transformers.Trainer):

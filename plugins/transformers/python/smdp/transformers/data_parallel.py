@@ -16,6 +16,7 @@ from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.plugin import Plugin
+from smdp.transformers.started_processes import check_started
 
 
 class DataParallel(Plugin):
@@ -94,13 +95,7 @@ class DataParallel(Plugin):
                 f"[smdp] the plugin DataParallel and the argument {other} contradict: {other} averages"
                 " gradients itself. Leave one of them out."
             )
-        started = dist.get_world_size() if dist.is_initialized() else _started()
-        if args.world_size == 1 and started > 1:
-            raise ValueError(
-                f"[smdp] the plugin DataParallel: {started} processes were started, but the arguments, a"
-                f" {type(args).__module__}.{type(args).__name__}, know of one: each would train by itself."
-                ' Use smdp.transformers.TrainingArguments, or give ddp_backend="smdp" or use_cpu=True.'
-            )
+        check_started("DataParallel", args)
         if args.world_size == 1 or not dist.is_initialized():
             return
         default = dist.distributed_c10d._get_default_group()
@@ -165,12 +160,6 @@ class _Counters:
             row["seconds"] for row in stats["operations"] if row["operation"] == "all_reduce"
         )
         return now
-
-
-def _started() -> int:
-    """Give what launchers that torch knows say of the number of processes."""
-    size = os.environ.get("WORLD_SIZE", "")
-    return int(size) if size.isdecimal() else 1
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import smdp.accelerate
+from smdp.environments.torch_variables import set_torch_variables
 
 
 def _metadata() -> dict[str, Any]:
@@ -24,6 +25,8 @@ def _prepare(args: Any) -> None:
     allowed = _metadata()["choices"]
     if args.ddp_backend is not None and args.ddp_backend not in allowed:
         raise ValueError(f"[smdp] ddp_backend is {args.ddp_backend!r}; allowed: {', '.join(allowed)}.")
+    # Accelerate itself reads torchrun's, and on CPUs some of MPI's: else each rank would train alone.
+    set_torch_variables()
     has_device = torch.accelerator.is_available()
     uses_cpu = args.use_cpu or not has_device
     if args.ddp_backend is None and uses_cpu:

@@ -21,6 +21,7 @@ from smdp.transformers.model_parallel.example_batch import example_batch, kept_r
 from smdp.transformers.model_parallel.optimizer import make_optimizer
 from smdp.transformers.model_parallel.step_times import StepTimes
 from smdp.transformers.plugin import Plugin
+from smdp.transformers.started_processes import check_started
 
 # Random generators that have gone apart stay apart: a batch now and then finds them.
 _COMPARED_EVERY = 16
@@ -123,6 +124,7 @@ class ModelParallel(Plugin):
         Raises:
             ValueError: They cannot.
         """
+        check_started("ModelParallel", args)
         check_arguments(args, self._stages)
         self._is_alone = args.world_size == 1
 

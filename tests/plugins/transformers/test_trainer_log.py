@@ -1,0 +1,55 @@
+"""What the Trainer logs of smdp."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import language_model as lm
+import pytest
+import torch
+from transformers_spawn import run
+
+NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
+
+
+class Slow(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Takes 5 ms for each row."""
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        time.sleep(5e-3)
+        return lm.rows(1, index)[0]
+
+
+def reported() -> Any:
+    os.environ["TENSORBOARD_LOGGING_DIR"] = folder = os.path.join(os.environ["SMDP_TEST_FOLDER"], "events")
+    # Evaluations wait for 0.4 s each, which is none of training's time.
+    often = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 40}
+    args = lm.arguments(max_steps=6, logging_steps=3, report_to=["tensorboard"], **often)
+    trainer = lm.trainer(args, train_dataset=Slow(), eval_dataset=Slow())
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    if trainer.is_world_process_zero():
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(folder)
+        events.Reload()
+        for name in NUMBERS:
+            shown = [event.value for event in events.Scalars(f"train/smdp_{name}")]
+            assert shown == pytest.approx([entry[f"smdp_{name}"] for entry in entries])
+    return [[entry[f"smdp_{name}"] for name in NUMBERS] for entry in entries]
+
+
+def test_numbers_in_the_log() -> None:
+    pytest.importorskip("tensorboard")
+    megabytes = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
+    for entries in run(reported, 2):
+        assert len(entries) == 2
+        for communication, exposed, size, wait in entries:
+            assert size == pytest.approx(megabytes)
+            assert exposed > 0 and 0 < communication < 1e4
+            assert 15 < wait < 300  # 4 rows; some come while a step runs

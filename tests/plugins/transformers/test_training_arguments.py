@@ -1,0 +1,97 @@
+"""Training arguments, smdp's and transformers' own, under the launchers that there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import language_model as lm
+import pytest
+import torch
+import transformers
+from transformers_spawn import run
+
+import smdp.torch
+from smdp.transformers import DataParallel, ModelParallel
+
+
+def launched_by(launcher: str) -> None:
+    """Leave only the variables that this launcher sets."""
+    rank, size, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    world = "OMPI_COMM_WORLD_"
+    variables = {
+        "Open MPI": {f"{world}RANK": rank, f"{world}SIZE": size}
+        | {f"{world}LOCAL_RANK": rank, f"{world}LOCAL_SIZE": size},
+        "SLURM": {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": "0"}
+        | {"SLURM_TASKS_PER_NODE": size, "SLURM_JOB_ID": port, "SLURM_STEP_ID": "0"},
+    }
+    os.environ.update(variables[launcher])
+
+
+def each_by_itself() -> Any:
+    args = transformers.TrainingArguments(lm.folder(), max_steps=3, report_to=[])
+    for plugin in (DataParallel(), ModelParallel(stages=1)):
+        told = f"{type(plugin).__name__}: 2 processes were started, but the arguments"
+        with pytest.raises(ValueError, match=told) as caught:
+            lm.trainer(args, plugins=[plugin])
+        assert "transformers.training_args.TrainingArguments" in str(caught.value)
+
+
+def each_by_itself_by_mpirun() -> Any:
+    launched_by("Open MPI")
+    return each_by_itself()
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="transformers' arguments know of every GPU")
+@pytest.mark.parametrize("way", [each_by_itself, each_by_itself_by_mpirun], ids=["torchrun", "mpirun"])
+def test_arguments_that_know_of_one_process(way: Callable[[], Any]) -> None:
+    run(way, 2)
+
+
+def over_gloo_by_srun() -> Any:
+    """Of srun's variables Accelerate knows nothing."""
+    launched_by("SLURM")
+    args = lm.arguments(4, ddp_backend="gloo", use_cpu=True, max_steps=3)
+    trainer = lm.trainer(args)
+    trainer.train()
+    assert torch.distributed.get_backend() == "gloo"
+    assert isinstance(trainer.model_wrapped, smdp.torch.DistributedDataParallel)
+    return [args.world_size, args.process_index, lm.weights_hash(trainer.model)]
+
+
+def test_other_backends_know_every_launcher() -> None:
+    first, second = run(over_gloo_by_srun, 2)
+    assert [first[:2], second[:2]] == [[2, 0], [2, 1]]
+    assert first[2] == second[2]
+
+
+def named_in_plain_arguments() -> Any:
+    args = transformers.TrainingArguments(
+        lm.folder(), ddp_backend="smdp", use_cpu=True, max_steps=3, report_to=[]
+    )
+    assert args.world_size == 2 and lm.is_over_smdp()
+    trainer = lm.trainer(args)
+    trainer.train()
+    return lm.weights_hash(trainer.model)
+
+
+def test_plain_arguments_take_the_name() -> None:
+    first, second = run(named_in_plain_arguments, 2)
+    assert first == second
+
+
+def parsed() -> Any:
+    """--ddp_backend smdp on the command line."""
+    parser = transformers.HfArgumentParser(smdp.transformers.TrainingArguments)
+    (args,) = parser.parse_args_into_dataclasses(
+        ["--output_dir", lm.folder(), "--ddp_backend", "smdp", "--max_steps", "2", "--report_to", "none"]
+    )
+    lm.trainer(args).train()
+    return [args.ddp_backend, lm.is_over_smdp(), args.world_size, args.process_index]
+
+
+def test_command_line() -> None:
+    assert run(parsed, 2) == [["smdp", True, 2, 0], ["smdp", True, 2, 1]]
