@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -59,6 +61,17 @@ def trainer(args: TrainingArguments | None = None, cls: Any = Trainer, **options
         "plugins": [DataParallel()],
     }
     return cls(args=args or arguments(), **{**defaults, **options})
+
+
+@contextmanager
+def launched_with(name: str) -> Iterator[None]:
+    """Have the variable by which `accelerate launch` asks for fsdp and the like."""
+    variable = f"ACCELERATE_USE_{name.upper()}"
+    os.environ[variable] = "true"
+    try:
+        yield
+    finally:
+        del os.environ[variable]
 
 
 def losses(done: Any) -> list[float]:

@@ -378,6 +378,14 @@ class HandsOn(transformers.Trainer):
 def refused() -> Any:
     with pytest.raises(ValueError, match="DataParallel and DataParallel contradict: there are two"):
         lm.trainer(plugins=[DataParallel(), DataParallel("bf16")])
+    with pytest.raises(ValueError, match="DataParallel and the argument fsdp contradict: fsdp averages"):
+        lm.trainer(lm.arguments(fsdp="full_shard"))
+    # Made before the variable is set: where deepspeed is not installed, they say so.
+    args = lm.arguments()
+    for name in ("fsdp", "deepspeed", "megatron_lm"):
+        told = f"DataParallel and ACCELERATE_USE_{name.upper()}=true contradict: {name} averages"
+        with lm.launched_with(name), pytest.raises(ValueError, match=told):
+            lm.trainer(args)
     with pytest.raises(TypeError, match=r"plugins has 'ddp'; every entry must be a smdp\."):
         lm.trainer(plugins=["ddp"])
     with pytest.raises(TypeError, match="plugins is a DataParallel; it must be a list"):

@@ -51,7 +51,9 @@ def refused() -> None:
         bf16_full_eval=True,
     )
     refuse("batch_rebalance'?: it deals rows out", train_sampling_strategy="batch_rebalance")
-    refuse("fsdp: it divides the model itself", fsdp="full_shard")
+    refuse("the argument fsdp: it divides the model itself", fsdp="full_shard")
+    with lm.launched_with("parallelism_config"):
+        refuse("ACCELERATE_USE_PARALLELISM_CONFIG=true: it divides the model itself")
     refuse("torch_compile_backend='eager': stages are", torch_compile=True, torch_compile_backend="eager")
     refuse("optim='lomo': it steps within backward", optim="lomo")
     refuse("neftune_noise_alpha: its noise comes between modules", neftune_noise_alpha=5.0)

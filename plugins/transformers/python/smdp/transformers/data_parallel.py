@@ -15,6 +15,7 @@ import smdp
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 from smdp.torch.reducer_options import check_reducer_options
+from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.started_processes import check_started
 
@@ -85,16 +86,17 @@ class DataParallel(Plugin):
         """Make a group over smdp, beside the default one where that is of another backend.
 
         Raises:
-            ValueError: The arguments ask for DeepSpeed or FSDP, which reduce gradients themselves, or know of
-                one process where several were started.
+            ValueError: The arguments or `accelerate launch` ask for DeepSpeed, FSDP or Megatron-LM, which
+                average gradients themselves, or the arguments know of one process where several were started.
         """
         self._last = _Counters.read()
-        other = "deepspeed" if args.deepspeed else "fsdp" if args.fsdp else None
-        if other is not None:
-            raise ValueError(
-                f"[smdp] the plugin DataParallel and the argument {other} contradict: {other} averages"
-                " gradients itself. Leave one of them out."
-            )
+        for name in ("deepspeed", "fsdp", "megatron_lm"):
+            asked = asked_for(args, name)
+            if asked is not None:
+                raise ValueError(
+                    f"[smdp] the plugin DataParallel and {asked} contradict: {name} averages gradients"
+                    " itself. Leave one of them out."
+                )
         check_started("DataParallel", args)
         if args.world_size == 1 or not dist.is_initialized():
             return

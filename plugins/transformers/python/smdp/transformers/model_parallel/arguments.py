@@ -9,6 +9,8 @@ from transformers import TrainingArguments
 from transformers.debug_utils import DebugOption
 from transformers.training_args import OptimizerNames
 
+from smdp.transformers.other_parallelism import asked_for
+
 _FUSED_WITH_BACKWARD = (
     OptimizerNames.LOMO,
     OptimizerNames.ADALOMO,
@@ -54,8 +56,9 @@ def check_batch(args: TrainingArguments, microbatches: int) -> None:
 
 
 def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
-    for other in ("deepspeed", "fsdp", "parallelism_config"):
-        yield other, bool(getattr(args, other)), "it divides the model itself; leave it or the plugin out."
+    for other in ("deepspeed", "fsdp", "megatron_lm", "parallelism_config"):
+        asked = asked_for(args, other)
+        yield asked or "", bool(asked), "it divides the model itself; leave it or the plugin out."
     yield (
         "predict_with_generate",
         getattr(args, "predict_with_generate", False),
