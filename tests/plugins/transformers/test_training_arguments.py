@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import transformers
 from transformers_spawn import run
 
 import smdp.torch
+from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.transformers import DataParallel, ModelParallel
 
 
@@ -81,6 +83,19 @@ def named_in_plain_arguments() -> Any:
 def test_plain_arguments_take_the_name() -> None:
     first, second = run(named_in_plain_arguments, 2)
     assert first == second
+
+
+def timed() -> Any:
+    """The default group and a plugin's own."""
+    lm.trainer(lm.arguments(**json.loads(os.environ["OPTIONS"])), plugins=[DataParallel(algorithm="ring")])
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    return [group.timeout_s for group in groups if isinstance(group, ProcessGroupSmdp)]
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({"ddp_timeout": 77}, 77), ({}, 55)])
+def test_timeout(options: dict[str, int], seconds: int) -> None:
+    env = {"OPTIONS": json.dumps(options), "SMDP_TIMEOUT": "55"}
+    assert run(timed, 2, env=env) == [[seconds, seconds]] * 2
 
 
 def parsed() -> Any:

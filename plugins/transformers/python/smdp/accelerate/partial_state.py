@@ -6,6 +6,9 @@ Nothing changes for other backends.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +18,22 @@ from accelerate.state import PartialState
 from smdp.environments.torch_variables import set_torch_variables
 
 _NAME = "smdp"
+_timeout: timedelta | None = None
+
+
+@contextmanager
+def default_timeout(timeout: timedelta) -> Iterator[None]:
+    """Give a timeout to the group that is made within, on CPUs: transformers' arguments pass none there.
+
+    Args:
+        timeout: Of operations; half an hour, torch's default, gives way to SMDP_TIMEOUT.
+    """
+    global _timeout
+    before, _timeout = _timeout, timeout
+    try:
+        yield
+    finally:
+        _timeout = before
 
 
 def install() -> None:
@@ -35,6 +54,8 @@ def install() -> None:
                 # Accelerate keeps a group that is there, and asks for gloo by name.
                 del kwargs["backend"]
                 if not dist.is_initialized():
+                    if _timeout is not None:
+                        kwargs.setdefault("timeout", _timeout)
                     dist.init_process_group(_NAME, **kwargs)
         plain(self, cpu, **kwargs)
         if is_ours and self.backend is not None:

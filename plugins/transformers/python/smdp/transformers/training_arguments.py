@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import smdp.accelerate
+from smdp.accelerate.partial_state import default_timeout
 from smdp.environments.torch_variables import set_torch_variables
 
 
@@ -48,7 +49,8 @@ class TrainingArguments(transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         _prepare(self)
-        super().__post_init__()
+        with default_timeout(self.ddp_timeout_delta):
+            super().__post_init__()
 
 
 @dataclass
@@ -59,4 +61,5 @@ class Seq2SeqTrainingArguments(transformers.Seq2SeqTrainingArguments):
 
     def __post_init__(self) -> None:
         _prepare(self)
-        super().__post_init__()
+        with default_timeout(self.ddp_timeout_delta):
+            super().__post_init__()
