@@ -102,6 +102,21 @@ def test_by_name_alone(tmp_path: Path) -> None:
     assert refused.count("Your assigned backend smdp is not available") == 2
 
 
+AT_EXIT = """
+import atexit
+import accelerate, transformers
+classes = accelerate.PartialState, transformers.Trainer, transformers.Seq2SeqTrainer
+before = [one.__init__ for one in classes]
+atexit.register(lambda: print("as before:", [one.__init__ for one in classes] == before))
+import smdp.transformers
+assert all(one.__init__ is not plain for one, plain in zip(classes, before))
+"""
+
+
+def test_undone_at_exit() -> None:
+    assert "as before: True" in started([sys.executable, "-c", AT_EXIT])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="accelerate launches CPUs by mpirun, which is not here"

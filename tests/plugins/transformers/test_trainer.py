@@ -400,6 +400,13 @@ def refused() -> Any:
         transformers.Seq2SeqTrainer(lm.model(), lm.arguments(), plugins=[DataParallel()])
     with pytest.raises(TypeError, match="HandsOn takes no plugins"):
         HandsOn(model=lm.model(), args=lm.arguments(), plugins=[DataParallel()])
+    smdp.transformers.uninstall()
+    for plain in (transformers.Trainer, transformers.Seq2SeqTrainer):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'plugins'"):
+            lm.trainer(cls=plain)
+    smdp.transformers.install()
+    with pytest.raises(TypeError, match="Seq2SeqTrainer takes no plugins"):
+        lm.trainer(cls=transformers.Seq2SeqTrainer)
     assert HandsOn(model=lm.model(), args=lm.arguments()).args.world_size == 2
     assert lm.trainer(plugins=None).plugins == []
     with pytest.raises(ValueError, match="compression is 'zip'; allowed: none, fp16"):

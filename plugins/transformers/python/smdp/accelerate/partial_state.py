@@ -5,6 +5,7 @@ Nothing changes for other backends.
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def default_timeout(timeout: timedelta) -> Iterator[None]:
 
 
 def install() -> None:
-    """Teach PartialState the name. Calling it again does nothing."""
+    """Teach PartialState the name, until the program ends. Calling it again does nothing."""
     plain = PartialState.__init__
     if hasattr(plain, "smdp_plain"):
         return
@@ -63,6 +64,7 @@ def install() -> None:
 
     init.smdp_plain = plain  # type: ignore[attr-defined]
     PartialState.__init__ = init
+    atexit.register(uninstall)
 
 
 def uninstall() -> None:

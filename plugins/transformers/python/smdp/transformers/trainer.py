@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import transformers
@@ -296,36 +295,3 @@ class Trainer(_WithPlugins, transformers.Trainer):
 
 class Seq2SeqTrainer(_WithPlugins, transformers.Seq2SeqTrainer):
     """transformers.Seq2SeqTrainer, with `plugins=[...]`."""
-
-
-def hint_at_plugins() -> None:
-    """Make a Trainer that takes no plugins say which ones do."""
-    plain = transformers.Trainer.__init__
-    if hasattr(plain, "smdp_plain"):
-        return
-
-    def refuse(trainer_class: type) -> NoReturn:
-        name = trainer_class.__name__
-        raise TypeError(
-            f"[smdp] {name} takes no plugins. Use smdp.transformers.Trainer, or"
-            f" smdp.transformers.with_plugins({name})."
-        )
-
-    # Subclasses whose __init__ names what it takes.
-    def new(cls: type, *_: Any, **kwargs: Any) -> Any:
-        if "plugins" in kwargs:
-            taken = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-            if not any(one.name == "plugins" or one.kind is one.VAR_KEYWORD for one in taken):
-                refuse(cls)
-        return object.__new__(cls)
-
-    # Those that hand on whatever they get.
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "plugins" in kwargs:
-            refuse(type(self))
-        plain(self, *args, **kwargs)
-
-    init.smdp_plain = plain  # type: ignore[attr-defined]
-    transformers.Trainer.__new__ = new
-    transformers.Trainer.__init__ = init
