@@ -98,7 +98,12 @@ def by_hand() -> Any:
 
 
 def accumulated() -> Any:
-    return fitted(SmdpStrategy(), Regression(), accumulate_grad_batches=2, gradient_clip_val=0.5)[1]
+    """Gradients travel once per step of the optimizer, not once per batch."""
+    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    trainer, result = fitted(SmdpStrategy(), Regression(), **options)
+    assert trainer.global_step == 20 and len(result[0]) == 40
+    assert smdp.stats()["steps"] == (20 if dist.is_initialized() else 0)
+    return result
 
 
 @pytest.mark.parametrize("way", [by_name, automatic, by_hand, accumulated], ids=lambda way: way.__name__)

@@ -28,7 +28,7 @@ from smdp.transformers import (
 
 
 def train(args: Any = None, **options: Any) -> dict[str, Any]:
-    """Train, check that smdp did it, and give what must be equal on one and on two processes."""
+    """Train, check that smdp did it once per step of the optimizer, and give what must be equal anywhere."""
     trainer = lm.trainer(args, **options)
     trainer.train()
     if trainer.args.world_size > 1:
@@ -37,7 +37,7 @@ def train(args: Any = None, **options: Any) -> dict[str, Any]:
         assert hasattr(wrapped, "_orig_mod") == trainer.args.torch_compile
         wrapped = getattr(wrapped, "_orig_mod", wrapped)
         assert isinstance(wrapped, smdp.torch.DistributedDataParallel)
-        assert wrapped._hooks is not None and wrapped._hooks.reducer.steps > 0
+        assert wrapped._hooks is not None and wrapped._hooks.reducer.steps == trainer.state.global_step > 0
     return {"losses": lm.losses(trainer), "weights": lm.weights_hash(trainer.model)}
 
 
@@ -121,17 +121,17 @@ def in_bf16() -> Any:
 
 
 def compiled() -> Any:
-    return train(lm.arguments(torch_compile=True, torch_compile_backend="aot_eager", max_steps=6))
+    args = lm.arguments(torch_compile=True, torch_compile_backend="aot_eager", max_steps=3)
+    return train(args, model=lm.model(n_layer=1))
 
 
-@pytest.mark.parametrize(
-    "way", [in_bf16, pytest.param(compiled, marks=pytest.mark.slow)], ids=lambda way: way.__name__
-)
-def test_runs_like_one_process(way: Callable[[], Any]) -> None:
+# Accelerate has fp16 on accelerators only.
+@pytest.mark.parametrize(("way", "within"), [(in_bf16, 5e-3), (compiled, 1e-5)], ids=["in_bf16", "compiled"])
+def test_runs_like_one_process(way: Callable[[], Any], within: float) -> None:
     (alone,) = run(way, 1)
     first, second = run(way, 2, hosts=[0, 1])
     assert first["weights"] == second["weights"]
-    np.testing.assert_allclose(first["losses"], alone["losses"], atol=5e-2)
+    np.testing.assert_allclose(first["losses"], alone["losses"], atol=within)
 
 
 def evaluated() -> Any:
@@ -177,10 +177,12 @@ def evaluated() -> Any:
     predicted = trainer.predict(lm.rows(7, 181))
     return {
         "evaluations": [
-            {key: entry[key] for key in ("eval_loss", "eval_rows", "eval_right")}
+            {key: entry[key] for key in ("eval_rows", "eval_right")}
             for entry in trainer.state.log_history
             if "eval_rows" in entry
         ],
+        # Of 24 rows: where batches are uneven, the Trainer's mean weighs some of them twice, over gloo, too.
+        "loss": trainer.evaluate(lm.rows(24, 160))["eval_loss"],
         "best": os.path.basename(best),
         "has_bar": True in bars,
         "weights": lm.weights_hash(trainer.model),
@@ -193,14 +195,14 @@ def test_evaluation() -> None:
     (alone,) = run(evaluated, 1)
     first, second = run(evaluated, 2)
     assert first["weights"] == second["weights"]
-    assert first["seen"] == second["seen"] == alone["seen"] == [20, 4]
+    assert first["seen"] == second["seen"] == alone["seen"] == [20, 5]  # four while it trains
     assert first["best"] == second["best"] == alone["best"] != "checkpoint-20"
     assert (first["has_bar"], second["has_bar"]) == (True, False)
     assert np.shape(first["predicted"]) == np.shape(alone["predicted"]) == (7, lm.LENGTH)
-    assert np.mean(np.array(first["predicted"]) == np.array(alone["predicted"])) > 0.98
-    for one, other in zip(first["evaluations"], alone["evaluations"], strict=True):
-        assert one["eval_rows"] == other["eval_rows"] == 21
-        assert one["eval_loss"] == pytest.approx(other["eval_loss"], abs=1e-2)
+    assert first["predicted"] == second["predicted"] == alone["predicted"]
+    assert first["evaluations"] == second["evaluations"] == alone["evaluations"]
+    assert [entry["eval_rows"] for entry in alone["evaluations"]] == [21] * 4
+    assert first["loss"] == second["loss"] == pytest.approx(alone["loss"], abs=1e-5)
 
 
 def resumed() -> Any:
