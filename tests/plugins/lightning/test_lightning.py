@@ -22,6 +22,7 @@ import smdp
 from smdp.lightning import SmdpStrategy
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "lightning_text.py"
+SMDP_RUN = ["-m", "smdp", "run", "-n", "2"]
 
 
 def data() -> torch.utils.data.TensorDataset:
@@ -148,20 +149,64 @@ def test_refusals() -> None:
         SmdpStrategy(ddp_comm_hook=print)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "launcher",
-    [["-m", "smdp", "run", "-n", "2"], pytest.param([], marks=pytest.mark.slow)],
-    ids=["smdp run", "Lightning"],
-)
-def test_example(launcher: list[str]) -> None:
-    pytest.importorskip("transformers", "5")
+BY_NAME_ALONE = """
+import sys
+import lightning
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+
+class Line(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+assert not [name for name in sys.modules if name.split(".")[0] == "smdp"]
+strategy = DDPStrategy(process_group_backend="smdp")
+silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+quiet = dict.fromkeys(silent, False)
+trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, **quiet)
+lightning.seed_everything(trainer.global_rank)
+model = Line()
+trainer.fit(model, torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=4))
+assert "smdp.lightning" not in sys.modules
+weights = model.layer.weight.tolist()
+print("trained", trainer.world_size, torch.distributed.get_backend(), trainer.global_step, weights)
+"""
+
+
+def started(launcher: list[str], *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLE), "--steps", "20"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, *launcher, *words],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    assert float(re.findall(r"perplexity ([\d.]+)", done.stdout)[0]) < 40
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("launcher", [SMDP_RUN, []], ids=["smdp run", "Lightning"])
+def test_by_name_alone(launcher: list[str], tmp_path: Path) -> None:
+    """Nobody imports smdp."""
+    script = tmp_path / "by_name.py"
+    script.write_text(BY_NAME_ALONE)
+    first, second = re.findall(r"trained 2 smdp 2 (.+)", started(launcher, str(script)))
+    assert first == second
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "launcher",
+    [SMDP_RUN, pytest.param([], marks=pytest.mark.slow)],
+    ids=["smdp run", "Lightning"],
+)
+def test_example(launcher: list[str]) -> None:
+    pytest.importorskip("transformers", "5")
+    told = started(launcher, str(EXAMPLE), "--steps", "20")
+    assert float(re.findall(r"perplexity ([\d.]+)", told)[0]) < 40

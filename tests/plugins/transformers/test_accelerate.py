@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_uninstall() -> None:
 def started(command: list[str], **variables: str) -> str:
     done = subprocess.run(
         command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=110,
@@ -115,6 +116,13 @@ assert all(one.__init__ is not plain for one, plain in zip(classes, before))
 
 def test_undone_at_exit() -> None:
     assert "as before: True" in started([sys.executable, "-c", AT_EXIT])
+
+
+def test_example() -> None:
+    told = started([sys.executable, "-m", "smdp", "run", "-n", "2", str(EXAMPLE), "--steps", "10"])
+    (loss,) = re.findall(r"step 10: loss ([\d.]+)", told)
+    (perplexity,) = re.findall(r"perplexity ([\d.]+)", told)
+    assert float(loss) < 4 and float(perplexity) < 40
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def start(script: str, ranks: int, *arguments: str, code: int = 0) -> str:
         capture_output=True,
         text=True,
         timeout=230,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
     )
     assert (done.returncode != 0) == (code != 0), done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -26,6 +26,8 @@ def trained() -> Any:
 
 
 def test_losses_of_one_process() -> None:
-    (alone,) = run(trained, 1)
-    first, second = run(trained, 2)
+    # With several, the Trainer of one process would make torch.nn.DataParallel.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    (alone,) = run(trained, 1, env={"CUDA_VISIBLE_DEVICES": visible[0]})
+    first, second = run(trained, 2, env={"CUDA_VISIBLE_DEVICES": ",".join(visible[:2])})
     assert first == second == pytest.approx(alone, abs=1e-4)

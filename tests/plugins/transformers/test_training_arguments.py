@@ -47,7 +47,6 @@ def each_by_itself_by_mpirun() -> Any:
     return each_by_itself()
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="transformers' arguments know of every GPU")
 @pytest.mark.parametrize("way", [each_by_itself, each_by_itself_by_mpirun], ids=["torchrun", "mpirun"])
 def test_arguments_that_know_of_one_process(way: Callable[[], Any]) -> None:
     run(way, 2)

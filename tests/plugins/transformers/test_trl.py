@@ -15,7 +15,7 @@ from smdp.transformers import DataParallel, with_plugins
 
 trl = pytest.importorskip("trl")
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(240)
 
 
 def tokenizer() -> Any:

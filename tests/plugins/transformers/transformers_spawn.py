@@ -27,10 +27,13 @@ def run(
 ) -> list[Any]:
     """See run_script(); gives what the function returned on each rank, through JSON.
 
+    No rank sees a GPU, unless `env` has CUDA_VISIBLE_DEVICES.
+
     Of ranks that are expected to fail, what they printed.
     """
     port = free_port()
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(env or {})}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    variables = {**hidden, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(env or {})}
     outputs = run_script(
         __file__,
         function,
