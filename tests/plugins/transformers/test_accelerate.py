@@ -103,6 +103,22 @@ def test_by_name_alone(tmp_path: Path) -> None:
     assert refused.count("Your assigned backend smdp is not available") == 2
 
 
+TOO_OLD = """
+import accelerate, transformers
+accelerate.__version__ = "1.11.0"
+try:
+    transformers.TrainingArguments("out", ddp_backend="smdp", use_cpu=True, report_to=[])
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_named_without_what_it_needs() -> None:
+    """One line with the cure, before there is a Trainer."""
+    needed = "[smdp] smdp.accelerate needs Accelerate 1.15 or newer, not 1.11.0"
+    assert started([sys.executable, "-c", TOO_OLD]) == f'{needed}: pip install "smdp[transformers]"\n'
+
+
 AT_EXIT = """
 import atexit
 import accelerate, transformers
