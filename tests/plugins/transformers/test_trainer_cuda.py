@@ -22,6 +22,8 @@ def trained() -> Any:
     assert trainer.args.device.type == "cuda"
     if dist.is_initialized():
         assert lm.is_over_smdp()
+        logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert all(entry["smdp_communication_ms"] > 0 < entry["smdp_gradient_mb"] for entry in logged)
     return lm.losses(trainer)
 
 

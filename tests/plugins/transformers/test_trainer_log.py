@@ -11,6 +11,10 @@ import pytest
 import torch
 from transformers_spawn import run
 
+import smdp
+from smdp.transformers import data_parallel
+
+MEGABYTES = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
 NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
 
 
@@ -46,10 +50,39 @@ def reported() -> Any:
 
 def test_numbers_in_the_log() -> None:
     pytest.importorskip("tensorboard")
-    megabytes = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
     for entries in run(reported, 2):
         assert len(entries) == 2
         for communication, exposed, size, wait in entries:
-            assert size == pytest.approx(megabytes)
+            assert size == pytest.approx(MEGABYTES)
             assert exposed > 0 and 0 < communication < 1e4
             assert 15 < wait < 300  # 4 rows; some come while a step runs
+
+
+class TorchsReducer(torch.nn.parallel.DistributedDataParallel):
+    """What smdp's class is where the module lies on a GPU."""
+
+    def __init__(
+        self, module: Any, *, compression: str, topk_ratio: float, topk_momentum: float, **options: Any
+    ):
+        super().__init__(module, **options)
+
+
+def over_torchs_reducer() -> Any:
+    data_parallel.DistributedDataParallel = TorchsReducer
+    args = lm.arguments(max_steps=6, logging_steps=3, gradient_accumulation_steps=2)
+    trainer = lm.trainer(args, train_dataset=Slow())
+    trainer.train()
+    assert trainer.model_wrapped.reducer is not None and smdp.stats()["steps"] == 0
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [{name[5:]: entry[name] for name in entry if name.startswith("smdp_")} for entry in entries]
+
+
+def test_numbers_of_torchs_reducer() -> None:
+    """All but the waiting, of which torch does not tell; per step, not per batch."""
+    for entries in run(over_torchs_reducer, 2):
+        assert len(entries) == 2
+        for entry in entries:
+            assert entry.keys() == {"communication_ms", "gradient_mb", "input_ms"}
+            assert entry["gradient_mb"] == pytest.approx(MEGABYTES, rel=1e-3)
+            assert 0 < entry["communication_ms"] < 1e4
+            assert 30 < entry["input_ms"] < 600

@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 import smdp
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 from smdp.torch.reducer_options import check_reducer_options
+from smdp.torch.distributed_data_parallel import DistributedDataParallel, check_reducer_options
+from smdp.torch.input_wait import watch
+from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
+from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.started_processes import check_started
@@ -74,7 +78,7 @@ class DataParallel(Plugin):
         self.changed = [name for name, is_changed in given.items() if is_changed]
         self.preemption = preemption
         self._group: Any = None
-        self._last = _Counters()
+        self._numbers = GradientNumbers()
 
     def conflict(self, other: Plugin) -> str | None:
         """Refuse a second of its kind."""
@@ -89,7 +93,7 @@ class DataParallel(Plugin):
             ValueError: The arguments or `accelerate launch` ask for DeepSpeed, FSDP or Megatron-LM, which
                 average gradients themselves, or the arguments know of one process where several were started.
         """
-        self._last = _Counters.read()
+        self._numbers = GradientNumbers()
         for name in ("deepspeed", "fsdp", "megatron_lm"):
             asked = asked_for(args, name)
             if asked is not None:
@@ -113,55 +117,31 @@ class DataParallel(Plugin):
         """Let Accelerate wrap it, by smdp's class instead of torch's."""
         if self._group is None:
             return prepare(model, **options)
-        group, own = self._group, self._options
+        group, own, numbers = self._group, self._options, self._numbers
 
         class Configured(DistributedDataParallel):
             """With the plugin's options, which Accelerate does not know."""
 
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
+                numbers.is_of_torch = self.reducer is not None
+                watch()
 
         with _replaced(Configured):
             return prepare(model, **options)
 
+    def run_step(
+        self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any
+    ) -> Tensor:
+        """Count the steps in which gradients travel."""
+        loss = run(model, inputs, items)
+        if trainer.accelerator.sync_gradients:
+            self._numbers.count_step()
+        return loss
+
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
-        if self._group is None:
-            return {}
-        now = _Counters.read()
-        last, self._last = self._last, now
-        steps = now.steps - last.steps
-        if steps == 0:
-            return {}
-        return {
-            "smdp_communication_ms": 1e3 * (now.communication - last.communication) / steps,
-            "smdp_exposed_ms": 1e3 * (now.exposed - last.exposed) / steps,
-            "smdp_gradient_mb": 1e-6 * (now.bytes - last.bytes) / steps,
-            "smdp_input_ms": 1e3 * (now.input - last.input) / steps,
-        }
-
-
-class _Counters:
-    def __init__(self) -> None:
-        self.steps = 0
-        self.bytes = 0
-        self.exposed = 0.0
-        self.input = 0.0
-        self.communication = 0.0
-
-    @classmethod
-    def read(cls) -> _Counters:
-        stats = smdp.stats()
-        now = cls()
-        now.steps = stats["steps"]
-        now.bytes = stats["gradient_bytes"]
-        now.exposed = stats["exposed_seconds"]
-        now.input = stats["input_seconds"]
-        # Sums only: what evaluation gathers and checkpoints wait for is not training's.
-        now.communication = sum(
-            row["seconds"] for row in stats["operations"] if row["operation"] == "all_reduce"
-        )
-        return now
+        return {} if self._group is None else self._numbers.report()
 
 
 @contextmanager
