@@ -12,7 +12,7 @@ import torch
 from transformers_spawn import run
 
 import smdp
-from smdp.transformers import data_parallel
+from smdp.transformers import DataParallel, ModelParallel, data_parallel
 
 MEGABYTES = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
 NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
@@ -86,3 +86,18 @@ def test_numbers_of_torchs_reducer() -> None:
             assert entry["gradient_mb"] == pytest.approx(MEGABYTES, rel=1e-3)
             assert 0 < entry["communication_ms"] < 1e4
             assert 30 < entry["input_ms"] < 600
+
+
+def of_replicas() -> Any:
+    plugins = [ModelParallel(stages=1, microbatches=2), DataParallel()]
+    trainer = lm.trainer(lm.arguments(max_steps=3, logging_steps=3), train_dataset=Slow(), plugins=plugins)
+    trainer.train()
+    (entry,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {name: entry[f"smdp_{name}"] for name in (*NUMBERS, "pipeline_ms")}
+
+
+def test_numbers_of_both_plugins() -> None:
+    for entry in run(of_replicas, 2):
+        assert entry["gradient_mb"] == pytest.approx(MEGABYTES)
+        assert entry["communication_ms"] > 0 < entry["pipeline_ms"]
+        assert 15 < entry["input_ms"] < 300

@@ -104,6 +104,7 @@ class DataParallel(Plugin):
         check_started("DataParallel", args)
         if args.world_size == 1 or not dist.is_initialized():
             return
+        watch()  # also where the model is wrapped by another plugin, or left to torch's reducer
         default = dist.distributed_c10d._get_default_group()
         if isinstance(default, ProcessGroupSmdp) and not self._variables:
             self._group = default
@@ -125,7 +126,6 @@ class DataParallel(Plugin):
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
                 numbers.is_of_torch = self.reducer is not None
-                watch()
 
         with _replaced(Configured):
             return prepare(model, **options)
