@@ -59,8 +59,7 @@ def train() -> list[Any]:
     return [start is not None, trainer.global_step, hashlib.sha256(bits).hexdigest()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_it_goes_on_to_the_same_parameters(size: int, tmp_path: Path) -> None:
     whole = run(train, size, env={"KEPT": str(tmp_path / "whole")}, timeout=600)
     kept = {"KEPT": str(tmp_path / "kept")}

@@ -91,10 +91,18 @@ def timed() -> Any:
     return [group.timeout_s for group in groups if isinstance(group, ProcessGroupSmdp)]
 
 
-@pytest.mark.parametrize(("options", "seconds"), [({"ddp_timeout": 77}, 77), ({}, 55)])
-def test_timeout(options: dict[str, int], seconds: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"ddp_timeout": 77}, [77, 77]),
+        ({}, [55, 55]),
+        ({"ddp_timeout": 77, "ddp_backend": "gloo", "use_cpu": True}, [77]),
+    ],
+    ids=["asked for", "default", "beside gloo"],
+)
+def test_timeout(options: dict[str, Any], seconds: list[int]) -> None:
     env = {"OPTIONS": json.dumps(options), "SMDP_TIMEOUT": "55"}
-    assert run(timed, 2, env=env) == [[seconds, seconds]] * 2
+    assert run(timed, 2, env=env) == [seconds, seconds]
 
 
 def parsed() -> Any:

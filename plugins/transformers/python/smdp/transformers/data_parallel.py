@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -110,7 +111,7 @@ class DataParallel(Plugin):
             self._group = default
         else:
             with _environment(self._variables):
-                self._group = dist.new_group(backend="smdp", timeout=timeout_of_world())
+                self._group = dist.new_group(backend="smdp", timeout=_timeout(args))
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
@@ -142,6 +143,12 @@ class DataParallel(Plugin):
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
+
+
+def _timeout(args: TrainingArguments) -> timedelta | None:
+    """Give the arguments'; half an hour, their default, gives way to the default group's and SMDP_TIMEOUT."""
+    asked: timedelta = args.ddp_timeout_delta
+    return timeout_of_world() if asked == dist.default_pg_timeout else asked
 
 
 @contextmanager
