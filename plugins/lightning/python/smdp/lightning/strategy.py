@@ -42,12 +42,16 @@ class SmdpStrategy(DDPStrategy):
         self._compression = compression
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=self.determine_ddp_device_ids(),
             compression=self._compression,
             **self._ddp_kwargs,
         )
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            wrapped.follow(scaler)
+        return wrapped
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """As DDPStrategy's; on the CPU there is no reducer of torch's to prepare."""

@@ -14,11 +14,9 @@ from transformers import Trainer, TrainingArguments
 
 import smdp
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
-from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
-from smdp.torch.reducer_options import check_reducer_options
-from smdp.torch.distributed_data_parallel import DistributedDataParallel, check_reducer_options
 from smdp.torch.input_wait import watch
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
+from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin
@@ -57,7 +55,9 @@ class DataParallel(Plugin):
         topk_momentum: float = 0.0,
         preemption: bool = True,
     ) -> None:
-        check_reducer_options("DataParallel", compression, bucket_cap_mb)
+        check_reducer_options(
+            "DataParallel", compression, bucket_cap_mb, topk_ratio=topk_ratio, topk_momentum=topk_momentum
+        )
         self._options = {
             "compression": compression,
             "topk_ratio": topk_ratio,
@@ -127,6 +127,8 @@ class DataParallel(Plugin):
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
                 numbers.is_of_torch = self.reducer is not None
+                if trainer.accelerator.scaler is not None:
+                    self.follow(trainer.accelerator.scaler)
 
         with _replaced(Configured):
             return prepare(model, **options)
