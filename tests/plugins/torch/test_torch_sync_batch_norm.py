@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -15,15 +16,18 @@ from smdp.torch import SyncBatchNorm
 def check_against_one_process() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     rows = [3, 5, 4][:size]  # uneven
-    for shape, layer in (((6,), nn.BatchNorm1d), ((6, 5, 4), nn.BatchNorm2d)):
+    kinds = (((6,), nn.BatchNorm1d), ((6, 5, 4), nn.BatchNorm2d))
+    # Sums over a batch around 100 lose digits of float32 in one process, too.
+    precisions = ((torch.float32, 1e-5, 1e-4), (torch.float64, 1e-10, 1e-10))
+    for (shape, layer), (dtype, near, near_sums) in itertools.product(kinds, precisions):
         torch.manual_seed(0)
-        alone = nn.Sequential(nn.Flatten(0, 0), layer(6, momentum=0.2), nn.Tanh())
+        alone = nn.Sequential(nn.Flatten(0, 0), layer(6, momentum=0.2), nn.Tanh()).to(dtype)
         synced = SyncBatchNorm.convert(copy.deepcopy(alone))
         assert list(synced.state_dict()) == list(alone.state_dict())
         for step in range(3):
             torch.manual_seed(step)
-            batch = 100 + 3 * torch.randn(sum(rows), *shape)
-            factors = torch.randn(sum(rows), *shape)
+            batch = 100 + 3 * torch.randn(sum(rows), *shape, dtype=dtype)
+            factors = torch.randn(sum(rows), *shape, dtype=dtype)
             whole = batch.clone().requires_grad_()
             expected = alone(whole)
             (expected * factors).sum().backward()
@@ -32,17 +36,17 @@ def check_against_one_process() -> None:
             output = synced(part)
             (output * factors[begin : begin + rows[rank]]).sum().backward()
             assert whole.grad is not None and part.grad is not None
-            torch.testing.assert_close(output, expected[begin : begin + rows[rank]], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(output, expected[begin : begin + rows[rank]], atol=near, rtol=near)
             torch.testing.assert_close(
-                part.grad, whole.grad[begin : begin + rows[rank]], atol=1e-5, rtol=1e-4
+                part.grad, whole.grad[begin : begin + rows[rank]], atol=near, rtol=near
             )
         for mine, theirs in zip(synced.buffers(), alone.buffers(), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(mine, theirs, atol=near, rtol=near)
         for mine, theirs in zip(synced.parameters(), alone.parameters(), strict=True):
             assert mine.grad is not None
             total = mine.grad.clone()
             dist.all_reduce(total)
-            torch.testing.assert_close(total, theirs.grad, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(total, theirs.grad, atol=near_sums, rtol=near_sums)
         torch.testing.assert_close(synced.eval()(batch), alone.eval()(batch))
 
 
