@@ -132,6 +132,14 @@ check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
 assert extension_available("torch") and hvd.gpu_available("torch") == torch.cuda.is_available()
 assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
 
+# Every form of parameters; those of two rows are no pairs.
+for form in (list, lambda given: given, lambda given: [("name", each) for each in given]):
+    net = torch.nn.Linear(3, 2)
+    for each in net.parameters():
+        torch.nn.init.constant_(each, rank)
+    hvd.broadcast_parameters(form(net.parameters()), root_rank=1)
+    assert all((each == 1).all() for each in net.parameters())
+
 # Sums of two backwards, over a layer with sparse gradients, with the optimizer's state from rank 1.
 torch.manual_seed(rank)
 net = torch.nn.Sequential(torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1))

@@ -13,21 +13,23 @@ from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    params: Mapping[str, Any] | Iterable[tuple[str | None, Any] | torch.Tensor],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give everybody the root's tensors.
 
     Args:
-        params: `model.state_dict()` or `model.named_parameters()`; what is no tensor is left out.
+        params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`; what is no tensor
+            is left out.
         root_rank: Whose.
         process_set: The ranks.
     """
-    pairs = params.items() if isinstance(params, Mapping) else params
+    entries = params.items() if isinstance(params, Mapping) else params
+    values = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
     handles = [
         broadcast_async_(value.data, root_rank, process_set=process_set)
-        for _, value in pairs
+        for value in values
         if isinstance(value, torch.Tensor)
     ]
     for handle in handles:
