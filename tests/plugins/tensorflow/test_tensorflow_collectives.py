@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,6 +86,8 @@ def check_movements() -> None:
     sdp.barrier()
     assert sdp.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
     assert sdp.allgather_object("x" * rank) == ["x" * r for r in range(size)]
+    if find_spec("cloudpickle"):
+        assert [each() for each in sdp.allgather_object(lambda: rank)] == list(range(size))
 
 
 def check_gradients() -> None:

@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy",
         "ml_dtypes",
     },  # where bfloat16 or 8-bit floats are asked for
+    "smdp._pickling": {"cloudpickle"},  # for what pickle refuses
     "smdp.cli.bench.peers": {"smdp", "numpy", "ml_dtypes", "torch", "mpi4py"},  # the libraries it measures
     "smdp.torch": {"smdp", "torch", "smdp_torch_autoload"},
     "smdp.torch.model_parallel.safetensors_files": {"smdp", "torch", "safetensors"},

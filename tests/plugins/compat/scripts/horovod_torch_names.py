@@ -1,5 +1,6 @@
 """Every family of horovod.torch, against what it must give."""
 
+import importlib.util
 import sys
 
 import horovod.common.process_sets
@@ -82,6 +83,8 @@ assert counts.tolist() == ([1, 1] if rank == 0 else [2, 2])
 same(
     hvd.reducescatter(torch.arange(3.0), "name", hvd.Compression.fp16, hvd.Sum), [0, 2] if rank == 0 else [4]
 )
+assert hvd.global_process_set.ranks == [0, 1] and hvd.global_process_set.rank() == rank
+assert even.ranks == [0] and even.size() == 1
 if even.included():
     same(hvd.allreduce(x, op=hvd.Sum, process_set=even), [1, 2, 4])
 # Rank 0 has rows 0 and 2, rank 1 has row 2 twice.
@@ -91,7 +94,7 @@ sparse = torch.sparse_coo_tensor(rows, values, (3, 2), check_invariants=True)
 total = hvd.synchronize(hvd.sparse_allreduce_async(sparse, name="s", op=hvd.Sum))
 assert total.is_coalesced()
 same(total.to_dense(), [[1, 2], [0, 0], [9, 18]])
-same(hvd.synchronize(hvd.sparse_allreduce_async(sparse)).to_dense(), [[0.5, 1], [0, 0], [4.5, 9]])
+same(hvd.sparse_allreduce_async(sparse, "s", hvd.Average)().to_dense(), [[0.5, 1], [0, 0], [4.5, 9]])
 for wrong, options in ((sparse.to_dense(), {}), (sparse, {"op": hvd.Max})):
     try:
         hvd.sparse_allreduce_async(wrong, **options)
@@ -119,6 +122,16 @@ same(w.grad, [0.5, 0.5, 1])
 assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
 assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
 assert hvd.allgather_object(rank) == [0, 1]
+if importlib.util.find_spec("cloudpickle"):
+    assert hvd.broadcast_object(lambda: rank, root_rank=1)() == 1
+    assert [each() for each in hvd.allgather_object(lambda: rank)] == [0, 1]
+
+
+class Mine:
+    """Of the script itself, and so the same class on every rank."""
+
+
+assert isinstance(hvd.broadcast_object(Mine()), Mine)
 assert hvd.join() == 1
 small, dtype = hvd.Compression.fp16.compress(x)
 assert small.dtype == torch.float16
@@ -139,6 +152,22 @@ for form in (list, lambda given: given, lambda given: [("name", each) for each i
         torch.nn.init.constant_(each, rank)
     hvd.broadcast_parameters(form(net.parameters()), root_rank=1)
     assert all((each == 1).all() for each in net.parameters())
+
+# Whatever device new tensors are made on by default, and whichever the root's state is on.
+torch.set_default_device("meta")
+same(hvd.allgather(x[: rank + 1]), [1, 2, 4])
+same(hvd.alltoall(x[:2], splits=[1, 1])[0], [1, 2] if rank == 0 else [2, 4])
+same(hvd.synchronize(hvd.sparse_allreduce_async(sparse)).to_dense(), [[0.5, 1], [0, 0], [4.5, 9]])
+assert hvd.broadcast_object(rank) == 0 and hvd.allgather_object(rank) == [0, 1]
+w = torch.ones(rank + 1, requires_grad=True, device="cpu")
+hvd.allgather(w).sum().backward()
+same(w.grad, [2] if rank == 0 else [2, 2])
+base = torch.optim.SGD([torch.ones(2, requires_grad=True, device="cpu")], lr=1.0, momentum=0.5)
+base.param_groups[0]["params"][0].grad = torch.full((2,), rank + 1.0, device="cpu")
+base.step()
+hvd.broadcast_optimizer_state(base, root_rank=1)
+same(*(state["momentum_buffer"] for state in base.state.values()), [2, 2])
+torch.set_default_device(None)
 
 # Sums of two backwards, over a layer with sparse gradients, with the optimizer's state from rank 1.
 torch.manual_seed(rank)

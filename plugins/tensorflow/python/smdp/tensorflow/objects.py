@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from smdp._pickling import dumps
 from smdp.tensorflow.collectives import allgather, broadcast
 from smdp.tensorflow.groups import group_of
 
@@ -45,6 +45,4 @@ def allgather_object(
 
 
 def _pickled(obj: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    stream = io.BytesIO()
-    pickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
-    return np.frombuffer(stream.getvalue(), np.uint8)
+    return np.frombuffer(dumps(obj), np.uint8)

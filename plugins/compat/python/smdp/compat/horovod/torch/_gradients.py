@@ -50,7 +50,7 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         total = synchronize(allreduce_async(gradient, op=Sum, process_set=ctx.members))
-        rows = synchronize(allgather_async(torch.tensor([ctx.rows]), None, ctx.members))
+        rows = synchronize(allgather_async(torch.tensor([ctx.rows], device="cpu"), None, ctx.members))
         begin = int(rows[: ctx.members.rank()].sum())
         return total[begin : begin + ctx.rows], None
 

@@ -35,6 +35,10 @@ class Handle:
     finish: Callable[[], Any]
     results: list[Any] = field(default_factory=list)
 
+    def __call__(self) -> Any:
+        """Give its result: Horovod's handle of a sparse tensor is a function."""
+        return synchronize(self)
+
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an operation and give its result."""
@@ -151,8 +155,9 @@ def allgather_async(
     if tensor.dim() == 0:
         raise ValueError("[smdp] allgather joins along the first dimension, and this tensor is a scalar.")
     size = process_set.size()
-    rows = torch.empty(size, dtype=torch.int64)
-    dist.all_gather(list(rows.split(1)), torch.tensor([tensor.shape[0]]), group=process_set.group)
+    rows = torch.empty(size, dtype=torch.int64, device="cpu")
+    own = torch.tensor([tensor.shape[0]], device="cpu")
+    dist.all_gather(list(rows.split(1)), own, group=process_set.group)
     whole = tensor.new_empty((int(rows.sum()), *tensor.shape[1:]))
     parts = list(whole.split(rows.tolist()))
     work = dist.all_gather(parts, tensor.detach().contiguous(), group=process_set.group, async_op=True)
@@ -193,13 +198,15 @@ def alltoall_async(
             f"[smdp] alltoall of {tensor.shape[0]} rows between {size} ranks: they do not divide; give"
             " splits."
         )
-    sent = [tensor.shape[0] // size] * size if splits is None else [int(n) for n in torch.as_tensor(splits)]
+    sent = (
+        [tensor.shape[0] // size] * size if splits is None else torch.as_tensor(splits, device="cpu").tolist()
+    )
     if len(sent) != size or sum(sent) != tensor.shape[0]:
         raise ValueError(
             f"[smdp] alltoall: splits are {sent}; needed: {size} that add up to {tensor.shape[0]} rows."
         )
-    received = torch.empty(size, dtype=torch.int64)
-    dist.all_to_all_single(received, torch.tensor(sent), group=process_set.group)
+    received = torch.empty(size, dtype=torch.int64, device="cpu")
+    dist.all_to_all_single(received, torch.tensor(sent, device="cpu"), group=process_set.group)
     out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
     work = dist.all_to_all_single(
         out,

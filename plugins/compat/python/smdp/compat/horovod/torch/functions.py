@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from smdp._pickling import dumps
 from smdp.compat.horovod.torch.asynchronous import broadcast_async_, synchronize
 from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
 
@@ -49,9 +52,14 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("[smdp] cannot broadcast the state of LBFGS.")
-    state = broadcast_object(optimizer.state_dict(), root_rank, process_set=process_set)
-    if dist.get_rank() != root_rank:
-        optimizer.load_state_dict(state)
+    is_root = dist.get_rank() == root_rank
+    file = io.BytesIO()
+    if is_root:
+        torch.save(optimizer.state_dict(), file)
+    data = broadcast_object(file.getvalue(), root_rank, process_set=process_set)
+    if not is_root:
+        # The root's GPU has a number that need not be there, or is another rank's.
+        optimizer.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
 
 
 def broadcast_object(
@@ -61,9 +69,10 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Give the root's object, pickled on its way."""
-    held = [obj]
+    is_root = dist.get_rank() == root_rank
+    held = [dumps(obj) if is_root else b""]
     dist.broadcast_object_list(held, root_rank, group=process_set.group)
-    return held[0]
+    return obj if is_root else pickle.loads(held[0])
 
 
 def broadcast_object_fn(
@@ -78,5 +87,5 @@ def allgather_object(
 ) -> list[Any]:
     """Give every rank's object."""
     held: list[Any] = [None] * process_set.size()
-    dist.all_gather_object(held, obj, group=process_set.group)
-    return held
+    dist.all_gather_object(held, dumps(obj), group=process_set.group)
+    return [pickle.loads(each) for each in held]

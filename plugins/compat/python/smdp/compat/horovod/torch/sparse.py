@@ -50,7 +50,11 @@ def sparse_allreduce_async(
 
     def finish() -> Tensor:
         whole = torch.sparse_coo_tensor(
-            synchronize(places).t(), synchronize(values), own.shape, check_invariants=False
+            synchronize(places).t(),
+            synchronize(values),
+            own.shape,
+            device=own.device,
+            check_invariants=False,
         ).coalesce()
         return whole / process_set.size() if kind == Average else whole
 

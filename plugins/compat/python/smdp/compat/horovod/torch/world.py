@@ -16,25 +16,37 @@ class ProcessSet:
     """Some of the ranks. Known to smdp by init() or add_process_set(), which all ranks call."""
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
-        self.ranks: list[int] | None = sorted(ranks)
+        self._ranks = sorted(ranks)
         self.process_set_id: int | None = None
         self.group: Any = None
 
+    @property
+    def ranks(self) -> list[int]:
+        """Those of the world, in order."""
+        return self._ranks
+
     def included(self) -> bool:
         """Whether this rank is in it."""
-        return self.ranks is None or dist.get_rank() in self.ranks
+        return dist.get_rank() in self.ranks
 
     def size(self) -> int:
         """Number of ranks."""
-        return int(dist.get_world_size()) if self.ranks is None else len(self.ranks)
+        return len(self.ranks)
 
     def rank(self) -> int:
         """This rank's place in it."""
-        return int(dist.get_rank()) if self.ranks is None else self.ranks.index(dist.get_rank())
+        return self.ranks.index(dist.get_rank())
 
 
-global_process_set = ProcessSet()
-global_process_set.ranks = None
+class _World(ProcessSet):
+    """All ranks: none before init()."""
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(range(dist.get_world_size())) if dist.is_initialized() else []
+
+
+global_process_set: ProcessSet = _World()
 global_process_set.process_set_id = 0
 _known = [global_process_set]
 
