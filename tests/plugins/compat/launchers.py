@@ -56,9 +56,9 @@ def command(launcher: str, script: Path, ranks: int) -> list[str]:
 def start(
     launcher: str, script: str, *arguments: str, ranks: int = 2, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script on two ranks; on others only by `smdp run`."""
+    """Run a script on two ranks, on the CPU; on others only by `smdp run`."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_"))}
-    environ |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+    environ |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **variables}
     with tempfile.TemporaryDirectory() as folder:  # smdp.compat makes folders for what scripts save
         return subprocess.run(
             [*command(launcher, SCRIPTS / script, ranks), *arguments],

@@ -44,10 +44,18 @@ def test_lightning() -> None:
     check("smdp run", "lightning_smddp.py")
 
 
-@pytest.mark.parametrize("launcher", ["smdp run", "mpirun"])
-@pytest.mark.parametrize("script", ["horovod_torch_names.py", "smddp_torch_names.py"])
-def test_names(launcher: str, script: str) -> None:
-    done = start(launcher, script)
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("smdp run", ["horovod_torch_names.py"]),
+        ("smdp run", ["horovod_torch_names.py", "as-on-gpu"]),
+        ("smdp run", ["smddp_torch_names.py"]),
+        ("mpirun", ["horovod_torch_names.py"]),
+        ("mpirun", ["smddp_torch_names.py"]),
+    ],
+)
+def test_names(launcher: str, words: list[str]) -> None:
+    done = start(launcher, *words)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "all is right on 2 ranks" in done.stdout
 

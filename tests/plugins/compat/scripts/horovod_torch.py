@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 hvd.init()
 torch.manual_seed(42 + hvd.rank())
 if torch.cuda.is_available():
-    torch.cuda.set_device(hvd.local_rank())
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
 torch.set_num_threads(1)
 
 digits = load_digits()

@@ -12,6 +12,8 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.util import check_extension, extension_available, split_list
 
+import smdp.compat.horovod.torch.optimizer
+
 try:
     hvd.rank()
 except ValueError as error:
@@ -39,6 +41,9 @@ same(hvd.allreduce(x, op=hvd.Max, name="m"), [2, 4, 8])
 same(hvd.allreduce(x, op=hvd.Product), [2, 8, 32])
 same(hvd.allreduce(x, compression=hvd.Compression.fp16), [1.5, 3, 6])
 same(hvd.allreduce(torch.tensor([1, 4]) + rank), [1, 4])
+half = torch.full((3,), 6e4, dtype=torch.float16)  # of which the sum is too large
+same(hvd.allreduce(half), [6e4] * 3)
+same(hvd.reducescatter(half), [6e4] * (2 - rank))
 whole = torch.tensor([1, 4, 6]) + rank
 same(hvd.allreduce(whole, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0), [18, 54, 78])
 assert hvd.reducescatter(whole).tolist() == ([1, 4] if rank == 0 else [6])
@@ -169,6 +174,11 @@ hvd.broadcast_optimizer_state(base, root_rank=1)
 same(*(state["momentum_buffer"] for state in base.state.values()), [2, 2])
 torch.set_default_device(None)
 
+# From here on by the way of parameters on a GPU, if asked.
+is_as_on_gpu = "as-on-gpu" in sys.argv
+if is_as_on_gpu:
+    smdp.compat.horovod.torch.optimizer._is_on_cpu = lambda parameter: False
+
 # Sums of two backwards, over a layer with sparse gradients, with the optimizer's state from rank 1.
 torch.manual_seed(rank)
 net = torch.nn.Sequential(torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1))
@@ -265,6 +275,25 @@ backward(two)
 same(one.weight.grad, [[1.5, 1.5]])
 one, two, optimizer = wrapped(op=hvd.Sum)
 refused(lambda: backward(one, two), RuntimeError, "op=Sum: gradients came after others")
+
+# A rank that skips a step has taken part in the backward before it.
+one, _, optimizer = wrapped()
+for batch in range(2):
+    optimizer.zero_grad()
+    one(torch.full((1, 2), rank + batch + 1.0)).sum().backward()
+    if rank == batch:
+        optimizer.step()
+    same(one.weight.grad, [[batch + 1.5] * 2])
+
+# A backward that fails half-way is forgotten with its gradients. (On the CPU the next one says that it did.)
+if is_as_on_gpu:
+    one, _, optimizer = wrapped()
+    wrong = one.weight.register_hook(lambda gradient: 1 / 0)
+    refused(lambda: one(torch.ones(1, 2)).sum().backward(), ZeroDivisionError, "division")
+    wrong.remove()
+    optimizer.zero_grad()
+    one(torch.full((1, 2), rank + 1.0)).sum().backward()
+    same(one.weight.grad, [[1.5, 1.5]])
 
 # Wrapped anew for a second stage: the gradient is the mean, and not summed twice.
 net.zero_grad()

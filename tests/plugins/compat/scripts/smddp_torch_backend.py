@@ -14,7 +14,7 @@ local_rank = int(os.environ["LOCAL_RANK"])
 assert int(os.environ["SMDATAPARALLEL_LOCAL_RANK"]) == local_rank
 assert dist.get_backend() == "smddp"
 if torch.cuda.is_available():
-    torch.cuda.set_device(local_rank)
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
 
 torch.manual_seed(0)
 digits = load_digits()

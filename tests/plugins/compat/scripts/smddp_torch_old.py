@@ -2,7 +2,6 @@
 
 import argparse
 
-import numpy as np
 import smdistributed.dataparallel.torch.distributed as dist
 import torch
 import torch.nn.functional as F
@@ -52,7 +51,7 @@ assert mean.item() == (world_size - 1) / 2
 dist.all_reduce(right, dist.ReduceOp.AVERAGE)
 parts = [torch.zeros_like(net[0].weight) for _ in range(world_size)]
 dist.all_gather(parts, net[0].weight.detach())
-assert all(np.array_equal(part, parts[0]) for part in parts)
+assert all(torch.equal(part, parts[0]) for part in parts)
 dist.barrier()
 if rank == 0:
     print(f"accuracy {right.item() / 297:.3f} on {world_size} ranks", flush=True)

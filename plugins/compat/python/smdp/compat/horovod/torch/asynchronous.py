@@ -71,9 +71,13 @@ def operation(op: Any, average: bool | None) -> str:
     return str(op)
 
 
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
 def _scale(factor: float, tensor: Tensor) -> float:
     """Give a factor as the tensor can be multiplied by it."""
-    if tensor.is_floating_point() or tensor.is_complex():
+    if not _is_whole(tensor):
         return factor
     if not float(factor).is_integer():
         raise ValueError(
@@ -83,9 +87,14 @@ def _scale(factor: float, tensor: Tensor) -> float:
     return int(factor)
 
 
-def _divide(tensor: Tensor, size: int) -> None:
-    rounding = None if tensor.is_floating_point() or tensor.is_complex() else "floor"
-    tensor.div_(size, rounding_mode=rounding)
+def _reduction(kind: str, tensor: Tensor) -> Any:
+    """Give torch's: a mean of floats is divided in the sum, which so cannot overflow."""
+    return dist.ReduceOp.AVG if kind == Average and not _is_whole(tensor) else _OPS[kind]
+
+
+def _finish_mean(kind: str, tensor: Tensor, size: int) -> None:
+    if kind == Average and _is_whole(tensor):
+        tensor.div_(size, rounding_mode="floor")
 
 
 def grouped_allreduce_async_(
@@ -107,14 +116,14 @@ def grouped_allreduce_async_(
             if factor != 1:
                 tensor.mul_(factor)
         works = [
-            dist.all_reduce(tensor, _OPS[kind], group=process_set.group, async_op=True) for tensor in tensors
+            dist.all_reduce(tensor, _reduction(kind, tensor), group=process_set.group, async_op=True)
+            for tensor in tensors
         ]
 
     def finish() -> Any:
         with torch.no_grad():
             for tensor, factor in zip(tensors, after, strict=True):
-                if kind == Average:
-                    _divide(tensor, process_set.size())
+                _finish_mean(kind, tensor, process_set.size())
                 if factor != 1:
                     tensor.mul_(factor)
         return tensors
@@ -236,12 +245,15 @@ def reducescatter_async(
     source = tensor.detach() * before if before != 1 else tensor.detach()
     out = tensor.new_empty((rows[rank], *tensor.shape[1:]))
     work = dist.reduce_scatter(
-        out, list(source.contiguous().split(rows)), _OPS[kind], group=process_set.group, async_op=True
+        out,
+        list(source.contiguous().split(rows)),
+        _reduction(kind, tensor),
+        group=process_set.group,
+        async_op=True,
     )
 
     def finish() -> Tensor:
-        if kind == Average:
-            _divide(out, size)
+        _finish_mean(kind, out, size)
         return out.mul_(after) if after != 1 else out
 
     return Handle([work], finish)

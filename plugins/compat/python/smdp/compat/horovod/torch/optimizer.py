@@ -40,6 +40,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Give an optimizer of the same class, parameters and state that averages gradients while backward runs.
 
+    On a GPU it averages them at the end of backward.
+
     Args:
         optimizer: Any of torch's.
         named_parameters: Names for messages.
@@ -108,7 +110,6 @@ class _DistributedOptimizer:
         self._parameters = [parameter for _, parameter in parameters]
         self._kind, self._members, self._passes = kind, members, passes
         self._compression = compression
-        self._is_in_backward = False
         self._begin_step()
         self._hooks: GradientHooks | None = None
         if not members.included() or not parameters:
@@ -117,7 +118,7 @@ class _DistributedOptimizer:
         for parameter in self._parameters:
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
-        if any(parameter.device.type != "cpu" for parameter in self._parameters):
+        if not all(_is_on_cpu(parameter) for parameter in self._parameters):
             if compression in ("int8", "topk"):
                 raise ValueError(f"[smdp] compression {compression!r} needs a model on the CPU.")
             return
@@ -134,10 +135,13 @@ class _DistributedOptimizer:
 
     def _begin_step(self) -> None:
         self._pass = 0
+        self._is_in_backward = False  # also where the last one has failed
         self._is_reduced = False
         self._counts: dict[int, int] = {}
 
     def _count(self, parameter: torch.Tensor) -> None:
+        if self._hooks is None:
+            self._begin_backward()
         # By parameter: two backwards over different ones are a pass each, and so are reentrant checkpoints'.
         count = self._counts[id(parameter)] = self._counts.get(id(parameter), 0) + 1
         if count > self._passes:
@@ -157,11 +161,14 @@ class _DistributedOptimizer:
             )
         self._is_reduced = True
 
-    def _is_wanted(self) -> bool:
+    def _begin_backward(self) -> None:
         if not self._is_in_backward:
             self._is_in_backward = True
             self._pass += 1
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _is_wanted(self) -> bool:
+        self._begin_backward()
         if self._pass % self._passes:
             return False
         self._check_sum()
@@ -169,6 +176,10 @@ class _DistributedOptimizer:
 
     def _end_backward(self) -> None:
         self._is_in_backward = False
+        # In the backward that all ranks run, and not in step(), which one of them may skip.
+        if self._hooks is None and not self._pass % self._passes:
+            self._check_sum()
+            self._reduce_now()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backwards make a step, from the next on."""
@@ -176,27 +187,26 @@ class _DistributedOptimizer:
         self._begin_step()
 
     def synchronize(self) -> None:
-        """Return when gradients are averaged: on the CPU they are at the end of backward."""
-        if self._hooks is None and self._members.included():
-            self._reduce_now()
-        elif self._hooks is not None and self._pass % self._passes:
+        """Return when gradients are averaged: they are at the end of a step's last backward."""
+        if self._pass % self._passes:
             self._check_sum()
             self._reduce_now()  # fewer backwards than a step has: the last of an epoch
         self._begin_step()
         self._is_synchronized = True
 
     def _reduce_now(self) -> None:
-        for parameter in self._parameters:
-            if parameter.grad is None:  # all ranks reduce the same list
-                parameter.grad = torch.zeros_like(parameter)
-            _densify(parameter)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        wire = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._compression)
-        small = [g.to(wire) if wire and g.dtype == torch.float32 else g for g in gradients]
-        synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
-        for gradient, reduced in zip(gradients, small, strict=True):
-            if gradient is not reduced:
-                gradient.copy_(reduced)
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is None:  # all ranks reduce the same list
+                    parameter.grad = torch.zeros_like(parameter)
+                _densify(parameter)
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            wire = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._compression)
+            small = [g.to(wire) if wire and g.dtype == torch.float32 else g for g in gradients]
+            synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
+            for gradient, reduced in zip(gradients, small, strict=True):
+                if gradient is not reduced:
+                    gradient.copy_(reduced)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -218,6 +228,10 @@ class _DistributedOptimizer:
         """As the optimizer's; backwards are counted from here."""
         self._begin_step()
         super().zero_grad(set_to_none)  # type: ignore[misc]
+
+
+def _is_on_cpu(parameter: torch.Tensor) -> bool:
+    return bool(parameter.device.type == "cpu")
 
 
 def _counting(optimizer: weakref.ref[_DistributedOptimizer]) -> Callable[[torch.Tensor], None]:
