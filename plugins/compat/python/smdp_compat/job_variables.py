@@ -6,6 +6,7 @@ import contextlib
 import glob
 import json
 import os
+import sys
 
 # What was there before, and what was set.
 _set: dict[str, tuple[str | None, str]] = {}
@@ -45,8 +46,11 @@ def _of_a_rank() -> dict[str, str]:
     try:
         if not set_torch_variables():
             return {}
-    except ConfigError:
-        return {}  # whoever starts the job's group says what is missing
+    except ConfigError as error:
+        # Not raised: the process may be no rank, and a rank's script may know by itself.
+        text = str(error).rstrip(".")
+        sys.stderr.write(f"[smdp] SMDP_COMPAT: {text}. Scripts that leave the start to others train alone.\n")
+        return {}
     for name, folder in (("SM_MODEL_DIR", "model"), ("SM_OUTPUT_DATA_DIR", "output")):
         if name not in os.environ:  # scripts save there without making it
             with contextlib.suppress(OSError):  # most save elsewhere, and need no folder that can be written
