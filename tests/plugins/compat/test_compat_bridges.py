@@ -35,7 +35,8 @@ TORCH = {
     "torch.nn.parallel.distributed": "DistributedDataParallel.__init__",
 }
 ACCELERATE = {
-    "accelerate.state": "ACCELERATE_TORCH_DEVICE",
+    "accelerate": "ACCELERATE_TORCH_DEVICE",
+    "accelerate.state": "PartialState._prepare_backend",
     "accelerate.accelerator": "Accelerator.clip_grad_norm_",
     "accelerate.optimizer": "AcceleratedOptimizer.local_state_dict",
 }

@@ -19,17 +19,20 @@ def test_script(launcher: str, script: str) -> None:
     check(launcher, script)
 
 
-@pytest.mark.parametrize("launcher", ["smdp run", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_unmodified_trainer(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("launcher", "words"), [("torchrun", []), ("smdp run", ["use_cpu"])])
+def test_unmodified_trainer(launcher: str, words: list[str], tmp_path: Path) -> None:
     """The released transformers and accelerate take their own path for SMDDP, on two CPUs."""
     pytest.importorskip("transformers")
-    check(launcher, "transformers_unmodified.py", str(tmp_path))
+    check(launcher, "transformers_unmodified.py", str(tmp_path), *words)
 
 
-def test_accelerate() -> None:
-    """In a training job of SageMaker that `accelerate launch` has started, by the variables it sets there."""
+# In a training job of SageMaker that `accelerate launch` has started, by the variables it sets there.
+LAUNCHED = {"ACCELERATE_USE_SAGEMAKER": "true", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "DATA_PARALLEL"}
+
+
+@pytest.mark.parametrize("variables", [{}, pytest.param(LAUNCHED, marks=pytest.mark.slow)])
+def test_accelerate(variables: dict[str, str]) -> None:
     pytest.importorskip("accelerate")
-    variables = {"ACCELERATE_USE_SAGEMAKER": "true", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "DATA_PARALLEL"}
     check("smdp run", "accelerate_smddp.py", **variables)
 
 

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
+from smdp_compat.job_variables import is_data_parallel
 from smdp_compat.model_parallel_bridges import (
     accelerate_counts_replicas,
     accelerated_optimizer_saves_its_part,
@@ -91,6 +92,30 @@ def _accelerate_computes_on_cpu(module: Any) -> _Undo:
     return undo
 
 
+def _accelerate_takes_smddp_on_cpu(module: Any) -> _Undo:
+    """Accelerate takes gloo for ranks that are to use the CPU, and trains those alone that find no GPU."""
+    import torch.distributed as dist
+
+    plain = module.PartialState._prepare_backend
+    kind = module.DistributedType
+
+    @functools.wraps(plain)
+    def prepare(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: Any = None) -> Any:
+        chosen = plain(self, cpu, sagemaker_dp, backend)
+        # Who names a backend, or has started a group, gets it.
+        if backend is not None or chosen[1] not in (kind.MULTI_CPU, kind.NO) or not is_data_parallel():
+            return chosen
+        return dist.get_backend() if dist.is_initialized() else "smddp", kind.MULTI_CPU
+
+    module.PartialState._prepare_backend = prepare
+    return lambda: setattr(module.PartialState, "_prepare_backend", plain)
+
+
+def _accelerate_on_cpu(module: Any) -> _Undo:
+    """Accelerate's path for SMDDP is one for GPUs, and another is taken without them."""
+    return _together(module, _accelerate_computes_on_cpu, _accelerate_takes_smddp_on_cpu)
+
+
 def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
     """On this path ranks of transformers 5.23 look for the best checkpoint before it is written."""
     import torch.distributed
@@ -109,7 +134,11 @@ def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
 
 def _trainer_on_paths_of_sagemaker(module: Any) -> _Undo:
     """The Trainer's own paths for SageMaker's libraries lack a barrier, or an optimizer."""
-    undo = [change(module) for change in (trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint)]
+    return _together(module, trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint)
+
+
+def _together(module: Any, *changes: Callable[[Any], _Undo]) -> _Undo:
+    undo = [change(module) for change in changes]
 
     def undo_all() -> None:
         for one in reversed(undo):
@@ -122,7 +151,7 @@ def _trainer_on_paths_of_sagemaker(module: Any) -> _Undo:
 _BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
     "torch": (_register_smddp, "torch", 3),
     "torch.nn.parallel.distributed": (_ddp_ignores_device_ids_on_cpu, "torch", 3),
-    "accelerate.state": (_accelerate_computes_on_cpu, "accelerate", 2),
+    "accelerate.state": (_accelerate_on_cpu, "accelerate", 2),
     "accelerate.accelerator": (accelerate_counts_replicas, "accelerate", 2),
     "accelerate.optimizer": (accelerated_optimizer_saves_its_part, "accelerate", 2),
     "transformers.training_args": (trainer_computes_on_cpu, "transformers", 6),

@@ -71,6 +71,17 @@ def _of_a_rank() -> dict[str, str]:
     return found | _hosts()
 
 
+def is_data_parallel() -> bool:
+    """Whether this process is a rank of a job for SMDDP, by what transformers and Accelerate look at."""
+    try:
+        given = json.loads(os.environ.get("SM_FRAMEWORK_PARAMS", "{}"))
+    except ValueError:
+        return False
+    is_enabled = isinstance(given, dict) and bool(given.get("sagemaker_distributed_dataparallel_enabled"))
+    is_switched_off = os.environ.get("ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE") == "NO"
+    return is_enabled and not is_switched_off and "LOCAL_RANK" in os.environ
+
+
 def _add_to(name: str, params: dict[str, object]) -> None:
     """Add what is not there: a job of SageMaker's with another launcher has its own words in it."""
     try:

@@ -1,4 +1,4 @@
-"""A loop of Accelerate's in a job that it configured for SageMaker: its own path for SMDDP."""
+"""A loop of Accelerate's, in a job that it configured for SageMaker or in any other."""
 
 import torch
 import torch.nn.functional as F

@@ -15,7 +15,13 @@ data = torch.frombuffer(bytearray(topics["assert"].encode() * 20), dtype=torch.u
 rows = [{"input_ids": row, "labels": row} for row in data[: len(data) // 32 * 32].view(-1, 32)]
 often = {"eval_strategy": "steps", "logging_steps": 5, "eval_steps": 5, "save_steps": 5}
 args = TrainingArguments(
-    sys.argv[1], max_steps=20, learning_rate=1e-2, report_to=[], load_best_model_at_end=True, **often
+    sys.argv[1],
+    max_steps=20,
+    learning_rate=1e-2,
+    report_to=[],
+    load_best_model_at_end=True,
+    use_cpu="use_cpu" in sys.argv,
+    **often,
 )
 
 
