@@ -24,6 +24,22 @@ with tf.Graph().as_default():
     loss = tf.reduce_sum(w * (rank + 1.0))
     optimizer = sdp.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
     step = optimizer.minimize(loss)
+    # What Horovod's says about how, not what; rows of an embedding stay rows until told.
+    table = tf.compat.v1.get_variable("table", initializer=tf.zeros([3, 1]))
+    rows = tf.reduce_sum(tf.gather(table, [rank, 2]))
+    how = {"gradient_predivide_factor": 2.0, "num_groups": 3, "groups": [[table]]}
+    found = []
+    for options in ({"sparse_as_dense": False}, {"sparse_as_dense": True}, how):
+        plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        with tf.control_dependencies(found):
+            ((gradient, _),) = hvd.DistributedOptimizer(plain, **options).compute_gradients(rows, [table])
+        assert isinstance(gradient, tf.IndexedSlices) == (not options.get("sparse_as_dense"))
+        found.append(tf.convert_to_tensor(gradient))
+    plain = sdp.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), sparse_as_dense=False)
+    with tf.control_dependencies(found):
+        ((gradient, _),) = plain.compute_gradients(rows, [table])
+    found.append(gradient)
+    assert not isinstance(gradient, tf.IndexedSlices)
     mixed = hvd.grouped_allreduce(
         [
             part
@@ -41,9 +57,17 @@ with tf.Graph().as_default():
         for i, value in enumerate(session.run(mixed)[::2]):
             np.testing.assert_allclose(value, np.ones(i + 1))
         assert session.run(last) == 1
+        for gradient in session.run(found):
+            np.testing.assert_allclose(gradient, [[0.5], [0.5], [1]])
         session.run(step)
         np.testing.assert_allclose(session.run(w), [0.5, 2.5])
 
+try:
+    hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+except ValueError as error:
+    assert "takes no backward_passes_per_step" in str(error)
+else:
+    sys.exit("more backwards must be refused")
 for name in ("elastic", "no_such_name"):
     try:
         getattr(hvd, name)

@@ -118,9 +118,9 @@ def grouped_allreduce(
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    name: str | None = None,
     process_set: Any = None,
     ignore_name_scope: bool = False,
+    name: str | None = None,
     *,
     group: Any = None,
 ) -> list[Any]:

@@ -139,6 +139,7 @@ def reducescatter(
     op: Any = None,
     name: str | None = None,
     process_set: Any = None,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,

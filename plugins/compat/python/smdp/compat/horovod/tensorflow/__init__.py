@@ -24,6 +24,7 @@ from smdp.compat.horovod.start import check_comm, sets_of
 from smdp.compat.sagemaker.dataparallel.tensorflow import graph
 from smdp.tensorflow import *  # noqa: F403
 from smdp.tensorflow import allgather as allgather
+from smdp.tensorflow import allgather_object as allgather_object
 from smdp.tensorflow import barrier as barrier
 from smdp.tensorflow import broadcast_object as broadcast_object
 from smdp.tensorflow import broadcast_variables as broadcast_variables
@@ -71,7 +72,12 @@ def local_size_op(name: str | None = None) -> Any:
     return tf.constant(smdp.local_size())
 
 
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = None,
+) -> list[Any]:
     """Allgather of several tensors."""
     return [allgather(tensor, name, process_set=process_set) for tensor in tensors]
 

@@ -6,15 +6,20 @@ from typing import Any
 
 import tensorflow as tf
 
+import smdp
+from smdp.compat.sagemaker.dataparallel.tensorflow.dense_gradients import (
+    DistributedGradientTape as DistributedGradientTape,
+)
+from smdp.compat.sagemaker.dataparallel.tensorflow.dense_gradients import (
+    DistributedOptimizer as DistributedOptimizer,
+)
 from smdp.compat.sagemaker.dataparallel.tensorflow.graph import (
     BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
 )
-from smdp.compat.sagemaker.dataparallel.tensorflow.graph import DistributedOptimizer as DistributedOptimizer
 from smdp.compat.sagemaker.dataparallel.tensorflow.graph import (
     broadcast_global_variables as broadcast_global_variables,
 )
 from smdp.tensorflow import Compression as Compression
-from smdp.tensorflow import DistributedGradientTape as DistributedGradientTape
 from smdp.tensorflow import ReduceOp as ReduceOp
 from smdp.tensorflow import allreduce as allreduce
 from smdp.tensorflow import broadcast as broadcast
@@ -38,10 +43,11 @@ def overlap(tensor: Any) -> Any:
 
 
 def get_worker_comm() -> Any:
-    """Give mpi4py's communicator of all ranks.
+    """Give mpi4py's communicator of all ranks, after init().
 
     Raises:
         ImportError: mpi4py is not installed.
+        RuntimeError: The ranks were not started by its MPI, which knows of others.
     """
     try:
         from mpi4py import MPI
@@ -50,6 +56,11 @@ def get_worker_comm() -> Any:
             "[smdp] get_worker_comm() gives an mpi4py communicator, and mpi4py is not installed. Use"
             " smdp.world(), or install mpi4py and start with mpirun."
         ) from error
+    if MPI.COMM_WORLD.Get_size() != smdp.size():
+        raise RuntimeError(
+            f"[smdp] get_worker_comm(): MPI has {MPI.COMM_WORLD.Get_size()} ranks, smdp {smdp.size()}; both"
+            " have the same where mpirun of mpi4py's MPI starts them. Start with it, or use smdp.world()."
+        )
     return MPI.COMM_WORLD
 
 

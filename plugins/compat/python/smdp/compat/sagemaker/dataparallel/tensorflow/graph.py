@@ -8,6 +8,14 @@ import tensorflow as tf
 
 import smdp.tensorflow as sdp
 
+_NOT_NEEDED = (
+    "average_aggregated_gradients",
+    "gradient_predivide_factor",
+    "groups",
+    "num_groups",
+    "scale_local_gradients",
+)
+
 
 def broadcast_global_variables(root_rank: int) -> Any:
     """Give all global variables of the graph the root's values; in eager code there are none.
@@ -52,13 +60,13 @@ def DistributedOptimizer(
     bucket_cap_mb: float = 25,
     **options: Any,
 ) -> Any:
-    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients over all ranks, as SMDDP's does.
+    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients over all ranks.
 
     Raises:
         ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
     """
-    # Horovod's, which say what smdp does anyway.
-    for known in ("average_aggregated_gradients", "scale_local_gradients"):
+    # Horovod's, which say what smdp does anyway, or how it is done: the result is the same.
+    for known in _NOT_NEEDED:
         options.pop(known, None)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return sdp.DistributedOptimizer(
@@ -78,15 +86,18 @@ def DistributedOptimizer(
 
     def compute_gradients(*args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         pairs = compute(*args, **kwargs)
-        dense = [
-            tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-            for gradient, _ in pairs
-        ]
-        known = [index for index, gradient in enumerate(dense) if gradient is not None]
-        reduced = sdp.grouped_allreduce([dense[i] for i in known], op=op, compression=compression)
+        gradients = [gradient for gradient, _ in pairs]
+        if sparse_as_dense:
+            gradients = [tf.convert_to_tensor(each) if _is_sparse(each) else each for each in gradients]
+        known = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        reduced = sdp.grouped_allreduce([gradients[i] for i in known], op=op, compression=compression)
         for index, gradient in zip(known, reduced, strict=True):
-            dense[index] = gradient
-        return [(gradient, variable) for gradient, (_, variable) in zip(dense, pairs, strict=True)]
+            gradients[index] = gradient
+        return [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
 
     optimizer.compute_gradients = compute_gradients
     return optimizer
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)

@@ -1,0 +1,5 @@
+"""`horovod.tensorflow.compression`."""
+
+from __future__ import annotations
+
+from smdp.tensorflow import Compression as Compression
