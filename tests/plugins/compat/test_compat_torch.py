@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from launchers import check, pairs, start
+from snippets import passes
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -61,6 +62,21 @@ def test_names(launcher: str, words: list[str]) -> None:
     done = start(launcher, *words)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "all is right on 2 ranks" in done.stdout
+
+
+def test_sums_by_address_over_another_backend() -> None:
+    passes(
+        "import smddpcommon, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "x = torch.ones(1)\n"
+        "try:\n"
+        "    smddpcommon.allReduce(x.data_ptr(), x.data_ptr(), smddpcommon.herringFloat32, 1, 0, 1, 0)\n"
+        "except RuntimeError as error:\n"
+        "    assert \"started over 'gloo'; sums by address need\" in str(error), error\n"
+        "else:\n"
+        "    raise SystemExit('gloo must fail')\n",
+        SMDP_COMPAT="1",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,12 @@
 """Every name of SMDDP's old API for PyTorch, against what it must give."""
 
+import ctypes
+import mmap
+import os
+import socket
 import sys
 import warnings
+from datetime import timedelta
 
 import smdistributed.dataparallel.torch.distributed as dist
 import torch
@@ -68,6 +73,49 @@ for dtype, name in ((torch.float32, "herringFloat32"), (torch.float16, "herringF
     task = smddpcommon.allReduce(*addresses, getattr(smddpcommon, name), 4, 0, 1, 0)
     smddpcommon.wait(task.request)
     assert result.tolist() == [0, 3, 6, 9] and source.tolist() == [0, rank + 1, 2 * rank + 2, 3 * rank + 3]
+
+# What is not the CPU's: reserved as a GPU's is, nothing, and half of it behind the end.
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+reserved = libc.mmap(None, mmap.PAGESIZE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+last = libc.mmap(
+    None, 2 * mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
+)
+libc.munmap(ctypes.c_void_p(last + mmap.PAGESIZE), mmap.PAGESIZE)
+address = result.data_ptr()
+for name, wrong in (
+    ("in_ptr", (reserved, address)),
+    ("out_ptr", (address, 0)),
+    ("in_ptr", (last + mmap.PAGESIZE - 2, address)),
+):
+    try:
+        smddpcommon.allReduce(*wrong, smddpcommon.herringFloat16, 4, 0, 1, 0)
+    except ValueError as error:
+        assert f"{name} is 0x" in str(error) and "where 8 bytes of host memory are needed" in str(error)
+    else:
+        sys.exit("an address that is not the CPU's must fail")
+try:
+    smddpcommon.allReduce(address, address, -1, 4, 0, 1, 0)
+except ValueError as error:
+    assert "dtype is -1; allowed: herringFloat16, herringFloat32" in str(error)
+else:
+    sys.exit("another dtype must fail")
+
+# The forms in which scripts start the backend.
+place = {"world_size": size, "rank": rank}
+for words, options in (
+    (["smddp"], {**place, "store": None, "group_name": ""}),
+    ([], {"backend": "smddp", "init_method": "env://", "timeout": timedelta(seconds=30)}),
+    (["smddp"], {"timeout": timedelta(seconds=30)}),
+):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1]]
+    torch.distributed.broadcast_object_list(ports, 0)
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(ports[0])
+    torch.distributed.init_process_group(*words, **options)
+    assert reduced() == [3, 6] and torch.distributed.get_backend() == "smddp"
 
 dist.destroy_process_group()
 assert not dist.is_initialized()

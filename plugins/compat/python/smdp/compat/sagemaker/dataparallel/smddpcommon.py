@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from dataclasses import dataclass
 
 import smdp
@@ -10,6 +13,9 @@ from smdp._buffers import DType
 
 herringFloat16 = int(DType.FLOAT16)
 herringFloat32 = int(DType.FLOAT32)
+
+_BYTES = {herringFloat16: 2, herringFloat32: 4}
+_libc = ctypes.CDLL(None)
 
 
 @dataclass
@@ -36,7 +42,22 @@ def allReduce(
         param_index: Not used, nor are num_params and task_id; ranks must make the same calls in order.
         num_params: See param_index.
         task_id: See param_index.
+
+    Raises:
+        RuntimeError: torch.distributed was started over another backend.
+        ValueError: The dtype is another one, or an address is not that of host memory.
     """
+    if dtype not in _BYTES:
+        raise ValueError(
+            f"[smdp] smddpcommon.allReduce: dtype is {dtype}; allowed: herringFloat16, herringFloat32."
+        )
+    size = numel * _BYTES[dtype]
+    for name, address in (("in_ptr", in_ptr), ("out_ptr", out_ptr)):
+        if size and not _is_readable(address, size):
+            raise ValueError(
+                f"[smdp] smddpcommon.allReduce: {name} is {address:#x}, where {size} bytes of host memory are"
+                " needed. Use torch.distributed.all_reduce, which takes tensors on a GPU, too."
+            )
     return Task(_group().all_reduce(in_ptr, out_ptr, [numel], dtype, int(smdp.SUM), 1.0, -1.0, True))
 
 
@@ -45,11 +66,25 @@ def wait(request: _core.Handle) -> None:
     request.wait()
 
 
-def _group() -> _core.Group:
-    import sys
+def _is_readable(address: int, size: int) -> bool:
+    """Whether the kernel can read the first and the last byte, which a GPU's memory does not let it."""
+    reader, writer = os.pipe()
+    try:
+        ends = (address, address + size - 1)
+        return all(_libc.write(writer, ctypes.c_void_p(end), ctypes.c_size_t(1)) == 1 for end in ends)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
+
+def _group() -> _core.Group:
     dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        core: _core.Group = dist.distributed_c10d._get_default_group().core
-        return core
-    return smdp.world().core
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return smdp.world().core
+    core: _core.Group | None = getattr(dist.distributed_c10d._get_default_group(), "core", None)
+    if core is None:
+        raise RuntimeError(
+            f"[smdp] smddpcommon.allReduce: torch.distributed was started over {dist.get_backend()!r}; sums"
+            ' by address need init_process_group("smddp").'
+        )
+    return core
