@@ -1,13 +1,17 @@
-"""The pages name everything that is there."""
+"""The pages name everything that is there or refused, and what the originals have is one or the other."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from smdp.compat.horovod import refusals
 
 # What these modules import for themselves; oob_allreduce is SMDDP's, not Horovod's.
 HELPERS = {
@@ -21,6 +25,57 @@ HELPERS = {
     "sets_of",
 }
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+# The names of the originals, as their documentation and scripts have them.
+_WORLD = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank
+    local_rank cross_rank is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built
+    nccl_built ddl_built ccl_built cuda_built rocm_built ProcessSet global_process_set add_process_set
+    remove_process_set Average Sum Adasum Min Max Product gpu_available elastic Compression
+    DistributedOptimizer join"""
+_KERAS = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank
+    local_rank cross_rank mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built
+    ddl_built ccl_built cuda_built rocm_built Average Sum Compression callbacks elastic DistributedOptimizer
+    global_process_set PartialDistributedOptimizer broadcast_global_variables allreduce allgather broadcast
+    reducescatter load_model"""
+ORIGINALS = {
+    "smdp.compat.horovod.torch": f"""{_WORLD} HorovodInternalError SyncBatchNorm allgather allgather_async
+        allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async barrier
+        broadcast broadcast_ broadcast_async broadcast_async_ broadcast_object broadcast_optimizer_state
+        broadcast_parameters grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_
+        grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async
+        poll reducescatter reducescatter_async sparse_allreduce_async synchronize""",
+    "smdp.compat.horovod.tensorflow": f"""{_WORLD} BroadcastGlobalVariablesHook DistributedGradientTape
+        PartialDistributedGradientTape SyncBatchNormalization allgather allgather_object allreduce alltoall
+        broadcast broadcast_ broadcast_global_variables broadcast_object broadcast_object_fn
+        broadcast_variables grouped_allgather grouped_allreduce grouped_reducescatter local_rank_op
+        local_size_op process_set_included_op rank_op reducescatter size_op""",
+    "smdp.compat.horovod.keras": f"{_KERAS} Adasum",
+    "smdp.compat.horovod.tensorflow.keras": f"{_KERAS} ProcessSet add_process_set remove_process_set",
+    "smdp.compat.sagemaker.dataparallel": "start_profiler stop_profiler _get_id_for_herring_task",
+    "smdp.compat.sagemaker.dataparallel.exceptions": "SMDDPError",
+    "smdp.compat.sagemaker.dataparallel.smddpcommon": """allReduce herringFloat16 herringFloat32 setBucketSize
+        wait""",
+    "smdp.compat.sagemaker.dataparallel.torch": "get_local_rank distributed",
+    "smdp.compat.sagemaker.dataparallel.torch.distributed": """is_available is_initialized init_process_group
+        get_world_size get_rank get_local_rank all_reduce broadcast all_gather all_to_all_single barrier
+        reduce group.WORLD ReduceOp.AVERAGE ReduceOp.SUM ReduceOp.MIN ReduceOp.MAX""",
+    "smdp.compat.sagemaker.dataparallel.torch.parallel": "DistributedDataParallel.no_sync",
+    "smdp.compat.sagemaker.dataparallel.torch.parallel.distributed": "DistributedDataParallel",
+    "smdp.compat.sagemaker.dataparallel.torch.torch_smddp": "",
+    "smdp.compat.sagemaker.dataparallel.tensorflow": """init size local_size rank local_rank shutdown
+        allreduce oob_allreduce broadcast broadcast_variables broadcast_global_variables overlap
+        DistributedGradientTape DistributedOptimizer BroadcastGlobalVariablesHook Compression.none
+        Compression.fp16 NoneCompression FP16Compression ReduceOp.AVERAGE ReduceOp.SUM ReduceOp.MIN
+        ReduceOp.MAX get_worker_comm keras""",
+    "smdp.compat.sagemaker.dataparallel.tensorflow.keras": """init rank size local_rank Compression
+        DistributedOptimizer callbacks.BroadcastGlobalVariablesCallback callbacks.MetricAverageCallback""",
+}
+
+
+def words_of(page: str) -> set[str]:
+    """Give the words between backticks: `size` is not named by `local_size`."""
+    prose = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    return {word for text in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", text)}
 
 
 def public_names(module_name: str) -> list[str]:
@@ -51,10 +106,28 @@ def public_names(module_name: str) -> list[str]:
     ],
 )
 def test_every_name_has_its_line(framework: str, module: str, page: str) -> None:
-    """As a word between backticks: `size` is not named by `local_size`."""
     pytest.importorskip(framework, None if framework == "numpy" else "2")
-    prose = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
-    quoted = re.findall(r"`([^`]+)`", prose)
-    words = {word for text in quoted for word in re.findall(r"\w+", text)}
-    missing = [name for name in public_names(module) if name not in words]
+    missing = [name for name in public_names(module) if name not in words_of(page)]
     assert missing == []
+
+
+def test_every_refusal_has_its_line() -> None:
+    refused = {"Adasum", "elastic", *refusals._NAMES, *refusals._MODULES}
+    assert sorted(refused - words_of("horovod.md")) == []
+
+
+@pytest.mark.parametrize("module", ORIGINALS)
+def test_every_name_of_the_originals(module: str) -> None:
+    """It is there, or its error says what to use."""
+    framework = next((name for name in ("torch", "tensorflow") if name in module.split(".")), "numpy")
+    pytest.importorskip("tensorflow" if "keras" in module else framework)
+    found = importlib.import_module(module)
+    assert [name for name in ORIGINALS[module].split() if not is_there_or_refused(found, name)] == []
+
+
+def is_there_or_refused(module: ModuleType, name: str) -> bool:
+    try:
+        functools.reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        return " is not there" in str(error)
+    return True

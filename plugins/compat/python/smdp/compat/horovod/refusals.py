@@ -24,6 +24,7 @@ _NAMES = {
     "add_process_set": _SETS,
     "remove_process_set": _SETS,
     "global_process_set": _SETS,
+    "process_set_included_op": _SETS,
     "PartialDistributedGradientTape": _PARTIAL,
     "PartialDistributedOptimizer": _PARTIAL,
 }
