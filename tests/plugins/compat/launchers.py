@@ -20,10 +20,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def pairs(launchers: list[str], scripts: list[str]) -> list[Any]:
-    """Each with each; those beyond every script by the first launcher, and every launcher once, are slow."""
+    """Each with each; those of torchrun and mpirun, and every other launcher once, are not slow."""
     return [
-        pytest.param(launcher, script, marks=[] if i == 0 or i % len(scripts) == j else pytest.mark.slow)
+        pytest.param(launcher, script, marks=pytest.mark.slow if is_other and i % len(scripts) != j else [])
         for i, launcher in enumerate(launchers)
+        for is_other in [launcher in ("smdp run", "mpirun and a variable")]
         for j, script in enumerate(scripts)
     ]
 

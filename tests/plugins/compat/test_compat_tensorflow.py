@@ -11,7 +11,8 @@ tf = pytest.importorskip("tensorflow")
 pytest.importorskip("sklearn")
 
 
-LAUNCHERS = ["smdp run", "mpirun", "mpirun and a variable", "torchrun's variables"]
+TORCHRUN = "torchrun" if find_spec("torch") else "torchrun's variables"
+LAUNCHERS = ["smdp run", "mpirun", "mpirun and a variable", TORCHRUN]
 SCRIPTS = ["smddp_tensorflow.py", "horovod_tensorflow.py", "horovod_keras.py"]
 
 
