@@ -31,13 +31,16 @@ def check_horovods_calls() -> None:
         lambda: sdp.allreduce(x, None, "", "", C.none, Sum, 1.0, 1.0, "name", smdp.world(), True),
         lambda: sdp.allreduce(tensor=x, average=False, name="name", ignore_name_scope=True),
         lambda: sdp.grouped_allreduce([x], False, ignore_name_scope=True)[0],
+        lambda: sdp.grouped_allreduce([x], None, "", "", C.none, Sum, 0.5, 2.0, smdp.world(), True, "name")[
+            0
+        ],
         lambda: sdp.allreduce(x, 0, 2, C.none, Sum),  # SMDDP's
         lambda: sdp.allreduce(grad=x, param_index=0, num_params=2, op=Sum),
     ):
         np.testing.assert_allclose(call(), total)
     rows = tf.ones([2 * size, 1])
     for call in (
-        lambda: sdp.reducescatter(rows, "", C.fp16, Sum, "name", smdp.world(), 0.5, 2.0),
+        lambda: sdp.reducescatter(rows, "", C.fp16, Sum, "name", smdp.world(), True, 0.5, 2.0),
         lambda: sdp.reducescatter(rows, op=Sum, compression=C.fp16, prescale_factor=1.0),
         lambda: sdp.reducescatter(rows, postscale_factor=float(size)),
     ):
