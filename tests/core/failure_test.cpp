@@ -69,6 +69,21 @@ TEST_P(Mismatch, RootOfReduce) {
       {"to rank 0", "to rank 1"});
 }
 
+// Every rank is a root: none waits for another's data. What the one that has more of it leaves behind must not be taken
+// for the next operation's.
+TEST_P(Mismatch, RootsOfBroadcastsOfDifferentSizes) {
+  expect(
+      [](Group& group) {
+        std::vector<float> data(group.rank() == 0 ? 1024 : 131'072, 7.0F);
+        group.broadcast(data.data(), std::vector<std::int64_t>{static_cast<std::int64_t>(data.size())}, DType::kFloat32,
+                        group.rank());
+        if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        std::vector<float> ones(1024, 1.0F);
+        group.all_reduce(ones.data(), ones.data(), std::vector<std::int64_t>{1024}, DType::kFloat32, ReduceOp::kSum);
+      },
+      {"broadcast"});
+}
+
 TEST_P(Mismatch, Operation) {
   expect(
       [](Group& group) {
@@ -337,6 +352,38 @@ void expect_refusals(const std::vector<std::string>& texts, const std::string& d
         texts[rank]);
   }
 }
+
+class Deadline : public testing::TestWithParam<Layout> {};
+
+TEST_P(Deadline, OfAnOperationThatWaitsForOneBeforeIt) {
+  const auto body = [](Group& group) {
+    if (group.rank() != 0) {
+      std::this_thread::sleep_for(std::chrono::seconds(3));
+      return;
+    }
+    std::vector<float> data(8);
+    const std::vector<std::int64_t> shape{8};
+    Call call;
+    call.async = true;
+    const auto begin = std::chrono::steady_clock::now();
+    group.all_reduce(data.data(), data.data(), shape, DType::kFloat32, ReduceOp::kSum, 1.0, call);
+    call.timeout = std::chrono::milliseconds(500);
+    const Group::Handle second =
+        group.all_reduce(data.data(), data.data(), shape, DType::kFloat32, ReduceOp::kSum, 1.0, call);
+    try {
+      second->wait();
+      ADD_FAILURE() << "it did not end";
+    } catch (const TimeoutError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("timed out after 0.5 s: it waits for the end of all_reduce"), std::string::npos) << text;
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  };
+  EXPECT_THROW(run(GetParam(), body), Error);  // the others find the group closed
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Deadline, testing::Values(Layout{2}, Layout{1, 1}),
+                         [](const auto& info) { return "Hosts" + std::to_string(info.index); });
 
 TEST(Settings, ThatDifferAreRefusedOnAllRanks) {
   const auto start = std::chrono::steady_clock::now();

@@ -105,8 +105,26 @@ TEST(Handshake, ReflectionIsRefused) {
     recv_all(pair.client.get(), bytes, kProofBytes, in(seconds(10)));
     send_all(pair.client.get(), bytes, kProofBytes, in(seconds(10)));
   });
-  EXPECT_NE(outcome(pair.server, Role::kServer, "s", "p"), "");
+  EXPECT_NE(outcome(pair.server, Role::kClient, "s", "p"), "");
   mirror.join();
+}
+
+// Nothing by which a secret could be guessed.
+TEST(Handshake, AServerProvesNothingToStrangers) {
+  const Pair pair = socket_pair();
+  std::string server;
+  std::thread listener([&] { server = outcome(pair.server, Role::kServer, "s", "p"); });
+  std::string hello(kHelloBytes, 'n');
+  hello.replace(0, 8, "smdphs03");
+  send_all(pair.client.get(), hello.data(), hello.size(), in(seconds(10)));
+  recv_all(pair.client.get(), hello.data(), hello.size(), in(seconds(10)));
+  std::string proof(kProofBytes, 'x');
+  EXPECT_THROW(recv_all(pair.client.get(), proof.data(), proof.size(), in(milliseconds(200))), TimeoutError);
+  send_all(pair.client.get(), proof.data(), proof.size(), in(seconds(10)));
+  recv_all(pair.client.get(), proof.data(), proof.size(), in(seconds(10)));
+  EXPECT_EQ(proof, std::string(kProofBytes, '\0'));
+  listener.join();
+  EXPECT_NE(server.find("SMDP_SECRET"), std::string::npos) << server;
 }
 
 TEST(Handshake, ReplayIsRefused) {

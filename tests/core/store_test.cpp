@@ -1,7 +1,9 @@
 // Memory, prefix and TCP stores: the same promises, across threads and processes, with strangers at the port.
 #include "smdp/store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -178,7 +180,7 @@ TEST(TcpStore, GarbageAndSilenceDoNotDisturbClients) {
       FileDescriptor socket = connect_to("127.0.0.1", server->port(), steady_clock::now() + seconds(10));
       std::string garbage(random() % 300, '\0');
       for (char& c : garbage) c = static_cast<char>(random());
-      if (random() % 2 == 0) garbage.insert(0, "smdphs02");
+      if (random() % 2 == 0) garbage.insert(0, "smdphs03");
       try {
         send_all(socket.get(), garbage.data(), garbage.size(), steady_clock::now() + seconds(5));
       } catch (const Error&) {
@@ -193,6 +195,27 @@ TEST(TcpStore, GarbageAndSilenceDoNotDisturbClients) {
   }
   stop.store(true);
   strangers.join();
+}
+
+// More of them than there are descriptors for.
+TEST(TcpStore, SilentStrangersLeaveDescriptorsToOthers) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 256;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    const std::shared_ptr<TcpStore> server = serve();
+    std::vector<FileDescriptor> silent;
+    for (int i = 0; i < 180; ++i) {
+      silent.push_back(connect_to("127.0.0.1", server->port(), steady_clock::now() + seconds(10)));
+    }
+    const std::shared_ptr<TcpStore> client = join(server->port());
+    client->set("key", "value");
+    EXPECT_EQ(server->get("key", seconds(5)), "value");
+    EXPECT_GE(FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)).get(), 0);
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 // Knows the secret, but its frames are wrong: that connection ends, nothing else does.

@@ -107,6 +107,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   if (error_) std::rethrow_exception(error_);
   if (!call.async && members_.hosts.size() == 1 && driver_ == Driver::kNone && queue_.empty()) {
     driver_ = Driver::kCaller;
+    caller_ = std::this_thread::get_id();
     begin(*collective);
     lock.unlock();
     drive_inline(*collective, call);
@@ -176,8 +177,7 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
     if (spins_ && spin([&scheduler] { return scheduler.poll(); })) continue;
     sleep.store(kInFutex);
     if (!scheduler.poll()) {
-      check(collective);
-      if (!collective.scheduler.error()) {
+      if (!check(collective)) {
         const auto left = std::clamp<Clock::duration>(collective.next_look() - Clock::now(),
                                                       std::chrono::milliseconds(1), std::chrono::seconds(1));
         futex_sleep(sleep, left);
@@ -223,9 +223,9 @@ bool Engine::poll_collective() {
     moved = true;
   } else {
     moved = collective.scheduler.poll();
-    if (!moved) {
-      check(collective);
-      if (collective.scheduler.error()) moved = collective.scheduler.poll();
+    if (!moved && check(collective)) {
+      collective.scheduler.poll();
+      moved = true;
     }
   }
   const std::exception_ptr failure = collective.scheduler.error();
@@ -251,6 +251,7 @@ bool Engine::poll() {
   bool moved = poll_collective();
   moved |= mailbox_->poll();
   const auto now = Clock::now();
+  check_queue(now);
   check_mail(now);
   if (!suspects_.empty()) check_suspects(now);
   return moved;
@@ -267,6 +268,10 @@ void Engine::arm() {
 Clock::time_point Engine::deadline() {
   Clock::time_point first = Clock::time_point::max();
   if (active_) first = active_->next_look();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& queued : queue_) first = std::min(first, queued->deadline);
+  }
   const Clock::time_point mail = mailbox_->deadline();
   if (mail != Clock::time_point::max()) {
     first = std::min(first, mail_inquired_ ? mail : mail - Control::kInquiry - std::chrono::milliseconds(300));

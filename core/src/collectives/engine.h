@@ -3,7 +3,8 @@
 // A collective is driven by one thread at a time: by the blocked caller, if all ranks share this host and nothing else
 // is queued (it spins a little, then sleeps on a futex), else by the progress thread.
 //
-// Locks: mutex_ guards what is marked below; it is a leaf (no other lock is taken under it, no callback runs under it).
+// Locks: mutex_ guards what is marked below; an operation's own lock is the only one taken under it, no callback runs
+// under it.
 // Everything else belongs to the progress thread, except the board, which belongs to whoever drives.
 #pragma once
 
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collectives/context.h"
@@ -102,14 +104,17 @@ class Engine final : public Progress::Client {
   // Sets when to look at it, from `since` on.
   void set_looks(Collective& collective) const;
   // Looks for reasons to stop waiting: failure, departure, deadline.
-  void check(Collective& collective);
-  void check_departed(Collective& collective);
+  // True if a wait may be over now.
+  bool check(Collective& collective);
+  bool check_departed(Collective& collective);
   void check_stall(Collective& collective, Clock::time_point now);
   // Counts and traces an operation that has ended.
   void record(const Collective& collective) const;
   // When to ask who is late, so that the answer is there at the deadline.
   static Clock::time_point inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout);
   void check_mail(Clock::time_point now);
+  // Operations in the queue have deadlines, too.
+  void check_queue(Clock::time_point now);
   void check_suspects(Clock::time_point now);
   bool poll_collective();
   Group::Handle mail(Mailbox::Request request, bool is_send);
@@ -154,6 +159,7 @@ class Engine final : public Progress::Client {
   mutable std::mutex mutex_;
   std::condition_variable idle_;   // the caller has stopped driving
   Driver driver_ = Driver::kNone;  // guarded by mutex_, as all below
+  std::thread::id caller_;         // who drives, if it is a caller
   std::deque<std::unique_ptr<Collective>> queue_;
   Fingerprint last_;  // of the running or last collective
   std::exception_ptr error_;

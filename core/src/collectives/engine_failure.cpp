@@ -41,7 +41,8 @@ void Engine::set_looks(Collective& collective) const {
       options_.stall_time.count() == 0 ? Clock::time_point::max() : collective.since + options_.stall_time;
 }
 
-void Engine::check(Collective& collective) {
+bool Engine::check(Collective& collective) {
+  bool moved = false;
   if (stop_.load()) {
     std::exception_ptr error;
     {
@@ -50,18 +51,17 @@ void Engine::check(Collective& collective) {
     }
     if (error) {
       collective.scheduler.fail(error);
-      return;
+      return true;
     }
-    check_departed(collective);
+    moved = check_departed(collective);
   }
   const auto now = Clock::now();
-  const bool is_open = collective.is_open && collective.is_open();
-  if (is_open || collective.was_open) {
-    collective.was_open = is_open;
+  if (collective.is_open && (collective.is_open() || collective.was_open)) {
+    collective.was_open = collective.is_open();
     collective.since = now;
     collective.deadline = now + collective.timeout;
     set_looks(collective);
-    return;
+    return moved;
   }
   if (now >= collective.next_inquiry) {
     const auto final_one = inquiry_time(collective.deadline, collective.timeout);
@@ -69,12 +69,34 @@ void Engine::check(Collective& collective) {
     inquire(collective.fingerprint.sequence);
   }
   check_stall(collective, now);
-  if (now < collective.deadline) return;
+  if (now < collective.deadline) return moved;
   int peer = -1;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
   collective.scheduler.fail(
       std::make_exception_ptr(TimeoutError(members_.prefix() + collective.describe() + " timed out after " +
                                            seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
+  return true;
+}
+
+void Engine::check_queue(Clock::time_point now) {
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    std::uint64_t sequence = last_.sequence;
+    for (const auto& queued : queue_) {
+      queued->fingerprint.sequence = ++sequence;
+      if (now < queued->deadline) continue;
+      if (queued->is_open && queued->is_open()) {
+        queued->deadline = now + queued->timeout;
+        continue;
+      }
+      text = members_.prefix() + queued->describe() + " timed out after " + seconds(queued->timeout) +
+             ": it waits for the end of " + last_.describe() + ".";
+      break;
+    }
+  }
+  if (!text.empty()) fail(std::make_exception_ptr(TimeoutError(text)), Tell::kEveryone);
 }
 
 void Engine::check_stall(Collective& collective, Clock::time_point now) {
@@ -96,8 +118,8 @@ void Engine::check_stall(Collective& collective, Clock::time_point now) {
 
 // On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
 // What a rank on another host sent may still be on its way, until its streams have ended.
-void Engine::check_departed(Collective& collective) {
-  if (collective.scheduler.poll()) return;
+bool Engine::check_departed(Collective& collective) {
+  if (collective.scheduler.poll()) return true;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) {
     if (wait.peer < 0 || may_still_send(wait.peer)) continue;
     {
@@ -109,8 +131,9 @@ void Engine::check_departed(Collective& collective) {
         std::make_exception_ptr(PeerLostError(members_.prefix() + collective.describe() +
                                                   " cannot finish: " + members_.who(wait.peer) + left_reason(wait.peer),
                                               {wait.peer})));
-    return;
+    return true;
   }
+  return false;
 }
 
 bool Engine::may_still_send(int rank) const {
@@ -277,9 +300,10 @@ void Engine::shutdown(const std::string& reason) {
     alive_token_.reset();
   });
   trace::flush();
-  // A caller that drives sees the error and ends; its buffers and the board must outlive it.
+  // A caller that drives sees the error and ends; its buffers and the board must outlive it. If it is this thread, in a
+  // signal handler, that is after the handler.
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return driver_ != Driver::kCaller; });
+  idle_.wait(lock, [this] { return driver_ != Driver::kCaller || caller_ == std::this_thread::get_id(); });
 }
 
 }  // namespace smdp

@@ -10,6 +10,7 @@
 
 #include "common/completion.h"
 #include "common/fork_guard.h"
+#include "common/wait_clock.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -86,7 +87,7 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
   const auto is_done = [this] { return state_->done.load(); };
   if (!timeout) {
     state_->condition.wait(lock, is_done);
-  } else if (!state_->condition.wait_until(lock, std::chrono::system_clock::now() + *timeout, is_done)) {
+  } else if (!state_->condition.wait_until(lock, WaitClock::now() + *timeout, is_done)) {
     throw TimeoutError("[smdp] wait() gave up after " + std::to_string(timeout->count()) +
                        " ms; the operation is still running.");
   }
@@ -97,8 +98,7 @@ bool Operation::wait_for(std::chrono::milliseconds timeout) {
   if (state_->is_inherited()) return true;
   hurry();
   std::unique_lock lock(state_->mutex);
-  return state_->condition.wait_until(lock, std::chrono::system_clock::now() + timeout,
-                                      [this] { return state_->done.load(); });
+  return state_->condition.wait_until(lock, WaitClock::now() + timeout, [this] { return state_->done.load(); });
 }
 
 bool Operation::done() const { return state_->done.load() || state_->is_inherited(); }
@@ -176,8 +176,7 @@ void Operation::complete(std::exception_ptr error, int source) {
 std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout) {
   CompletionQueue& queue = completion_queue();
   std::unique_lock lock(queue.mutex);
-  if (!queue.condition.wait_until(lock, std::chrono::system_clock::now() + timeout,
-                                  [&] { return !queue.tokens.empty(); })) {
+  if (!queue.condition.wait_until(lock, WaitClock::now() + timeout, [&] { return !queue.tokens.empty(); })) {
     return std::nullopt;
   }
   const std::uint64_t token = queue.tokens.front();

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 
@@ -47,11 +48,15 @@ void lead(Store& store, const std::vector<int>& ranks, const std::string& secret
   out.eventfds.clear();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     out.eventfds.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (out.eventfds.back().get() < 0) throw Error("[smdp] eventfd: " + std::string(std::strerror(errno)) + ".");
     passed.push_back(out.eventfds.back().get());
   }
   sockets.resize(ranks.size());
   for (std::size_t missing = ranks.size() - 1; missing > 0;) {
     FileDescriptor socket = accept_local(listener, deadline);
+    if (socket.get() < 0 && std::chrono::steady_clock::now() < deadline) {
+      throw Error("[smdp] accept of a rank of this host: " + std::string(std::strerror(errno)) + ".");
+    }
     if (socket.get() < 0) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
     try {
       const Deadline soon = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(10));

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "common/fork_guard.h"
+#include "common/wait_clock.h"
 #include "rendezvous/inherited_store.h"
 #include "smdp/error.h"
 #include "smdp/store.h"
@@ -28,9 +29,9 @@ class MemoryStore final : public Store {
     while (values_.count(key) == 0) {
       const auto left = timeout - (std::chrono::steady_clock::now() - start);
       if (left > left.zero()) {
-        // By the system's clock in slices (TSan knows no other wait), so that its jumps do no harm.
+        // In slices, for the clock may be the system's, which jumps.
         const auto slice = std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1));
-        changed_.wait_until(lock, std::chrono::system_clock::now() + slice);
+        changed_.wait_until(lock, WaitClock::now() + slice);
         continue;
       }
       throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");

@@ -71,7 +71,11 @@ class Acceptor {
       FileDescriptor socket = accept_from(listeners_, std::min(soon, deadline_));
       if (socket.get() < 0) continue;
       // Each in a thread of its own: a silent stranger must not hold up the others.
-      greeters.emplace_back([this, socket = std::move(socket)]() mutable { greet(std::move(socket)); });
+      try {
+        greeters.emplace_back([this, socket = std::move(socket)]() mutable { greet(std::move(socket)); });
+      } catch (const std::system_error& error) {
+        log(LogLevel::kError, "no thread for a connection: " + std::string(error.what()));
+      }
     }
     for (std::thread& greeter : greeters) greeter.join();
   }

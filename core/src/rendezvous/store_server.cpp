@@ -1,5 +1,6 @@
 #include "rendezvous/store_server.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -19,8 +20,12 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kHandshake{10};
 constexpr std::chrono::hours kIdle{24 * 365};
-// Strangers that connect and say nothing hold a session each until the handshake's deadline.
 constexpr std::size_t kMostSessions = 16'384;
+// Strangers that connect and say nothing hold a descriptor and a thread each. They may have a part of the descriptors;
+// then those that have been silent for so long make room.
+constexpr std::size_t kStrangersPart = 8;
+constexpr std::size_t kFewestStrangers = 16;
+constexpr std::chrono::seconds kSilence{1};
 constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
 
 StoreMessage answer(StoreStatus status, std::string value = "") {
@@ -31,9 +36,16 @@ StoreMessage answer(StoreStatus status, std::string value = "") {
   return message;
 }
 
+std::size_t most_strangers() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kFewestStrangers;
+  return std::clamp<std::size_t>(limit.rlim_cur / kStrangersPart, kFewestStrangers, kMostSessions);
+}
+
 }  // namespace
 
-TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::string secret) : secret_(std::move(secret)) {
+TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::string secret)
+    : secret_(std::move(secret)), most_strangers_(most_strangers()) {
   try {
     listener_ = listen_on(host, port);
   } catch (const Error& error) {
@@ -52,10 +64,25 @@ TcpStore::Server::~Server() {
 
 std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 
+bool TcpStore::Server::has_room_for_strangers() {
+  const std::lock_guard lock(mutex_);
+  std::size_t strangers = 0;
+  Session* oldest = nullptr;
+  for (Session& session : sessions_) {
+    if (session.is_known.load() || session.ended.load()) continue;
+    ++strangers;
+    if (oldest == nullptr) oldest = &session;  // they are in the order of their coming
+  }
+  if (strangers < most_strangers_) return true;
+  if (steady_clock::now() - oldest->begin > kSilence) ::shutdown(oldest->socket.get(), SHUT_RDWR);
+  return false;
+}
+
 void TcpStore::Server::accept_loop() {
   while (!stopping_.load()) {
     const auto soon = steady_clock::now() + milliseconds(100);
-    FileDescriptor socket = accept_from({&listener_, 1}, soon);
+    FileDescriptor socket;
+    if (has_room_for_strangers()) socket = accept_from({&listener_, 1}, soon);
     // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
     if (socket.get() < 0) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
     const std::lock_guard lock(mutex_);
@@ -71,6 +98,7 @@ void TcpStore::Server::accept_loop() {
     Session& session = sessions_.emplace_back();
     session.socket = std::move(socket);
     session.address = peer_address(session.socket);
+    session.begin = steady_clock::now();
     try {
       session.thread = std::thread([this, &session] { serve(session); });
     } catch (const std::system_error& error) {
@@ -92,6 +120,7 @@ void TcpStore::Server::refuse(const std::string& address, const std::string& why
 void TcpStore::Server::serve(Session& session) {
   try {
     handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake);
+    session.is_known.store(true);
   } catch (const std::exception& error) {
     if (!stopping_.load()) refuse(session.address, error.what());
     ::shutdown(session.socket.get(), SHUT_RDWR);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -30,14 +31,18 @@ class TcpStore::Server {
     FileDescriptor socket;
     std::string address;  // of the other end; a reset connection cannot tell any more
     std::thread thread;
+    std::chrono::steady_clock::time_point begin;
+    std::atomic<bool> is_known{false};  // it has proved the secret
     std::atomic<bool> ended{false};
   };
 
   void accept_loop();
+  bool has_room_for_strangers();
   void serve(Session& session);
   void refuse(const std::string& address, const std::string& why);
 
   const std::string secret_;
+  const std::size_t most_strangers_;
   const std::shared_ptr<Store> values_ = make_memory_store();
   FileDescriptor listener_;
   std::atomic<bool> stopping_{false};

@@ -10,7 +10,7 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kNonce = 32;
-constexpr char kMagic[8] = {'s', 'm', 'd', 'p', 'h', 's', '0', '2'};
+constexpr char kMagic[8] = {'s', 'm', 'd', 'p', 'h', 's', '0', '3'};
 
 struct Hello {
   char magic[8];
@@ -39,11 +39,18 @@ void handshake(const FileDescriptor& socket, Role role, std::string_view secret,
   const bool is_client = role == Role::kClient;
   const Hello& client = is_client ? own : theirs;
   const Hello& server = is_client ? theirs : own;
-  const Digest mine = proof(secret, is_client ? 'c' : 's', client, server, purpose);
-  send_all(socket.get(), mine.data(), mine.size(), deadline);
+  const Digest of_client = proof(secret, 'c', client, server, purpose);
+  const Digest of_server = proof(secret, 's', client, server, purpose);
+  // The client first: a server that anybody can reach shows nothing that a secret could be guessed by.
+  if (is_client) send_all(socket.get(), of_client.data(), of_client.size(), deadline);
   Digest received;
   recv_all(socket.get(), received.data(), received.size(), deadline);
-  if (!equal_digests(received, proof(secret, is_client ? 's' : 'c', client, server, purpose))) {
+  const bool is_right = equal_digests(received, is_client ? of_server : of_client);
+  if (!is_client) {
+    const Digest reply = is_right ? of_server : Digest{};  // so that the client knows at once, too
+    send_all(socket.get(), reply.data(), reply.size(), deadline);
+  }
+  if (!is_right) {
     throw Error("[smdp] the other side of a connection has another secret (SMDP_SECRET, SMDP_SECRET_FILE): refused.");
   }
 }

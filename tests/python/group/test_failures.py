@@ -354,6 +354,28 @@ def test_init_again_after_shutdown(job: Job, finish: Callable[..., None]) -> Non
     finish(job(1, "joined(); smdp.shutdown(); assert joined().size == 1"))
 
 
+def test_a_signal_handler_may_shut_down_a_blocking_call(job: Job) -> None:
+    code = """
+import signal
+g = joined()
+g.barrier()
+if g.rank == 1:
+    time.sleep(2)
+    report(lambda: g.barrier())
+else:
+    signal.signal(signal.SIGTERM, lambda *_: smdp.shutdown())
+    print("waiting", flush=True)
+    report(lambda: g.all_reduce(np.ones(4)))
+"""
+    ranks = job(2, code)
+    ranks[0].output += ranks[0].process.stdout.readline()
+    time.sleep(0.5)
+    os.kill(ranks[0].process.pid, signal.SIGTERM)
+    assert ranks[0].finish(20) == 0, ranks[0].output
+    assert "ClosedError" in ranks[0].output, ranks[0].output
+    assert ranks[1].finish(20) == 0, ranks[1].output
+
+
 def test_control_c_ends_a_blocking_call(job: Job) -> None:
     code = """
 g = joined()

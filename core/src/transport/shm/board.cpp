@@ -64,11 +64,14 @@ void Board::ring_all() {
 }
 
 bool Board::is_produced(std::size_t local, std::size_t lane, std::uint64_t round) {
-  if (segment_->flags(local).produced[lane].load() >= round) {
-    stalled_on(local);
-    return true;
-  }
-  return stalled_on(local);
+  const bool is_there = segment_->flags(local).produced[lane].load() >= round;
+  stalled_on(local);
+  if (!is_there) return false;
+  const std::uint64_t entered = segment_->flags(local).entered.load();
+  if (entered >= sequence_) return true;
+  // It is still in an operation before, which took more rounds there than here.
+  verify(local, entered);
+  return false;
 }
 
 // Compares fingerprints once the peer has entered this operation. Never true: it throws or goes on waiting.

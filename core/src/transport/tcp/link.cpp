@@ -67,6 +67,7 @@ void Link::abandon() {
 
 void Link::enter(const Fingerprint& fingerprint) {
   current_ = fingerprint;
+  entered_[fingerprint.sequence % entered_.size()] = fingerprint;
   for (const auto& stream : streams_) {
     if (stream->stalled) read_some(*stream);
   }
@@ -192,6 +193,12 @@ bool Link::find_target(Stream& stream) {
     stream.target = it;
     stream.has_target = true;
     return true;
+  }
+  if (frame.fingerprint.sequence < current_.sequence) {
+    // An operation ends with all that it expects; its peer has sent more.
+    const Fingerprint& own = entered_[frame.fingerprint.sequence % entered_.size()];
+    on_error_(std::make_exception_ptr(
+        MismatchError(describe_mismatch(members_.tag(), own, members_.who(peer_), frame.fingerprint))));
   }
   return false;
 }

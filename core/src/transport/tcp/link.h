@@ -7,6 +7,7 @@
 // Thread safety: progress thread only.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -100,6 +101,7 @@ class Link {
   std::function<void(int, const std::string&)> on_broken_;
   std::function<void(std::exception_ptr)> on_error_;
   Fingerprint current_;
+  std::array<Fingerprint, 4> entered_{};  // the last ones, by sequence
   std::list<Posted> posted_;
   bool broken_ = false;
   bool abandoned_ = false;
