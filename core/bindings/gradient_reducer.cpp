@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "interruption.h"
 
 namespace nb = nanobind;
 
@@ -19,12 +20,6 @@ namespace smdp {
 namespace {
 
 using Pointer = std::uintptr_t;
-
-// Ctrl-C while waiting: the error is set here, and thrown by the translator of bindings/error.cpp.
-bool is_interrupted() {
-  const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
 
 }  // namespace
 

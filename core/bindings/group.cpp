@@ -16,6 +16,7 @@
 
 #include "bind.h"
 #include "error.h"
+#include "interruption.h"
 #include "smdp/error.h"
 
 namespace nb = nanobind;
@@ -59,11 +60,7 @@ Call call(double timeout, bool async) {
   if (timeout >= 0) result.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
   result.async = async;
   if (!async) {
-    // Ctrl-C: the error is set here, and thrown by the translator of bindings/error.cpp.
-    result.interrupted = [] {
-      const nb::gil_scoped_acquire gil;
-      return PyErr_CheckSignals() != 0;
-    };
+    result.interrupted = is_interrupted;
   }
   return result;
 }
@@ -217,7 +214,7 @@ void bind_group(nb::module_& m) {
             GroupOptions options = GroupOptions::from(values);
             options.name = name;
             if (timeout >= 0) options.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
-            std::shared_ptr<Store> shared = share(store);
+            auto shared = std::make_shared<InterruptibleStore>(share(store));
             const nb::gil_scoped_release release;
             new (self) Group(std::move(shared), rank, size, options);
           },

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bind.h"
+#include "interruption.h"
 #include "smdp/error.h"
 #include "smdp/tcp_store.h"
 
@@ -125,8 +126,9 @@ void bind_store(nb::module_& m) {
         }
         const std::string key(secret.c_str(), secret.size());
         const nb::gil_scoped_release release;
-        return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key,
-                                          milliseconds(timeout));
+        return in_slices(milliseconds(timeout), [&](std::chrono::milliseconds slice) {
+          return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key, slice);
+        });
       },
       nb::arg("host"), nb::arg("port"), nb::arg("is_server"), nb::arg("secret"), nb::arg("timeout"),
       "A store over TCP; rank 0 serves it (port 0 takes a free one).");

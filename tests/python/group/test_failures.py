@@ -376,6 +376,19 @@ else:
     assert ranks[1].finish(20) == 0, ranks[1].output
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_control_c_ends_a_start_that_waits_for_others(rank: int, job: Job) -> None:
+    """For a rank that never comes, or for rank 0."""
+    (waiting,) = job(2, "print('waiting', flush=True); joined()", ranks=[rank])
+    waiting.output += waiting.process.stdout.readline()
+    time.sleep(0.7)
+    begin = time.monotonic()
+    os.kill(waiting.process.pid, signal.SIGINT)
+    assert waiting.finish(20) != 0
+    assert time.monotonic() - begin < 5
+    assert "KeyboardInterrupt" in waiting.output, waiting.output
+
+
 def test_control_c_ends_a_blocking_call(job: Job) -> None:
     code = """
 g = joined()
