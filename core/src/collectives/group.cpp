@@ -151,7 +151,7 @@ Reduction reduction_for(DType dtype, ReduceOp op, int size) {
   return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
 }
 
-// One host: shared memory, item by item.
+// One host: shared memory.
 Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                      const Planner& planner) {
   Board& board = context.board;
@@ -180,7 +180,8 @@ Task all_reduce_batch_any(Context& context, const Batch& batch, const Planner& p
     context.algorithm = name_of(algorithm);
     if (algorithm == Algorithm::kTwoShot) {
       const std::size_t first = i;
-      while (i < count && algorithm_of(i) == algorithm) ++i;
+      while (++i < count && algorithm_of(i) == algorithm) {
+      }
       co_await two_shot_all_reduce(board, batch, first, i);
       continue;
     }
