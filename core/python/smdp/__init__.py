@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from ._observability import explain as explain
     from ._observability import print_step as print_step
     from ._observability import stats as stats
+    from ._reduce_op import AVG as AVG
+    from ._reduce_op import BAND as BAND
+    from ._reduce_op import BOR as BOR
+    from ._reduce_op import BXOR as BXOR
+    from ._reduce_op import MAX as MAX
+    from ._reduce_op import MIN as MIN
+    from ._reduce_op import PREMUL_SUM as PREMUL_SUM
+    from ._reduce_op import PRODUCT as PRODUCT
+    from ._reduce_op import SUM as SUM
+    from ._reduce_op import ReduceOp as ReduceOp
     from ._world import init as init
     from ._world import is_initialized as is_initialized
     from ._world import local_rank as local_rank
@@ -30,18 +40,8 @@ if TYPE_CHECKING:
     from ._world import shutdown as shutdown
     from ._world import size as size
     from ._world import world as world
-    from .group import AVG as AVG
-    from .group import BAND as BAND
-    from .group import BOR as BOR
-    from .group import BXOR as BXOR
-    from .group import MAX as MAX
-    from .group import MIN as MIN
-    from .group import PREMUL_SUM as PREMUL_SUM
-    from .group import PRODUCT as PRODUCT
-    from .group import SUM as SUM
     from .group import Group as Group
     from .group import Handle as Handle
-    from .group import ReduceOp as ReduceOp
     from .preemption import exit_if_preempted as exit_if_preempted
     from .preemption import preempted as preempted
     from .preemption import watch_preemption as watch_preemption
@@ -49,17 +49,14 @@ if TYPE_CHECKING:
 # Where a public name lives. They are imported on first use, so that the command line stays quick.
 _WORLD = {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"}
 _OBSERVABILITY = {"explain", "print_step", "stats"}
-_GROUP = {"Group", "Handle", "ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX"} | {
-    "BAND",
-    "BOR",
-    "BXOR",
-}
+_GROUP = {"Group", "Handle"}
+_REDUCE_OP = {"ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}
 _PREEMPTION = {"exit_if_preempted", "preempted", "watch_preemption"}
 _ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "SmdpError", "TimeoutError"}
 
 __all__ = [  # noqa: PLE0604 - built from the tables above
     "__version__",
-    *sorted(_WORLD | _GROUP | _ERRORS | _OBSERVABILITY | _PREEMPTION),
+    *sorted(_WORLD | _GROUP | _REDUCE_OP | _ERRORS | _OBSERVABILITY | _PREEMPTION),
 ]
 
 
@@ -76,6 +73,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("smdp.preemption"), name)
     if name in _GROUP:
         return getattr(import_module("smdp.group"), name)
+    if name in _REDUCE_OP:
+        return getattr(import_module("smdp._reduce_op"), name)
     raise AttributeError(f"module 'smdp' has no attribute {name!r}")
 
 

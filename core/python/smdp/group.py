@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,56 +11,9 @@ import numpy.typing as npt
 from . import _core
 from ._arguments import flag, integer, number, seconds, text
 from ._buffers import Buffer, view
-from ._shown import shown
+from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 
 Array = npt.NDArray[Any]
-
-
-class ReduceOp(IntEnum):
-    """What a reduction does, numbered as in the C++ header smdp/dtype.h.
-
-    On bool SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. 16-bit floats are summed in float32.
-    """
-
-    SUM = 0
-    """The sum over all ranks."""
-    AVG = 1
-    """SUM divided by the size of the group; of integers truncated towards zero."""
-    PREMUL_SUM = 2
-    """Every rank's input times its own factor, then SUM."""
-    PRODUCT = 3
-    """The product over all ranks."""
-    MIN = 4
-    """The least value; NaN if some rank has NaN. Not for complex numbers."""
-    MAX = 5
-    """The greatest value; NaN if some rank has NaN. Not for complex numbers."""
-    BAND = 6
-    """Bitwise "and" of integers and bool."""
-    BOR = 7
-    """Bitwise "or" of integers and bool."""
-    BXOR = 8
-    """Bitwise "exclusive or" of integers and bool."""
-
-
-SUM = ReduceOp.SUM
-AVG = ReduceOp.AVG
-PREMUL_SUM = ReduceOp.PREMUL_SUM
-PRODUCT = ReduceOp.PRODUCT
-MIN = ReduceOp.MIN
-MAX = ReduceOp.MAX
-BAND = ReduceOp.BAND
-BOR = ReduceOp.BOR
-BXOR = ReduceOp.BXOR
-
-
-def _op(op: ReduceOp) -> ReduceOp:
-    if type(op) is ReduceOp:  # the usual one, and quickly
-        return op
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        names = ", ".join(f"smdp.{one.name}" for one in ReduceOp)
-        raise ValueError(f"[smdp] op = {shown(op)} is not valid; allowed: {names}") from None
 
 
 class Handle:
@@ -208,7 +160,7 @@ class Group:
             target.pointer,
             source.shape,
             source.dtype,
-            _op(op),
+            as_op(op),
             number("factor", factor),
             self._limit(timeout),
             flag("async_op", async_op),
@@ -239,7 +191,7 @@ class Group:
             target.pointer if is_root else 0,
             source.shape,
             source.dtype,
-            _op(op),
+            as_op(op),
             number("factor", factor),
             root,
             self._limit(timeout),
@@ -327,7 +279,7 @@ class Group:
             [b.elements for b in blocks],
             target.pointer,
             first.dtype,
-            _op(op),
+            as_op(op),
             number("factor", factor),
             self._limit(timeout),
             flag("async_op", async_op),
@@ -483,9 +435,16 @@ class Group:
         timeout: float | None = None,
     ) -> Any:
         """all_reduce of several arrays in place, as one operation; returns the list."""
-        handles = [self.all_reduce(array, op, async_op=True, timeout=timeout) for array in arrays]
-        merged = Handle([h for one in handles for h in one._handles], list(arrays), list(arrays))
-        return merged if async_op else merged.wait()
+        arrays = list(arrays)
+        op, limit, is_async = as_op(op), self._limit(timeout), flag("async_op", async_op)
+        views = [view(array, writes=True, what=f"array {i}") for i, array in enumerate(arrays)]
+        check_defined(op, (one.dtype for one in views), "all_reduce_coalesced")
+        handles = [
+            self._core.all_reduce(one.pointer, one.pointer, one.shape, one.dtype, op, 1.0, limit, True)
+            for one in views
+        ]
+        merged = self._keep(handles, views, arrays)
+        return merged if is_async else merged.wait()
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
         """Divides the group; a collective call.
@@ -516,11 +475,12 @@ class Group:
         return -1.0 if timeout is None else seconds("timeout", timeout)
 
     def _finish(self, handle: _core.Handle | None, buffers: Any, result: Any) -> Any:
-        if handle is None:
-            return result
+        return result if handle is None else self._keep([handle], buffers, result)
+
+    def _keep(self, handles: Sequence[_core.Handle], buffers: Any, result: Any) -> Handle:
         # Keeps the arrays alive while the operation runs, even if the caller drops the handle.
         self._pending = [one for one in self._pending if not one.done()]
-        self._pending.append(Handle([handle], buffers, result))
+        self._pending.append(Handle(handles, buffers, result))
         return self._pending[-1]
 
     def _same(self, source: Buffer, target: Buffer, what: str) -> None:

@@ -63,6 +63,16 @@ def check_refusals() -> None:
         dist.all_gather_single(torch.empty(1), torch.empty(3))
     with pytest.raises(TypeError, match="dtype"):
         dist.group.WORLD.allgather([[torch.empty(1)] * dist.get_world_size()], [torch.empty(1).double()])
+    # One that is refused keeps those before it from being sent.
+    group, size = dist.group.WORLD, dist.get_world_size()
+    fine, wrong = torch.ones(size), torch.ones(size, dtype=torch.uint32)
+    with pytest.raises(ValueError, match="all_reduce_coalesced: SUM is not defined on uint32"):
+        group.allreduce_coalesced([fine, wrong])
+    part = torch.zeros(1)
+    with pytest.raises(ValueError, match="reduce_scatter: SUM is not defined on uint32"):
+        group.reduce_scatter_tensor_coalesced([part, wrong[:1]], [fine, wrong])
+    dist.barrier()
+    assert fine.eq(1).all() and part.item() == 0
     with pytest.raises(NotImplementedError, match="barrier"):
         dist.group.WORLD.monitored_barrier()
     with pytest.raises(NotImplementedError, match="new_group"):

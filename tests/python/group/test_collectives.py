@@ -102,6 +102,65 @@ def test_collectives(hosts: list[int], job: Callable[..., list[object]], finish:
     finish(job(len(hosts), COLLECTIVES, hosts=hosts), 90)
 
 
+NOTHING_IS_SENT = """
+g = joined()
+read_only = np.ones(3)
+read_only.flags.writeable = False
+for wrong, op in (
+    (np.ones((4, 4))[:, ::2], smdp.SUM),
+    (read_only, smdp.SUM),
+    (np.array(["text"]), smdp.SUM),
+    (np.ones(3, np.uint32), smdp.SUM),
+    (np.ones(3), smdp.BAND),
+    (np.ones(3), "sum"),
+):
+    fine = np.full(3, g.rank + 1)
+    try:
+        g.all_reduce_coalesced([fine, wrong], op)
+    except ValueError as error:
+        assert str(error).startswith("[smdp] "), error
+    else:
+        raise AssertionError(f"accepted: {wrong}")
+    g.barrier()
+    assert (fine == g.rank + 1).all(), wrong
+assert [a[0] for a in g.all_reduce_coalesced(np.ones(3) * i for i in range(2))] == [0, g.size]
+"""
+
+
+def test_coalesced_calls_check_all_arrays_before_they_send(
+    job: Callable[..., list[object]], finish: Callable[..., None]
+) -> None:
+    finish(job(2, NOTHING_IS_SENT))
+
+
+DEFINED = """
+from smdp._buffers import DType
+from smdp._reduce_op import check_defined
+
+def is_refused(call):
+    try:
+        call()
+    except ValueError as error:
+        assert "is not defined on" in str(error), error
+        return str(error).split(": ", 1)[1]
+
+g = joined()
+data = np.zeros(2)
+for op in smdp.ReduceOp:
+    for dtype in DType:
+        ours = is_refused(lambda: check_defined(op, [dtype], "all_reduce"))
+        pointer = data.ctypes.data
+        core = is_refused(lambda: g.core.all_reduce(pointer, pointer, [1], dtype, op, 1.0, -1.0, False))
+        assert (ours and ours.split(": ")[-1]) == (core and core.split(": ")[-1]), (op, dtype, ours, core)
+"""
+
+
+def test_what_a_reduction_is_defined_on_is_as_the_core_has_it(
+    job: Callable[..., list[object]], finish: Callable[..., None]
+) -> None:
+    finish(job(1, DEFINED))
+
+
 @pytest.mark.parametrize(
     "algorithm", ["one_shot", "two_shot", "direct", "ring", "recursive_doubling", "tree"]
 )

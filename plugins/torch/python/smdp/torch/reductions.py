@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from smdp._reduce_op import check_defined
 from smdp.torch._calls import Calls, pointers, single
 from smdp.torch.tensors import DTYPES, PREMUL_SUM, REDUCTIONS, Staging, common_dtype, dtype_code, reduction
 from smdp.torch.work import COMPLETED, HandleWork, seconds_of
@@ -95,6 +96,7 @@ class Reductions(Calls):
         op, factor = reduction(opts.reduceOp)
         seconds = self._seconds(opts)
         dtypes = [dtype_code(tensor.dtype) for tensor in tensors]
+        check_defined(op, dtypes, "all_reduce_coalesced")
         staging = Staging()
         hosts = [staging.update(tensor) for tensor in tensors]
         staging.ready()
@@ -189,6 +191,7 @@ class Reductions(Calls):
                     f"needs {output.numel()} x {self._size} ranks"
                 )
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
+        check_defined(op, (dtype for _, _, dtype, _ in hosts), "reduce_scatter")
         staging.ready()
         self._sequence += 1
         handles = [
