@@ -19,6 +19,7 @@ from ._errors import SmdpError as SmdpError
 from ._errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
+    from ._handle import Handle as Handle
     from ._observability import explain as explain
     from ._observability import print_step as print_step
     from ._observability import stats as stats
@@ -41,22 +42,24 @@ if TYPE_CHECKING:
     from ._world import size as size
     from ._world import world as world
     from .group import Group as Group
-    from .group import Handle as Handle
     from .preemption import exit_if_preempted as exit_if_preempted
     from .preemption import preempted as preempted
     from .preemption import watch_preemption as watch_preemption
 
 # Where a public name lives. They are imported on first use, so that the command line stays quick.
-_WORLD = {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"}
-_OBSERVABILITY = {"explain", "print_step", "stats"}
-_GROUP = {"Group", "Handle"}
-_REDUCE_OP = {"ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}
-_PREEMPTION = {"exit_if_preempted", "preempted", "watch_preemption"}
+_MODULES = {
+    "_handle": {"Handle"},
+    "_observability": {"explain", "print_step", "stats"},
+    "_reduce_op": {"ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"},
+    "_world": {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"},
+    "group": {"Group"},
+    "preemption": {"exit_if_preempted", "preempted", "watch_preemption"},
+}
 _ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "SmdpError", "TimeoutError"}
 
 __all__ = [  # noqa: PLE0604 - built from the tables above
     "__version__",
-    *sorted(_WORLD | _GROUP | _REDUCE_OP | _ERRORS | _OBSERVABILITY | _PREEMPTION),
+    *sorted(_ERRORS.union(*_MODULES.values())),
 ]
 
 
@@ -65,16 +68,9 @@ def __getattr__(name: str) -> Any:
 
     if name == "__version__":
         return metadata.version("smdp")
-    if name in _WORLD:
-        return getattr(import_module("smdp._world"), name)
-    if name in _OBSERVABILITY:
-        return getattr(import_module("smdp._observability"), name)
-    if name in _PREEMPTION:
-        return getattr(import_module("smdp.preemption"), name)
-    if name in _GROUP:
-        return getattr(import_module("smdp.group"), name)
-    if name in _REDUCE_OP:
-        return getattr(import_module("smdp._reduce_op"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"smdp.{module}"), name)
     raise AttributeError(f"module 'smdp' has no attribute {name!r}")
 
 

@@ -11,49 +11,10 @@ import numpy.typing as npt
 from . import _core
 from ._arguments import flag, integer, number, seconds, text
 from ._buffers import Buffer, view
+from ._handle import Handle
 from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 
 Array = npt.NDArray[Any]
-
-
-class Handle:
-    """An operation in flight, from a call with ``async_op=True``."""
-
-    def __init__(self, handles: Sequence[_core.Handle], buffers: Any, result: Any) -> None:
-        self._handles = handles
-        self._buffers = buffers
-        self._result = result
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Blocks until done and returns what the blocking call would have returned.
-
-        Args:
-            timeout: Seconds; the operation goes on after it. Default: until the operation's own deadline.
-
-        Raises:
-            SmdpError: The operation failed.
-            TimeoutError: It is still running.
-        """
-        limit = None if timeout is None else seconds("timeout", timeout)
-        for handle in self._handles:
-            handle.wait(limit)
-        return self._result
-
-    def done(self) -> bool:
-        """True once it has ended, well or not."""
-        return all(handle.done() for handle in self._handles)
-
-    def error(self) -> Exception | None:
-        """Why it failed; None while it runs and after success."""
-        for handle in self._handles:
-            error = handle.error()
-            if error is not None:
-                return error
-        return None
-
-    def source(self) -> int:
-        """Rank that a receive got its message from; -1 before."""
-        return self._handles[0].source()
 
 
 class _Block(NamedTuple):
@@ -86,7 +47,7 @@ class Group:
     def __init__(self, core: _core.Group, timeout: float) -> None:
         self._core = core
         self._timeout = timeout
-        self._pending: list[Handle] = []
+        self._in_flight: set[Handle] = set()
 
     @property
     def rank(self) -> int:
@@ -423,7 +384,7 @@ class Group:
             flag("async_op", async_op),
         )
         if isinstance(got, int):
-            return got
+            return self._finish(None, data, got)
         return self._finish(got, data, None)
 
     def all_reduce_coalesced(
@@ -475,13 +436,19 @@ class Group:
         return -1.0 if timeout is None else seconds("timeout", timeout)
 
     def _finish(self, handle: _core.Handle | None, buffers: Any, result: Any) -> Any:
-        return result if handle is None else self._keep([handle], buffers, result)
+        if handle is not None:
+            return self._keep([handle], buffers, result)
+        self._forget_ended()
+        return result
 
     def _keep(self, handles: Sequence[_core.Handle], buffers: Any, result: Any) -> Handle:
-        # Keeps the arrays alive while the operation runs, even if the caller drops the handle.
-        self._pending = [one for one in self._pending if not one.done()]
-        self._pending.append(Handle(handles, buffers, result))
-        return self._pending[-1]
+        self._forget_ended()
+        return Handle(handles, buffers, result, self._in_flight)
+
+    def _forget_ended(self) -> None:
+        if self._in_flight:
+            for handle in list(self._in_flight):
+                handle.done()  # which lets go of its arrays
 
     def _same(self, source: Buffer, target: Buffer, what: str) -> None:
         if source.shape != target.shape or source.dtype != target.dtype:

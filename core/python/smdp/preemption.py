@@ -21,8 +21,9 @@ import numpy as np
 
 from . import _core, _world
 from ._errors import ConfigError, SmdpError, TimeoutError
+from ._handle import Handle
 from .config import Config
-from .group import Group, Handle
+from .group import Group
 
 _log = logging.getLogger(__name__)
 

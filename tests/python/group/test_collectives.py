@@ -161,6 +161,48 @@ def test_what_a_reduction_is_defined_on_is_as_the_core_has_it(
     finish(job(1, DEFINED))
 
 
+LET_GO = """
+import weakref
+
+def started(call=None):
+    array = np.ones(1000)
+    return (call or g.all_reduce)(array, async_op=True), weakref.ref(array)
+
+g = joined()
+g.barrier()
+time.sleep(0.5 * g.rank)
+handle, dropped = started()
+del handle
+assert g.rank == 1 or dropped() is not None  # the other one has not come
+g.barrier()
+assert dropped() is None, "a blocking call"
+handle, waited = started()
+handle.wait()
+del handle
+assert waited() is None, "wait()"
+handle, asked = started()
+while not handle.done():
+    time.sleep(0.001)
+del handle
+assert asked() is None, "done()"
+handle, source = started(g.all_gather)
+assert (handle.wait() == 1).all() and source() is None, "an input that is no result"
+assert (handle.wait() == 1).all() and handle.error() is None
+handle, failed = started(lambda array, **more: g.recv(array, timeout=0.1, **more))
+try:
+    handle.wait()
+except smdp.SmdpError:
+    del handle
+assert failed() is None, "an error"
+"""
+
+
+def test_arrays_are_kept_while_an_operation_runs_and_no_longer(
+    job: Callable[..., list[object]], finish: Callable[..., None]
+) -> None:
+    finish(job(2, LET_GO))
+
+
 @pytest.mark.parametrize(
     "algorithm", ["one_shot", "two_shot", "direct", "ring", "recursive_doubling", "tree"]
 )
