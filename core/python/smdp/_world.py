@@ -8,11 +8,11 @@ import sys
 import weakref
 from typing import Any
 
-from . import _core
+from . import _core, _session
 from ._arguments import seconds
-from ._errors import ClosedError, ConfigError, SmdpError
+from ._errors import ClosedError, ConfigError
 from .config import Config
-from .environments import Launch, detect
+from .environments import detect
 from .environments.master import check_master, warn_if_elsewhere
 from .group import Group
 
@@ -33,7 +33,7 @@ def init(
     timeout: float | None = None,
     store: Any = None,
 ) -> Group:
-    """Joins the world and returns it; a second call returns the same group.
+    """Joins the world and returns it; a second call returns the same group, unless shutdown() came between.
 
     Args:
         rank: This process's rank, 0 to world_size - 1. Default: the launcher's, see smdp.environments.
@@ -86,31 +86,11 @@ def init(
             warn_if_elsewhere(launch.master_addr)
         else:
             check_master(launch.master_addr, launch.source, config.init_timeout_s)
-        base = _store(launch, options.get("secret", ""), config.init_timeout_s)
+        base = _session.open_session(launch, options.get("secret", ""), config.init_timeout_s)
     limit = config.timeout_s if timeout is None else timeout
     _world = Group(_core.Group(base, launch.rank, launch.world_size, "world", limit, options), limit)
     _owner = os.getpid()
     return _world
-
-
-def _store(launch: Launch, secret: str, timeout_s: float) -> Any:
-    """Serve rank 0's store, or connect to it."""
-    # Without a secret, the job's name still keeps out ranks of another job that came to this port.
-    key = secret or (f"job {launch.job}" if launch.job else "")
-    try:
-        return _core.tcp_store(
-            launch.master_addr, launch.master_port, launch.rank == 0, key.encode(), timeout_s
-        )
-    except SmdpError as error:
-        if launch.rank == 0 or type(error) is not SmdpError:
-            raise
-        name = f"{launch.source} job {launch.job}" if launch.job else f"this job ({launch.source})"
-        raise ConfigError(
-            f"[smdp] rank {launch.rank} of {launch.world_size}: what listens at {launch.master_addr}, port "
-            f"{launch.master_port}, is not rank 0 of {name}, but another job or program; set "
-            "SMDP_MASTER_PORT to another port on all ranks of one, and one SMDP_SECRET, if any, on all ranks "
-            f"({error})"
-        ) from error
 
 
 def is_initialized() -> bool:
@@ -176,7 +156,10 @@ def any_core() -> _core.Group:
 
 
 def shutdown() -> None:
-    """Leaves the world. Safe to call twice, or without init()."""
+    """Leaves the world. Safe to call twice, or without init().
+
+    All ranks may init() again after it, in any order. Rank 0 keeps its store's port until its process ends.
+    """
     from . import preemption
 
     global _world
@@ -201,3 +184,4 @@ def _leave() -> None:
     if not why:
         preemption.finish()
     _core.shutdown_all(why)
+    _session.close()

@@ -389,6 +389,47 @@ def test_control_c_ends_a_start_that_waits_for_others(rank: int, job: Job) -> No
     assert "KeyboardInterrupt" in waiting.output, waiting.output
 
 
+AGAIN = """
+def apart(slow, keeps):
+    kept = smdp.world(), smdp.world().split(0)  # and with them the old store
+    smdp.shutdown()
+    if not keeps:
+        del kept
+    time.sleep(1.0 if g_rank == slow else 0.0)
+    g = joined()
+    assert (g.rank, g.size) == (g_rank, 2) and (g.all_reduce(np.ones(3)) == 2).all()
+    assert (g.split(0).all_reduce(np.ones(3)) == 2).all()
+
+g_rank = joined().rank
+for slow in (0, 1, 0):
+    for keeps in (True, False):
+        apart(slow, keeps)
+"""
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["one host", "two hosts"])
+def test_ranks_init_again_one_after_the_other(
+    hosts: list[int], job: Job, finish: Callable[..., None]
+) -> None:
+    finish(job(2, AGAIN, hosts=hosts), 60)
+
+
+def test_a_rank_that_inits_again_alone_is_told_why(job: Job) -> None:
+    code = """
+g = joined()
+smdp.shutdown()
+if g.rank == 0:
+    time.sleep(4)
+else:
+    report(joined)
+"""
+    ranks = job(2, code, environ={"SMDP_INIT_TIMEOUT": "2"})
+    assert [rank.finish(30) for rank in ranks] == [0, 0], ranks[1].output
+    assert "TimeoutError: [smdp] rank 1 of 2: this is another smdp.init() here, but rank 0 has not" in (
+        ranks[1].output
+    )
+
+
 def test_control_c_ends_a_blocking_call(job: Job) -> None:
     code = """
 g = joined()

@@ -1,0 +1,98 @@
+"""The store by which the ranks of the world meet, and a part of it of its own for each init().
+
+Rank 0 serves it until its process ends, as groups of an earlier world may hold it, and with it the port. So
+a rank that calls init() again may come before rank 0 does, and must not read what that world has left there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import NamedTuple
+
+from . import _core
+from ._errors import ConfigError, SmdpError, TimeoutError
+from .environments import Launch
+
+_NOW = "session"
+
+
+class _Served(NamedTuple):
+    """What rank 0 serves."""
+
+    place: tuple[int, str, int, str]
+    store: _core.Store
+    session: str
+
+
+_served: _Served | None = None
+# Where another rank was last, well or not: none is used twice.
+_last = ""
+
+
+def open_session(launch: Launch, secret: str, timeout_s: float) -> _core.Store:
+    """Serve rank 0's store, or connect to it; give the part of it that is this init()'s alone."""
+    # Without a secret, the job's name still keeps out ranks of another job that came to this port.
+    key = secret or (f"job {launch.job}" if launch.job else "")
+    lead_or_follow = _lead if launch.rank == 0 else _follow
+    store, session = lead_or_follow(launch, key, timeout_s)
+    return _core.prefix_store(session, store)
+
+
+def close() -> None:
+    """Serve no longer."""
+    global _served
+    _served = None
+
+
+def _next(session: str) -> str:
+    return f"after {session}"
+
+
+def _lead(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]:
+    global _served
+    place = (os.getpid(), launch.master_addr, launch.master_port, key)
+    if _served is None or _served.place != place:
+        close()
+        store = _core.tcp_store(launch.master_addr, launch.master_port, True, key.encode(), timeout_s)
+        _served = _Served(place, store, "")
+    session = secrets.token_hex(8)
+    _served.store.set(_NOW, session.encode())
+    _served.store.set(_next(_served.session), session.encode())
+    _served = _served._replace(session=session)
+    return _served.store, session
+
+
+def _follow(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]:
+    global _last
+    close()  # it may have been rank 0
+    deadline = time.monotonic() + timeout_s
+    store = _connect(launch, key, timeout_s)
+    session = store.get(_NOW, timeout_s).decode()
+    if session == _last:
+        try:
+            session = store.get(_next(session), max(0.0, deadline - time.monotonic())).decode()
+        except TimeoutError:
+            raise TimeoutError(
+                f"[smdp] rank {launch.rank} of {launch.world_size}: this is another smdp.init() here, but"
+                f" rank 0 has not called it again after {timeout_s:g} s. All ranks must call smdp.shutdown()"
+                " and smdp.init() equally often; SMDP_INIT_TIMEOUT sets the wait."
+            ) from None
+    _last = session
+    return store, session
+
+
+def _connect(launch: Launch, key: str, timeout_s: float) -> _core.Store:
+    try:
+        return _core.tcp_store(launch.master_addr, launch.master_port, False, key.encode(), timeout_s)
+    except SmdpError as error:
+        if type(error) is not SmdpError:
+            raise
+        name = f"{launch.source} job {launch.job}" if launch.job else f"this job ({launch.source})"
+        raise ConfigError(
+            f"[smdp] rank {launch.rank} of {launch.world_size}: what listens at {launch.master_addr}, port "
+            f"{launch.master_port}, is not rank 0 of {name}, but another job or program; set "
+            "SMDP_MASTER_PORT to another port on all ranks of one, and one SMDP_SECRET, if any, on all ranks "
+            f"({error})"
+        ) from error
