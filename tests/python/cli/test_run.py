@@ -38,7 +38,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 def default_signals() -> None:
     """A test run in the background ignores some of them, and so would everything it starts."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -194,7 +194,8 @@ def test_children_of_a_failed_rank_are_stopped_too(script: Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    "number",
+    [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT],
 )
 def test_signals_are_passed_on(number: signal.Signals, script: Callable[[str], Path], start: Start) -> None:
     path = script(
@@ -209,6 +210,54 @@ def test_signals_are_passed_on(number: signal.Signals, script: Callable[[str], P
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert out.count(f"got {int(number)}") == 2
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_all_stop_and_go_on_together(script: Callable[[str], Path], start: Start) -> None:
+    path = script(
+        "pid = os.fork()\n"
+        "print('pid', os.getpid())\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\n"
+        "while True: time.sleep(1)\n"
+    )
+    process = start("-n", 2, path)
+    pids = [process.pid, *read_pids(process, 4)]
+    for _ in range(2):
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: all(is_stopped(pid) for pid in pids))
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: not any(is_stopped(pid) for pid in pids))
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGCONT)  # not only after a SIGTSTP of its own
+    wait_until(lambda: not any(is_stopped(pid) for pid in pids))
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_grace_does_not_run_while_all_are_stopped(script: Callable[[str], Path], start: Start) -> None:
+    path = script(
+        "def save(*_):\n    print('pid 0')\n    for _ in range(20): time.sleep(0.05)\n"
+        "    print('saved')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('pid', os.getpid())\n"
+        "time.sleep(100)\n"
+    )
+    process = start("-n", 1, "--grace", "4", path)
+    read_pids(process, 1)
+    process.terminate()
+    read_pids(process, 1)
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: is_stopped(process.pid))
+    time.sleep(4.5)
+    process.send_signal(signal.SIGCONT)
+    out, err = process.communicate(timeout=20)
+    assert "saved" in out, err
+    assert process.returncode == 0
 
 
 def test_a_rank_that_obeys_a_signal_does_not_cut_short_one_that_saves(

@@ -27,7 +27,7 @@ from smdp.cli.guard import FORWARDED, Guard, kill_group
 from smdp.cli.output import Stream, sinks
 from smdp.cli.rank_environments import rank_environments
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FINE, _OBEYED, _ASKED, _FAILED = range(4)  # how a rank has ended, from good to bad
@@ -189,7 +189,7 @@ class Launcher:
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {
             number: signal.signal(number, lambda *_: None)
-            for number in (*FORWARDED, signal.SIGCHLD)
+            for number in (*FORWARDED, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
             if signal.getsignal(number) is not signal.SIG_IGN
             or number == signal.SIGCHLD  # nohup ignores SIGHUP
         }
@@ -257,9 +257,7 @@ class Launcher:
                     self.is_stopping = True
                     running = sum(map(self._may_save, self._ranks))
                     _say(f"the {running} still running have not left in {self._grace_s:g} s; killing them")
-                for rank in self._ranks:
-                    if self._is_group_ours(rank):
-                        kill_group(rank.process.pid, signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
                 self._kill_at = None
             is_over = all(rank.code is not None for rank in self._ranks) and self._kill_at is None
             if is_over:
@@ -278,7 +276,12 @@ class Launcher:
             self._close(fd)
 
     def _handle_signals(self, numbers: bytes) -> None:
-        for number in numbers:
+        for place, number in enumerate(numbers, 1):
+            # As in the kernel, one that comes before we have stopped prevents that.
+            if number == signal.SIGTSTP and signal.SIGCONT not in numbers[place:]:
+                self._suspend()
+            elif number == signal.SIGCONT:
+                self._signal_all(signal.SIGCONT)
             if number not in FORWARDED:
                 continue
             if number in _STOPPING and number in self._passed_on:
@@ -290,6 +293,17 @@ class Launcher:
                     self._pass_on(rank, number)
             if number == signal.SIGTERM:
                 self.grant_grace()
+
+    def _suspend(self) -> None:
+        """Stop the ranks and this process until somebody continues it; a grace does not run meanwhile."""
+        begin = time.monotonic()
+        self._signal_all(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_all(
+            signal.SIGCONT
+        )  # here at once as the first process of a container, which cannot stop
+        if self._kill_at is not None:
+            self._kill_at += time.monotonic() - begin
 
     def _pass_on(self, rank: _Rank, number: int) -> None:
         # Python hears SIGTERM itself. Its children, such as workers that load data, are left in peace: a rank
@@ -377,9 +391,12 @@ class Launcher:
             return
         self.is_stopping = True
         self._kill_at = time.monotonic() + self._stop_timeout_s
+        self._signal_all(signal.SIGTERM)
+
+    def _signal_all(self, number: int) -> None:
         for rank in self._ranks:
             if self._is_group_ours(rank):
-                kill_group(rank.process.pid, signal.SIGTERM)
+                kill_group(rank.process.pid, number)
 
     def _is_group_ours(self, rank: _Rank) -> bool:
         """True while the rank runs, or failed and left children; who ended well may leave some on purpose."""
