@@ -17,28 +17,20 @@ PLACEHOLDER = "<address of rank 0's host>"
 
 
 @dataclass(frozen=True)
-class Launch:
-    """This process's place in its job.
+class Ranks:
+    """Four numbers that a launcher gives, checked against each other.
 
     Attributes:
         rank: 0 to world_size - 1.
         world_size: Number of processes.
         local_rank: Rank among the processes on this host, None if the launcher does not say.
         local_size: Number of processes on this host, None if the launcher does not say.
-        master_addr: Where rank 0 is reached; empty if nobody said.
-        master_port: Port of rank 0's store; 0 for any free one (a world of one process only).
-        source: Who said so, e.g. "torchrun".
-        job: What the launcher calls the job, the same on all its ranks; empty if it has no name for it.
     """
 
     rank: int
     world_size: int
     local_rank: int | None
     local_size: int | None
-    master_addr: str
-    master_port: int
-    source: str
-    job: str = field(default="", compare=False)
 
     @property
     def is_one_host(self) -> bool:
@@ -47,18 +39,20 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The four numbers of a Launch, checked against each other."""
+class Launch(Ranks):
+    """This process's place in its job.
 
-    rank: int
-    world_size: int
-    local_rank: int | None
-    local_size: int | None
+    Attributes:
+        master_addr: Where rank 0 is reached; empty if nobody said.
+        master_port: Port of rank 0's store; 0 for any free one (a world of one process only).
+        source: Who said so, e.g. "torchrun".
+        job: What the launcher calls the job, the same on all its ranks; empty if it has no name for it.
+    """
 
-    @property
-    def is_one_host(self) -> bool:
-        """True if the launcher put all ranks on this host."""
-        return self.world_size == 1 or self.local_size == self.world_size
+    master_addr: str
+    master_port: int
+    source: str
+    job: str = field(default="", compare=False)
 
 
 class Environment(ABC):
