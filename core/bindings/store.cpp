@@ -111,7 +111,8 @@ void bind_store(nb::module_& m) {
             std::string value;
             {
               const nb::gil_scoped_release release;
-              value = store.get(key, milliseconds(timeout));
+              InterruptibleStore waiting(std::shared_ptr<Store>(std::shared_ptr<Store>(), &store));  // not its owner
+              value = waiting.get(key, milliseconds(timeout));
             }
             return to_bytes(value);
           },

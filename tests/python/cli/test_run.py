@@ -219,7 +219,7 @@ def is_stopped(pid: int) -> bool:
 def test_all_stop_and_go_on_together(script: Callable[[str], Path], start: Start) -> None:
     path = script(
         "pid = os.fork()\n"
-        "print('pid', os.getpid())\n"
+        "sys.stdout.write(f'pid {os.getpid()}\\n')\n"  # at once: two processes write to one pipe
         "signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\n"
         "while True: time.sleep(1)\n"
     )
