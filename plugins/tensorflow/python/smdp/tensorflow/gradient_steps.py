@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +34,20 @@ class _Steps:
     factor: float
 
 
-# By group, options, and the sources' identities, shapes and dtypes.
-_Key = tuple[Any, ...]
+@dataclass(frozen=True)
+class _Key:
+    """What a reducer is made for: no two variables ever have the same serial; that of a tensor is 0."""
+
+    group: int
+    serials: tuple[int, ...]
+    described: tuple[tuple[int, int, str], ...]
+    options: tuple[Any, ...]
+
+
 _steps: dict[_Key, _Steps] = {}
+# By id(), which names a variable only as long as it lives: at another time on every rank.
+_serials: dict[int, int] = {}
+_next_serial = itertools.count(1)
 
 
 def can_reduce(tensor: Any) -> bool:
@@ -144,9 +156,23 @@ def _describe(gradient: Any) -> tuple[int, int, str]:
     return gradient.shape.num_elements(), int(dtype), str(list(gradient.shape))
 
 
-def _identity(source: Any) -> int:
+def _serial(source: Any) -> int:
     """Of a variable; a tensor is another one in every step."""
-    return id(source) if hasattr(source, "assign") else 0
+    if not hasattr(source, "assign"):
+        return 0
+    if id(source) not in _serials:
+        serial = _serials[id(source)] = next(_next_serial)
+        # At exit smdp tells the others why this rank leaves; closing reducers before would hide it.
+        weakref.finalize(source, _forget, id(source), serial).atexit = False
+    return _serials[id(source)]
+
+
+def _forget(identity: int, serial: int) -> None:
+    """With a variable go its reducers: nobody can ask for them again."""
+    _serials.pop(identity, None)
+    for key in list(_steps):
+        if serial in key.serials:
+            _steps.pop(key, None)
 
 
 def _find_or_make(
@@ -158,17 +184,11 @@ def _find_or_make(
     factor: float,
     bucket_cap_mb: float,
 ) -> _Steps:
-    described = [_describe(gradient) for gradient in gradients]
-    identities = tuple(_identity(source) for source in sources)
-    key: _Key = (group.core.id, compression.name, factor, bucket_cap_mb, identities, tuple(described))
+    described = tuple(_describe(gradient) for gradient in gradients)
+    options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
+    key = _Key(group.core.id, tuple(_serial(source) for source in sources), described, options)
     if key not in _steps:
-        options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
         _steps[key] = _Steps(_make_core(group, names, described, options), Token(), group, factor)
-        # With the first variable that goes, nobody can ask for this list again.
-        variable = next((source for source in sources if _identity(source)), None)
-        if variable is not None:
-            # At exit smdp tells the others why this rank leaves; closing reducers before would hide it.
-            weakref.finalize(variable, _steps.pop, key, None).atexit = False
     return _steps[key]
 
 
