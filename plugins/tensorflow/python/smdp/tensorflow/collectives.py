@@ -178,51 +178,55 @@ def _rank_in(op: Any) -> tuple[int, int]:
     return group.rank, group.size
 
 
-def _sum(gradient: Any, op: Any) -> Any:
+# Gradients take the token of the op itself: in those of a loop or a condition TensorFlow knows no other resource.
+def _reduce_again(gradient: Any, op: Any, kind: ReduceOp = ReduceOp.SUM) -> Any:
     with tf.device("CPU:0"):
-        return all_reduce(gradient, op.get_attr("group"), ReduceOp.SUM)
+        return ops.smdp_allreduce(
+            tensor=gradient, token=op.inputs[1], group=op.get_attr("group"), op=int(kind)
+        )
+
+
+def _gather_again(tensor: Any, op: Any) -> Any:
+    with tf.device("CPU:0"):
+        return ops.smdp_allgather(tensor=tensor, token=op.inputs[1], group=op.get_attr("group"))
+
+
+def _linear(op: Any, what: str) -> ReduceOp:
+    kind = ReduceOp(op.get_attr("op"))
+    if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise LookupError(f"[smdp] {what} with {kind.name} has no gradient; SUM and AVERAGE have.")
+    return kind
 
 
 @gradient_of("SmdpAllreduce")
 def _allreduce_gradient(op: Any, gradient: Any) -> Any:
-    kind = ReduceOp(op.get_attr("op"))
-    if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise LookupError(f"[smdp] allreduce with {kind.name} has no gradient; SUM and AVERAGE have.")
-    with tf.device("CPU:0"):
-        return all_reduce(gradient, op.get_attr("group"), kind), None
+    return _reduce_again(gradient, op, _linear(op, "allreduce")), None
 
 
 @gradient_of("SmdpBroadcast")
 def _broadcast_gradient(op: Any, gradient: Any) -> Any:
-    total = _sum(gradient, op)
+    total = _reduce_again(gradient, op)
     return (total if _rank_in(op)[0] == op.get_attr("root") else tf.zeros_like(total)), None
 
 
 @gradient_of("SmdpAllgather")
 def _allgather_gradient(op: Any, gradient: Any) -> Any:
-    rank, _ = _rank_in(op)
     rows = tf.shape(op.inputs[0], out_type=tf.int64)[:1]
-    with tf.device("CPU:0"):
-        all_rows = all_gather(rows, op.get_attr("group"))
-    begin = tf.reduce_sum(all_rows[:rank])
-    return _sum(gradient, op)[begin : begin + rows[0]], None
+    begin = tf.reduce_sum(_gather_again(rows, op)[: _rank_in(op)[0]])
+    return _reduce_again(gradient, op)[begin : begin + rows[0]], None
 
 
 @gradient_of("SmdpAlltoall")
 def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
     with tf.device("CPU:0"):
-        number = op.get_attr("group")
         back, _ = ops.smdp_alltoall(
-            tensor=gradient, splits=op.outputs[1], token=token_of(number), group=number
+            tensor=gradient, splits=op.outputs[1], token=op.inputs[2], group=op.get_attr("group")
         )
     return back, None, None
 
 
 @gradient_of("SmdpReducescatter")
 def _reducescatter_gradient(op: Any, gradient: Any) -> Any:
-    kind = ReduceOp(op.get_attr("op"))
-    if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise LookupError(f"[smdp] reducescatter with {kind.name} has no gradient; SUM and AVERAGE have.")
-    with tf.device("CPU:0"):
-        gathered = all_gather(gradient, op.get_attr("group"))
+    kind = _linear(op, "reducescatter")
+    gathered = _gather_again(gradient, op)
     return (gathered if kind is ReduceOp.SUM else gathered / tf.cast(_rank_in(op)[1], gathered.dtype)), None

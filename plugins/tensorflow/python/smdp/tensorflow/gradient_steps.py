@@ -13,9 +13,8 @@ import tensorflow as tf
 from smdp import _core
 from smdp._buffers import DType
 from smdp.tensorflow import python_ops
-from smdp.tensorflow.collectives import all_reduce
 from smdp.tensorflow.compression import Compressor
-from smdp.tensorflow.groups import Token, by_id
+from smdp.tensorflow.groups import Token, as_seen_in, token_of
 from smdp.tensorflow.library import is_native, ops
 from smdp.tensorflow.reduce_op import ReduceOp
 
@@ -32,6 +31,11 @@ class _Steps:
     token: Token
     group: Any
     factor: float
+
+    @property
+    def for_totals(self) -> Any:
+        """What a graph keeps the group's token by."""
+        return self.token, "totals"
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,15 @@ def reduce_gradients(
     results = list(gradients)
     if not own:
         return results
+    # For the gradients of these gradients.
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    totals = as_seen_in(graph, token_of(group.core.id))
+    if graph is not None:
+        graph.get_collection_ref(found.for_totals)[:] = [totals]
     if not is_native:
-        for index, mean in zip(own, _through_python(found, own, [gradients[i] for i in own]), strict=True):
+        for index, mean in zip(
+            own, _through_python(found, own, [gradients[i] for i in own], totals), strict=True
+        ):
             results[index] = mean
         return results
     steps = found.core.id
@@ -107,11 +118,11 @@ def reduce_gradients(
     return results
 
 
-def _through_python(found: _Steps, indices: Sequence[int], gradients: Sequence[Any]) -> Any:
+def _through_python(found: _Steps, indices: Sequence[int], gradients: Sequence[Any], totals: Any) -> Any:
     @tf.custom_gradient
     def call(*values: Any) -> Any:
         means = python_ops.reduce_gradients(found.core, found.token.handle, indices, values)
-        return means, lambda *upper: _sums(found, upper)
+        return means, lambda *upper: _sums(found, upper, totals)
 
     with tf.device("CPU:0"):
         return call(*gradients)
@@ -221,9 +232,13 @@ def forget_all() -> None:
     _steps.clear()
 
 
-def _sums(found: _Steps, gradients: Sequence[Any]) -> list[Any]:
-    number = by_id(found.group.core.id).core.id
-    totals = [all_reduce(gradient, number, ReduceOp.SUM) for gradient in gradients]
+def _sums(found: _Steps, gradients: Sequence[Any], token: Any) -> list[Any]:
+    number = found.group.core.id
+    with tf.device("CPU:0"):
+        totals = [
+            ops.smdp_allreduce(tensor=gradient, token=token, group=number, op=int(ReduceOp.SUM))
+            for gradient in gradients
+        ]
     factor = found.factor or 1 / found.group.size
     return [total * tf.cast(factor, total.dtype) for total in totals]
 
@@ -232,7 +247,9 @@ def _sums(found: _Steps, gradients: Sequence[Any]) -> list[Any]:
 def _means_gradient(op: Any, *gradients: Any) -> Any:
     for steps in _steps.values():
         if steps.core.id == op.get_attr("steps"):
-            return [*_sums(steps, gradients), None]
+            graph = getattr(op, "graph", None)  # eager ones have none
+            token = graph.get_collection(steps.for_totals)[0] if graph else token_of(steps.group.core.id)
+            return [*_sums(steps, gradients, token), None]
     raise LookupError("[smdp] the gradients that this op was made for are gone.")
 
 

@@ -88,6 +88,14 @@ def token_of(number: int) -> Any:
     return _tokens[number].handle
 
 
+def as_seen_in(graph: Any, token: Any) -> Any:
+    """A token as ops of a function's graph take it: gradients of a loop or a condition can take no other.
+
+    To be asked for while the graph is made: later it would be one more input.
+    """
+    return graph.capture(token) if hasattr(graph, "capture") else token
+
+
 def forget_groups() -> None:
     """After shutdown."""
     _groups.clear()

@@ -1,0 +1,86 @@
+"""Gradients through tf.while_loop and tf.cond, with the tape outside, are those of the same code in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_spawn import run
+
+import smdp.tensorflow as sdp
+from smdp.tensorflow.library import is_keras_3
+
+
+def in_loop(function, x):
+    for _ in tf.range(2):
+        x = function(x)
+    return x
+
+
+def in_cond(function, x):
+    if tf.reduce_sum(x) > -1e9:
+        x = function(function(x))
+    else:
+        x = 2.0 * x
+    return x
+
+
+def gradient(way, function, x):
+    weights = tf.reshape(tf.range(1.0, 1 + tf.size(x, tf.float32)), x.shape) + sdp.rank()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(way(function, x) * weights)
+    return tape.gradient(loss, x)
+
+
+def check_collectives() -> None:
+    size = sdp.size()
+    x = tf.constant(np.arange(2.0 * size).reshape(size, 2) + sdp.rank(), tf.float32)
+    cases = {
+        "allreduce": lambda y: sdp.allreduce(y, op=sdp.ReduceOp.SUM),
+        "mean": sdp.allreduce,
+        "broadcast": lambda y: sdp.broadcast(y, 1),
+        "allgather": lambda y: sdp.allgather(y)[1 : size + 1] * y,
+        "alltoall": lambda y: sdp.alltoall(y) * y,
+        "reducescatter": lambda y: tf.tile(sdp.reducescatter(y), [size, 1]) * y,
+    }
+    if is_keras_3:
+        norm = sdp.SyncBatchNormalization()
+        norm.build((None, 2))
+        cases["batch norm"] = lambda y: norm(y, training=True) * y
+    for name, function in cases.items():
+        expected = gradient(lambda f, y: f(f(y)), function, x)
+        for way in (in_loop, in_cond):
+            way = tf.autograph.to_graph(way)
+            got = tf.function(lambda x, way=way, function=function: gradient(way, function, x))(x)
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def check_gradients_of_gradients() -> None:
+    scale = tf.Variable(2.0)
+
+    def add_gradient(y):
+        with tf.GradientTape() as tape:
+            loss = (sdp.rank() + 1) * scale**3
+        return y + sdp.DistributedGradientTape(tape).gradient(loss, scale)
+
+    for way in (in_loop, in_cond):
+        way = tf.autograph.to_graph(way)
+
+        @tf.function
+        def second(way=way):
+            with tf.GradientTape() as tape:
+                total = way(add_gradient, tf.constant(0.0))
+            return tape.gradient(total, scale)
+
+        np.testing.assert_allclose(second(), 2 * 6 * 2 * (sdp.rank() + 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("ops", ["native", "python"])
+def test_collectives(ops: str) -> None:
+    run(check_collectives, 2, env={"SMDP_TENSORFLOW_OPS": ops})
+
+
+@pytest.mark.parametrize("ops", ["native", "python"])
+def test_gradients_of_gradients(ops: str) -> None:
+    run(check_gradients_of_gradients, 2, env={"SMDP_TENSORFLOW_OPS": ops})
