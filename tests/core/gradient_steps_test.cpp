@@ -159,6 +159,41 @@ TEST_P(Steps, BrokenStepClosesTheGroup) {
   });
 }
 
+// The same where that rank begins no other: it is told that nothing more comes.
+TEST_P(Steps, StepThatIsLeftClosesTheGroup) {
+  run(GetParam(), [](Group& group) {
+    GradientSteps steps(group, model(), {});
+    Data data = data_of(model(), 1, group.rank());
+    steps.leave(steps.begin());  // before its first gradient
+    const std::uint64_t number = steps.begin();
+    for (std::size_t index = 0; index < data.size(); ++index) steps.ready(number, index, data[index].data(), {});
+    steps.finish(number);
+    steps.leave(number);
+    Means means;
+    means.ask(steps, number, 1);
+    means.wait();
+    EXPECT_EQ(data[1][0], 1.0F + static_cast<float>(group.size() - 1) / 2);
+
+    const std::uint64_t broken = steps.begin();
+    group.barrier();
+    Means never;
+    try {
+      steps.ready(broken, 1, data[1].data(), {});
+      never.ask(steps, broken, 1);
+      if (group.rank() == group.size() - 1) {
+        steps.leave(broken);
+      } else {
+        steps.finish(broken);
+      }
+      never.wait();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("step 2 of these gradients was begun"), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
 TEST_P(Steps, WrongCallsAreRefused) {
   run(GetParam(), [](Group& group) {
     GradientSteps steps(group, model(), {});

@@ -1,7 +1,7 @@
 // Drives a GradientReducer for a framework that runs ops as soon as their inputs are there: gradients of one step come
 // in any order and from any thread, and those of the next may come before the last of this one is done.
 //
-// A step is: begin(), ready() and mean() for each gradient, finish(). Nothing blocks.
+// A step is: begin(), ready() and mean() for each gradient, finish(), leave(). Nothing blocks.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +40,8 @@ class SMDP_API GradientSteps {
   void mean(std::uint64_t step, std::size_t index, std::function<void(std::exception_ptr)> done);
   // After the last ready() of the step. Gradients that did not come count as zero.
   void finish(std::uint64_t step);
+  // Nothing more comes of the step. If gradients came but finish() did not, closes the group on all ranks.
+  void leave(std::uint64_t step);
 
   // As GradientReducer's.
   void rescale(double factor);

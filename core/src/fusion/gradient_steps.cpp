@@ -57,9 +57,8 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     // One that broke off before its first gradient, e.g. at the end of the data, is begun anew.
     if (!steps_.empty() && steps_.back().is_untouched()) return last();
     if (!steps_.empty() && !steps_.back().is_finished) {
-      const std::string text = prefix_ + "step " + std::to_string(last()) +
-                               " of these gradients was begun, but not all of them came before the next one began. An "
-                               "operation of it failed, or two threads train the same variables at once.";
+      const std::string text =
+          broken_off(last()) + " before the next one began, or two threads train the same variables at once.";
       lock.unlock();
       abort(text);
       throw Error(text);
@@ -113,6 +112,16 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     end_backward();
   }
 
+  void leave(std::uint64_t number) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (error_ || number < first_ || number - first_ >= steps_.size()) return;
+      const Step& step = steps_[number - first_];
+      if (step.is_finished || step.is_untouched()) return;
+    }
+    abort(broken_off(number) + "; the error that this rank raised says why.");
+  }
+
   void abort(const std::string& reason) { fail(std::make_exception_ptr(Error(reason))); }
 
   GradientReducer& reducer() { return reducer_; }
@@ -132,6 +141,11 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     std::vector<std::string> names;
     for (const Gradient& gradient : gradients) names.push_back(gradient.name);
     return names;
+  }
+
+  std::string broken_off(std::uint64_t number) const {
+    return prefix_ + "step " + std::to_string(number) +
+           " of these gradients was begun, but not all of them came. An operation of it failed";
   }
 
   // Number of the newest step. Under mutex_, as the next two.
@@ -274,6 +288,7 @@ void GradientSteps::mean(std::uint64_t step, std::size_t index, std::function<vo
   impl_->mean(step, index, std::move(done));
 }
 void GradientSteps::finish(std::uint64_t step) { impl_->finish(step); }
+void GradientSteps::leave(std::uint64_t step) { impl_->leave(step); }
 void GradientSteps::rescale(double factor) { impl_->reducer().rescale(factor); }
 std::string GradientSteps::explain() const { return impl_->reducer().explain(); }
 void GradientSteps::abort(const std::string& reason) { impl_->abort(reason); }

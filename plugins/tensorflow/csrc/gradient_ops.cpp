@@ -5,6 +5,7 @@
 //   SmdpGradientFinish   takes what every SmdpGradientReady gives, also of gradients that nobody uses
 // Means come after Finish: one that waited in a step that an error ends early would never be called back. Ready and
 // Means are stateless: stateful ops would run one after the other. `indices` keep equal ones apart.
+#include <memory>
 #include <mutex>
 
 #include "kernel.h"
@@ -24,11 +25,28 @@ std::unique_ptr<GradientSteps> find_steps(std::int64_t id) {
   return steps;
 }
 
+// The number of a step. All ops of the step take it, so it lives as long as they may run: where one of them fails, the
+// step is left then, not when the others' wait for it has timed out.
+struct alignas(64) Number {  // TensorFlow copies what is aligned to less
+  std::int64_t step;
+  std::int64_t steps;
+  static void free(void* data, std::size_t, void*) {
+    const std::unique_ptr<Number> number(static_cast<Number*>(data));
+    const auto steps = GradientSteps::find(static_cast<std::uint64_t>(number->steps));
+    if (steps) steps->leave(static_cast<std::uint64_t>(number->step));
+  }
+};
+
 struct Begin {
   explicit Begin(TF_OpKernelConstruction* construction) : steps(attribute(construction, "steps")) {}
   void run(TF_OpKernelContext* context) const {
-    const Tensor number = new_output(context, 0, TF_INT64, {});
-    *static_cast<std::int64_t*>(TF_TensorData(number.get())) = static_cast<std::int64_t>(find_steps(steps)->begin());
+    auto number = std::make_unique<Number>();
+    *number = {static_cast<std::int64_t>(find_steps(steps)->begin()), steps};
+    const Tensor out(TF_NewTensor(TF_INT64, nullptr, 0, number.get(), sizeof number->step, Number::free, nullptr));
+    number.release();
+    const Status status;
+    TF_SetOutput(context, 0, out.get(), status);
+    status.check();
   }
   std::int64_t steps;
 };

@@ -50,6 +50,8 @@ void TF_SetStatus(TF_Status*, TF_Code, const char* message);
 TF_Code TF_GetCode(const TF_Status*);
 const char* TF_Message(const TF_Status*);
 
+TF_Tensor* TF_NewTensor(TF_DataType, const int64_t* dims, int num_dims, void* data, std::size_t bytes,
+                        void (*deallocator)(void* data, std::size_t bytes, void* argument), void* argument);
 void TF_DeleteTensor(TF_Tensor*);
 TF_DataType TF_TensorType(const TF_Tensor*);
 int TF_NumDims(const TF_Tensor*);
@@ -73,6 +75,8 @@ void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* n
                                          int32_t* total_size, TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64List(TF_OpKernelConstruction*, const char* name, int64_t* values, int max,
                                               TF_Status*);
+void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*, const char* name, char* value, std::size_t max,
+                                           TF_Status*);
 
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor** tensor, TF_Status*);
 void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);

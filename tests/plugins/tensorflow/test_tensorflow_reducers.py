@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow_spawn import run
 
@@ -27,6 +31,47 @@ def check_replaced_head() -> None:
     if sdp.rank() == 0:
         assert len(addresses) < 30, "no address came again: nothing was tested"
         assert len(gradient_steps._steps) == 0
+
+
+def check_caught_error() -> None:
+    """An op of backward fails on one rank, which catches it and goes on to other calls: nobody waits."""
+    first, second = tf.Variable(tf.ones([20, 300])), tf.Variable(tf.ones([300, 700]))
+
+    @tf.custom_gradient
+    def poisoned(y, bad):
+        def gradient(upstream):
+            # When the gradient of the second, which is large, has been sent.
+            late = tf.where(bad, np.nan, 1.0) * tf.linalg.matmul(upstream, upstream, transpose_b=True)[0, 0]
+            return tf.debugging.check_numerics(late, "broken on purpose") * upstream, None
+
+        return y, gradient
+
+    @tf.function
+    def step(bad):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(poisoned(tf.ones([4, 20]) @ first, bad) @ second)
+        return sdp.DistributedGradientTape(tape).gradient(loss, [first, second])
+
+    for _ in range(20):
+        step(tf.constant(False))
+    start = time.monotonic()
+    told = r"rank 1 of 2: step 21 of these gradients was begun, but not all of them came"
+    with pytest.raises(tf.errors.OpError, match=told if sdp.rank() == 0 else "broken on purpose"):
+        step(tf.constant(sdp.rank() == 1))
+    if sdp.rank() == 0:
+        with pytest.raises(tf.errors.OpError, match=told):
+            step(tf.constant(False))
+        sdp.barrier()
+    else:
+        sdp.barrier()
+        with pytest.raises(tf.errors.OpError, match=told):
+            step(tf.constant(False))
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.skipif(os.environ.get("SMDP_TENSORFLOW_OPS") == "python", reason="of the op library")
+def test_caught_error() -> None:
+    run(check_caught_error, 2)
 
 
 def test_replaced_head() -> None:
