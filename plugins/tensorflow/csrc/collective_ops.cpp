@@ -2,6 +2,7 @@
 // TensorFlow runs those that share one in the order of the program, also through nested functions, conditions and
 // loops.
 #include <cstring>
+#include <string>
 
 #include "kernel.h"
 
@@ -26,15 +27,21 @@ struct Allreduce {
 
 struct Broadcast {
   explicit Broadcast(TF_OpKernelConstruction* construction)
-      : group(attribute(construction, "group")), root(static_cast<int>(attribute(construction, "root"))) {}
+      : group(attribute(construction, "group")),
+        root(static_cast<int>(attribute(construction, "root"))),
+        label(string_attribute(construction, "label")) {}
   void run(const RunPtr& run) const {
     const std::shared_ptr<TF_Tensor> out = copied_output(run->context(), 0, 0);
     const Shape shape = shape_of(out.get());
-    after(run, find_group(group)->broadcast(TF_TensorData(out.get()), shape, dtype_of(out.get()), root, kAsync),
-          [run, out] { run->end(); });
+    Call call = kAsync;
+    call.label = [text = label] { return text; };
+    after(
+        run, find_group(group)->broadcast(TF_TensorData(out.get()), shape, dtype_of(out.get()), root, call),
+        [run, out] { run->end(); }, label);
   }
   std::int64_t group;
   int root;
+  std::string label;
 };
 
 struct Barrier {
@@ -57,7 +64,7 @@ void define_collective_ops() {
   define_async<Broadcast>({"SmdpBroadcast",
                            {"tensor: T", "token: resource"},
                            {"received: T"},
-                           {kMovable, "group: int", "root: int"},
+                           {kMovable, "group: int", "root: int", "label: string = ''"},
                            true,
                            same_shape});
   define_async<Barrier>({"SmdpBarrier", {"token: resource"}, {}, {"group: int"}, true, no_shape});

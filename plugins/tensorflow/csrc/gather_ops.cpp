@@ -24,13 +24,20 @@ struct Rows {
       throw InvalidArgument("[smdp] " + std::string(what) +
                             " works along the first dimension, but the tensor is a scalar. Reshape it to [1].");
     }
-    elements = elements_of(Shape(shape.begin() + 1, shape.end()));
+    elements = elements_of(row());
   }
   Shape with(std::int64_t rows) const {
     Shape changed = shape;
     changed.front() = rows;
     return changed;
   }
+  // Of the blocks of all ranks, which have so many rows, as this one sees them.
+  Shapes shapes(const std::vector<std::int64_t>& sizes) const {
+    Shapes all;
+    for (const std::int64_t size : sizes) all.push_back(with(size));
+    return all;
+  }
+  Shape row() const { return Shape(shape.begin() + 1, shape.end()); }
   const std::byte* data() const { return static_cast<const std::byte*>(TF_TensorData(tensor.get())); }
   DType dtype() const { return dtype_of(tensor.get()); }
   TF_DataType tf_dtype() const { return TF_TensorType(tensor.get()); }
@@ -69,7 +76,7 @@ struct Allgather {
                 new_output(run->context(), 0, rows->tf_dtype(), rows->with(sum(*sizes)));
             after(run,
                   group->all_gather({rows->data(), elements_of(rows->shape)}, blocks<Buffer>(bytes(out), *sizes, *rows),
-                                    rows->dtype(), kAsync),
+                                    rows->dtype(), kAsync, rows->shapes(*sizes)),
                   [run, rows, out] { run->end(); });
           });
   }
@@ -96,7 +103,7 @@ struct Alltoall {
             std::copy(received->begin(), received->end(), static_cast<std::int64_t*>(TF_TensorData(counts.get())));
             after(run,
                   group->all_to_all(blocks<ConstBuffer>(rows->data(), *sent, *rows),
-                                    blocks<Buffer>(bytes(out), *received, *rows), rows->dtype(), kAsync),
+                                    blocks<Buffer>(bytes(out), *received, *rows), rows->dtype(), kAsync, {rows->row()}),
                   [run, rows, out] { run->end(); });
           });
   }
@@ -142,7 +149,7 @@ struct Reducescatter {
     after(run,
           group->reduce_scatter(blocks<ConstBuffer>(rows->data(), sizes, *rows),
                                 {bytes(out), static_cast<std::size_t>(own) * rows->elements}, rows->dtype(), op, 1,
-                                kAsync),
+                                kAsync, {rows->shape}),
           [run, rows, out] { run->end(); });
   }
   std::int64_t group_id;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "smdp/error.h"
 
@@ -146,6 +147,19 @@ std::vector<std::int64_t> list_attribute(TF_OpKernelConstruction* construction, 
   return values;
 }
 
+std::string string_attribute(TF_OpKernelConstruction* construction, const char* name) {
+  const Status status;
+  std::int32_t size = 0;
+  std::int32_t length = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &size, &length, status);
+  std::string value(static_cast<std::size_t>(std::max(length, 0)), '\0');
+  if (TF_GetCode(status) == TF_OK) {
+    TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
+  }
+  if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
+  return value;
+}
+
 std::shared_ptr<Group> find_group(std::int64_t id) {
   std::shared_ptr<Group> group = Group::find(static_cast<std::uint64_t>(id));
   if (!group) {
@@ -156,10 +170,11 @@ std::shared_ptr<Group> find_group(std::int64_t id) {
   return group;
 }
 
-void fail(TF_OpKernelContext* context, const std::exception_ptr& error) {
+void fail(TF_OpKernelContext* context, const std::exception_ptr& error, const std::string& what) {
   const Status status;
   std::string text;
   const TF_Code code = code_of(error, text);
+  if (text.find(what) == std::string::npos) text += " Here it was " + what + ".";
   TF_SetStatus(status, code, text.c_str());
   TF_OpKernelContext_Failure(context, status);
 }
@@ -167,9 +182,11 @@ void fail(TF_OpKernelContext* context, const std::exception_ptr& error) {
 Run::Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
     : context_(context), done_(*reinterpret_cast<std::function<void()>*>(done)) {}
 
-void Run::end(const std::exception_ptr& error) {
-  if (error) fail(context_, error);
-  TF_RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(&done_));
+void Run::end(const std::exception_ptr& error, const std::string& what) {
+  std::function<void()> done = std::exchange(done_, nullptr);
+  if (!done) return;
+  if (error) fail(context_, error, what);
+  TF_RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(&done));
 }
 
 void guarded(const RunPtr& run, const std::function<void()>& body) {
@@ -180,9 +197,9 @@ void guarded(const RunPtr& run, const std::function<void()>& body) {
   }
 }
 
-void after(const RunPtr& run, const Group::Handle& operation, std::function<void()> next) {
-  operation->then([run, operation, next = std::move(next)] {
-    if (const std::exception_ptr error = operation->error()) return run->end(error);
+void after(const RunPtr& run, const Group::Handle& operation, std::function<void()> next, const std::string& what) {
+  operation->then([run, operation, next = std::move(next), what] {
+    if (const std::exception_ptr error = operation->error()) return run->end(error, what);
     guarded(run, next);
   });
 }

@@ -48,18 +48,19 @@ Tensor new_output(TF_OpKernelContext* context, int index, TF_DataType dtype, con
 
 std::int64_t attribute(TF_OpKernelConstruction* construction, const char* name);
 std::vector<std::int64_t> list_attribute(TF_OpKernelConstruction* construction, const char* name);
+std::string string_attribute(TF_OpKernelConstruction* construction, const char* name);
 // Throws ClosedError if it is gone.
 std::shared_ptr<Group> find_group(std::int64_t id);
 
-// Ends a kernel's run with this error.
-void fail(TF_OpKernelContext* context, const std::exception_ptr& error);
+// Ends a kernel's run with this error, which is about `what`, if that is known.
+void fail(TF_OpKernelContext* context, const std::exception_ptr& error, const std::string& what = {});
 
-// A run of an asynchronous kernel. `done` is called exactly once, by end(); after it the context is gone.
+// A run of an asynchronous kernel. `done` is called exactly once, by the first end(); after it the context is gone.
 class Run {
  public:
   Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
   TF_OpKernelContext* context() const { return context_; }
-  void end(const std::exception_ptr& error = nullptr);
+  void end(const std::exception_ptr& error = nullptr, const std::string& what = {});
 
  private:
   TF_OpKernelContext* const context_;
@@ -70,8 +71,8 @@ using RunPtr = std::shared_ptr<Run>;
 
 // Calls body(); what it throws ends the run.
 void guarded(const RunPtr& run, const std::function<void()>& body);
-// Once the operation has ended: ends the run with its error, or goes on with `next`.
-void after(const RunPtr& run, const Group::Handle& operation, std::function<void()> next);
+// Once the operation has ended: ends the run with its error, about `what`, or goes on with `next`.
+void after(const RunPtr& run, const Group::Handle& operation, std::function<void()> next, const std::string& what = {});
 
 // A kernel is its attributes: K(TF_OpKernelConstruction*) reads them, and K::run() computes.
 template <class K>

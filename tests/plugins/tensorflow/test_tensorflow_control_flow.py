@@ -1,4 +1,4 @@
-"""Gradients through tf.while_loop and tf.cond, with the tape outside, are those of the same code in Python."""
+"""Gradients through tf.while_loop and tf.cond, the tape outside, are those of the same code in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_loop(function, x):
 
 
 def in_cond(function, x):
-    if tf.reduce_sum(x) > -1e9:
+    if tf.reduce_sum(x) > -1e9:  # noqa: SIM108 AutoGraph does not translate the other
         x = function(function(x))
     else:
         x = 2.0 * x

@@ -61,13 +61,24 @@ def broadcast(
     group: Any = None,
 ) -> Any:
     """The root's tensor, on every rank; all must have the same shape and dtype."""
-    group = group_of(group, process_set)
+    return broadcast_labeled(tensor, root_rank, group_of(group, process_set), name=name)
+
+
+def broadcast_labeled(
+    tensor: Any, root_rank: int, group: Any, label: str = "", name: str | None = None
+) -> Any:
+    """The same; the label says what it is, in errors."""
     if not 0 <= root_rank < group.size:
         raise ValueError(f"[smdp] broadcast: root_rank is {root_rank}; allowed: 0 to {group.size - 1}.")
     tensor = tensor_of(tensor, "broadcast")
     with tf.device("CPU:0"):
         return ops.smdp_broadcast(
-            tensor=tensor, token=token_of(group.core.id), group=group.core.id, root=root_rank, name=name
+            tensor=tensor,
+            token=token_of(group.core.id),
+            group=group.core.id,
+            root=root_rank,
+            label=label,
+            name=name,
         )
 
 
@@ -178,7 +189,7 @@ def _rank_in(op: Any) -> tuple[int, int]:
     return group.rank, group.size
 
 
-# Gradients take the token of the op itself: in those of a loop or a condition TensorFlow knows no other resource.
+# Gradients take the token of the op itself: in those of a loop or a condition TensorFlow knows no other.
 def _reduce_again(gradient: Any, op: Any, kind: ReduceOp = ReduceOp.SUM) -> Any:
     with tf.device("CPU:0"):
         return ops.smdp_allreduce(

@@ -44,8 +44,10 @@ def smdp_allreduce(tensor: Any, token: Any, group: int, op: int) -> Any:
     return _call("SmdpAllreduce", run, token, [tensor], {"group": group, "op": op}, [tensor.shape])
 
 
-def smdp_broadcast(tensor: Any, token: Any, group: int, root: int, name: str | None = None) -> Any:
-    """As the op SmdpBroadcast."""
+def smdp_broadcast(
+    tensor: Any, token: Any, group: int, root: int, label: str = "", name: str | None = None
+) -> Any:
+    """As the op SmdpBroadcast, but that errors do not have the label."""
 
     def run(value: Array) -> Array:
         return by_id(group).broadcast(_copy(value), root)  # type: ignore[no-any-return]
@@ -81,7 +83,17 @@ def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, name: str | 
                 f" {given.tolist()}; needed: one per rank, none negative, that add up to the rows; or none,"
                 " and rows that divide."
             )
-        received = members.all_to_all(np.ascontiguousarray(sent, dtype=np.int64))
+        # With how many rows go what they look like: the core compares blocks only where all are alike.
+        own = np.array(value.shape[1:], np.int64)
+        told = members.all_to_all(np.column_stack([sent, np.tile(own, (members.size, 1))]).astype(np.int64))
+        for sender, row in enumerate(told[:, 1:]):
+            if (row != own).any():
+                raise smdp.MismatchError(
+                    f"[smdp] rank {members.rank} of {members.size}: alltoall got rows of {own.tolist()}, and"
+                    f" rank {sender} sends rows of {row.tolist()}. All dimensions but the first must be the"
+                    " same on all ranks."
+                )
+        received = told[:, 0]
         out = np.empty((int(received.sum()), *value.shape[1:]), value.dtype)
         members.all_to_all(_parts(np.ascontiguousarray(value), sent), out=_parts(out, received))
         return out, received

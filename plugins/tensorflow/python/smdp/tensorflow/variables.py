@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import smdp
-from smdp.tensorflow.collectives import broadcast
+from smdp.tensorflow.collectives import broadcast_labeled
 from smdp.tensorflow.groups import group_of, name_of, tensor_of
 from smdp.tensorflow.objects import allgather_object
 from smdp.tensorflow.tracing import no_autograph
@@ -49,7 +49,7 @@ def broadcast_variables(
         # A graph of TensorFlow 1 has no order but this; ranks would send different variables first.
         with tf.control_dependencies(sent[-1:]):
             value = tensor_of(variable, "broadcast_variables")
-            sent.append(broadcast(value, root_rank, group=members))
+            sent.append(broadcast_labeled(value, root_rank, members, f"variable {name_of(variable)!r}"))
         assigned.append(variable.assign(sent[-1]))
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
