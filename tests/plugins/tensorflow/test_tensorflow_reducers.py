@@ -33,6 +33,30 @@ def check_replaced_head() -> None:
         assert len(gradient_steps._steps) == 0
 
 
+def check_changing_shapes() -> None:
+    """Of lists without variables, and factors of those with some; traced functions keep their reducers."""
+    rank, variable, files = sdp.rank(), tf.Variable([1.0]), []
+    traced = tf.function(lambda x: sdp.grouped_allreduce([x, x + 1])[1])
+    for count in range(1, 21):
+        first, second = sdp.grouped_allreduce([tf.ones(count) * rank, tf.ones([]) * rank])
+        np.testing.assert_allclose(first, [0.5] * count)
+        assert float(second) == 0.5
+        assert float(sdp.grouped_allreduce([tf.constant(float(rank))])[0]) == 0.5  # comes again and again
+        with tf.GradientTape() as tape:
+            loss = (1 + rank) * variable[0]
+        tape = sdp.DistributedGradientTape(tape, prescale_factor=float(count))
+        np.testing.assert_allclose(tape.gradient(loss, variable), [1.5 * count])
+        np.testing.assert_allclose(traced(tf.constant([float(rank)])), [1.5])
+        files.append(len(os.listdir("/proc/self/fd")))
+        assert len(gradient_steps._steps) <= 2 * gradient_steps._MOST_EAGER + 1
+    assert files[-1] <= files[-8] + 4, files
+
+
+def test_changing_shapes() -> None:
+    run(check_changing_shapes, 2)
+    run(check_changing_shapes, 2, hosts=[0, 1])
+
+
 def check_caught_error() -> None:
     """An op of backward fails on one rank, which catches it and goes on to other calls: nobody waits."""
     first, second = tf.Variable(tf.ones([20, 300])), tf.Variable(tf.ones([300, 700]))

@@ -21,6 +21,8 @@ from smdp.tensorflow.reduce_op import ReduceOp
 BUCKET_CAP_MB = 25.0
 # Below this an op for each gradient, and a callback for each mean, would cost more than they gain.
 _SMALL_BYTES = 256 << 10
+# Reducers of eager code for the same variables, or for none, with other shapes or factors: the oldest goes.
+_MOST_EAGER = 8
 
 
 @dataclass
@@ -44,8 +46,16 @@ class _Key:
 
     group: int
     serials: tuple[int, ...]
+    is_eager: bool  # traced functions hold numbers of reducers, so theirs stay
     described: tuple[tuple[int, int, str], ...]
     options: tuple[Any, ...]
+
+    def has_same_owner(self, other: _Key) -> bool:
+        return (self.group, self.is_eager, set(self.serials)) == (
+            other.group,
+            other.is_eager,
+            set(other.serials),
+        )
 
 
 _steps: dict[_Key, _Steps] = {}
@@ -197,10 +207,19 @@ def _find_or_make(
 ) -> _Steps:
     described = tuple(_describe(gradient) for gradient in gradients)
     options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
-    key = _Key(group.core.id, tuple(_serial(source) for source in sources), described, options)
-    if key not in _steps:
-        _steps[key] = _Steps(_make_core(group, names, described, options), Token(), group, factor)
-    return _steps[key]
+    serials = tuple(_serial(source) for source in sources)
+    key = _Key(group.core.id, serials, tf.executing_eagerly(), described, options)
+    found = _steps.pop(key, None)
+    is_new = found is None
+    if found is None:
+        found = _Steps(_make_core(group, names, described, options), Token(), group, factor)
+    _steps[key] = found  # the last in order
+    if is_new and key.is_eager:
+        # Ranks make the same calls, so they close the same one; none is in use once all have made the new one.
+        same = [other for other in list(_steps) if other.has_same_owner(key)]
+        for oldest in same[:-_MOST_EAGER]:
+            _steps.pop(oldest, None)
+    return found
 
 
 def _make_core(
