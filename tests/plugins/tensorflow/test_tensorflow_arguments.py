@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import warnings
 
 import numpy as np
@@ -99,6 +100,21 @@ def check_wrong_ones() -> None:
             call()
     with pytest.raises(TypeError, match=r"rank \d: alltoall got splits of float32; it takes integers"):
         sdp.alltoall(tf.ones(2), [1.0, 1.0])
+    with pytest.raises(TypeError, match=r"DistributedGradientTape takes a tf.GradientTape; this is NoneType"):
+        sdp.DistributedGradientTape(None)
+    for call in (lambda: sdp.broadcast_object(1, 0), lambda: sdp.allgather_object(1)):
+        with pytest.raises(RuntimeError, match=r"rank \d: \w+_object was called in a tf\.function"):
+            tf.function(call, autograph=False)()
+    if is_keras_3:
+        optimizer, one = sdp.DistributedOptimizer(keras.optimizers.SGD()), tf.Variable(1.0)
+        with pytest.raises(ValueError, match=r"rank \d: 1 gradients were given for 2 variables"):
+            optimizer.apply([tf.constant(1.0)], [one, one])
+        for path in ("/model/best", pathlib.Path("best")):
+            with pytest.raises(ValueError, match=r"got the path '.*best'.*Say '.*best\.keras'"):
+                callbacks.BestModelCheckpoint(path)
+    logs = {"loss": 1.0, **({"val_loss": 2.0} if sdp.rank() == 1 else {})}
+    with pytest.raises(smdp.MismatchError, match=r"has the metrics loss.*has loss"):
+        callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     with pytest.raises(ValueError, match="got local_variables"):
         callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[tf.Variable(1.0)])
     label = tf.Variable("text", name="label")

@@ -42,6 +42,12 @@ class Reduction:
     def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
         refuse_xla()
+        if len(gradients) != len(sources):
+            raise ValueError(
+                f"[smdp] rank {self.group.rank}: {len(gradients)} gradients were given for {len(sources)}"
+                " variables; there must be one for each. Give both lists in the same order, with None where a"
+                " variable has no gradient."
+            )
         whole = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
         return reduce_all(
             whole,
@@ -93,6 +99,9 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         postscale_factor: Multiplies the result.
         bucket_cap_mb: Most MiB of a fusion buffer.
         group: Default: all ranks.
+
+    Raises:
+        TypeError: gradtape is no tape.
     """
 
     def __init__(
@@ -114,6 +123,10 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         bucket_cap_mb: float = BUCKET_CAP_MB,
         group: Any = None,
     ) -> None:
+        if not hasattr(gradtape, "gradient"):
+            raise TypeError(
+                f"[smdp] DistributedGradientTape takes a tf.GradientTape; this is {type(gradtape).__name__}."
+            )
         # Not the base's: this object only looks like a tape. What records is the wrapped one.
         self._wrapped = gradtape
         self._is_used = False

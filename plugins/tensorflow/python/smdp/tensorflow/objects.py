@@ -22,8 +22,12 @@ def broadcast_object(
     *,
     group: Any = None,
 ) -> Any:
-    """The root's object, on every rank. It is pickled: ranks must trust each other, as they do anyway."""
-    members = group_of(group, process_set)
+    """The root's object, on every rank. It is pickled: ranks must trust each other, as they do anyway.
+
+    Raises:
+        RuntimeError: In a function that is being traced: only tensors can be its results.
+    """
+    members = _only_eager("broadcast_object", group_of(group, process_set))
     data = _pickled(obj) if members.rank == root_rank else np.zeros(0, np.uint8)
     length = int(broadcast(tf.constant([len(data)], tf.int64), root_rank, group=members)[0])
     if members.rank != root_rank:
@@ -35,13 +39,26 @@ def broadcast_object(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: Any = None, *, group: Any = None
 ) -> list[Any]:
-    """Every rank's object, by rank, on every rank."""
-    members = group_of(group, process_set)
+    """Every rank's object, by rank, on every rank.
+
+    Raises:
+        RuntimeError: In a function that is being traced: only tensors can be its results.
+    """
+    members = _only_eager("allgather_object", group_of(group, process_set))
     data = _pickled(obj)
     lengths = allgather(tf.constant([len(data)], tf.int64), group=members).numpy()
     joined = allgather(tf.constant(data), group=members).numpy()
     ends = np.cumsum(lengths)
     return [pickle.loads(joined[end - n : end].tobytes()) for n, end in zip(lengths, ends, strict=True)]
+
+
+def _only_eager(what: str, group: Any) -> Any:
+    if tf.executing_eagerly():
+        return group
+    raise RuntimeError(
+        f"[smdp] rank {group.rank}: {what} was called in a tf.function (or a graph), which works on"
+        " tensors, not on objects. Call it outside, before the function."
+    )
 
 
 def _pickled(obj: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

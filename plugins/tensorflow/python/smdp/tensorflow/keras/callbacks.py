@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import smdp
 from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.groups import group_of
-from smdp.tensorflow.objects import broadcast_object
+from smdp.tensorflow.objects import allgather_object, broadcast_object
 from smdp.tensorflow.variables import broadcast_variables
 
 __all__ = [
@@ -25,6 +26,11 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
 ]
+
+
+def _variables_of(optimizer: Any) -> list[Any]:
+    """All of an optimizer's; Keras 2 has a method for it."""
+    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -49,13 +55,15 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             return
         self._is_done = True
         broadcast_variables(self.model.variables, self._root, group=self._group)
-        optimizer = self.model.optimizer
-        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        broadcast_variables(variables, self._root, group=self._group)
+        broadcast_variables(_variables_of(self.model.optimizer), self._root, group=self._group)
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """The metrics of an epoch become their mean over all ranks. Put it before callbacks that read them."""
+    """The metrics of an epoch become their mean over all ranks. Put it before callbacks that read them.
+
+    Raises:
+        MismatchError: At the end of an epoch: ranks have other metrics.
+    """
 
     def __init__(self, device: str = "", *, group: Any = None) -> None:
         super().__init__()
@@ -63,11 +71,20 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All metrics in one message."""
-        if not logs:
-            return
+        logs = {} if logs is None else logs
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        members = group_of(self._group)
+        for rank, theirs in enumerate(allgather_object(names, group=members)):
+            if theirs != names:
+                raise smdp.MismatchError(
+                    f"[smdp] rank {members.rank} of {members.size}: MetricAverageCallback has the metrics"
+                    f" {', '.join(names) or 'none'}, and rank {rank} has {', '.join(theirs) or 'none'}."
+                    " Compile with the same metrics, and give validation data to all ranks or to none."
+                )
+        if not names:
+            return
         values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        for name, value in zip(names, oob_allreduce(values, group=self._group).numpy(), strict=True):
+        for name, value in zip(names, oob_allreduce(values, group=members).numpy(), strict=True):
             logs[name] = float(value)
 
 
@@ -193,6 +210,9 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         monitor: The metric.
         group: Default: all ranks.
         options: Those of keras.callbacks.ModelCheckpoint.
+
+    Raises:
+        ValueError: The first argument is a path without such an end.
     """
 
     def __init__(
@@ -204,6 +224,11 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         **options: Any,
     ) -> None:
         if not str(filepath).endswith((".keras", ".h5")):
+            if isinstance(filepath, Path) or os.sep in filepath:
+                raise ValueError(
+                    f"[smdp] BestModelCheckpoint got the path {str(filepath)!r}, and a model's file ends in"
+                    f" .keras or .h5. Say {str(filepath) + '.keras'!r}."
+                )
             filepath, monitor = "best.keras", str(filepath)
         super().__init__(filepath=filepath, monitor=monitor, save_best_only=True, **options)
         self._is_root = group_of(group).rank == 0
@@ -258,13 +283,12 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with."""
         if not model.built:
             raise ValueError("[smdp] restore() needs a model with variables: call model.build(...) first.")
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        model.optimizer.build(model.trainable_variables)  # nothing is made twice
         if self._members.rank == 0:
             checkpoints = self._checkpoints(model)
             if checkpoints.latest_checkpoint:
                 checkpoints.checkpoint.restore(checkpoints.latest_checkpoint).expect_partial()
-        broadcast_variables([*model.variables, *model.optimizer.variables], 0, group=self._members)
+        broadcast_variables([*model.variables, *_variables_of(model.optimizer)], 0, group=self._members)
         own = (int(self._epoch.numpy()), int(self._batch.numpy()))
         epoch, self._initial_batch = broadcast_object(own, 0, group=self._members)
         return int(epoch)
