@@ -254,13 +254,19 @@ def check_keras_2() -> None:
     x, y = data()
     net = model(seed=1 + sdp.rank())
     net.compile(keras.optimizers.SGD(0.0), "mse")
+    commit = callbacks.CommitStateCallback(FOLDER / f"state{sdp.rank()}")
+    assert commit.restore(net) == 0
     history = net.fit(
         mine(x),
         mine(y) + sdp.rank(),
         epochs=2,
         verbose=0,
-        callbacks=[callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback()],
+        callbacks=[callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback(), commit],
     )
+    again = model(seed=9)
+    again.compile(keras.optimizers.SGD(0.0), "mse")
+    assert callbacks.CommitStateCallback(FOLDER / f"state{sdp.rank()}").restore(again) == 2
+    assert [w.tobytes() for w in weights(again)] == [w.tobytes() for w in weights(net)]
     assert len(set(sdp.allgather_object(history.history["loss"][1]))) == 1
     bits = [w.tobytes() for w in weights(net)]
     assert all(other == bits for other in sdp.allgather_object(bits))

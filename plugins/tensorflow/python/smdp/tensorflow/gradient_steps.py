@@ -215,7 +215,7 @@ def _find_or_make(
         found = _Steps(_make_core(group, names, described, options), Token(), group, factor)
     _steps[key] = found  # the last in order
     if is_new and key.is_eager:
-        # Ranks make the same calls, so they close the same one; none is in use once all have made the new one.
+        # Ranks make the same calls, so they close the same one, which none uses once all have made the new.
         same = [other for other in list(_steps) if other.has_same_owner(key)]
         for oldest in same[:-_MOST_EAGER]:
             _steps.pop(oldest, None)

@@ -283,7 +283,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with."""
         if not model.built:
             raise ValueError("[smdp] restore() needs a model with variables: call model.build(...) first.")
-        model.optimizer.build(model.trainable_variables)  # nothing is made twice
+        if not getattr(model.optimizer, "built", False):  # Keras 2 asks itself
+            model.optimizer.build(model.trainable_variables)
         if self._members.rank == 0:
             checkpoints = self._checkpoints(model)
             if checkpoints.latest_checkpoint:
