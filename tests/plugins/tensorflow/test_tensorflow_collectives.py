@@ -92,7 +92,7 @@ def check_movements() -> None:
 
 def check_gradients() -> None:
     rank, size = sdp.rank(), sdp.size()
-    weights = tf.constant(np.arange(12.0).reshape(6, 2) + rank)
+    weights = tf.constant(np.arange(4.0 * size).reshape(2 * size, 2) + rank)
 
     def gradient(function, rows):
         x = tf.ones((rows, 2), tf.float64)
@@ -103,7 +103,7 @@ def check_gradients() -> None:
         return tape.gradient(loss, x)
 
     def plain(rows):
-        return [(np.arange(12.0).reshape(6, 2) + r)[:rows] for r in range(size)]
+        return [(np.arange(4.0 * size).reshape(2 * size, 2) + r)[:rows] for r in range(size)]
 
     for every in (gradient, tf.function(gradient)):
         np.testing.assert_allclose(
@@ -214,6 +214,7 @@ def test_movements() -> None:
 
 def test_gradients() -> None:
     run(check_gradients, 2)
+    run(check_gradients, 4, hosts=[0, 0, 1, 1])
 
 
 def test_groups_and_forms() -> None:
