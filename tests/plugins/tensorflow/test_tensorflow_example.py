@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,14 @@ EXAMPLE = ROOT / "docs" / "examples" / "tensorflow_digits.py"
 VARIABLES = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
 
 
-def command(folder: Path) -> list[str]:
-    run = [sys.executable, "-m", "smdp", "run", "-n", "2", str(EXAMPLE)]
-    return [*run, "--epochs", "6", "--checkpoints", str(folder)]
+LAUNCHERS = {
+    "smdp run": [sys.executable, "-m", "smdp", "run", "-n", "2"],
+    "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
+}
+
+
+def command(folder: Path, launcher: str = "smdp run") -> list[str]:
+    return [*LAUNCHERS[launcher], str(EXAMPLE), "--epochs", "6", "--checkpoints", str(folder)]
 
 
 def last_losses(output: str) -> list[str]:
@@ -37,11 +43,16 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
             if "saved after 44 batches" in line:
                 break
         os.killpg(killed.pid, signal.SIGKILL)
-    again = subprocess.run(
-        command(tmp_path / "killed"), capture_output=True, text=True, check=True, timeout=100, env=VARIABLES
-    )
-    assert "saved after 22 batches" not in again.stdout, "it began anew"
-    assert last_losses(again.stdout) == last_losses(whole.stdout) != []
+    for launcher in LAUNCHERS:
+        if shutil.which(LAUNCHERS[launcher][0]) is None:
+            continue
+        folder = tmp_path / launcher.replace(" ", "_")
+        shutil.copytree(tmp_path / "killed", folder)
+        again = subprocess.run(
+            command(folder, launcher), capture_output=True, text=True, check=True, timeout=100, env=VARIABLES
+        )
+        assert "saved after 22 batches" not in again.stdout, "it began anew"
+        assert last_losses(again.stdout) == last_losses(whole.stdout) != []
 
 
 def test_library_needs_no_tensorflow() -> None:
@@ -63,4 +74,7 @@ def test_library_needs_no_tensorflow() -> None:
     )
     foreign = [line.split()[-1] for line in symbols.stdout.splitlines() if "tensorflow" in line.lower()]
     assert foreign == []
+    # No versions of symbols either, and no release that it was built with.
+    assert [line for line in symbols.stdout.splitlines() if " TF_" in line and "@" in line] == []
+    assert re.findall(rb"TF_[A-Z_]*VERSION|tensorflow[ -]?2\.\d+", library.read_bytes()) == []
     assert "TF_NewAsyncKernelBuilder" in symbols.stdout
