@@ -27,7 +27,7 @@ auto in_slices(std::chrono::milliseconds timeout, Attempt attempt) {
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left <= kSlice) return attempt(std::max(left, std::chrono::milliseconds(0)));
+    if (left <= kSlice) return attempt(std::max(left, std::chrono::milliseconds(1)));
     try {
       return attempt(kSlice);
     } catch (const TimeoutError&) {

@@ -46,6 +46,7 @@ class PythonStore final : public Store {
     const nb::gil_scoped_acquire gil;
     std::string value;
     bool missing = false;
+    bool interrupted = false;
     guarded([&] {
       const nb::object delta = nb::module_::import_("datetime").attr("timedelta");
       nb::list keys;
@@ -53,16 +54,21 @@ class PythonStore final : public Store {
       try {
         store_.attr("wait")(keys, delta(0, 0, 0, timeout.count()));
       } catch (nb::python_error& error) {
+        if (error.matches(PyExc_KeyboardInterrupt)) {
+          error.restore();
+          interrupted = true;
+          return;
+        }
         // torch raises DistStoreError, other stores TimeoutError: what counts is whether the key is there.
         if (!nb::cast<bool>(store_.attr("check")(keys))) {
           missing = true;
-          error.discard_as_unraisable("smdp: waiting for a key");
           return;
         }
       }
       const auto bytes = nb::cast<nb::bytes>(store_.attr("get")(key));
       value.assign(bytes.c_str(), bytes.size());
     });
+    if (interrupted) throw ClosedError("[smdp] interrupted.");
     if (missing) {
       throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -208,6 +209,41 @@ TEST_P(Promises, NothingIsLostOfWhatIsNotThereInEveryStep) {
         size += std::abs(kUses * sum / group.size());
       }
       EXPECT_LT(missing, 0.001 * size) << name_of(compression);
+    });
+  }
+}
+
+// A step with an infinity is as if it had never been, for what comes late, too.
+TEST_P(Promises, WhatIsLateOutlivesAStepThatDoesNotCount) {
+  for (const Compression compression : {Compression::kInt8, Compression::kTopK}) {
+    run(GetParam(), [compression](Group& group) {
+      constexpr std::size_t kCount = 500;
+      std::vector<std::vector<float>> delivered;
+      for (const bool has_infinity : {false, true}) {
+        GradientReducerOptions options;
+        options.compression = compression;
+        options.topk_ratio = 0.1;
+        options.topk_momentum = compression == Compression::kTopK ? 0.9 : 0;
+        options.buffer_bytes = kCount * sizeof(float);  // a buffer each
+        GradientReducer reducer(group, gradients_of(2, kCount), options);
+        std::vector<float> sum(kCount);
+        for (int number = 0; number < 14; ++number) {
+          const bool is_infinite = number == 7 || number == 8;
+          if (is_infinite && !has_infinity) continue;
+          std::vector<float> first = values(0, group.rank(), kCount);
+          std::vector<float> second = values(1, group.rank(), kCount);
+          if (is_infinite && group.rank() == 0) first[3] = std::numeric_limits<float>::infinity();
+          const bool is_used = number % 4 == 0;
+          if (is_used) reducer.ready(1, second.data());
+          reducer.ready(0, first.data());
+          reducer.finish();
+          reducer.wait();
+          if (!is_used || is_infinite) continue;
+          for (std::size_t i = 0; i < kCount; ++i) sum[i] += second[i];
+        }
+        delivered.push_back(std::move(sum));
+      }
+      EXPECT_EQ(delivered[0], delivered[1]) << name_of(compression);
     });
   }
 }

@@ -3,8 +3,8 @@
 // A collective is driven by one thread at a time: by the blocked caller, if all ranks share this host and nothing else
 // is queued (it spins a little, then sleeps on a futex), else by the progress thread.
 //
-// Locks: mutex_ guards what is marked below; an operation's own lock is the only one taken under it, no callback runs
-// under it.
+// Locks: mutex_ guards what is marked below; an operation's own lock is the only one taken under it, no callback but
+// is_open runs under it.
 // Everything else belongs to the progress thread, except the board, which belongs to whoever drives.
 #pragma once
 

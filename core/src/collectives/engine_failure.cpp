@@ -79,24 +79,28 @@ bool Engine::check(Collective& collective) {
 }
 
 void Engine::check_queue(Clock::time_point now) {
-  std::string text;
+  Fingerprint late;
+  std::function<std::string()> label;
+  std::string why;
   {
     const std::lock_guard lock(mutex_);
     if (error_) return;
-    std::uint64_t sequence = last_.sequence;
-    for (const auto& queued : queue_) {
-      queued->fingerprint.sequence = ++sequence;
-      if (now < queued->deadline) continue;
-      if (queued->is_open && queued->is_open()) {
-        queued->deadline = now + queued->timeout;
-        continue;
+    for (std::size_t i = 0; i < queue_.size() && why.empty(); ++i) {
+      Collective& queued = *queue_[i];
+      if (queued.is_open && (queued.is_open() || queued.was_open)) {
+        queued.was_open = queued.is_open();
+        queued.deadline = now + queued.timeout;
       }
-      text = members_.prefix() + queued->describe() + " timed out after " + seconds(queued->timeout) +
-             ": it waits for the end of " + last_.describe() + ".";
-      break;
+      if (now < queued.deadline) continue;
+      late = queued.fingerprint;
+      late.sequence = last_.sequence + 1 + i;
+      label = queued.label;
+      why = " timed out after " + seconds(queued.timeout) + ": it waits for the end of " + last_.describe() + ".";
     }
   }
-  if (!text.empty()) fail(std::make_exception_ptr(TimeoutError(text)), Tell::kEveryone);
+  if (why.empty()) return;
+  const std::string what = late.describe() + (label ? " (" + label() + ")" : "");
+  fail(std::make_exception_ptr(TimeoutError(members_.prefix() + what + why)), Tell::kEveryone);
 }
 
 void Engine::check_stall(Collective& collective, Clock::time_point now) {

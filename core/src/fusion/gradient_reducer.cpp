@@ -262,7 +262,7 @@ class GradientReducer::Impl {
     ++stats_.steps;
     trace_wait(begin);
     count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
-    keep_late();
+    keep_late(counts);
     ++steps_;
     is_in_step_ = false;
     last_wait_ = Clock::now();
@@ -352,57 +352,55 @@ class GradientReducer::Impl {
   }
 
   // Before anyone is told that its sum is there: a gradient's own memory may be gone afterwards.
-  void look_at(FusionBuffer& buffer) const {
+  void look_at(FusionBuffer& buffer) {
     if (buffer.is_finite || !keeps_residuals()) return;
     buffer.is_finite = are_finite(buffer.data, buffer.plan.count, buffer.plan.dtype);
+    if (buffer.codec) add_late(buffer);
   }
 
   // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a
   // lossy sum leaves marks there.
-  void fill(FusionBuffer& buffer, std::size_t index, void* data) {
+  void fill(FusionBuffer& buffer, std::size_t index, void* data) const {
     const Gradient& gradient = gradients_[index];
     const std::size_t element = size_of(gradient.dtype);
     if (buffer.plan.is_alone) {
       if (data != nullptr) {
         buffer.data = static_cast<std::byte*>(data);
         if (factor_ != 1 && !divides_late(buffer)) scale(data, data, gradient.count, gradient.dtype, factor_);
-        add_late(index, buffer.data);
         return;
       }
       if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * element);
       buffer.data = buffer.memory.get();
       std::memset(buffer.data, 0, gradient.count * element);
-      add_late(index, buffer.data);
       return;
     }
     const std::size_t count = data == nullptr ? 0 : gradient.count;
     std::byte* place = buffer.place(layout_.places[index].offset);
     if (count != 0) scale(place, data, count, gradient.dtype, factor_);
     std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
-    add_late(index, place);
   }
 
-  // A codec sends what it has kept back also for a gradient that nobody had in this step, and nobody takes it then. It
-  // is a mean already: one rank, the first, puts it to the next one.
-  void keep_late() {
-    if (group_->rank() != 0) return;
-    for (std::size_t index = 0; index < gradients_.size(); ++index) {
-      const Place& place = layout_.places[index];
-      const FusionBuffer& buffer = buffers_[place.buffer];
-      if (everywhere_[index] != 0 || !buffer.codec || !buffer.codec->has_state()) continue;
-      const auto* first = reinterpret_cast<const float*>(buffer.place(place.offset));
-      const auto* last = first + gradients_[index].count;
-      if (buffer.is_finite.value_or(true) && std::any_of(first, last, [](float value) { return value != 0; })) {
-        late_[index].assign(first, last);
-      }
+  // A codec sends what it has kept back also for a gradient that nobody had in this step, and nobody takes it then. All
+  // ranks have the same bits of it, and put it to the next mean that is taken.
+  void add_late(const FusionBuffer& buffer) {
+    for (const std::size_t index : buffer.plan.members) {
+      auto* values = reinterpret_cast<float*>(buffer.place(layout_.places[index].offset));
+      for (std::size_t i = 0; i < late_[index].size(); ++i) values[i] += late_[index][i];
     }
   }
 
-  void add_late(std::size_t index, std::byte* place) {
-    std::vector<float>& late = late_[index];
-    auto* values = reinterpret_cast<float*>(place);
-    for (std::size_t i = 0; i < late.size(); ++i) values[i] += late[i];
-    late.clear();
+  // counts: of a step that does not, nothing has happened.
+  void keep_late(bool counts) {
+    for (std::size_t index = 0; counts && index < gradients_.size(); ++index) {
+      const Place& place = layout_.places[index];
+      const FusionBuffer& buffer = buffers_[place.buffer];
+      if (!buffer.codec || !buffer.codec->has_state()) continue;
+      late_[index].clear();
+      if (everywhere_[index] != 0) continue;
+      const auto* first = reinterpret_cast<const float*>(buffer.place(place.offset));
+      const auto* last = first + gradients_[index].count;
+      if (std::any_of(first, last, [](float value) { return value != 0; })) late_[index].assign(first, last);
+    }
   }
 
   // Tells the operation of this step what is filled, in an order that is the same on all ranks. Under mutex_.
@@ -608,7 +606,7 @@ class GradientReducer::Impl {
   std::size_t next_ = 0;                  // of sequence_: first buffer not sent
   std::vector<std::uint8_t> used_;        // gradients that came in this step
   std::vector<void*> targets_;            // where they came from
-  std::vector<std::vector<float>> late_;  // by gradient: a mean that nobody has taken; one thread each
+  std::vector<std::vector<float>> late_;  // by gradient: a mean that nobody has taken
   std::vector<std::size_t> seen_;         // their order in the first step
 };
 

@@ -25,7 +25,7 @@ constexpr std::size_t kMostSessions = 16'384;
 // then those that have been silent for so long make room.
 constexpr std::size_t kStrangersPart = 8;
 constexpr std::size_t kFewestStrangers = 16;
-constexpr std::chrono::seconds kSilence{1};
+constexpr std::chrono::seconds kSilence{3};
 constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
 
 StoreMessage answer(StoreStatus status, std::string value = "") {

@@ -67,10 +67,10 @@ bool Board::is_produced(std::size_t local, std::size_t lane, std::uint64_t round
   const bool is_there = segment_->flags(local).produced[lane].load() >= round;
   stalled_on(local);
   if (!is_there) return false;
+  if (verified_[local] == sequence_) return true;
+  // If it is still in an operation before, that took more rounds there than here.
   const std::uint64_t entered = segment_->flags(local).entered.load();
-  if (entered >= sequence_) return true;
-  // It is still in an operation before, which took more rounds there than here.
-  verify(local, entered);
+  if (entered < sequence_) verify(local, entered);
   return false;
 }
 
