@@ -207,7 +207,7 @@ TEST(TcpStore, SilentStrangersLeaveDescriptorsToOthers) {
   {
     const std::shared_ptr<TcpStore> server = serve();
     std::vector<FileDescriptor> silent;
-    for (int i = 0; i < 180; ++i) {
+    for (int i = 0; i < 130; ++i) {
       silent.push_back(connect_to("127.0.0.1", server->port(), steady_clock::now() + seconds(10)));
     }
     const std::shared_ptr<TcpStore> client = join(server->port());

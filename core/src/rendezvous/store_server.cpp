@@ -25,7 +25,7 @@ constexpr std::size_t kMostSessions = 16'384;
 // then those that have been silent for so long make room.
 constexpr std::size_t kStrangersPart = 8;
 constexpr std::size_t kFewestStrangers = 16;
-constexpr std::chrono::seconds kSilence{3};
+constexpr std::chrono::seconds kSilence{1};
 constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
 
 StoreMessage answer(StoreStatus status, std::string value = "") {
@@ -66,15 +66,15 @@ std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 
 bool TcpStore::Server::has_room_for_strangers() {
   const std::lock_guard lock(mutex_);
-  std::size_t strangers = 0;
-  Session* oldest = nullptr;
-  for (Session& session : sessions_) {
-    if (session.is_known.load() || session.ended.load()) continue;
-    ++strangers;
-    if (oldest == nullptr) oldest = &session;  // they are in the order of their coming
+  const auto is_stranger = [](const Session& session) { return !session.is_known.load() && !session.ended.load(); };
+  if (static_cast<std::size_t>(std::count_if(sessions_.begin(), sessions_.end(), is_stranger)) < most_strangers_) {
+    return true;
   }
-  if (strangers < most_strangers_) return true;
-  if (steady_clock::now() - oldest->begin > kSilence) ::shutdown(oldest->socket.get(), SHUT_RDWR);
+  for (Session& session : sessions_) {
+    if (is_stranger(session) && steady_clock::now() - session.begin > kSilence) {
+      ::shutdown(session.socket.get(), SHUT_RDWR);
+    }
+  }
   return false;
 }
 
