@@ -160,9 +160,7 @@ class GradientReducer::Impl {
     check_finished();
     for (FusionBuffer& buffer : buffers_) {
       buffer.done->then([this, &buffer, part] {
-        if (buffer.done->error()) return;
-        look_at(buffer);
-        for (const std::size_t index : buffer.plan.members) write_back(index);
+        if (buffer.done->error() || !write_back_unless_aborted(buffer)) return;
         part(buffer.plan.members);
       });
     }
@@ -557,6 +555,18 @@ class GradientReducer::Impl {
     trace::span(track, "buffer", "return", buffer.done->ended(), Clock::now(), arguments);
   }
 
+  // After abort() nobody touches gradients any more: they may be gone.
+  bool write_back_unless_aborted(FusionBuffer& buffer) {
+    const std::shared_lock writing(fills_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_aborted_) return false;
+    }
+    look_at(buffer);
+    for (const std::size_t index : buffer.plan.members) write_back(index);
+    return true;
+  }
+
   void write_back(std::size_t index) {
     void*& target = targets_[index];
     if (target == nullptr) return;
@@ -598,7 +608,7 @@ class GradientReducer::Impl {
   Stats stats_;
   double exposed_before_ = 0;  // this step
 
-  std::shared_mutex fills_;  // shared by who copies a gradient; taken before mutex_
+  std::shared_mutex fills_;  // shared by who copies a gradient, here or back; taken before mutex_
   std::mutex mutex_;         // guards the step's state below, and the order of what is sent
   bool is_aborted_ = false;
   bool is_in_step_ = false;
