@@ -151,7 +151,7 @@ Reduction reduction_for(DType dtype, ReduceOp op, int size) {
   return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
 }
 
-// One host: shared memory.
+// One host: shared memory, item by item.
 Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                      const Planner& planner) {
   Board& board = context.board;
@@ -164,31 +164,16 @@ Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std:
   return two_shot_all_reduce(board, in, out, count, reduction);
 }
 
-// As many items at a time as take the same algorithm.
 Task all_reduce_batch_any(Context& context, const Batch& batch, const Planner& planner) {
   if (!context.is_single_host()) {
     co_await hierarchical_all_reduce(context, batch, planner);
     co_return;
   }
-  Board& board = context.board;
-  const auto algorithm_of = [&](std::size_t i) {
-    return planner.local_all_reduce(batch.items()[i].bytes(), board.size(), board.slot_bytes());
-  };
-  const std::size_t count = batch.items().size();
-  for (std::size_t i = 0; i < count;) {
-    const Algorithm algorithm = algorithm_of(i);
-    context.algorithm = name_of(algorithm);
-    if (algorithm == Algorithm::kTwoShot) {
-      const std::size_t first = i;
-      while (++i < count && algorithm_of(i) == algorithm) {
-      }
-      co_await two_shot_all_reduce(board, batch, first, i);
-      continue;
-    }
+  for (std::size_t i = 0; i < batch.items().size(); ++i) {
+    const Batch::Item& item = batch.items()[i];
     if (!batch.is_filled(i)) co_await until(-1, [&batch, i] { return batch.is_filled(i); });
-    const Batch::Item& item = batch.items()[i++];
     item.begin();
-    co_await one_shot_all_reduce(board, item.in, item.out, item.count, item.reduction);
+    co_await all_reduce_here(context, item.in, item.out, item.count, item.reduction, planner);
     item.end();
   }
 }

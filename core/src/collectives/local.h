@@ -5,7 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "collectives/batch.h"
 #include "common/task.h"
 #include "reduce/reduce.h"
 #include "transport/shm/board.h"
@@ -27,10 +26,6 @@ Task one_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std:
 // all_reduce of any size: each rank sums one slice of every chunk and publishes it. out may equal in; a null `out`
 // leaves the result to the others (reduce to a root).
 Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction);
-
-// The same for the items [first, last) of a batch, each as soon as this rank has filled it; the pipeline stays full
-// from one to the next. A codec is not used.
-Task two_shot_all_reduce(Board& board, const Batch& batch, std::size_t first, std::size_t last);
 
 // all_gather, also uneven: local rank j contributes the concatenation of its `contributions[j]`, known to all; the
 // bytes of j != me are written there, those of me are read from there. An empty entry contributes nothing.
