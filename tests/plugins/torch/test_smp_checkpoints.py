@@ -22,6 +22,7 @@ import smdp.torch.model_parallel as smp
 
 PARTITIONS = int(os.environ.get("WORLD_SIZE", "2"))
 JOB = {"partitions": PARTITIONS, "microbatches": 4}
+UNEVEN = {**JOB, "auto_partition": False, "default_partition": 0}
 STEPS = batches(4)
 
 
@@ -60,6 +61,46 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     )
 
 
+def cut_unevenly(model: Any) -> None:
+    *_, before_last, last = model.get_module().blocks
+    for module, stage in zip((before_last, last, model.get_module().head), range(-3, 0), strict=True):
+        smp.set_partition(module, max(0, PARTITIONS + stage))
+
+
+def check_parts_of_another_cut() -> None:
+    """What scripts save by themselves says nothing of the cut, which depends on measured times."""
+    file = Path(os.environ["SMDP_TEST_FOLDER"], "own.pt")
+    with job(JOB) as (model, optimizer, train):
+        for batch in STEPS[:3]:
+            train(batch)
+        own = {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
+        smp.save(own, file, partial=True)
+        names = set(own["model"])
+        saved, moments = model.state_dict(), optimizer.state_dict()["state"]
+    for is_cut in (False, True):
+        with job(UNEVEN) as (model, optimizer, train):
+            cut_unevenly(model)
+            if is_cut:
+                train(STEPS[0])
+            own = smp.load(file, partial=True)
+            model.load_state_dict(own["model"])
+            optimizer.load_state_dict(own["optimizer"])
+            with torch.no_grad():
+                evaluate(model, STEPS[0]["ids"])
+            has_moved = set(model.local_state_dict()) != names
+            assert any(smp.allgather(has_moved, smp.WORLD))
+            assert same(model.state_dict(), saved)
+            found = optimizer.state_dict()["state"]
+            assert found.keys() == moments.keys() and all(same(found[key], moments[key]) for key in found)
+            train(STEPS[3])
+    with job(UNEVEN) as (model, optimizer, train):
+        cut_unevenly(model)
+        train(STEPS[0])
+        own["optimizer"]["_smp_parameters"][0][0] = "other"
+        with pytest.raises(ValueError, match="the parts of all ranks"):
+            optimizer.load_state_dict(own["optimizer"])
+
+
 def check_layouts_and_resume() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "checkpoints")
     with job(JOB) as (model, optimizer, train):
@@ -92,15 +133,10 @@ def check_layouts_and_resume() -> None:
     assert same(plain.state_dict(), saved)
 
     # A partial checkpoint goes on to the same bits, and fixes the cut, which would be another one here.
-    uneven = {**JOB, "auto_partition": False, "default_partition": 0}
-    for config in (JOB, uneven):
+    for config in (JOB, UNEVEN):
         with job(config) as (model, optimizer, train):
-            if config is uneven:
-                *_, before_last, last = model.get_module().blocks
-                for module, stage in zip(
-                    (before_last, last, model.get_module().head), range(-3, 0), strict=True
-                ):
-                    smp.set_partition(module, max(0, PARTITIONS + stage))
+            if config is UNEVEN:
+                cut_unevenly(model)
             assert smp.resume_from_checkpoint(folder, tag="step3")["names"] == ["a", 1.5]
             train(STEPS[3])
             assert same(model.local_state_dict(), final)
@@ -277,6 +313,7 @@ def check_wrong_guards() -> None:
 
 def check_all() -> None:
     check_layouts_and_resume()
+    check_parts_of_another_cut()
     check_refusals()
     check_translation_and_pruning()
     check_wrong_guards()

@@ -96,7 +96,7 @@ class DistributedModel(LocalPart):
         self._device: torch.device | None = None
         self._decision: dict[str, int] | None = None
         self._steps = 0
-        self._deferred: list[tuple[Mapping[str, Any], bool]] = []
+        self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
         self._body: SinglePartition | Partitions | None = None
@@ -313,7 +313,8 @@ class DistributedModel(LocalPart):
         """Copy values into this rank's part of the model; before the model is cut, at the latest when it is.
 
         Args:
-            state_dict: Of the whole model, or what local_state_dict() gave.
+            state_dict: Of the whole model, or what local_state_dict() gave on this rank, wherever the model
+                was cut then; with several partitions, all ranks of the model-parallel group load theirs.
             strict: Names must be those of the model.
             same_partition_load: Accepted.
 
@@ -321,12 +322,15 @@ class DistributedModel(LocalPart):
             ValueError: A name or shape is wrong.
         """
         values = {name: value for name, value in state_dict.items() if name != _PARTIAL}
-        if self._body is not None:
-            return self._body.load_state_dict(values, strict=strict)
         is_partial = bool(state_dict.get(_PARTIAL))
+        if self._body is not None:
+            if is_partial and isinstance(self._body, Partitions):
+                meet("model.load_state_dict()")
+                values = self._body.rejoined(values)
+            return self._body.load_state_dict(values, strict=strict)
         found = check_state(self._model, values, strict=strict, is_partial=is_partial)
         if is_partial or self._deferred or self._is_delayed():
-            self._deferred.append((values, strict))
+            self._deferred.append((values, strict, is_partial))
         else:
             self._model.load_state_dict(values, strict=False)
         return found
@@ -412,8 +416,12 @@ class DistributedModel(LocalPart):
         """Take over what was loaded before the model was cut."""
         deferred, self._deferred = self._deferred, []
         optimizers, state.uncut_optimizers = state.uncut_optimizers, []
-        for values, strict in deferred:
-            self._cut_body("load_state_dict()").load_state_dict(values, strict=strict)
+        body = self._cut_body("load_state_dict()")
+        for values, strict, is_partial in deferred:
+            if is_partial and isinstance(body, Partitions):
+                body.load_state_dict(body.rejoined(values), strict=strict)
+            else:
+                body.load_state_dict(values, strict=strict)
         for optimizer in optimizers:
             optimizer.load_deferred()
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.clipping import clip_grad_norm_
-from smdp.torch.model_parallel.smp_api.groups import CommGroup
 from smdp.torch.model_parallel.smp_api.meeting import meet
+from smdp.torch.model_parallel.smp_api.parts import gathered, rejoined
 from smdp.torch.model_parallel.smp_api.state import state
 from smdp.torch.model_parallel.values import weight_of
 
 _PARTIAL = "_smp_is_partial"
+# Names in the model of a part's parameters, by group.
+_PARAMETERS = "_smp_parameters"
 # Optimizers that were made of named parameters keep the names beside them.
 _NAMES = "param_names"
 
@@ -132,8 +133,8 @@ class DistributedOptimizer(Optimizer):
             self._load(deferred)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """Give this rank's part of the state; with the key `_smp_is_partial`."""
-        return {**self.optimizer.state_dict(), _PARTIAL: True}
+        """Give this rank's part of the state; with the keys `_smp_is_partial` and `_smp_parameters`."""
+        return {**self.optimizer.state_dict(), _PARTIAL: True, _PARAMETERS: self._own_names()}
 
     def state_dict(self) -> dict[str, Any]:
         """Give the state of the whole model's optimizer, as torch's without smdp would.
@@ -159,7 +160,7 @@ class DistributedOptimizer(Optimizer):
             if parameter in self.optimizer.state
         }
         found: dict[str, Any] = {}
-        for part in self._gathered(mine):
+        for part in gathered(mine):
             for name, values in part.items():
                 found.setdefault(name, values)
         place = {name: index for index, name in enumerate(name for group in names for name in group)}
@@ -186,36 +187,47 @@ class DistributedOptimizer(Optimizer):
                 _check_sizes(state_dict, [group["params"] for group in self.param_groups])
             self._deferred = dict(state_dict)
             return
-        if self._is_cut() and not is_partial:
+        if self._is_cut():
             meet("optimizer.load_state_dict()")
         self._load(state_dict)
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        given = {key: value for key, value in state_dict.items() if key != _PARTIAL}
-        if self._is_cut() and not state_dict.get(_PARTIAL):
-            given = self._own_part(given)
+        given = {key: value for key, value in state_dict.items() if key not in (_PARTIAL, _PARAMETERS)}
+        if self._is_cut():
+            saved = state_dict.get(_PARAMETERS)
+            if not state_dict.get(_PARTIAL):
+                names = self._all_names()
+                _check_sizes(given, names)
+                given = self._own_part(_by_name(given, names), given["param_groups"])
+            elif saved is not None:
+                part = _by_name(given, saved)
+                whole = rejoined(part, is_own=saved == self._own_names())
+                if whole is not part:
+                    given = self._own_part(whole, given["param_groups"])
         self.optimizer.load_state_dict(given)
 
-    def _own_part(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        names = self._all_names()
-        _check_sizes(whole, names)
-        place = {
-            name: index
-            for group, members in zip(whole["param_groups"], names, strict=True)
-            for index, name in zip(group["params"], members, strict=True)
-        }
-        own = {parameter: name for name, parameter in state.model.named_parameters()}
+    def _own_part(self, whole: Mapping[str, Any], saved_groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        lacking = [name for members in self._all_names() for name in members if name not in whole]
+        if lacking or len(saved_groups) != len(self.param_groups):
+            raise ValueError(
+                f"[smdp] the optimizer's state has {len(saved_groups)} groups and {len(whole)} parameters,"
+                f" and lacks {lacking[0] if lacking else 'a group'}; allowed: a state of the same model and"
+                " groups, or the parts of all ranks"
+            )
         groups, values, index = [], {}, 0
-        for group, mine in zip(whole["param_groups"], self.param_groups, strict=True):
-            members = []
-            for parameter in mine["params"]:
-                found = whole["state"].get(place.get(own.get(parameter, ""), -1))
-                if found is not None:
-                    values[index] = found
-                members.append(index)
-                index += 1
-            groups.append({**group, "params": members, **_named(mine, mine.get(_NAMES, ()))})
+        for group, mine, members in zip(saved_groups, self.param_groups, self._own_names(), strict=True):
+            for place, name in enumerate(members, index):
+                if whole.get(name) is not None:
+                    values[place] = whole[name]
+            places = list(range(index, index + len(members)))
+            groups.append({**group, "params": places, **_named(mine, mine.get(_NAMES, ()))})
+            index += len(members)
         return {"state": values, "param_groups": groups}
+
+    def _own_names(self) -> list[list[str]]:
+        """Give the names of this rank's parameters, by group; "" for those that are none of the model."""
+        own = {parameter: name for name, parameter in state.model.named_parameters()}
+        return [[own.get(each, "") for each in group["params"]] for group in self.param_groups]
 
     def _all_names(self) -> list[list[str]]:
         """Give the names of all ranks' parameters, by group, in the order of the optimizer."""
@@ -227,18 +239,12 @@ class DistributedOptimizer(Optimizer):
             order = {
                 name: index for index, (name, _) in enumerate(state.model.get_module().named_parameters())
             }
-            parts = self._gathered(mine)
+            parts = gathered(mine)
             self._names = known + [
                 sorted({name for part in parts for name in part[index]}, key=order.__getitem__)
                 for index in range(len(mine))
             ]
         return self._names or []
-
-    def _gathered(self, mine: Any) -> list[Any]:
-        group = state.running.groups.process_group(CommGroup.PP_GROUP)
-        told: list[Any] = [None] * group.size()
-        dist.all_gather_object(told, mine, group=group)
-        return told
 
     def _is_cut(self) -> bool:
         return state.model is not None and state.model.pipe is not None
@@ -253,6 +259,16 @@ class DistributedOptimizer(Optimizer):
                 found = self.optimizer.state.pop(each, None)
                 if found is not None and each in kept:
                     self.optimizer.state[kept[each]] = found
+
+
+def _by_name(given: Mapping[str, Any], names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Give the state of each parameter of the model, None where it has none."""
+    return {
+        name: given["state"].get(place)
+        for group, members in zip(given["param_groups"], names, strict=True)
+        for place, name in zip(group["params"], members, strict=True)
+        if name
+    }
 
 
 def _check_sizes(whole: Mapping[str, Any], own: Sequence[Sequence[Any]]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from smdp._errors import SmdpError
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.smp_api.parts import rejoined
 from smdp.torch.model_parallel.state_entries import Entry
 
 
@@ -77,6 +78,11 @@ class Partitions:
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
         """Copy values into this rank's part."""
         return self.pipe.load_state_dict(state_dict, strict=strict)
+
+    def rejoined(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a rank's part or, where one lacks something of its own, all together; all ranks call it."""
+        own = [name for name, entry in self.pipe.entries().items() if self.pipe.holds(entry)]
+        return dict(rejoined(part, is_own=all(name in part for name in own)))
 
     def partition_of(self, name: str) -> int:
         """Give the partition of a module: that of the first unit in it, or of the unit that it is in."""
