@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -55,9 +56,26 @@ def taken_back() -> Any:
 
     import smdp.accelerate
 
-    smdp.accelerate.install()
     smdp.accelerate.uninstall()
-    assert not hasattr(PartialState.__init__, "smdp_plain")
+    plain = PartialState.__init__
+    smdp.accelerate.install()
+    own = PartialState.__init__
+    assert own is not plain
+    smdp.accelerate.uninstall()
+    assert PartialState.__init__ is plain
+
+    # What somebody else puts over it stays.
+    smdp.accelerate.install()
+    own = PartialState.__init__
+
+    @functools.wraps(own)
+    def theirs(*args: Any, **kwargs: Any) -> None:
+        own(*args, **kwargs)
+
+    PartialState.__init__ = theirs
+    smdp.accelerate.uninstall()
+    assert PartialState.__init__ is theirs
+    PartialState.__init__ = plain
     with pytest.raises(ValueError, match="Your assigned backend smdp is not available"):
         PartialState(cpu=True, backend="smdp")
     PartialState._reset_state()

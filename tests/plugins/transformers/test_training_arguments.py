@@ -55,7 +55,7 @@ def test_arguments_that_know_of_one_process(way: Callable[[], Any]) -> None:
 def over_gloo_by_srun() -> Any:
     """Of srun's variables Accelerate knows nothing."""
     launched_by("SLURM")
-    args = lm.arguments(4, ddp_backend="gloo", use_cpu=True, max_steps=3)
+    args = lm.arguments(4, ddp_backend="gloo", max_steps=3)
     trainer = lm.trainer(args)
     trainer.train()
     assert torch.distributed.get_backend() == "gloo"
@@ -67,6 +67,36 @@ def test_other_backends_know_every_launcher() -> None:
     first, second = run(over_gloo_by_srun, 2)
     assert [first[:2], second[:2]] == [[2, 0], [2, 1]]
     assert first[2] == second[2]
+
+
+def over_gloo_alone() -> Any:
+    trainer = lm.trainer(lm.arguments(ddp_backend="gloo", max_steps=2))
+    trainer.train()
+    return trainer.state.global_step
+
+
+def test_other_backends_on_one_process() -> None:
+    assert run(over_gloo_alone, 1) == [2]
+
+
+def over_gloo_each_by_itself() -> Any:
+    """Without a GPU and without use_cpu, transformers' own arguments make a group that nobody uses."""
+    args = transformers.TrainingArguments(lm.folder(), ddp_backend="gloo", max_steps=3, report_to=[])
+    assert args.world_size == 2
+    told = "DataParallel: Accelerate would train each of the 2 ranks by itself.*'gloo'.*Give use_cpu=True"
+    with pytest.raises(ValueError, match=told):
+        lm.trainer(args)
+    args = transformers.TrainingArguments(
+        lm.folder(), ddp_backend="gloo", use_cpu=True, max_steps=3, report_to=[]
+    )
+    trainer = lm.trainer(args)
+    trainer.train()
+    return lm.weights_hash(trainer.model)
+
+
+def test_plain_arguments_over_gloo() -> None:
+    first, second = run(over_gloo_each_by_itself, 2)
+    assert first == second
 
 
 def named_in_plain_arguments() -> Any:
@@ -96,7 +126,7 @@ def timed() -> Any:
     [
         ({"ddp_timeout": 77}, [77, 77]),
         ({}, [55, 55]),
-        ({"ddp_timeout": 77, "ddp_backend": "gloo", "use_cpu": True}, [77]),
+        ({"ddp_timeout": 77, "ddp_backend": "gloo"}, [77]),
     ],
     ids=["asked for", "default", "beside gloo"],
 )

@@ -20,6 +20,8 @@ from smdp.environments.torch_variables import set_torch_variables
 
 _NAME = "smdp"
 _timeout: timedelta | None = None
+# What stood there, and what stands there now.
+_taught: tuple[Any, Any] | None = None
 
 
 @contextmanager
@@ -39,9 +41,10 @@ def default_timeout(timeout: timedelta) -> Iterator[None]:
 
 def install() -> None:
     """Teach PartialState the name, until the program ends. Calling it again does nothing."""
-    plain = PartialState.__init__
-    if hasattr(plain, "smdp_plain"):
+    global _taught
+    if _taught is not None:
         return
+    plain = PartialState.__init__
 
     @functools.wraps(plain)
     def init(self: Any, cpu: bool = False, **kwargs: Any) -> None:
@@ -62,11 +65,15 @@ def install() -> None:
         if is_ours and self.backend is not None:
             self.backend = _NAME
 
-    init.smdp_plain = plain  # type: ignore[attr-defined]
+    _taught = plain, init
     PartialState.__init__ = init
     atexit.register(uninstall)
 
 
 def uninstall() -> None:
-    """Give PartialState back as it was."""
-    PartialState.__init__ = getattr(PartialState.__init__, "smdp_plain", PartialState.__init__)
+    """Give PartialState back as it was; what somebody else has put over it since stays."""
+    global _taught
+    if _taught is not None and PartialState.__init__ is _taught[1]:
+        PartialState.__init__ = _taught[0]
+    _taught = None
+    atexit.unregister(uninstall)

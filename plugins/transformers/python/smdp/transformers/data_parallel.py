@@ -20,7 +20,7 @@ from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin
-from smdp.transformers.started_processes import check_started
+from smdp.transformers.started_processes import check_started, check_wrapped
 
 
 class DataParallel(Plugin):
@@ -92,7 +92,8 @@ class DataParallel(Plugin):
 
         Raises:
             ValueError: The arguments or `accelerate launch` ask for DeepSpeed, FSDP or Megatron-LM, which
-                average gradients themselves, or the arguments know of one process where several were started.
+                average gradients themselves; the arguments know of one process where several were started;
+                or Accelerate would wrap no model.
         """
         self._numbers = GradientNumbers()
         for name in ("deepspeed", "fsdp", "megatron_lm"):
@@ -103,6 +104,7 @@ class DataParallel(Plugin):
                     " itself. Leave one of them out."
                 )
         check_started("DataParallel", args)
+        check_wrapped("DataParallel", args)
         if args.world_size == 1 or not dist.is_initialized():
             return
         watch()  # also where the model is wrapped by another plugin, or left to torch's reducer

@@ -10,21 +10,28 @@ import transformers
 
 # Subclasses hand on to them what they do not know. No __new__: a class cannot get its own back.
 _CLASSES = (transformers.Trainer, transformers.Seq2SeqTrainer)
+# What stood there, and what stands there now.
+_taught: dict[Any, tuple[Any, Any]] = {}
 
 
 def install() -> None:
     """Teach them, until the program ends. Calling it again does nothing."""
+    if _taught:
+        return
     for trainer_class in _CLASSES:
-        if not hasattr(trainer_class.__init__, "smdp_plain"):
-            trainer_class.__init__ = _refusing(trainer_class.__init__)
+        plain: Any = trainer_class.__init__
+        _taught[trainer_class] = plain, _refusing(plain)
+        trainer_class.__init__ = _taught[trainer_class][1]
     atexit.register(uninstall)
 
 
 def uninstall() -> None:
-    """Give both Trainers back as they were."""
-    for trainer_class in _CLASSES:
-        plain = trainer_class.__init__
-        trainer_class.__init__ = getattr(plain, "smdp_plain", plain)
+    """Give both Trainers back as they were; one that somebody else has changed since stays."""
+    for trainer_class, (plain, own) in _taught.items():
+        if trainer_class.__init__ is own:
+            trainer_class.__init__ = plain
+    _taught.clear()
+    atexit.unregister(uninstall)
 
 
 def _refusing(plain: Any) -> Any:
@@ -38,5 +45,4 @@ def _refusing(plain: Any) -> Any:
             )
         plain(self, *args, **kwargs)
 
-    init.smdp_plain = plain  # type: ignore[attr-defined]
     return init
