@@ -23,8 +23,12 @@ void reduce_streamed(std::byte* out, std::vector<const void*>& sources, std::siz
 
 Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
                           Reduction reduction) {
-  // A slot is divided into one region per receiver.
-  const std::size_t region = std::max<std::size_t>(64, board.slot_bytes() / board.size() / 64 * 64);
+  // A slot is divided into one region per receiver: all but its owner.
+  const std::size_t receivers = std::max<std::size_t>(1, board.size() - 1);
+  const std::size_t region = std::max<std::size_t>(64, board.slot_bytes() / receivers / 64 * 64);
+  const auto region_of = [region](std::size_t receiver, std::size_t owner) {
+    return (receiver < owner ? receiver : receiver - 1) * region;
+  };
   std::size_t longest = 0;
   std::size_t all = 0;
   for (const ConstBytes& piece : pieces) {
@@ -51,7 +55,8 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
       }
       for (std::size_t local = 0; local < board.size(); ++local) {
         if (local == board.me() || bytes_in(local, k) == 0) continue;
-        copy_in(board.my_slot(lane, first + k) + local * region, pieces[local].data + k * region, bytes_in(local, k));
+        copy_in(board.my_slot(lane, first + k) + region_of(local, board.me()), pieces[local].data + k * region,
+                bytes_in(local, k));
       }
       board.publish(lane, first + k);
     }
@@ -61,7 +66,7 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
     for (std::size_t local = 0; local < board.size(); ++local) {
       if (local != board.me()) co_await board.produced(local, lane, first + k - 1);
       sources[local] = local == board.me() ? pieces[local].data + (k - 1) * region
-                                           : board.slot(local, lane, first + k - 1) + board.me() * region;
+                                           : board.slot(local, lane, first + k - 1) + region_of(board.me(), local);
     }
     if (is_streamed) {
       reduce_streamed(out + (k - 1) * region, sources, bytes / element, reduction);
