@@ -69,16 +69,6 @@ def test_other_backends_know_every_launcher() -> None:
     assert first[2] == second[2]
 
 
-def over_gloo_alone() -> Any:
-    trainer = lm.trainer(lm.arguments(ddp_backend="gloo", max_steps=2))
-    trainer.train()
-    return trainer.state.global_step
-
-
-def test_other_backends_on_one_process() -> None:
-    assert run(over_gloo_alone, 1) == [2]
-
-
 def over_gloo_each_by_itself() -> Any:
     """Without a GPU and without use_cpu, transformers' own arguments make a group that nobody uses."""
     args = transformers.TrainingArguments(lm.folder(), ddp_backend="gloo", max_steps=3, report_to=[])

@@ -27,16 +27,15 @@ def _prepare(args: Any) -> None:
     if args.ddp_backend is not None and args.ddp_backend not in allowed:
         raise ValueError(f"[smdp] ddp_backend is {args.ddp_backend!r}; allowed: {', '.join(allowed)}.")
     # Accelerate itself reads torchrun's, and on CPUs some of MPI's: else each rank would train alone.
-    is_started = set_torch_variables()
+    set_torch_variables()
     has_device = torch.accelerator.is_available()
     uses_cpu = args.use_cpu or not has_device
     if args.ddp_backend is None and uses_cpu:
         args.ddp_backend = "smdp"
     if args.ddp_backend == "smdp":
         smdp.accelerate.install()
-    if is_started or args.ddp_backend == "smdp":
-        # Without a GPU transformers and Accelerate train each rank alone, unless they are told to use none.
-        args.use_cpu = uses_cpu
+    # Without a GPU transformers and Accelerate train each rank alone, unless they are told to use none.
+    args.use_cpu = uses_cpu
 
 
 @dataclass
