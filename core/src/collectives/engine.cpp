@@ -102,6 +102,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   collective->deadline = Clock::now() + collective->timeout;
+  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
@@ -192,6 +193,12 @@ std::string Engine::Collective::describe() const {
   return fingerprint.describe() + (label ? " (" + label() + ")" : "");
 }
 
+int Engine::Collective::awaited() const {
+  int peer = -1;
+  for (const Scheduler::Wait& wait : scheduler.waits()) peer = std::max(peer, wait.peer);
+  return peer;
+}
+
 void Engine::record(const Collective& collective) const {
   const Clock::time_point now = Clock::now();
   const char* kind = name_of(collective.fingerprint.kind);
@@ -270,7 +277,7 @@ Clock::time_point Engine::deadline() {
   if (active_) first = active_->next_look();
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& queued : queue_) first = std::min(first, queued->deadline);
+    for (const auto& queued : queue_) first = std::min({first, queued->next_inquiry, queued->deadline});
   }
   const Clock::time_point mail = mailbox_->deadline();
   if (mail != Clock::time_point::max()) {

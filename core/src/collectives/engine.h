@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -95,6 +96,8 @@ class Engine final : public Progress::Client {
 
     // E.g. "all_reduce #12 float32[512] SUM (gradients 'a' to 'b')".
     std::string describe() const;
+    // A rank that it waits for; -1: none in particular.
+    int awaited() const;
     Clock::time_point next_look() const { return std::min({next_inquiry, next_stall, deadline}); }
   };
 
@@ -165,8 +168,9 @@ class Engine final : public Progress::Client {
   std::exception_ptr error_;
   bool removed_ = false;             // shutdown() was called
   std::map<int, std::string> left_;  // ranks that left, and why
-  std::string verdict_;
-  bool has_verdict_ = false;
+  std::string verdict_;              // the last answer
+  std::uint64_t inquired_ = 0;       // the collective that verdict_ is about
+  std::optional<Clock::time_point> unanswered_since_;
   std::atomic<bool> stop_{false};  // error_ or left_ changed: whoever drives must look
 };
 

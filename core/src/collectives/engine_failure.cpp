@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "collectives/engine.h"
@@ -42,7 +43,6 @@ void Engine::set_looks(Collective& collective) const {
 }
 
 bool Engine::check(Collective& collective) {
-  bool moved = false;
   if (stop_.load()) {
     std::exception_ptr error;
     {
@@ -53,7 +53,7 @@ bool Engine::check(Collective& collective) {
       collective.scheduler.fail(error);
       return true;
     }
-    moved = check_departed(collective);
+    if (check_departed(collective)) return true;
   }
   const auto now = Clock::now();
   if (collective.is_open && (collective.is_open() || collective.was_open)) {
@@ -61,7 +61,7 @@ bool Engine::check(Collective& collective) {
     collective.since = now;
     collective.deadline = now + collective.timeout;
     set_looks(collective);
-    return moved;
+    return false;
   }
   if (now >= collective.next_inquiry) {
     const auto final_one = inquiry_time(collective.deadline, collective.timeout);
@@ -69,38 +69,48 @@ bool Engine::check(Collective& collective) {
     inquire(collective.fingerprint.sequence);
   }
   check_stall(collective, now);
-  if (now < collective.deadline) return moved;
-  int peer = -1;
-  for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
-  collective.scheduler.fail(
-      std::make_exception_ptr(TimeoutError(members_.prefix() + collective.describe() + " timed out after " +
-                                           seconds(collective.timeout) + ": " + verdict_for(peer) + ".")));
+  if (now < collective.deadline) return false;
+  collective.scheduler.fail(std::make_exception_ptr(TimeoutError(members_.prefix() + collective.describe() +
+                                                                 " timed out after " + seconds(collective.timeout) +
+                                                                 ": " + verdict_for(collective.awaited()) + ".")));
   return true;
 }
 
 void Engine::check_queue(Clock::time_point now) {
   Fingerprint late;
+  Fingerprint running;
   std::function<std::string()> label;
-  std::string why;
+  std::optional<std::chrono::milliseconds> overdue;
+  bool is_inquiry_due = false;
   {
     const std::lock_guard lock(mutex_);
     if (error_) return;
-    for (std::size_t i = 0; i < queue_.size() && why.empty(); ++i) {
+    running = last_;
+    for (std::size_t i = 0; i < queue_.size() && !overdue; ++i) {
       Collective& queued = *queue_[i];
       if (queued.is_open && (queued.is_open() || queued.was_open)) {
         queued.was_open = queued.is_open();
         queued.deadline = now + queued.timeout;
+        queued.next_inquiry = inquiry_time(queued.deadline, queued.timeout);
+      }
+      if (now >= queued.next_inquiry) {
+        queued.next_inquiry = Clock::time_point::max();
+        is_inquiry_due = true;
       }
       if (now < queued.deadline) continue;
       late = queued.fingerprint;
-      late.sequence = last_.sequence + 1 + i;
+      late.sequence = running.sequence + 1 + i;
       label = queued.label;
-      why = " timed out after " + seconds(queued.timeout) + ": it waits for the end of " + last_.describe() + ".";
+      overdue = queued.timeout;
     }
   }
-  if (why.empty()) return;
-  const std::string what = late.describe() + (label ? " (" + label() + ")" : "");
-  fail(std::make_exception_ptr(TimeoutError(members_.prefix() + what + why)), Tell::kEveryone);
+  // Whom it waits for is whom the one under way waits for.
+  if (is_inquiry_due) inquire(running.sequence);
+  if (!overdue) return;
+  const std::string what = late.describe() + (label ? " (" + label() + ")" : "") + " timed out after " +
+                           seconds(*overdue) + ": it waits for the end of " + running.describe() + ": ";
+  const std::string verdict = verdict_for(active_ ? active_->awaited() : -1);
+  fail(std::make_exception_ptr(TimeoutError(members_.prefix() + what + verdict + ".")), Tell::kEveryone);
 }
 
 void Engine::check_stall(Collective& collective, Clock::time_point now) {
@@ -114,10 +124,8 @@ void Engine::check_stall(Collective& collective, Clock::time_point now) {
   collective.is_stall_inquired = false;
   const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.since);
   collective.next_stall = now + 2 * waited - kAnswer;
-  int peer = -1;
-  for (const Scheduler::Wait& wait : collective.scheduler.waits()) peer = std::max(peer, wait.peer);
   log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has taken " + seconds(waited) +
-                              " and goes on: " + verdict_for(peer) + ".");
+                              " and goes on: " + verdict_for(collective.awaited()) + ".");
 }
 
 // On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
@@ -180,24 +188,28 @@ Control::Status Engine::status() const {
 void Engine::inquire(std::uint64_t sequence) {
   {
     const std::lock_guard lock(mutex_);
-    has_verdict_ = false;
+    if (inquired_ != sequence) verdict_.clear();
+    inquired_ = sequence;
+    if (!unanswered_since_) unanswered_since_ = Clock::now();
   }
   progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), sequence] {
     if (alive.expired() || !control_) return;
     control_->inquire(sequence, [this](const std::string& text) {
       const std::lock_guard lock(mutex_);
       verdict_ = text;
-      has_verdict_ = true;
+      unanswered_since_.reset();
     });
   });
 }
 
 std::string Engine::verdict_for(int peer) const {
   const std::lock_guard lock(mutex_);
-  if (!has_verdict_ && members_.rank != 0) return members_.who(0) + " does not answer: stopped, or its machine hangs";
+  const bool is_silent = unanswered_since_ && Clock::now() - *unanswered_since_ >= Control::kInquiry;
+  if (is_silent && members_.rank != 0) return members_.who(0) + " does not answer: stopped, or its machine hangs";
   if (!verdict_.empty()) return verdict_;
-  if (peer >= 0) return "waiting for " + members_.who(peer) + ", which answers, but has not sent its part";
-  return "all ranks answer";
+  const std::string answers = unanswered_since_ ? "" : "answers, but ";
+  if (peer >= 0) return "waiting for " + members_.who(peer) + ", which " + answers + "has not sent its part";
+  return unanswered_since_ ? "which rank is late is not known yet" : "all ranks answer";
 }
 
 void Engine::fail(std::exception_ptr error, Tell whom) {

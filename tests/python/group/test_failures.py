@@ -112,6 +112,26 @@ report(lambda: g.all_reduce(np.ones(1_000_000)))
         assert 3 < seconds(rank.output) < 6
 
 
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+def test_stopped_rank_is_named_by_what_waits_in_the_queue(hosts: list[int], job: Job) -> None:
+    code = """
+g = joined(timeout=60)
+g.barrier()
+if g.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+first = g.all_reduce(np.ones(4), async_op=True)
+second = g.all_reduce(np.ones(4), async_op=True, timeout=4)
+report(second.wait)
+"""
+    for rank in job(3, code, hosts=hosts):
+        if rank.rank == 1:
+            continue
+        assert rank.finish(30) == 0, rank.output
+        assert "it waits for the end of all_reduce #2 " in rank.output, rank.output
+        assert "rank 1 (host" in rank.output and "does not answer" in rank.output, rank.output
+        assert 3 < seconds(rank.output) < 6
+
+
 def test_stopped_rank_that_goes_on_in_time(job: Job, finish: Callable[..., None]) -> None:
     code = """
 g = joined(timeout=20)
