@@ -145,6 +145,39 @@ TEST_P(Promises, AnAbortEndsTheStepEverywhere) {
   }
 }
 
+TEST_P(Promises, AClosedReducerThrowsWhateverIsAsked) {
+  const auto body = [](Group& group) {
+    GradientReducer reducer(group, gradients_of(2, 1000), {});
+    std::vector<float> data = values(0, group.rank(), 1000);
+    group.barrier();
+    reducer.abort("a reason");
+    EXPECT_THROW(reducer.ready(0, data.data()), ClosedError);
+    EXPECT_THROW(reducer.finish(), ClosedError);
+    EXPECT_THROW(reducer.finish(), ClosedError);
+    EXPECT_THROW(reducer.wait(0), ClosedError);
+    EXPECT_THROW(reducer.wait(), ClosedError);
+    EXPECT_THROW(reducer.then([](const auto&) {}, [](const auto&) {}), ClosedError);
+  };
+  run(GetParam(), body);
+}
+
+TEST_P(Promises, AfterAnAbortWhoWaitsWritesNothing) {
+  run(GetParam(), [](Group& group) {
+    GradientReducer reducer(group, gradients_of(2, 1000), {});
+    std::vector<std::vector<float>> data{values(0, group.rank(), 1000), values(1, group.rank(), 1000)};
+    for (const std::size_t i : {1U, 0U}) reducer.ready(i, data[i].data());
+    reducer.finish();
+    std::this_thread::sleep_for(milliseconds(300));  // the means are there, and only have to be taken
+    group.barrier();
+    reducer.abort("a reason");
+    const std::vector<float> sevens(1000, 7.0F);
+    for (auto& one : data) one = sevens;
+    EXPECT_THROW(reducer.wait(1), ClosedError);
+    EXPECT_THROW(reducer.wait(), ClosedError);
+    for (const auto& one : data) EXPECT_EQ(one, sevens);
+  });
+}
+
 // Where fusion buffers end is a matter of what was measured: it must not show.
 TEST_P(Promises, BuffersHaveNoSayInTheResult) {
   for (const Compression compression : {Compression::kNone, Compression::kFloat16, Compression::kBfloat16}) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numeric>
 #include <shared_mutex>
+#include <span>
 #include <utility>
 
 #include "collectives/batch.h"
@@ -110,7 +111,10 @@ class GradientReducer::Impl {
   void finish() {
     const std::lock_guard lock(mutex_);
     begin_step();
-    if (is_finished_) throw Error("[smdp] finish() was called twice in one step.");
+    if (is_finished_) {
+      rethrow_failure();
+      throw Error("[smdp] finish() was called twice in one step.");
+    }
     for (std::size_t index = 0; index < gradients_.size(); ++index) {
       if (used_[index] != 0) continue;
       FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
@@ -138,8 +142,7 @@ class GradientReducer::Impl {
     const TimePoint begin = Clock::now();
     const bool is_early = !buffer.done->done();
     settle(*buffer.done, interrupted);
-    look_at(buffer);
-    write_back(index);
+    if (!write_back_unless_aborted(buffer, {&index, 1})) rethrow_failure();
     if (is_early) trace_wait(begin);
   }
 
@@ -148,8 +151,7 @@ class GradientReducer::Impl {
     const TimePoint begin = Clock::now();
     for (FusionBuffer& buffer : buffers_) {
       settle(*buffer.done, interrupted);
-      look_at(buffer);
-      for (const std::size_t index : buffer.plan.members) write_back(index);
+      if (!write_back_unless_aborted(buffer, buffer.plan.members)) rethrow_failure();
     }
     settle(*handle_, interrupted);
     handle_->wait();  // throws its error
@@ -160,7 +162,7 @@ class GradientReducer::Impl {
     check_finished();
     for (FusionBuffer& buffer : buffers_) {
       buffer.done->then([this, &buffer, part] {
-        if (buffer.done->error() || !write_back_unless_aborted(buffer)) return;
+        if (buffer.done->error() || !write_back_unless_aborted(buffer, buffer.plan.members)) return;
         part(buffer.plan.members);
       });
     }
@@ -556,14 +558,14 @@ class GradientReducer::Impl {
   }
 
   // After abort() nobody touches gradients any more: they may be gone.
-  bool write_back_unless_aborted(FusionBuffer& buffer) {
+  bool write_back_unless_aborted(FusionBuffer& buffer, std::span<const std::size_t> indices) {
     const std::shared_lock writing(fills_);
     {
       const std::lock_guard lock(mutex_);
       if (is_aborted_) return false;
     }
     look_at(buffer);
-    for (const std::size_t index : buffer.plan.members) write_back(index);
+    for (const std::size_t index : indices) write_back(index);
     return true;
   }
 
@@ -580,8 +582,14 @@ class GradientReducer::Impl {
                           std::to_string(gradients_.size()) + ".");
   }
 
+  // If the reducer is closed, e.g. by abort().
+  void rethrow_failure() const {
+    if (const std::exception_ptr error = group_->error()) std::rethrow_exception(error);
+  }
+
   void check_finished() const {
-    if (is_in_step_ && is_finished_) return;
+    if (is_in_step_ && is_finished_ && handle_) return;  // null: finish() itself has thrown
+    rethrow_failure();
     throw Error("[smdp] wait() before finish(): say that backward is over first.");
   }
 
