@@ -197,9 +197,10 @@ bool Link::find_target(Stream& stream) {
   if (frame.fingerprint.sequence < current_.sequence) {
     // An operation ends with all that it expects; its peer has sent more.
     const Fingerprint& own = entered_[frame.fingerprint.sequence % entered_.size()];
-    const std::string text = own.matches(frame.fingerprint)
+    const bool is_known = own.sequence == frame.fingerprint.sequence;
+    const std::string text = !is_known || own.matches(frame.fingerprint)
                                  ? members_.prefix() + "expects nothing more from " + members_.who(peer_) + " in " +
-                                       own.describe() + ", which sends " + std::to_string(frame.total) +
+                                       frame.fingerprint.describe() + ", which sends " + std::to_string(frame.total) +
                                        " bytes. The counts of a sender must equal those of its receiver."
                                  : describe_mismatch(members_.tag(), own, members_.who(peer_), frame.fingerprint);
     on_error_(std::make_exception_ptr(MismatchError(text)));
