@@ -1,7 +1,8 @@
 // Drives a GradientReducer for a framework that runs ops as soon as their inputs are there: gradients of one step come
 // in any order and from any thread, and those of the next may come before the last of this one is done.
 //
-// A step is: begin(), ready() and mean() for each gradient, finish(), leave(). Nothing blocks.
+// A step is: begin(), ready() and mean() for each gradient, finish(), leave(). Nothing waits for other ranks; what
+// closes the group (abort(), leave() or begin() of a step that broke off) returns once its operation here has ended.
 #pragma once
 
 #include <cstddef>
