@@ -214,7 +214,8 @@ void bind_group(nb::module_& m) {
             GroupOptions options = GroupOptions::from(values);
             options.name = name;
             if (timeout >= 0) options.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
-            auto shared = std::make_shared<InterruptibleStore>(share(store));
+            options.interrupted = is_interrupted;
+            std::shared_ptr<Store> shared = share(store);
             const nb::gil_scoped_release release;
             new (self) Group(std::move(shared), rank, size, options);
           },

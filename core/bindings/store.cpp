@@ -117,8 +117,7 @@ void bind_store(nb::module_& m) {
             std::string value;
             {
               const nb::gil_scoped_release release;
-              InterruptibleStore waiting(std::shared_ptr<Store>(std::shared_ptr<Store>(), &store));  // not its owner
-              value = waiting.get(key, milliseconds(timeout));
+              value = store.get_unless(key, milliseconds(timeout), is_interrupted);
             }
             return to_bytes(value);
           },
@@ -133,14 +132,18 @@ void bind_store(nb::module_& m) {
         }
         const std::string key(secret.c_str(), secret.size());
         const nb::gil_scoped_release release;
-        return in_slices(milliseconds(timeout), [&](std::chrono::milliseconds slice) {
-          return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key, slice);
-        });
+        return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key, milliseconds(timeout),
+                                          is_interrupted);
       },
       nb::arg("host"), nb::arg("port"), nb::arg("is_server"), nb::arg("secret"), nb::arg("timeout"),
       "A store over TCP; rank 0 serves it (port 0 takes a free one).");
   m.def("memory_store", &make_memory_store, "A store for ranks that are threads of this process.");
-  m.def("prefix_store", &make_prefix_store, nb::arg("prefix"), nb::arg("store"));
+  m.def(
+      "prefix_store",
+      [](std::string prefix, std::shared_ptr<Store> store) {
+        return make_prefix_store(std::move(prefix), std::move(store));
+      },
+      nb::arg("prefix"), nb::arg("store"));
   m.def(
       "python_store",
       [](nb::object store) -> std::shared_ptr<Store> { return std::make_shared<PythonStore>(std::move(store)); },

@@ -17,6 +17,7 @@
 
 #include "rendezvous/store_wire.h"
 #include "smdp/error.h"
+#include "smdp/group.h"
 #include "smdp/tcp_store.h"
 #include "transport/handshake.h"
 #include "transport/tcp/socket.h"
@@ -109,6 +110,25 @@ TEST_P(StoreKinds, GetEndsAtItsTimeoutAndTheStoreGoesOn) {
   EXPECT_LT(steady_clock::now() - start, seconds(8));
   views.one->set("absent", "now there");
   EXPECT_EQ(views.two->get("absent", seconds(5)), "now there");
+}
+
+// True from a moment on, as Ctrl-C is.
+Interrupted interrupted_after(milliseconds time) {
+  return [moment = steady_clock::now() + time] { return steady_clock::now() >= moment; };
+}
+
+TEST_P(StoreKinds, AnInterruptionEndsGet) {
+  const Views views = make();
+  for (const auto& view : {views.one, views.two}) {
+    const auto start = steady_clock::now();
+    EXPECT_THROW(view->get_unless("absent", seconds(60), interrupted_after(milliseconds(300))), ClosedError);
+    EXPECT_LT(steady_clock::now() - start, seconds(3));
+  }
+  views.one->set("present", "value");
+  EXPECT_EQ(views.two->get_unless("present", seconds(60), [] { return false; }), "value");
+  const std::string text =
+      message_of([&] { views.two->get_unless("absent", milliseconds(700), [] { return false; }); });
+  EXPECT_NE(text.find("absent' after 700 ms"), std::string::npos) << text;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StoreKinds, testing::Values("memory", "tcp", "prefix"),
@@ -287,6 +307,77 @@ TEST(TcpStore, NoServerNamesAddressAndVariables) {
                                     std::string("SMDP_MASTER_PORT"), std::string("rank 0")}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }
+  }
+}
+
+// It accepts, as the kernel does for a stopped process, and says nothing.
+TEST(TcpStore, ASilentServerIsGivenUpAtTheTimeoutOrByCtrlC) {
+  const FileDescriptor silent = listen_on("127.0.0.1", 0);
+  const std::uint16_t port = local_port(silent);
+  auto start = steady_clock::now();
+  EXPECT_THROW(TcpStore("127.0.0.1", port, false, kSecret, seconds(1)), TimeoutError);
+  EXPECT_LT(steady_clock::now() - start, seconds(4));
+  start = steady_clock::now();
+  EXPECT_THROW(TcpStore("127.0.0.1", port, false, kSecret, seconds(60), interrupted_after(milliseconds(300))),
+               ClosedError);
+  EXPECT_LT(steady_clock::now() - start, seconds(3));
+}
+
+TEST(TcpStore, CtrlCEndsWhatAStoppedServerOwes) {
+  const FileDescriptor listener = listen_on("127.0.0.1", 0);
+  std::vector<FileDescriptor> accepted;
+  std::thread server([&] {
+    const Deadline deadline = steady_clock::now() + seconds(20);
+    accepted.push_back(accept_from({&listener, 1}, deadline));
+    handshake(accepted.back(), Role::kServer, kSecret, "store", deadline);
+  });
+  std::atomic<bool> is_interrupted{false};
+  TcpStore store("127.0.0.1", local_port(listener), false, kSecret, seconds(20), [&] { return is_interrupted.load(); });
+  server.join();
+  const auto start = steady_clock::now();
+  EXPECT_THROW(store.get_unless("key", seconds(60), interrupted_after(milliseconds(300))), ClosedError);
+  is_interrupted.store(true);
+  EXPECT_THROW(store.get("key", seconds(60)), ClosedError);
+  EXPECT_THROW(store.set("key", "value"), ClosedError);
+  EXPECT_THROW((void)store.check("key"), ClosedError);
+  EXPECT_LT(steady_clock::now() - start, seconds(5));
+}
+
+// A server that makes room for others among strangers may hit one that was about to prove itself.
+TEST(TcpStore, AClientThatIsTurnedAwayComesAgain) {
+  const FileDescriptor listener = listen_on("127.0.0.1", 0);
+  std::thread server([&] {
+    const Deadline deadline = steady_clock::now() + seconds(20);
+    for (int number = 0; number < 2; ++number) accept_from({&listener, 1}, deadline);
+    const FileDescriptor third = accept_from({&listener, 1}, deadline);
+    handshake(third, Role::kServer, kSecret, "store", deadline);
+  });
+  EXPECT_NO_THROW(TcpStore("127.0.0.1", local_port(listener), false, kSecret, seconds(20)));
+  server.join();
+}
+
+TEST(TcpStore, WhoTurnsAllAwayIsNamedAtTheTimeout) {
+  const FileDescriptor listener = listen_on("127.0.0.1", 0);
+  std::atomic<bool> stop{false};
+  std::thread server([&] {
+    while (!stop.load()) accept_from({&listener, 1}, steady_clock::now() + milliseconds(50));
+  });
+  const auto start = steady_clock::now();
+  const std::string text =
+      message_of([&] { TcpStore("127.0.0.1", local_port(listener), false, kSecret, milliseconds(500)); });
+  EXPECT_NE(text.find("SMDP_MASTER_PORT"), std::string::npos) << text;
+  EXPECT_LT(steady_clock::now() - start, seconds(4));
+  stop.store(true);
+  server.join();
+}
+
+TEST(Group, AnInterruptionEndsItsStart) {
+  GroupOptions options;
+  options.interrupted = interrupted_after(milliseconds(300));
+  for (const int rank : {0, 1}) {
+    const auto start = steady_clock::now();
+    EXPECT_THROW(Group(make_memory_store(), rank, 2, options), ClosedError);
+    EXPECT_LT(steady_clock::now() - start, seconds(3));
   }
 }
 

@@ -31,6 +31,9 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{1'800'000};
   // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
   std::chrono::milliseconds init_timeout{300'000};
+  // Asked now and then while this group, or one that is made of it, waits for its store: true ends that with
+  // ClosedError. May be empty.
+  std::function<bool()> interrupted = {};
   // Shared secret that every connection must prove. Empty: rank 0 draws one and hands it out through the store.
   std::string secret;
   // Address (name or number) by which others reach rank 0. Empty: taken from the route to it, else the loopback.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,12 +24,17 @@ class SMDP_API Store {
   // Waits until key exists and returns its value. Throws TimeoutError, which names the key, after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 
+  // The same; interrupted is asked now and then, and true ends the wait with ClosedError (Ctrl-C). May be empty.
+  virtual std::string get_unless(const std::string& key, std::chrono::milliseconds timeout,
+                                 const std::function<bool()>& interrupted);
+
   // True if key exists now.
   virtual bool check(const std::string& key) = 0;
 };
 
-// A view of `base` in which every key starts with `prefix` + "/".
-SMDP_API std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base);
+// A view of `base` in which every key starts with `prefix` + "/". interrupted: of every get().
+SMDP_API std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base,
+                                                  std::function<bool()> interrupted = {});
 
 // A store inside this process, for ranks that are threads.
 SMDP_API std::shared_ptr<Store> make_memory_store();

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,15 +16,18 @@ namespace smdp {
 class SMDP_API TcpStore final : public Store {
  public:
   // port 0 (server only) takes a free one. secret: every connection must prove it; empty is a secret like any other.
-  // Throws ConfigError if the port is taken, TimeoutError if the server does not answer in time.
+  // Throws ConfigError if the port is taken, TimeoutError if the server does not answer in time. interrupted: asked now
+  // and then by all that waits for the server; true ends it with ClosedError.
   TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
-           std::chrono::milliseconds timeout);
+           std::chrono::milliseconds timeout, std::function<bool()> interrupted = {});
   ~TcpStore() override;
 
   std::uint16_t port() const;
 
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+  std::string get_unless(const std::string& key, std::chrono::milliseconds timeout,
+                         const std::function<bool()>& interrupted) override;
   bool check(const std::string& key) override;
 
  private:
@@ -33,6 +37,7 @@ class SMDP_API TcpStore final : public Store {
 
   std::unique_ptr<Server> server_;
   std::unique_ptr<Client> client_;
+  std::function<bool()> interrupted_;
   std::uint16_t port_;
   std::uint64_t generation_;  // of forks: in a child the object is inert
 };

@@ -32,7 +32,7 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
 
 Connections bootstrap(Store& base, int rank, int size, const GroupOptions& options) {
   const std::shared_ptr<Store> view =
-      make_prefix_store("smdp/" + options.name, std::shared_ptr<Store>(&base, [](Store*) {}));
+      make_prefix_store("smdp/" + options.name, std::shared_ptr<Store>(&base, [](Store*) {}), options.interrupted);
   Store& store = *view;
   const Deadline deadline = std::chrono::steady_clock::now() + options.init_timeout;
   Connections connections;

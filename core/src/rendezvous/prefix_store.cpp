@@ -7,24 +7,30 @@ namespace {
 
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> base)
-      : prefix_(std::move(prefix) + "/"), base_(std::move(base)) {}
+  PrefixStore(std::string prefix, std::shared_ptr<Store> base, std::function<bool()> interrupted)
+      : prefix_(std::move(prefix) + "/"), base_(std::move(base)), interrupted_(std::move(interrupted)) {}
 
   void set(const std::string& key, const std::string& value) override { base_->set(prefix_ + key, value); }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    return base_->get(prefix_ + key, timeout);
+    return get_unless(key, timeout, interrupted_);
+  }
+  std::string get_unless(const std::string& key, std::chrono::milliseconds timeout,
+                         const std::function<bool()>& interrupted) override {
+    return base_->get_unless(prefix_ + key, timeout, interrupted);
   }
   bool check(const std::string& key) override { return base_->check(prefix_ + key); }
 
  private:
   const std::string prefix_;
   const std::shared_ptr<Store> base_;
+  const std::function<bool()> interrupted_;
 };
 
 }  // namespace
 
-std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base) {
-  return std::make_shared<PrefixStore>(std::move(prefix), std::move(base));
+std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base,
+                                         std::function<bool()> interrupted) {
+  return std::make_shared<PrefixStore>(std::move(prefix), std::move(base), std::move(interrupted));
 }
 
 }  // namespace smdp

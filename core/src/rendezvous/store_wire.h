@@ -30,23 +30,25 @@ struct StoreMessage {
   std::string value;
 };
 
-inline void send_message(const FileDescriptor& socket, const StoreMessage& message, Deadline deadline) {
+inline void send_message(const FileDescriptor& socket, const StoreMessage& message, Deadline deadline,
+                         const Interrupted& interrupted = {}) {
   std::string wire(reinterpret_cast<const char*>(&message.header), sizeof message.header);
   wire += message.key;
   wire += message.value;
-  send_all(socket.get(), wire.data(), wire.size(), deadline);
+  send_all(socket.get(), wire.data(), wire.size(), deadline, interrupted);
 }
 
-inline StoreMessage receive_message(const FileDescriptor& socket, Deadline deadline) {
+inline StoreMessage receive_message(const FileDescriptor& socket, Deadline deadline,
+                                    const Interrupted& interrupted = {}) {
   StoreMessage message;
-  recv_all(socket.get(), &message.header, sizeof message.header, deadline);
+  recv_all(socket.get(), &message.header, sizeof message.header, deadline, interrupted);
   if (message.header.key_bytes > kMaxKey || message.header.value_bytes > kMaxValue) {
     throw Error("[smdp] a store message is too long.");
   }
   message.key.resize(message.header.key_bytes);
   message.value.resize(message.header.value_bytes);
-  recv_all(socket.get(), message.key.data(), message.key.size(), deadline);
-  recv_all(socket.get(), message.value.data(), message.value.size(), deadline);
+  recv_all(socket.get(), message.key.data(), message.key.size(), deadline, interrupted);
+  recv_all(socket.get(), message.value.data(), message.value.size(), deadline, interrupted);
   return message;
 }
 

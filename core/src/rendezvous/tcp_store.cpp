@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace smdp {
 namespace {
 
 constexpr char kHint[] = " Is rank 0 running there? SMDP_MASTER_ADDR and SMDP_MASTER_PORT must name it.";
+constexpr std::chrono::milliseconds kPause{100};  // before the next try to connect
 
 void check_lengths(const std::string& key, const std::string& value) {
   if (key.size() > kMaxKey || value.size() > kMaxValue) throw InvalidArgument("[smdp] a store entry is too long.");
@@ -28,16 +30,17 @@ void check_lengths(const std::string& key, const std::string& value) {
 // that sets it. A connection on which a request failed is dropped, as a late answer would be taken for the next one.
 class TcpStore::Client {
  public:
-  Client(std::string host, std::uint16_t port, std::string secret, std::chrono::milliseconds timeout)
+  Client(std::string host, std::uint16_t port, std::string secret, std::chrono::milliseconds timeout,
+         const Interrupted& interrupted)
       : where_(host + ", port " + std::to_string(port)),
         host_(std::move(host)),
         port_(port),
         secret_(std::move(secret)) {
-    idle_.push_back(connect(std::chrono::steady_clock::now() + timeout));
+    idle_.push_back(connect(std::chrono::steady_clock::now() + timeout, interrupted));
   }
 
   StoreMessage ask(StoreCommand command, const std::string& key, const std::string& value,
-                   std::chrono::milliseconds timeout) {
+                   std::chrono::milliseconds timeout, const Interrupted& interrupted) {
     if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
     check_lengths(key, value);
     using Limits = std::numeric_limits<std::uint32_t>;
@@ -51,12 +54,14 @@ class TcpStore::Client {
     request.value = value;
     const Deadline deadline = std::chrono::steady_clock::now() + timeout + std::chrono::seconds(10);
     try {
-      FileDescriptor socket = take(deadline);
-      send_message(socket, request, deadline);
-      StoreMessage reply = receive_message(socket, deadline);
+      FileDescriptor socket = take(deadline, interrupted);
+      send_message(socket, request, deadline, interrupted);
+      StoreMessage reply = receive_message(socket, deadline, interrupted);
       const std::lock_guard lock(mutex_);
       idle_.push_back(std::move(socket));
       return reply;
+    } catch (const ClosedError&) {
+      throw;
     } catch (const TimeoutError& error) {
       throw TimeoutError("[smdp] the store at " + where_ + " does not answer: " + error.what());
     } catch (const Error& error) {
@@ -65,11 +70,21 @@ class TcpStore::Client {
   }
 
  private:
-  FileDescriptor connect(Deadline deadline) const {
+  FileDescriptor connect(Deadline deadline, const Interrupted& interrupted) const {
     try {
-      FileDescriptor socket = connect_to(host_, port_, deadline);
-      handshake(socket, Role::kClient, secret_, "store", std::chrono::steady_clock::now() + std::chrono::seconds(10));
-      return socket;
+      for (;;) {
+        FileDescriptor socket = connect_to(host_, port_, deadline, "", interrupted);
+        try {
+          handshake(socket, Role::kClient, secret_, "store", deadline, interrupted);
+          return socket;
+        } catch (const ConnectionEnded&) {
+          // A server that is beset by strangers makes room, and may take this one for one of them.
+          if (std::chrono::steady_clock::now() + kPause >= deadline) throw;
+          std::this_thread::sleep_for(kPause);
+        }
+      }
+    } catch (const ClosedError&) {
+      throw;
     } catch (const TimeoutError& error) {
       throw TimeoutError(std::string(error.what()) + " The store is at " + where_ + "." + kHint);
     } catch (const Error& error) {
@@ -77,7 +92,7 @@ class TcpStore::Client {
     }
   }
 
-  FileDescriptor take(Deadline deadline) {
+  FileDescriptor take(Deadline deadline, const Interrupted& interrupted) {
     {
       const std::lock_guard lock(mutex_);
       if (!idle_.empty()) {
@@ -86,7 +101,7 @@ class TcpStore::Client {
         return socket;
       }
     }
-    return connect(deadline);
+    return connect(deadline, interrupted);
   }
 
   const std::uint64_t generation_ = ForkGuard::generation();
@@ -100,9 +115,10 @@ class TcpStore::Client {
 
 // The rank that serves uses what is stored directly: it needs no connection to itself.
 TcpStore::TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
-                   std::chrono::milliseconds timeout)
+                   std::chrono::milliseconds timeout, std::function<bool()> interrupted)
     : server_(is_server ? std::make_unique<Server>("", port, secret) : nullptr),
-      client_(is_server ? nullptr : std::make_unique<Client>(host, port, std::move(secret), timeout)),
+      client_(is_server ? nullptr : std::make_unique<Client>(host, port, std::move(secret), timeout, interrupted)),
+      interrupted_(std::move(interrupted)),
       port_(is_server ? server_->port() : port),
       generation_(ForkGuard::generation()) {}
 
@@ -127,19 +143,25 @@ void TcpStore::set(const std::string& key, const std::string& value) {
     own->set(key, value);
     return;
   }
-  client_->ask(StoreCommand::kSet, key, value, std::chrono::milliseconds(0));
+  client_->ask(StoreCommand::kSet, key, value, std::chrono::milliseconds(0), interrupted_);
 }
 
 std::string TcpStore::get(const std::string& key, std::chrono::milliseconds timeout) {
-  if (Store* const own = own_values()) return own->get(key, timeout);
-  StoreMessage reply = client_->ask(StoreCommand::kGet, key, "", timeout);
+  return get_unless(key, timeout, {});
+}
+
+std::string TcpStore::get_unless(const std::string& key, std::chrono::milliseconds timeout,
+                                 const std::function<bool()>& interrupted) {
+  const Interrupted& asked = interrupted ? interrupted : interrupted_;
+  if (Store* const own = own_values()) return own->get_unless(key, timeout, asked);
+  StoreMessage reply = client_->ask(StoreCommand::kGet, key, "", timeout, asked);
   if (static_cast<StoreStatus>(reply.header.code) == StoreStatus::kDone) return std::move(reply.value);
   throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
 }
 
 bool TcpStore::check(const std::string& key) {
   if (Store* const own = own_values()) return own->check(key);
-  const StoreMessage reply = client_->ask(StoreCommand::kCheck, key, "", std::chrono::milliseconds(0));
+  const StoreMessage reply = client_->ask(StoreCommand::kCheck, key, "", std::chrono::milliseconds(0), interrupted_);
   return static_cast<StoreStatus>(reply.header.code) == StoreStatus::kDone;
 }
 

@@ -4,7 +4,6 @@
 
 #include "common/hmac.h"
 #include "smdp/error.h"
-#include "transport/tcp/socket.h"
 
 namespace smdp {
 namespace {
@@ -26,13 +25,13 @@ Digest proof(std::string_view secret, char role, const Hello& client, const Hell
 }  // namespace
 
 void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
-               std::chrono::steady_clock::time_point deadline) {
+               Deadline deadline, const Interrupted& interrupted) {
   Hello own{};
   Hello theirs{};
   std::memcpy(own.magic, kMagic, sizeof kMagic);
   std::memcpy(own.nonce, random_bytes(kNonce).data(), kNonce);
-  send_all(socket.get(), &own, sizeof own, deadline);
-  recv_all(socket.get(), &theirs, sizeof theirs, deadline);
+  send_all(socket.get(), &own, sizeof own, deadline, interrupted);
+  recv_all(socket.get(), &theirs, sizeof theirs, deadline, interrupted);
   if (std::memcmp(theirs.magic, kMagic, sizeof kMagic) != 0) {
     throw Error("[smdp] the other side of a connection does not speak smdp's protocol (or another version of it).");
   }
@@ -42,13 +41,13 @@ void handshake(const FileDescriptor& socket, Role role, std::string_view secret,
   const Digest of_client = proof(secret, 'c', client, server, purpose);
   const Digest of_server = proof(secret, 's', client, server, purpose);
   // The client first: a server that anybody can reach shows nothing that a secret could be guessed by.
-  if (is_client) send_all(socket.get(), of_client.data(), of_client.size(), deadline);
+  if (is_client) send_all(socket.get(), of_client.data(), of_client.size(), deadline, interrupted);
   Digest received;
-  recv_all(socket.get(), received.data(), received.size(), deadline);
+  recv_all(socket.get(), received.data(), received.size(), deadline, interrupted);
   const bool is_right = equal_digests(received, is_client ? of_server : of_client);
   if (!is_client) {
     const Digest reply = is_right ? of_server : Digest{};  // so that the client knows at once, too
-    send_all(socket.get(), reply.data(), reply.size(), deadline);
+    send_all(socket.get(), reply.data(), reply.size(), deadline, interrupted);
   }
   if (!is_right) {
     throw Error("[smdp] the other side of a connection has another secret (SMDP_SECRET, SMDP_SECRET_FILE): refused.");

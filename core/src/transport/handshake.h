@@ -4,18 +4,19 @@
 // Only fixed sizes are read, so garbage costs the reader nothing.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <string_view>
 
 #include "common/file_descriptor.h"
+#include "transport/tcp/socket.h"
 
 namespace smdp {
 
 enum class Role { kClient, kServer };
 
-// purpose: what the connection is for; both ends must agree. Throws Error (never with the secret in it).
+// purpose: what the connection is for; both ends must agree. Throws Error (never with the secret in it),
+// ConnectionEnded where the other side hangs up without an answer.
 void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
-               std::chrono::steady_clock::time_point deadline);
+               Deadline deadline, const Interrupted& interrupted = {});
 
 }  // namespace smdp

@@ -23,6 +23,8 @@
 namespace smdp {
 namespace {
 
+constexpr std::chrono::milliseconds kInterruptionCheck{200};
+
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 Addresses look_up(const std::string& host, std::uint16_t port, int flags) {
@@ -82,13 +84,29 @@ int wait_for_any(std::vector<pollfd>& requests, Deadline deadline) {
   }
 }
 
-// False at the deadline.
-bool wait_for(int socket, short events, Deadline deadline) {
-  std::vector<pollfd> request{{socket, events, 0}};
-  return wait_for_any(request, deadline) >= 0;
+void throw_if(const Interrupted& interrupted) {
+  if (interrupted && interrupted()) throw ClosedError("[smdp] interrupted.");
 }
 
-FileDescriptor try_connect(const addrinfo& address, const std::string& source, Deadline deadline, int& error) {
+// False at the deadline.
+bool wait_for(int socket, short events, Deadline deadline, const Interrupted& interrupted) {
+  std::vector<pollfd> request{{socket, events, 0}};
+  for (;;) {
+    const Deadline look = std::chrono::steady_clock::now() + kInterruptionCheck;
+    if (wait_for_any(request, interrupted ? std::min(deadline, look) : deadline) >= 0) return true;
+    throw_if(interrupted);
+    if (!interrupted || look >= deadline) return false;
+  }
+}
+
+[[noreturn]] void throw_failure() {
+  const std::string text = std::string("[smdp] a connection failed: ") + std::strerror(errno);
+  if (errno == ECONNRESET || errno == EPIPE) throw ConnectionEnded(text);
+  throw Error(text);
+}
+
+FileDescriptor try_connect(const addrinfo& address, const std::string& source, Deadline deadline,
+                           const Interrupted& interrupted, int& error) {
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = errno;
   if (socket.get() < 0) return FileDescriptor();
@@ -102,7 +120,7 @@ FileDescriptor try_connect(const addrinfo& address, const std::string& source, D
   error = ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     const Deadline attempt = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(5));
-    if (!wait_for(socket.get(), POLLOUT, attempt)) {
+    if (!wait_for(socket.get(), POLLOUT, attempt, interrupted)) {
       error = ETIMEDOUT;
       return FileDescriptor();
     }
@@ -177,18 +195,20 @@ std::uint16_t local_port(const FileDescriptor& socket) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline, const std::string& source) {
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline, const std::string& source,
+                          const Interrupted& interrupted) {
   auto pause = std::chrono::milliseconds(5);
   int error = EHOSTUNREACH;
   for (;;) {
     const Addresses addresses = look_up(host, port, 0);
     for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      FileDescriptor socket = try_connect(*address, source, deadline, error);
+      FileDescriptor socket = try_connect(*address, source, deadline, interrupted, error);
       if (socket.get() >= 0) {
         set_no_delay(socket);
         return socket;
       }
     }
+    throw_if(interrupted);
     if (std::chrono::steady_clock::now() + pause >= deadline) {
       throw TimeoutError("[smdp] cannot connect to " + host + ", port " + std::to_string(port) + ": " +
                          (addresses ? std::strerror(error) : "the name has no address") + ".");
@@ -298,36 +318,36 @@ bool is_probed(const FileDescriptor& socket) {
   return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_probes > 0;
 }
 
-void send_all(int socket, const void* data, std::size_t size, Deadline deadline) {
+void send_all(int socket, const void* data, std::size_t size, Deadline deadline, const Interrupted& interrupted) {
   const auto* from = static_cast<const std::byte*>(data);
   for (std::size_t done = 0; done < size;) {
     const ssize_t written = ::send(socket, from + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written >= 0) {
       done += static_cast<std::size_t>(written);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLOUT, deadline)) {
+      if (!wait_for(socket, POLLOUT, deadline, interrupted)) {
         throw TimeoutError("[smdp] a connection" + with_peer(socket) + " took no data in time.");
       }
     } else if (errno != EINTR) {
-      throw Error(std::string("[smdp] a connection failed: ") + std::strerror(errno));
+      throw_failure();
     }
   }
 }
 
-void recv_all(int socket, void* data, std::size_t size, Deadline deadline) {
+void recv_all(int socket, void* data, std::size_t size, Deadline deadline, const Interrupted& interrupted) {
   auto* to = static_cast<std::byte*>(data);
   for (std::size_t done = 0; done < size;) {
     const ssize_t got = ::recv(socket, to + done, size - done, MSG_DONTWAIT);
     if (got > 0) {
       done += static_cast<std::size_t>(got);
     } else if (got == 0) {
-      throw Error("[smdp] a connection" + with_peer(socket) + " was closed by the other side.");
+      throw ConnectionEnded("[smdp] a connection" + with_peer(socket) + " was closed by the other side.");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLIN, deadline)) {
+      if (!wait_for(socket, POLLIN, deadline, interrupted)) {
         throw TimeoutError("[smdp] a connection" + with_peer(socket) + " brought no data in time.");
       }
     } else if (errno != EINTR) {
-      throw Error(std::string("[smdp] a connection failed: ") + std::strerror(errno));
+      throw_failure();
     }
   }
 }

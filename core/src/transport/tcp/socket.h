@@ -4,15 +4,26 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "common/file_descriptor.h"
+#include "smdp/error.h"
 
 namespace smdp {
 
 using Deadline = std::chrono::steady_clock::time_point;
+
+// Asked now and then by what waits: true ends it with ClosedError (Ctrl-C). May be empty.
+using Interrupted = std::function<bool()>;
+
+// The other side closed a connection, or its process ended.
+class ConnectionEnded : public Error {
+ public:
+  using Error::Error;
+};
 
 // Listens on a numeric address (empty: all addresses); port 0 takes a free one. Throws Error.
 FileDescriptor listen_on(const std::string& host, std::uint16_t port);
@@ -21,7 +32,7 @@ std::uint16_t local_port(const FileDescriptor& socket);
 // Tries all addresses of a name, again and again while they refuse, until the deadline. source: numeric address to
 // connect from; empty leaves it to the routing table. Throws TimeoutError.
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline,
-                          const std::string& source = "");
+                          const std::string& source = "", const Interrupted& interrupted = {});
 // From whichever listener somebody calls first. Empty descriptor when the deadline passes.
 FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline);
 
@@ -44,8 +55,8 @@ void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int
 // True while a keepalive probe has no answer. Data sent now would put off keepalive's verdict.
 bool is_probed(const FileDescriptor& socket);
 
-// All bytes or an exception: TimeoutError at the deadline, Error when the other side closes.
-void send_all(int socket, const void* data, std::size_t size, Deadline deadline);
-void recv_all(int socket, void* data, std::size_t size, Deadline deadline);
+// All bytes or an exception: TimeoutError at the deadline, ConnectionEnded when the other side closes.
+void send_all(int socket, const void* data, std::size_t size, Deadline deadline, const Interrupted& interrupted = {});
+void recv_all(int socket, void* data, std::size_t size, Deadline deadline, const Interrupted& interrupted = {});
 
 }  // namespace smdp
