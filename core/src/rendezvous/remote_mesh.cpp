@@ -1,20 +1,28 @@
 #include "rendezvous/remote_mesh.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <future>
+#include <list>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "common/log.h"
+#include "rendezvous/strangers.h"
 #include "smdp/error.h"
 #include "transport/handshake.h"
 #include "transport/tcp/socket.h"
 
 namespace smdp {
 namespace {
+
+constexpr std::chrono::milliseconds kRetryPause{100};
+constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
 enum class Purpose : std::int32_t { kData = 0, kMail = 1, kControl = 2 };
 
@@ -44,8 +52,14 @@ class Acceptor {
     stop_.store(true);
     if (thread_.joinable()) thread_.join();
   }
-  void finish() {
-    if (thread_.joinable()) thread_.join();
+  void finish(const Interrupted& interrupted) {
+    if (thread_.joinable()) {
+      const std::future<void> over = over_.get_future();
+      while (interrupted && over.wait_for(kInterruptionCheck) != std::future_status::ready) {
+        if (interrupted()) throw ClosedError("[smdp] interrupted.");
+      }
+      thread_.join();
+    }
     if (missing_ == 0) return;
     std::string missing;
     for (std::size_t rank = 0; rank < out_.mail.size(); ++rank) {
@@ -61,30 +75,57 @@ class Acceptor {
 
  private:
   void loop() {
-    std::vector<std::thread> greeters;
-    while (!stop_.load()) {
-      {
-        const std::lock_guard lock(mutex_);
-        if (missing_ == 0 || std::chrono::steady_clock::now() >= deadline_) break;
-      }
+    while (is_wanted()) {
       const Deadline soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-      FileDescriptor socket = accept_from(listeners_, std::min(soon, deadline_));
-      if (socket.get() < 0) continue;
+      FileDescriptor socket;
+      if (has_room()) socket = accept_from(listeners_, std::min(soon, deadline_));
+      if (socket.get() < 0) {
+        // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
+        std::this_thread::sleep_until(std::min(soon, std::chrono::steady_clock::now() + std::chrono::milliseconds(20)));
+        continue;
+      }
       // Each in a thread of its own: a silent stranger must not hold up the others.
+      const std::lock_guard lock(mutex_);
+      Session& session = sessions_.emplace_back();
+      session.socket = std::move(socket);
+      session.address = peer_address(session.socket);
       try {
-        greeters.emplace_back([this, socket = std::move(socket)]() mutable { greet(std::move(socket)); });
+        session.thread = std::thread([this, &session] { greet(session); });
       } catch (const std::system_error& error) {
         log(LogLevel::kError, "no thread for a connection: " + std::string(error.what()));
+        sessions_.pop_back();
       }
     }
-    for (std::thread& greeter : greeters) greeter.join();
+    {
+      // Who is not known by now is nobody that is waited for.
+      const std::lock_guard lock(mutex_);
+      for (const Session& session : sessions_) {
+        if (session.socket.get() >= 0) ::shutdown(session.socket.get(), SHUT_RDWR);
+      }
+    }
+    for (Session& session : sessions_) session.thread.join();
+    over_.set_value();
   }
 
-  void greet(FileDescriptor socket) {
-    const std::string peer = peer_address(socket);
+  bool is_wanted() {
+    const std::lock_guard lock(mutex_);
+    return !stop_.load() && missing_ > 0 && std::chrono::steady_clock::now() < deadline_;
+  }
+
+  bool has_room() {
+    const std::lock_guard lock(mutex_);
+    forget_ended(sessions_);
+    return has_room_for_strangers(sessions_, most_strangers_);
+  }
+
+  void greet(Session& session) {
+    FileDescriptor& socket = session.socket;
     try {
       const Deadline soon = std::min(deadline_, std::chrono::steady_clock::now() + std::chrono::seconds(10));
-      handshake(socket, Role::kServer, secret_, purpose_, soon);
+      handshake(socket, Role::kServer, secret_, purpose_, soon, {}, [&] {
+        const std::lock_guard lock(mutex_);
+        session.is_known = true;
+      });
       Hello hello{};
       recv_all(socket.get(), &hello, sizeof hello, soon);
       const std::lock_guard lock(mutex_);
@@ -103,19 +144,24 @@ class Acceptor {
       --missing_;
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
-      if (refused_.insert(peer).second) {
-        log(LogLevel::kWarning, "refused a connection from " + peer + ": " + error.what());
+      if (missing_ > 0 && !stop_.load() && refused_.insert(session.address).second) {
+        log(LogLevel::kWarning, "refused a connection from " + session.address + ": " + error.what());
       }
+      socket.reset();
     }
+    session.ended.store(true);
   }
 
   const std::span<const FileDescriptor> listeners_;
   const std::string secret_;
   const std::string purpose_;
   std::mutex mutex_;
-  std::size_t missing_;  // guarded by mutex_, as is out_ while the threads run
-  std::set<std::string> refused_;
+  std::size_t missing_;            // guarded by mutex_, as is out_ while the threads run
+  std::list<Session> sessions_;    // guarded by mutex_
+  std::set<std::string> refused_;  // guarded by mutex_
+  const std::size_t most_strangers_ = most_strangers();
   std::atomic<bool> stop_{false};
+  std::promise<void> over_;  // the thread has nothing more to do
   const Deadline deadline_;
   Connections& out_;
   std::thread thread_;
@@ -151,11 +197,20 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       try {
         // One rail leaves the source to the routing table; of several, each has its own.
         const std::string source = rails > 1 ? own_rails[stream % rails].address : "";
-        FileDescriptor socket = connect_to(there.address, there.port, deadline, source);
-        handshake(socket, Role::kClient, secret, purpose, deadline);
-        const Hello hello{members.rank, what, static_cast<std::int32_t>(stream)};
-        send_all(socket.get(), &hello, sizeof hello, deadline);
-        return socket;
+        for (;;) {
+          FileDescriptor socket = connect_to(there.address, there.port, deadline, source, options.interrupted);
+          try {
+            handshake(socket, Role::kClient, secret, purpose, deadline, options.interrupted);
+          } catch (const ConnectionEnded&) {
+            // A rank that is beset by strangers makes room, and may take this one for one of them.
+            if (std::chrono::steady_clock::now() + kRetryPause >= deadline) throw;
+            std::this_thread::sleep_for(kRetryPause);
+            continue;
+          }
+          const Hello hello{members.rank, what, static_cast<std::int32_t>(stream)};
+          send_all(socket.get(), &hello, sizeof hello, deadline, options.interrupted);
+          return socket;
+        }
       } catch (const TimeoutError& error) {
         throw TimeoutError(members.prefix() + "cannot reach " + members.who(rank) + " at " + there.address + ", port " +
                            std::to_string(there.port) + ": " + error.what() +
@@ -171,7 +226,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       prepare_control(connections.control[0]);
     }
   }
-  acceptor.finish();
+  acceptor.finish(options.interrupted);
 }
 
 }  // namespace smdp

@@ -1,10 +1,8 @@
 #include "rendezvous/store_server.h"
 
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <system_error>
 #include <utility>
 
@@ -21,11 +19,6 @@ using std::chrono::steady_clock;
 constexpr std::chrono::seconds kHandshake{10};
 constexpr std::chrono::hours kIdle{24 * 365};
 constexpr std::size_t kMostSessions = 16'384;
-// Strangers that connect and say nothing hold a descriptor and a thread each. They may have a part of the descriptors;
-// then those that have been silent for so long make room.
-constexpr std::size_t kStrangersPart = 8;
-constexpr std::size_t kFewestStrangers = 16;
-constexpr std::chrono::seconds kSilence{1};
 constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
 
 StoreMessage answer(StoreStatus status, std::string value = "") {
@@ -34,12 +27,6 @@ StoreMessage answer(StoreStatus status, std::string value = "") {
   message.header.value_bytes = static_cast<std::uint32_t>(value.size());
   message.value = std::move(value);
   return message;
-}
-
-std::size_t most_strangers() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kFewestStrangers;
-  return std::clamp<std::size_t>(limit.rlim_cur / kStrangersPart, kFewestStrangers, kMostSessions);
 }
 
 }  // namespace
@@ -64,41 +51,24 @@ TcpStore::Server::~Server() {
 
 std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 
-bool TcpStore::Server::has_room_for_strangers() {
+bool TcpStore::Server::has_room() {
   const std::lock_guard lock(mutex_);
-  const auto is_stranger = [](const Session& session) { return !session.is_known.load() && !session.ended.load(); };
-  if (static_cast<std::size_t>(std::count_if(sessions_.begin(), sessions_.end(), is_stranger)) < most_strangers_) {
-    return true;
-  }
-  for (Session& session : sessions_) {
-    if (is_stranger(session) && steady_clock::now() - session.begin > kSilence) {
-      ::shutdown(session.socket.get(), SHUT_RDWR);
-    }
-  }
-  return false;
+  return has_room_for_strangers(sessions_, most_strangers_);
 }
 
 void TcpStore::Server::accept_loop() {
   while (!stopping_.load()) {
     const auto soon = steady_clock::now() + milliseconds(100);
     FileDescriptor socket;
-    if (has_room_for_strangers()) socket = accept_from({&listener_, 1}, soon);
+    if (has_room()) socket = accept_from({&listener_, 1}, soon);
     // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
     if (socket.get() < 0) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
     const std::lock_guard lock(mutex_);
-    for (auto it = sessions_.begin(); it != sessions_.end();) {
-      if (!it->ended.load()) {
-        ++it;
-        continue;
-      }
-      it->thread.join();
-      it = sessions_.erase(it);
-    }
+    forget_ended(sessions_);
     if (socket.get() < 0 || sessions_.size() >= kMostSessions) continue;
     Session& session = sessions_.emplace_back();
     session.socket = std::move(socket);
     session.address = peer_address(session.socket);
-    session.begin = steady_clock::now();
     try {
       session.thread = std::thread([this, &session] { serve(session); });
     } catch (const std::system_error& error) {
@@ -119,8 +89,10 @@ void TcpStore::Server::refuse(const std::string& address, const std::string& why
 
 void TcpStore::Server::serve(Session& session) {
   try {
-    handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake);
-    session.is_known.store(true);
+    handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake, {}, [&] {
+      const std::lock_guard lock(mutex_);
+      session.is_known = true;
+    });
   } catch (const std::exception& error) {
     if (!stopping_.load()) refuse(session.address, error.what());
     ::shutdown(session.socket.get(), SHUT_RDWR);

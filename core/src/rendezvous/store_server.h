@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <thread>
 
 #include "common/file_descriptor.h"
+#include "rendezvous/strangers.h"
 #include "smdp/tcp_store.h"
 
 namespace smdp {
@@ -27,17 +27,8 @@ class TcpStore::Server {
   Store& values() { return *values_; }
 
  private:
-  struct Session {
-    FileDescriptor socket;
-    std::string address;  // of the other end; a reset connection cannot tell any more
-    std::thread thread;
-    std::chrono::steady_clock::time_point begin;
-    std::atomic<bool> is_known{false};  // it has proved the secret
-    std::atomic<bool> ended{false};
-  };
-
   void accept_loop();
-  bool has_room_for_strangers();
+  bool has_room();
   void serve(Session& session);
   void refuse(const std::string& address, const std::string& why);
 

@@ -25,7 +25,7 @@ Digest proof(std::string_view secret, char role, const Hello& client, const Hell
 }  // namespace
 
 void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
-               Deadline deadline, const Interrupted& interrupted) {
+               Deadline deadline, const Interrupted& interrupted, const std::function<void()>& proved) {
   Hello own{};
   Hello theirs{};
   std::memcpy(own.magic, kMagic, sizeof kMagic);
@@ -46,6 +46,7 @@ void handshake(const FileDescriptor& socket, Role role, std::string_view secret,
   recv_all(socket.get(), received.data(), received.size(), deadline, interrupted);
   const bool is_right = equal_digests(received, is_client ? of_server : of_client);
   if (!is_client) {
+    if (is_right && proved) proved();
     const Digest reply = is_right ? of_server : Digest{};  // so that the client knows at once, too
     send_all(socket.get(), reply.data(), reply.size(), deadline, interrupted);
   }

@@ -4,6 +4,7 @@
 // Only fixed sizes are read, so garbage costs the reader nothing.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -15,8 +16,9 @@ namespace smdp {
 enum class Role { kClient, kServer };
 
 // purpose: what the connection is for; both ends must agree. Throws Error (never with the secret in it),
-// ConnectionEnded where the other side hangs up without an answer.
+// ConnectionEnded where the other side hangs up without an answer. proved: called on a server whose client knows the
+// secret, before the client is told so.
 void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
-               Deadline deadline, const Interrupted& interrupted = {});
+               Deadline deadline, const Interrupted& interrupted = {}, const std::function<void()>& proved = {});
 
 }  // namespace smdp

@@ -1,0 +1,46 @@
+#include "rendezvous/strangers.h"
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace smdp {
+namespace {
+
+constexpr std::size_t kPart = 8;  // of the descriptors
+constexpr std::size_t kFewest = 16;
+constexpr std::size_t kMost = 16'384;
+constexpr std::chrono::seconds kSilence{1};
+
+bool is_stranger(const Session& session) { return !session.is_known && !session.ended.load(); }
+
+}  // namespace
+
+std::size_t most_strangers() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kFewest;
+  return std::clamp<std::size_t>(limit.rlim_cur / kPart, kFewest, kMost);
+}
+
+bool has_room_for_strangers(std::list<Session>& sessions, std::size_t most) {
+  if (static_cast<std::size_t>(std::count_if(sessions.begin(), sessions.end(), is_stranger)) < most) return true;
+  const auto now = std::chrono::steady_clock::now();
+  for (const Session& session : sessions) {
+    if (is_stranger(session) && now - session.begin > kSilence) ::shutdown(session.socket.get(), SHUT_RDWR);
+  }
+  return false;
+}
+
+void forget_ended(std::list<Session>& sessions) {
+  for (auto it = sessions.begin(); it != sessions.end();) {
+    if (!it->ended.load()) {
+      ++it;
+      continue;
+    }
+    it->thread.join();
+    it = sessions.erase(it);
+  }
+}
+
+}  // namespace smdp
