@@ -1,5 +1,5 @@
-// The clock of timed waits on conditions. TSan knows no wait by the steady one; elsewhere jumps of the system's do no
-// harm.
+// The clock of timed waits on conditions: the steady one, which jumps of the system's do not move. Under TSan, which
+// knows no wait by it, the system's.
 #pragma once
 
 #include <chrono>

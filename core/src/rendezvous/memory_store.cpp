@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -29,9 +28,7 @@ class MemoryStore final : public Store {
     while (values_.count(key) == 0) {
       const auto left = timeout - (std::chrono::steady_clock::now() - start);
       if (left > left.zero()) {
-        // In slices, for the clock may be the system's, which jumps.
-        const auto slice = std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1));
-        changed_.wait_until(lock, WaitClock::now() + slice);
+        changed_.wait_until(lock, WaitClock::now() + left);
         continue;
       }
       throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
