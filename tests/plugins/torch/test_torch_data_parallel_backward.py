@@ -185,8 +185,25 @@ def check_small_things() -> None:
     if hasattr(half.weight, "grad_dtype"):
         half.weight.grad_dtype = torch.float32
         wrapped = DistributedDataParallel(half)
-        with pytest.raises(RuntimeError, match=r"is torch\.float32, the parameter torch\.bfloat16"):
+        with pytest.raises(RuntimeError, match=r"is torch\.float32 .*, the parameter torch\.bfloat16"):
             wrapped(inputs().bfloat16()).sum().float().backward()
+
+
+def check_changed_after_wrapping() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        net = nn.Sequential(nn.Linear(4, 4).requires_grad_(requires_grad=False), nn.Linear(4, 1, bias=False))
+        ddp = DistributedDataParallel(net)
+        ddp.to(dtype)
+        with pytest.raises(
+            RuntimeError,
+            match=rf"'1.weight' was torch.float32 of 4 elements .* {dtype} of 4 now: it was cast or resized",
+        ):
+            ddp(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    shorter = nn.Linear(4, 1, bias=False)
+    ddp = DistributedDataParallel(shorter)
+    shorter.weight.data = torch.zeros(1, 2)
+    with pytest.raises(RuntimeError, match=r"'weight' .* is torch.float32 of 2 now.*Wrap the model anew"):
+        ddp(torch.ones(2, 2)).sum().backward()
 
 
 def check_momentum_on_one_host() -> None:
@@ -258,6 +275,7 @@ def check_residuals() -> None:
         check_copies,
         check_registration,
         check_small_things,
+        check_changed_after_wrapping,
         check_momentum_on_one_host,
     ],
 )

@@ -81,7 +81,7 @@ def check_moved_gradient() -> None:
     ddp = smdp.torch.DistributedDataParallel(nn.Linear(3, 4))
     moved: Any = SimpleNamespace(grad=torch.ones(4, 3, device="meta"))
     with pytest.raises(
-        RuntimeError, match=r"is on meta, but its parameter was on the CPU.*Move the model first"
+        RuntimeError, match=r"'weight' is on meta, but its parameter was on the CPU.*Move the model first"
     ):
         ddp.gradient_hooks().hand_over(0, moved)
 

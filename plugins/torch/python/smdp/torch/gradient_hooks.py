@@ -75,6 +75,8 @@ class GradientHooks:
         is_coding = compression == "topk" and len(group.hosts) > 1
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
         self._velocity: dict[int, Tensor] = {}
+        # As the core knows them; the parameters themselves may be cast later.
+        self._registered = [(name, one.dtype, one.numel()) for name, one in parameters]
         self._is_closed = False
         self.scale = 1.0
         self.deferral: Deferral | None = None
@@ -82,7 +84,7 @@ class GradientHooks:
         self._dense: dict[int, Tensor] = {}
         self.reducer = _core.GradientReducer(
             group,
-            [(name, parameter.numel(), DTYPES[parameter.dtype]) for name, parameter in parameters],
+            [(name, numel, DTYPES[dtype]) for name, dtype, numel in self._registered],
             compression,
             int(bucket_cap_mb * (1 << 20)),
             factor,
@@ -176,21 +178,24 @@ class GradientHooks:
         """Start averaging a gradient that is complete."""
         grad = parameter.grad
         assert grad is not None
+        name, dtype, numel = self._registered[index]
         if not grad.is_cpu:
             raise RuntimeError(
-                f"[smdp] the gradient of parameter {index} is on {grad.device}, but its parameter was on the "
-                "CPU when the model was wrapped. Move the model first, then wrap it (or make the optimizer)."
+                f"[smdp] the gradient of parameter {name!r} is on {grad.device}, but its parameter was on "
+                "the CPU when the model was wrapped. Move the model first, then wrap it (or make the "
+                "optimizer)."
             )
         if grad.layout is not torch.strided:
             raise RuntimeError(
                 "[smdp] a gradient is sparse (an embedding with sparse=True); smdp's DistributedDataParallel "
                 "averages dense gradients only. Set sparse=False."
             )
-        if grad.dtype is not parameter.dtype:
+        self._check_unchanged(index, parameter)
+        if grad.dtype is not dtype or grad.numel() != numel:
             raise RuntimeError(
-                f"[smdp] the gradient of parameter {index} is {grad.dtype}, the parameter {parameter.dtype}; "
-                "smdp's DistributedDataParallel averages gradients of their parameter's dtype. Leave "
-                "grad_dtype alone, or use torch's class with smdp as its backend."
+                f"[smdp] the gradient of parameter {name!r} is {grad.dtype} of {grad.numel()} elements, the "
+                f"parameter {dtype} of {numel}; smdp's DistributedDataParallel averages gradients of their "
+                "parameter's dtype. Leave grad_dtype alone, or use torch's class with smdp as its backend."
             )
         self._has_come.add(index)
         # The order of elements in memory is that of the parameter, on all ranks.
@@ -199,6 +204,15 @@ class GradientHooks:
                 parameter, memory_format=torch.preserve_format
             ).copy_(grad)
         self.reducer.ready(index, grad.data_ptr())
+
+    def _check_unchanged(self, index: int, parameter: Tensor) -> None:
+        name, dtype, numel = self._registered[index]
+        if parameter.dtype is not dtype or parameter.numel() != numel:
+            raise RuntimeError(
+                f"[smdp] parameter {name!r} was {dtype} of {numel} elements when the model was wrapped and "
+                f"is {parameter.dtype} of {parameter.numel()} now: it was cast or resized after wrapping. "
+                "Wrap the model anew."
+            )
 
     def _send(self) -> None:
         """Say that backward is over."""
@@ -224,6 +238,7 @@ class GradientHooks:
         if grad is None:
             if not self.reducer.is_used(index):
                 return None
+            self._check_unchanged(index, self.parameters[index])
             grad = torch.empty_like(self.parameters[index], memory_format=torch.preserve_format)
             self.reducer.read(index, grad.data_ptr())
         elif dense is not None:
