@@ -1,6 +1,8 @@
 // How an exchange between hosts is cut follows a measurement, and changes no bit of the sum.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <random>
@@ -15,6 +17,7 @@ namespace smdp::test {
 namespace {
 
 constexpr std::size_t kKiB = 1024;
+constexpr std::uint16_t k40000 = 0x78E2;  // of float16, to which the sum of two is infinite
 constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
 
 TEST(ExchangeSizes, FollowWhatIsMeasured) {
@@ -70,6 +73,33 @@ TEST_P(Exchange, SameBitsHoweverItIsCut) {
                {cost::ExchangeSizes{4096, 1, kAll}, cost::ExchangeSizes{4096, 1 << 30, 1},
                 cost::ExchangeSizes{kKiB * kKiB, 64 * kKiB, 2}}) {
             EXPECT_EQ(sum_of(group, count, sizes), expected) << count << " in " << sizes.shard << ", " << sizes.least;
+          }
+        }
+      },
+      options);
+}
+
+TEST_P(Exchange, MeansOfFloat16DoNotOverflowOnTheWay) {
+  GroupOptions options = quick_options();
+  options.algorithm = std::get<1>(GetParam());
+  run(
+      std::get<0>(GetParam()),
+      [](Group& group) {
+        const auto size = static_cast<std::size_t>(group.size());
+        for (const std::size_t count : {1, 3000, 100'003}) {
+          const std::array<std::int64_t, 1> shape{static_cast<std::int64_t>(count)};
+          const std::vector<std::uint16_t> in(count, k40000);
+          std::vector<std::uint16_t> out(count);
+          group.all_reduce(in.data(), out.data(), shape, DType::kFloat16, ReduceOp::kAvg);
+          EXPECT_EQ(out, in) << "all_reduce of " << count;
+          out.assign(count, 0);
+          group.reduce_scatter(std::vector<ConstBuffer>(size, {in.data(), count}), {out.data(), count}, DType::kFloat16,
+                               ReduceOp::kAvg);
+          EXPECT_EQ(out, in) << "reduce_scatter of " << count;
+          out.assign(count, 0);
+          group.reduce(in.data(), out.data(), shape, DType::kFloat16, ReduceOp::kAvg, 0);
+          if (group.rank() == 0) {
+            EXPECT_EQ(out, in) << "reduce of " << count;
           }
         }
       },

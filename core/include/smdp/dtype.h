@@ -30,6 +30,7 @@ enum class DType : std::uint8_t {
 };
 
 // SUM and PRODUCT of bool are OR and AND, as are MAX and MIN. Integers wrap. AVG of integers truncates towards zero.
+// Partial sums of an AVG of float16 that go from host to host are divided already, so that they do not overflow.
 enum class ReduceOp : std::uint8_t {
   kSum = 0,
   kAvg = 1,        // SUM divided by the size of the group

@@ -17,8 +17,7 @@ Task exchange_recursive_doubling(Context& context, Lane lane, std::byte* data, s
   const std::size_t extra = hosts - power;
   const std::uint64_t last_slot = lane.slots + 100;
   std::vector<std::vector<std::byte>> scratch;
-  Reduction partial = reduction;
-  partial.divisor = 1;
+  const Reduction partial = middle_stage(reduction);
 
   if (lane.me >= power) {
     const int partner = lane.ranks[lane.me - power];

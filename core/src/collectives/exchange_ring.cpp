@@ -27,10 +27,9 @@ Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t cou
     context.send(right, lane.slots + step, data + out.begin * element, out.size() * element, sent);
     co_await settled(left, received);
     if (in.size() != 0) {
-      Reduction partial = reduction;
-      if (step + 2 < hosts) partial.divisor = 1;  // divide once, at the end
+      const bool is_last = step + 2 == hosts;
       const void* sources[] = {scratch.data(), data + in.begin * element};
-      reduce(data + in.begin * element, sources, 2, in.size(), partial);
+      reduce(data + in.begin * element, sources, 2, in.size(), is_last ? reduction : middle_stage(reduction));
     }
   }
   for (std::size_t step = 0; step + 1 < hosts; ++step) {

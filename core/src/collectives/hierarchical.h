@@ -11,6 +11,11 @@
 
 namespace smdp {
 
+// Whether sums inside hosts are stored, and so rounded, before the sum over hosts.
+inline bool stores_partial_sums(const Members& members) {
+  return members.size > static_cast<int>(members.hosts.size());
+}
+
 // Local reduce_scatter into lanes, exchange of each lane across hosts, local all_gather; pipelined by chunks, from one
 // item to the next.
 Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner);

@@ -43,6 +43,18 @@ struct Pipeline {
     const Slice within = slice_of(chunks[k].size, lanes, lane, size_of(item(k).reduction.dtype));
     return {chunks[k].begin + within.begin, chunks[k].begin + within.end};
   }
+  // Whether partial sums are stored before the one that makes the result.
+  bool has_stages(std::size_t k) const {
+    return stores_partial_sums(context.members) || algorithms[chunks[k].item] != Algorithm::kDirect;
+  }
+  Reduction inside_host(std::size_t k) const {
+    const Reduction& whole = item(k).reduction;
+    return has_stages(k) ? first_stage(whole) : middle_stage(whole);
+  }
+  Reduction across_hosts(std::size_t k) const {
+    const Reduction& whole = item(k).reduction;
+    return has_stages(k) ? last_stage(whole) : whole;
+  }
   bool has_lane() const { return context.members.local_index < lanes; }
 
   void end_exchange(std::size_t k) {
@@ -89,8 +101,7 @@ Task sum_locally(Pipeline& p) {
       co_await until(-1, [&p, number] { return p.batch.is_filled(number); });
     }
     if (p.chunks[k].begin == 0) item.begin();
-    Reduction partial = item.reduction;
-    partial.divisor = 1;  // divided once, after the exchange
+    const Reduction partial = p.inside_host(k);
     const std::size_t element = size_of(partial.dtype);
     std::vector<ConstBytes> pieces(p.context.board.size());
     for (std::size_t lane = 0; lane < p.lanes; ++lane) {
@@ -101,8 +112,9 @@ Task sum_locally(Pipeline& p) {
     std::byte* target = item.out + own.begin * element;
     if (p.context.board.size() > 1) {
       co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
-    } else if (target != pieces[0].data && pieces[0].size != 0) {
-      copy_bytes(target, pieces[0].data, pieces[0].size);
+    } else if (pieces[0].size != 0) {
+      const void* only = pieces[0].data;
+      reduce(target, &only, 1, pieces[0].size / element, partial);
     }
     p.summed = k + 1;
     // Let the other stages start on it.
@@ -128,18 +140,19 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
       p.end_exchange(k);
       continue;
     }
+    const Reduction reduction = p.across_hosts(k);
     const Algorithm algorithm = p.algorithms[p.chunks[k].item];
     p.context.algorithm = name_of(algorithm);
     switch (algorithm) {
       case Algorithm::kRing:
-        co_await exchange_ring(p.context, lane, data, slice.size(), item.reduction);
+        co_await exchange_ring(p.context, lane, data, slice.size(), reduction);
         break;
       case Algorithm::kRecursiveDoubling:
-        co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), item.reduction);
+        co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), reduction);
         break;
       default:
         co_await exchange_direct(
-            p.context, lane, data, slice.size(), item.reduction,
+            p.context, lane, data, slice.size(), reduction,
             p.batch.sizes().owners(slice.size() * size_of(item.reduction.dtype), members.hosts.size()));
     }
     p.end_exchange(k);

@@ -12,8 +12,8 @@ Task hierarchical_reduce_scatter(Context& context, std::vector<ConstBytes> block
   const Members& members = context.members;
   const std::size_t hosts = members.hosts.size();
   const std::size_t own_size = blocks[static_cast<std::size_t>(members.rank)].size;
-  Reduction partial = reduction;
-  partial.divisor = 1;
+  const bool has_stages = stores_partial_sums(members);
+  const Reduction partial = has_stages ? first_stage(reduction) : middle_stage(reduction);
 
   // Rounds of the board: in each, every local rank forms at most one sum. The same on all local ranks.
   std::vector<std::vector<int>> work(context.board.size());
@@ -64,7 +64,10 @@ Task hierarchical_reduce_scatter(Context& context, std::vector<ConstBytes> block
     }
     sources[host] = arriving.data() + host * own_size;
   }
-  if (own_size != 0) reduce(out, sources.data(), hosts, own_size / size_of(reduction.dtype), reduction);
+  if (own_size != 0) {
+    reduce(out, sources.data(), hosts, own_size / size_of(reduction.dtype),
+           has_stages ? last_stage(reduction) : reduction);
+  }
   co_await settled(last, sends);
 }
 

@@ -72,8 +72,6 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
   const std::size_t element = size_of(reduction.dtype);
   const std::size_t per_chunk = kChunkBytes / element;
   const std::size_t chunks = std::max<std::size_t>(1, (count + per_chunk - 1) / per_chunk);
-  Reduction partial = reduction;
-  partial.divisor = 1;
   std::vector<std::byte> host_sum(is_delegate ? count * element : 0);
   std::vector<std::byte> arriving(tree.children.size() * per_chunk * element);
   Link::Pending sends = 0;
@@ -89,9 +87,10 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
     }
     std::byte* sum = is_delegate ? host_sum.data() + begin * element : nullptr;
     if (context.board.size() > 1) {
-      co_await two_shot_all_reduce(context.board, in + begin * element, sum, elements, partial);
+      co_await two_shot_all_reduce(context.board, in + begin * element, sum, elements, first_stage(reduction));
     } else if (elements != 0) {
-      copy_bytes(sum, in + begin * element, elements * element);
+      const void* only = in + begin * element;
+      reduce(sum, &only, 1, elements, first_stage(reduction));
     }
     if (!is_delegate) continue;
     std::vector<const void*> sources{sum};
@@ -100,10 +99,10 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
       sources.push_back(arriving.data() + i * per_chunk * element);
     }
     if (tree.parent >= 0) {
-      if (elements != 0) reduce(sum, sources.data(), sources.size(), elements, partial);
+      if (elements != 0) reduce(sum, sources.data(), sources.size(), elements, middle_stage(reduction));
       context.send(tree.parent, k, sum, elements * element, sends);
     } else if (elements != 0) {
-      reduce(out + begin * element, sources.data(), sources.size(), elements, reduction);
+      reduce(out + begin * element, sources.data(), sources.size(), elements, last_stage(reduction));
     }
   }
   co_await settled(tree.parent, sends);

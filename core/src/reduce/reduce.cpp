@@ -89,6 +89,8 @@ DType component_of(DType dtype) {
   }
 }
 
+bool is_divided_first(const Reduction& r) { return r.op == ReduceOp::kAvg && component_of(r.dtype) == DType::kFloat16; }
+
 template <class T>
 void scale_integers(void* dst, const void* src, std::size_t count, double factor) {
   constexpr double kTwoTo63 = 9223372036854775808.0;
@@ -117,6 +119,15 @@ void scale_integers(void* dst, const void* src, std::size_t count, double factor
 }
 
 }  // namespace
+
+Reduction first_stage(Reduction r) noexcept { return is_divided_first(r) ? r : middle_stage(r); }
+
+Reduction middle_stage(Reduction r) noexcept {
+  r.divisor = 1;
+  return r;
+}
+
+Reduction last_stage(Reduction r) noexcept { return is_divided_first(r) ? middle_stage(r) : r; }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
   // Of blocks between these sizes, glibc's memcpy makes one `rep movsb`, which AMD's processors carry out at a quarter

@@ -20,8 +20,14 @@ namespace smdp {
 struct Reduction {
   DType dtype;
   ReduceOp op;
-  std::uint32_t divisor = 1;  // of kAvg: the group's size where the last partial sum is made, 1 everywhere else
+  std::uint32_t divisor = 1;  // of kAvg: the group's size in the stage that divides, 1 everywhere else
 };
+
+// A reduction in stages that store partial sums: what the first one computes, those between, and the last. Means of
+// float16 are divided in the first, before they are rounded: a partial sum may overflow where the mean does not.
+Reduction first_stage(Reduction r) noexcept;
+Reduction middle_stage(Reduction r) noexcept;
+Reduction last_stage(Reduction r) noexcept;
 
 // dst = sources[0] op sources[1] op ... in that order, over `count` elements and k >= 1 sources, in one pass.
 // dst may be equal to one of the sources, and overlaps no other. One source is copied bit by bit (bool becomes 0 or 1).

@@ -91,6 +91,26 @@ def test_other_dtypes_travel_as_they_are() -> None:
     run(check_other_dtypes, hosts=[0, 1])
 
 
+def check_large_halves() -> None:
+    for count in (3, 100_000):
+        whole = torch.full((4 * count,), 40000.0, dtype=torch.float16)
+        part = torch.empty(count, dtype=torch.float16)
+        dist.reduce_scatter_single(part, whole, op=dist.ReduceOp.AVG)
+        dist.all_reduce(whole, op=dist.ReduceOp.AVG)
+        assert (part == 40000).all()
+        assert (whole == 40000).all()
+    for compression in (None, "bf16", "int8"):
+        ddp = DistributedDataParallel(nn.Linear(300, 30, bias=False).half())
+        if compression is not None:
+            ddp.register_comm_hook(None, comm_hook(compression))
+        ddp(torch.full((1, 300), 40000.0, dtype=torch.float16)).sum().backward()
+        assert (ddp.module.weight.grad == 40000).all(), compression
+
+
+def test_sums_of_halves_do_not_overflow() -> None:
+    run(check_large_halves, 4, hosts=[0, 0, 1, 1])
+
+
 def check_wrong_input() -> None:
     with pytest.raises(ValueError, match="compression is 'zip'; allowed: none, fp16"):
         comm_hook("zip")

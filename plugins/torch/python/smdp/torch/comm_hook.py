@@ -12,10 +12,9 @@ from smdp import _core
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor
-from smdp.torch.tensors import REDUCTIONS, Staging, dtype_code
+from smdp.torch.tensors import PREMUL_SUM, Staging, dtype_code
 from smdp.torch.work import HandleWork
 
-_AVG = REDUCTIONS[hash(dist.ReduceOp.AVG)]
 _DEFAULT = -1.0  # the group's timeout
 
 
@@ -62,8 +61,17 @@ class CommHook:
         if buffer.dtype is torch.float32:
             handle = compressor.all_reduce(self._group, key, pointer, host.numel())
         else:
-            dtype = dtype_code(buffer.dtype)
-            handle = self._group.all_reduce(pointer, pointer, host.shape, dtype, _AVG, 1.0, _DEFAULT, True)
+            # Divided before they are added, as torch does it: sums of fp16 overflow.
+            handle = self._group.all_reduce(
+                pointer,
+                pointer,
+                host.shape,
+                dtype_code(buffer.dtype),
+                PREMUL_SUM,
+                1 / self._group.size,
+                _DEFAULT,
+                True,
+            )
         work = HandleWork((handle,), [buffer], host, staging if staging.is_needed else None)
         done: Future[list[Tensor]] = work.get_future()
         parts: list[tuple[int, Tensor]] = []
