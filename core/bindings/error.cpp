@@ -53,7 +53,7 @@ void bind_error(nb::module_&) {
     try {
       std::rethrow_exception(error);
     } catch (const Error& e) {
-      if (PyErr_Occurred() != nullptr) return;  // KeyboardInterrupt ended the call
+      if (PyErr_Occurred() != nullptr) return;  // KeyboardInterrupt or the like ended the call
       const nb::object exception = make(e);
       PyErr_SetObject(exception.type().ptr(), exception.ptr());
     }

@@ -46,19 +46,14 @@ class PythonStore final : public Store {
     const nb::gil_scoped_acquire gil;
     std::string value;
     bool missing = false;
-    bool interrupted = false;
     guarded([&] {
       const nb::object delta = nb::module_::import_("datetime").attr("timedelta");
       nb::list keys;
       keys.append(key);
       try {
         store_.attr("wait")(keys, delta(0, 0, 0, timeout.count()));
-      } catch (nb::python_error& error) {
-        if (error.matches(PyExc_KeyboardInterrupt)) {
-          error.restore();
-          interrupted = true;
-          return;
-        }
+      } catch (const nb::python_error& error) {
+        if (is_of_a_signal(error)) throw;
         // torch raises DistStoreError, other stores TimeoutError: what counts is whether the key is there.
         if (!nb::cast<bool>(store_.attr("check")(keys))) {
           missing = true;
@@ -68,7 +63,6 @@ class PythonStore final : public Store {
       const auto bytes = nb::cast<nb::bytes>(store_.attr("get")(key));
       value.assign(bytes.c_str(), bytes.size());
     });
-    if (interrupted) throw ClosedError("[smdp] interrupted.");
     if (missing) {
       throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
     }
@@ -87,11 +81,18 @@ class PythonStore final : public Store {
   }
 
  private:
+  // KeyboardInterrupt, SystemExit and the like are not the store's.
+  static bool is_of_a_signal(const nb::python_error& error) { return !error.matches(PyExc_Exception); }
+
   template <class Work>
   static void guarded(Work work) {
     try {
       work();
-    } catch (const nb::python_error& error) {
+    } catch (nb::python_error& error) {
+      if (is_of_a_signal(error)) {
+        error.restore();
+        throw ClosedError("[smdp] interrupted.");
+      }
       throw Error(std::string("[smdp] the rendezvous store failed: ") + error.what());
     }
   }

@@ -1,0 +1,58 @@
+"""What a signal handler raises in a store of Python's reaches the caller as it is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from smdp import _core
+
+
+class Interrupted:
+    """Torch's store interface; a signal comes in every call but those of `calm`."""
+
+    def __init__(self, signal: BaseException, calm: str = "") -> None:
+        self._signal = signal
+        self._calm = calm
+
+    def _come(self, call: str) -> None:
+        if call != self._calm:
+            raise self._signal
+
+    def set(self, key: str, value: bytes) -> None:
+        self._come("set")
+
+    def get(self, key: str) -> bytes:
+        self._come("get")
+        return b""
+
+    def check(self, keys: list[str]) -> bool:
+        self._come("check")
+        return True
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self._come("wait")
+
+
+@pytest.mark.parametrize(
+    "signal", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"]
+)
+def test_exceptions_of_signals_pass(signal: BaseException) -> None:
+    store = _core.python_store(Interrupted(signal))
+    after_wait = _core.python_store(Interrupted(signal, calm="wait"))
+    for call in (
+        lambda: store.set("key", b"value"),
+        lambda: store.check("key"),
+        lambda: store.get("key", 5.0),
+        lambda: after_wait.get("key", 5.0),
+    ):
+        with pytest.raises(type(signal)) as caught:
+            call()
+        assert caught.value is signal
+
+
+def test_errors_of_the_store_are_told() -> None:
+    store = _core.python_store(Interrupted(OSError("no route")))
+    with pytest.raises(RuntimeError, match=r"(?s)\[smdp\] the rendezvous store failed: .*OSError: no route"):
+        store.set("key", b"value")
