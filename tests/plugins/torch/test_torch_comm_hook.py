@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_spawn import run
 
+import smdp.torch
 from smdp.torch import comm_hook
 
 TOLERANCE = {"none": 0.0, "fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2}
@@ -109,6 +114,43 @@ def check_large_halves() -> None:
 
 def test_sums_of_halves_do_not_overflow() -> None:
     run(check_large_halves, 4, hosts=[0, 0, 1, 1])
+
+
+def on_a_device(module: nn.Module, wire: str) -> smdp.torch.DistributedDataParallel:
+    """Wrap a module as if it were on a GPU."""
+
+    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.device_type = "a device"
+
+    original, DistributedDataParallel.__init__ = DistributedDataParallel.__init__, init
+    try:
+        return smdp.torch.DistributedDataParallel(module, compression=wire, topk_ratio=0.2)
+    finally:
+        DistributedDataParallel.__init__ = original
+
+
+def check_copies_on_a_device() -> None:
+    for wire in ("bf16", "int8", "topk"):
+        ddp = on_a_device(nn.Linear(300, 3), wire)
+        ddp.follow(torch.amp.GradScaler("cpu"))
+        inputs = torch.full((2, 300), 1.0 + dist.get_rank())
+        for _ in range(2):
+            ddp(inputs).sum().backward()
+        for copied in (copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))):
+            assert len(copied._comm_hooks) == 1
+            assert copied._comm_hook is not ddp._comm_hook
+            gradients = []
+            for one in (on_a_device(nn.Linear(300, 3), wire), copied):
+                for _ in range(3):
+                    one.zero_grad()
+                    one(inputs).sum().backward()
+                gradients.append(one.module.weight.grad)
+            assert torch.equal(*gradients)
+
+
+def test_copies_of_a_model_on_a_device() -> None:
+    run(check_copies_on_a_device, hosts=[0, 1])
 
 
 def check_wrong_input() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from torch_spawn import run
 
 import smdp.torch
+from smdp.torch.loss_scale import follow
 
 STEPS = 24
 SKIPPED = 9
@@ -115,6 +120,82 @@ def one_hook_of_two_models() -> None:
 
 def test_one_hook_of_two_models() -> None:
     run(one_hook_of_two_models, hosts=[0, 1])
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.factors: list[float] = []
+
+    def rescale_residuals(self, factor: float) -> None:
+        self.factors.append(factor)
+
+
+class OwnScaler(torch.amp.GradScaler):
+    pass
+
+
+def scaled(kind: type[torch.amp.GradScaler], scale: float) -> torch.amp.GradScaler:
+    scaler = kind("cpu", init_scale=scale)
+    scaler.scale(torch.ones(1))
+    return scaler
+
+
+def saved_and_loaded(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, OwnScaler])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda scaler: pickle.loads(pickle.dumps(scaler)),
+        lambda scaler: pickle.loads(pickle.dumps(scaler, protocol=0)),
+        saved_and_loaded,
+    ],
+    ids=["copy", "deepcopy", "pickle", "pickle 0", "torch.save"],
+)
+def test_copies_of_a_scaler_that_is_followed(
+    kind: type[torch.amp.GradScaler], copied: Callable[[Any], Any]
+) -> None:
+    heard = Heard()
+    scaler = scaled(kind, 1024.0)
+    follow(scaler, heard)
+    copy_of = copied(scaler)
+    assert type(copy_of) is kind
+    assert copy_of.get_scale() == 1024.0
+    copy_of.scale(torch.ones(1))
+    copy_of.update(256.0)
+    assert (copy_of.get_scale(), scaler.get_scale(), heard.factors) == (256.0, 1024.0, [])
+    scaler.update(512.0)
+    assert (copy_of.get_scale(), scaler.get_scale(), heard.factors) == (256.0, 512.0, [0.5])
+
+
+def test_one_follower_hears_once_and_others_too() -> None:
+    heard, other = Heard(), Heard()
+    scaler = scaled(OwnScaler, 1024.0)
+    for follower in (heard, other, heard):
+        follow(scaler, follower)
+    assert isinstance(scaler, OwnScaler)
+    scaler.update(512.0)
+    assert (heard.factors, other.factors) == ([0.5], [0.5])
+    del other
+    scaler.update(512.0)
+    scaler.update(1024.0)
+    assert heard.factors == [0.5, 2.0]
+
+
+def test_a_scale_of_nothing_is_not_told() -> None:
+    heard = Heard()
+    scaler = scaled(torch.amp.GradScaler, 1.0)
+    follow(scaler, heard)
+    for scale in (0.0, 0.0, 4.0, float("inf"), 2.0):
+        scaler.update(scale)
+    assert heard.factors == []
 
 
 @pytest.mark.parametrize(

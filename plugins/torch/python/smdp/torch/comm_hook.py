@@ -95,7 +95,7 @@ class CommHook:
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
         """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale."""
-        follow(scaler, self.rescale_residuals)
+        follow(scaler, self)
 
     def _key_of(self, bucket: dist.GradBucket) -> int:
         """Number a bucket by what is in it: what is left over of one must not go to others."""

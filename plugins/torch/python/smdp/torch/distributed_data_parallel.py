@@ -167,7 +167,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's; what averages gradients stays behind."""
-        return {**super().__getstate__(), "_hooks": None, "_comm_hook": None, "_frozen": ()}
+        others = [one for one in self._comm_hooks if one[0] is not self._comm_hook]
+        left = {"_hooks": None, "_comm_hook": None, "_comm_hooks": others, "_frozen": ()}
+        return {**super().__getstate__(), **left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As torch's; a copy compresses as the original does."""
@@ -202,8 +204,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._make_hooks().rescale(factor)
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
-        """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale."""
-        follow(scaler, self.rescale_residuals)
+        """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale.
+
+        Neither a copy of this model nor one of the scaler follows.
+        """
+        follow(scaler, self)
 
     def gradient_hooks(self) -> GradientHooks:
         """Give what averages the gradients, for who waits for them elsewhere than at the end of backward.
