@@ -258,3 +258,25 @@ def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
     assert line.startswith("smdp._errors.PeerLostError: [smdp] rank 1 of 2: the store at MASTER_ADDR"), line
     assert f":MASTER_PORT=127.0.0.1:{port} went away while the ranks of group 'world' met" in line
     assert "rank 0, or the launcher that holds the store, has ended" in line
+
+
+@pytest.mark.parametrize(
+    "store", ["dist.HashStore()", "dist.TCPStore('127.0.0.1', 0, 2, True, wait_for_workers=False)"]
+)
+def test_a_signal_ends_the_wait_of_rank_0(store: str) -> None:
+    code = (
+        "import os, signal, threading, time\n"
+        "import torch.distributed as dist\n"
+        "from smdp.torch.rendezvous import open_session\n"
+        f"store = {store}\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "begin = time.monotonic()\n"
+        "try:\n"
+        "    open_session(store, 0, 2, 'world', 60.0)\n"
+        "except KeyboardInterrupt:\n"
+        "    assert time.monotonic() - begin < 10\n"
+        "    print('interrupted')\n"
+    )
+    exit_code, output = run(code=code)
+    assert (exit_code, output.strip()) == (0, "interrupted"), output

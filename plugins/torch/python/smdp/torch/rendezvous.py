@@ -7,11 +7,10 @@ believes in a session only once rank 0 has repeated that token, and answers anew
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
-from datetime import timedelta
+from collections.abc import Iterable
 
 from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
@@ -60,10 +59,7 @@ def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
     store.set(_JOB, _job)
     store.set(_SESSION, session)
     others = range(1, size)
-    if others:
-        # An error here is a key that did not come, which is looked for below, or a broken store.
-        with contextlib.suppress(RuntimeError):
-            store.wait([_hello(session, rank) for rank in others], timedelta(seconds=timeout_s))
+    _wait(store, (_hello(session, rank) for rank in others), timeout_s)
     missing = [rank for rank in others if not store.check([_hello(session, rank)])]
     if missing:
         came = [rank for rank in range(size) if rank not in missing]
@@ -78,6 +74,21 @@ def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
     for rank in others:
         store.set(_go(session, store.get(_hello(session, rank)).decode()), "1")
     return f"smdp/{session}"
+
+
+def _wait(store: Store, keys: Iterable[str], timeout_s: float) -> None:
+    """Wait until all keys are there, at most so long.
+
+    A store's own wait keeps signals from Python, and many short ones fill the log with warnings of torch.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = _POLL_S
+    for key in keys:
+        while not store.check([key]):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_MAX_S)
 
 
 def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float) -> str:
