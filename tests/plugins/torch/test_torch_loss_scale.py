@@ -95,6 +95,10 @@ def check_thawed() -> None:
     model[0].requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"parameter '0.weight' was frozen when the model was wrapped"):
         ddp(torch.ones(2, 4))
+    with torch.no_grad():
+        ddp.eval()(torch.ones(2, 4))
+    with ddp.no_sync():
+        ddp.train()(torch.ones(2, 4)).sum().backward()
     smdp.torch.DistributedDataParallel(model)(torch.ones(2, 4)).sum().backward()
 
 

@@ -257,7 +257,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             return inputs, kwargs  # a copy that only looks at things, perhaps on one rank
         hooks = self._make_hooks()
         hooks.check()
-        self._check_frozen()
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self._check_frozen()
         work = Join.notify_join_context(self)
         hooks.scale = 1.0
         if work:
