@@ -116,7 +116,7 @@ def test_sums_of_halves_do_not_overflow() -> None:
     run(check_large_halves, 4, hosts=[0, 0, 1, 1])
 
 
-def on_a_device(module: nn.Module, wire: str) -> smdp.torch.DistributedDataParallel:
+def on_a_device(module: nn.Module, wire: str, **more: Any) -> smdp.torch.DistributedDataParallel:
     """Wrap a module as if it were on a GPU."""
 
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -125,7 +125,7 @@ def on_a_device(module: nn.Module, wire: str) -> smdp.torch.DistributedDataParal
 
     original, DistributedDataParallel.__init__ = DistributedDataParallel.__init__, init
     try:
-        return smdp.torch.DistributedDataParallel(module, compression=wire, topk_ratio=0.2)
+        return smdp.torch.DistributedDataParallel(module, compression=wire, topk_ratio=0.2, **more)
     finally:
         DistributedDataParallel.__init__ = original
 
@@ -158,8 +158,16 @@ def check_wrong_input() -> None:
         comm_hook("zip")
     with pytest.raises(ValueError, match="topk_ratio is 2"):
         comm_hook("topk", topk_ratio=2)
+    with pytest.raises(ValueError, match=r"\[smdp\] comm_hook: topk_ratio is 'x'; it must be a number"):
+        comm_hook("topk", topk_ratio="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"\[smdp\] comm_hook: topk_momentum is None; it must be a number"):
+        comm_hook("topk", topk_momentum=None)  # type: ignore[arg-type]
+    gloo = dist.new_group(backend="gloo")
     with pytest.raises(ValueError, match="backend 'smdp'"):
-        comm_hook("fp16", dist.new_group(backend="gloo"))
+        comm_hook("fp16", gloo)
+    if dist.get_rank() == 0:  # nothing is sent
+        with pytest.raises(ValueError, match=r"DistributedDataParallel needs a group .* got 'gloo'"):
+            on_a_device(nn.Linear(2, 2), "fp16", process_group=gloo)
 
 
 def test_wrong_input() -> None:

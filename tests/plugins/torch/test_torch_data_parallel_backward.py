@@ -174,7 +174,7 @@ def check_small_things() -> None:
         with pytest.raises(ValueError, match=r"rescale_residuals\(.*\): the factor must be a number above 0"):
             ddp.rescale_residuals(factor)
     for cap in (float("nan"), float("inf"), 0, -1):
-        with pytest.raises(ValueError, match=r"bucket_cap_mb is .*; it must be above 0"):
+        with pytest.raises(ValueError, match=r"bucket_cap_mb is .*; it must be a number of MiB"):
             DistributedDataParallel(model(), bucket_cap_mb=cap)
     with pytest.raises(ValueError, match="LazyBatchNorm1d, which does not know its channels"):
         SyncBatchNorm.convert(nn.Sequential(nn.LazyBatchNorm1d()))

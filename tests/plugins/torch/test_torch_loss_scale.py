@@ -205,8 +205,8 @@ def test_a_scale_of_nothing_is_not_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bucket_cap_mb": "25"}, r"bucket_cap_mb is '25'; it must be above 0, a number of MiB"),
-        ({"bucket_cap_mb": 1e-9}, "bucket_cap_mb is 1e-09"),
+        ({"bucket_cap_mb": "25"}, r"bucket_cap_mb is '25'; it must be a number of MiB, at least one byte"),
+        ({"bucket_cap_mb": 1e-9}, r"bucket_cap_mb is 1e-09; it must be .* at least one byte \(2\*\*-20\)"),
         ({"topk_ratio": "x"}, "topk_ratio is 'x'; it must be a number"),
         ({"topk_momentum": None}, "topk_momentum is None; it must be a number"),
     ],

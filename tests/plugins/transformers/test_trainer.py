@@ -429,7 +429,7 @@ def refused() -> Any:
     assert lm.trainer(plugins=None).plugins == []
     with pytest.raises(ValueError, match="compression is 'zip'; allowed: none, fp16"):
         DataParallel("zip")
-    with pytest.raises(ValueError, match="bucket_cap_mb is 0; it must be above 0"):
+    with pytest.raises(ValueError, match="bucket_cap_mb is 0; it must be a number of MiB"):
         DataParallel(bucket_cap_mb=0)
     with pytest.raises(smdp.ConfigError, match="SMDP_ALGORITHM"):
         DataParallel(algorithm="fast")

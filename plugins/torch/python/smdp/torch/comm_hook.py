@@ -11,7 +11,7 @@ from torch.futures import Future
 from smdp import _core
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
-from smdp.torch.reducer_options import check_factor
+from smdp.torch.reducer_options import check_factor, check_reducer_options
 from smdp.torch.tensors import PREMUL_SUM, Staging, dtype_code
 from smdp.torch.work import HandleWork
 
@@ -135,11 +135,13 @@ def comm_hook(
         topk_momentum: Momentum correction of "topk": the optimizer's momentum, which it must then not apply.
 
     Raises:
-        ValueError: The group is not one of smdp, `compression` is unknown, or a figure is out of range.
+        ValueError: The group is not one of smdp, `compression` is unknown, or a figure is no number or out
+            of range.
 
     Example:
         >>> ddp.register_comm_hook(None, smdp.torch.comm_hook("bf16"))  # doctest: +SKIP
     """
+    check_reducer_options("comm_hook", compression, None, topk_ratio=topk_ratio, topk_momentum=topk_momentum)
     group = process_group or dist.group.WORLD
     if not isinstance(group, ProcessGroupSmdp):
         raise ValueError(

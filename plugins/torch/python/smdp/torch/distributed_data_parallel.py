@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook
+from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -49,7 +50,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             `batched_grad_copy` are accepted and not needed.
 
     Raises:
-        ValueError: The group is not one of smdp, or an argument is not supported.
+        ValueError: The group is not one of smdp (of a module on a GPU without compression it may be any), or
+            an argument is not supported.
         smdp.MismatchError: The ranks' modules differ; the message names the first difference.
 
     Example:
@@ -93,6 +95,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         synchronises = given.arguments.pop("init_sync", True)
         # Ranks compare lists of named parameters first: what torch says of shapes names none.
         given.arguments["init_sync"] = synchronises and not is_on_cpu
+        if is_on_cpu or compression != "none":
+            _check_group(given.arguments)
         super().__init__(*given.args[1:], **given.kwargs)
         self._is_armed = False
         self._divides_by_all = True
@@ -105,12 +109,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 }
                 self._hook_wire()
             return
-        group = self.process_group
-        if not isinstance(group, ProcessGroupSmdp):
-            raise ValueError(
-                f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
-                f"{dist.get_backend(group)!r}: pass process_group=dist.new_group(backend='smdp')"
-            )
         watch()
         self._hook_options = {
             "compression": compression,
@@ -122,7 +120,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if synchronises:
             _sync_module_states(
                 module=module,
-                process_group=group,
+                process_group=self.process_group,
                 broadcast_bucket_size=self.broadcast_bucket_size,
                 src=0,
                 params_and_buffers_to_ignore=self.parameters_to_ignore,
@@ -300,6 +298,18 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._hook_options is None:
             return super()._get_ddp_logging_data()  # type: ignore[no-any-return]
         return {"explain": self.explain()}
+
+
+def _check_group(arguments: Mapping[str, Any]) -> None:
+    group = arguments.get("process_group")
+    if group is None:
+        mesh = arguments.get("device_mesh")
+        group = _get_default_group() if mesh is None else mesh.get_group(mesh_dim=0)
+    if not isinstance(group, ProcessGroupSmdp):
+        raise ValueError(
+            f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
+            f"{dist.get_backend(group)!r}: pass process_group=dist.new_group(backend='smdp')"
+        )
 
 
 def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor], None]:

@@ -22,7 +22,8 @@ def check_reducer_options(
         raise ValueError(f"[smdp] {owner}: compression is {compression!r}; allowed: {allowed}.")
     if bucket_cap_mb is not None and not (_is_number(bucket_cap_mb) and _BYTE <= bucket_cap_mb < math.inf):
         raise ValueError(
-            f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb!r}; it must be above 0, a number of MiB."
+            f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb!r}; it must be a number of MiB, at least one"
+            " byte (2**-20)."
         )
     for name, figure in figures.items():
         if not _is_number(figure):
