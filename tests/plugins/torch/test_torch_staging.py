@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +76,30 @@ def check_failed_copy() -> None:
 
 def test_a_copy_that_failed_is_made_again() -> None:
     run(check_failed_copy)
+
+
+def check_overlapping() -> None:
+    same = torch.ones(1, device="cpu").expand(8)
+    size = dist.get_world_size()
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(same, async_op=True),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(same, torch.ones(8 * size)),
+        "all_gather": lambda: dist.all_gather([same] * size, torch.ones(8)),
+        "recv": lambda: dist.irecv(same, 1 - dist.get_rank()),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            ValueError, match=rf"\[smdp\] {name}: an output of shape \[8\] and strides \[0\] has"
+        ):
+            call()
+    assert (same == 1).all()
+    gathered = [torch.empty(8) for _ in range(size)]
+    dist.all_gather(gathered, same)  # reading is fine
+    assert (torch.stack(gathered) == 1).all()
+
+
+def test_outputs_that_overlap_are_refused_before_anything_is_sent() -> None:
+    run(check_overlapping)
 
 
 def check_moved_gradient() -> None:

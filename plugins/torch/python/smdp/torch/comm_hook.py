@@ -54,7 +54,7 @@ class CommHook:
         key = self._key_of(bucket)
         is_plain = self._is_first and self._has_state
         compressor = self._plain if is_plain else self._compressor
-        staging = Staging()
+        staging = Staging("comm_hook")
         host = staging.update(buffer)
         staging.ready()
         pointer = host.data_ptr()

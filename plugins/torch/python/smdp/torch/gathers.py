@@ -30,7 +30,7 @@ class Gathers(Calls):
         tensor = single(tensors, "broadcast")
         dtype = dtype_code(tensor.dtype)
         root = opts.rootRank
-        staging = Staging()
+        staging = Staging("broadcast")
         host = staging.read(tensor) if root == self._rank else staging.write(tensor)
         staging.ready()
         self._sequence += 1
@@ -52,7 +52,7 @@ class Gathers(Calls):
         outputs = output_tensors[0]
         self._check_gathered(outputs, source, "all_gather")
         dtype = common_dtype([source, *outputs])
-        staging = Staging()
+        staging = Staging("all_gather")
         host = staging.read(source)
         targets = [staging.write(output) for output in outputs]
         staging.ready()
@@ -81,7 +81,7 @@ class Gathers(Calls):
                 f"all_gather_coalesced needs one list per rank: {self._size}, got {len(output_lists)}"
             )
         seconds = self._seconds(opts)
-        staging = Staging()
+        staging = Staging("all_gather_coalesced")
         calls = []
         for index, source in enumerate(input_list):
             outputs = [tensors[index] for tensors in output_lists]
@@ -118,7 +118,7 @@ class Gathers(Calls):
         seconds = self._seconds(opts)
         is_async = opts.asyncOp
         start_async = is_async or len(outputs) > 1
-        staging = Staging()
+        staging = Staging("all_gather")
         hosts = []
         for output, tensor in zip(outputs, inputs, strict=True):
             dtype = common_dtype((output, tensor))
@@ -164,7 +164,7 @@ class Gathers(Calls):
             outputs = output_tensors[0]
             self._check_gathered(outputs, source, "gather")
         dtype = common_dtype([source, *outputs])
-        staging = Staging()
+        staging = Staging("gather")
         host = staging.read(source)
         targets = [staging.write(output) for output in outputs]
         staging.ready()
@@ -198,7 +198,7 @@ class Gathers(Calls):
             inputs = input_tensors[0]
             self._check_list(inputs, "the input of scatter")
         dtype = common_dtype([output, *inputs])
-        staging = Staging()
+        staging = Staging("scatter")
         hosts = [staging.read(tensor) for tensor in inputs]
         target = staging.write(output)
         staging.ready()
@@ -224,7 +224,7 @@ class Gathers(Calls):
         self._check_list(input_tensors, "the input of all_to_all")
         dtype = common_dtype([*input_tensors, *output_tensors])
         shapes = {tensor.shape for tensor in (*input_tensors, *output_tensors)}
-        staging = Staging()
+        staging = Staging("all_to_all")
         hosts = [staging.read(tensor) for tensor in input_tensors]
         targets = [staging.write(tensor) for tensor in output_tensors]
         staging.ready()
@@ -254,7 +254,7 @@ class Gathers(Calls):
         dtype = common_dtype((input, output))
         out_counts = split_counts(output, output_split_sizes, self._size, "output of all_to_all_single")
         in_counts = split_counts(input, input_split_sizes, self._size, "input of all_to_all_single")
-        staging = Staging()
+        staging = Staging("all_to_all_single")
         source, target = staging.read(input), staging.write(output)
         staging.ready()
         self._sequence += 1

@@ -44,7 +44,7 @@ class PointToPoint(Calls):
         """Start sending to a rank."""
         tensor = single(tensors, "send")
         dtype = dtype_code(tensor.dtype)
-        staging = Staging()
+        staging = Staging("send")
         host = staging.read(tensor)
         staging.ready()
         handle = self._group.send(host.data_ptr(), host.numel(), dtype, dst_rank, tag, self._timeout_s, True)
@@ -54,7 +54,7 @@ class PointToPoint(Calls):
         """Start receiving from a rank."""
         tensor = single(tensors, "recv")
         dtype = dtype_code(tensor.dtype)
-        staging = Staging()
+        staging = Staging("recv")
         host = staging.write(tensor)
         staging.ready()
         handle: Any = self._group.recv(
@@ -122,7 +122,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         seconds = self._seconds(opts) if timeout is None else seconds_of(timeout)
         self._sequence += 1
         handle = self._group.barrier(seconds, opts.asyncOp)
-        return self._end((handle,), [], Staging())
+        return self._end((handle,), [], Staging("barrier"))
 
     def monitored_barrier(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuse: smdp's own barrier names the missing rank."""

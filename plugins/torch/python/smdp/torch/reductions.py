@@ -69,7 +69,7 @@ class Reductions(Calls):
     def _allreduce_staged(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
         dtype = dtype_code(tensor.dtype)
         op, factor = reduction(opts.reduceOp)
-        staging = Staging()
+        staging = Staging("all_reduce")
         host = staging.update(tensor)
         staging.ready()
         self._sequence += 1
@@ -97,7 +97,7 @@ class Reductions(Calls):
         seconds = self._seconds(opts)
         dtypes = [dtype_code(tensor.dtype) for tensor in tensors]
         check_defined(op, dtypes, "all_reduce_coalesced")
-        staging = Staging()
+        staging = Staging("all_reduce_coalesced")
         hosts = [staging.update(tensor) for tensor in tensors]
         staging.ready()
         self._sequence += 1
@@ -115,7 +115,7 @@ class Reductions(Calls):
         dtype = dtype_code(tensor.dtype)
         op, factor = reduction(opts.reduceOp)
         root = opts.rootRank
-        staging = Staging()
+        staging = Staging("reduce")
         host = staging.update(tensor) if root == self._rank else staging.read(tensor)
         staging.ready()
         self._sequence += 1
@@ -145,7 +145,7 @@ class Reductions(Calls):
                 f"the output of this rank {output.numel()}"
             )
         op, factor = reduction(opts.reduceOp)
-        staging = Staging()
+        staging = Staging("reduce_scatter")
         hosts = [staging.read(tensor) for tensor in inputs]
         target = staging.write(output)
         staging.ready()
@@ -181,7 +181,7 @@ class Reductions(Calls):
         seconds = self._seconds(opts)
         is_async = opts.asyncOp
         start_async = is_async or len(outputs) > 1
-        staging = Staging()
+        staging = Staging("reduce_scatter")
         hosts = []
         for output, tensor in zip(outputs, inputs, strict=True):
             dtype = common_dtype((output, tensor))

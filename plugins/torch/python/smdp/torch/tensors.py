@@ -37,6 +37,8 @@ DTYPES: dict[torch.dtype, int] = {
 
 PREMUL_SUM = 2
 
+_OVERLAPS = 1  # of at::MemOverlap, as torch's own copy_() asks; 2 is "too hard to tell"
+
 # A ReduceOp's hash is its kind: the one cheap way to read it (`op.op` costs twice as much).
 REDUCTIONS: dict[int, int] = {
     hash(kind): code
@@ -107,11 +109,15 @@ class Staging:
     """Contiguous host tensors in place of those the core cannot work on, and the way back.
 
     Call `ready` before the core starts reading and `finish` after it has ended. Not thread-safe.
+
+    Args:
+        call: Its name in errors.
     """
 
-    __slots__ = ("_copies", "_cuda")
+    __slots__ = ("_call", "_copies", "_cuda")
 
-    def __init__(self) -> None:
+    def __init__(self, call: str) -> None:
+        self._call = call
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._cuda: CudaStaging | None = None
 
@@ -166,6 +172,12 @@ class Staging:
     def _stage(self, tensor: Tensor, *, load: bool, store: bool) -> Tensor:
         if tensor.layout is not torch.strided:
             raise TypeError(f"smdp moves dense tensors, got {tensor.layout}; use tensor.to_dense()")
+        if store and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+            raise ValueError(
+                f"[smdp] {self._call}: an output of shape {list(tensor.shape)} and strides "
+                f"{list(tensor.stride())} has several elements in one place of memory (expand() makes such "
+                "tensors), where results have no room. Give it tensor.contiguous()."
+            )
         with torch.no_grad():
             if tensor.is_cuda:
                 if self._cuda is None:
