@@ -1,7 +1,8 @@
 """The store by which the ranks of the world meet, and a part of it of its own for each init().
 
 Rank 0 serves it until its process ends, as groups of an earlier world may hold it, and with it the port. So
-a rank that calls init() again may come before rank 0 does, and must not read what that world has left there.
+a rank that calls init() again, here or in a process that was started anew, may come before rank 0 does, and
+must not read what that world has left there.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ class _Served(NamedTuple):
 
 
 _served: _Served | None = None
-# Where another rank was last, well or not: none is used twice.
-_last = ""
 
 
 def open_session(launch: Launch, secret: str, timeout_s: float) -> _core.Store:
@@ -50,6 +49,11 @@ def _next(session: str) -> str:
     return f"after {session}"
 
 
+def _claim(session: str, rank: int) -> str:
+    """Name the key that says that a process of this rank is in the session, well or not: it ends with it."""
+    return f"claim {session} {rank}"
+
+
 def _lead(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]:
     global _served
     place = (os.getpid(), launch.master_addr, launch.master_port, key)
@@ -65,21 +69,21 @@ def _lead(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]
 
 
 def _follow(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]:
-    global _last
     close()  # it may have been rank 0
     deadline = time.monotonic() + timeout_s
     store = _connect(launch, key, timeout_s)
     session = store.get(_NOW, timeout_s).decode()
-    if session == _last:
+    while store.check(_claim(session, launch.rank)):
         try:
             session = store.get(_next(session), max(0.0, deadline - time.monotonic())).decode()
         except TimeoutError:
             raise TimeoutError(
-                f"[smdp] rank {launch.rank} of {launch.world_size}: this is another smdp.init() here, but"
-                f" rank 0 has not called it again after {timeout_s:g} s. All ranks must call smdp.shutdown()"
-                " and smdp.init() equally often; SMDP_INIT_TIMEOUT sets the wait."
+                f"[smdp] rank {launch.rank} of {launch.world_size}: this is another smdp.init() of this rank,"
+                " here or in a process before this one that ended or still runs, but rank 0 has not called it"
+                f" again after {timeout_s:g} s. All ranks must call smdp.shutdown() and smdp.init() equally"
+                " often, and are started anew together; SMDP_INIT_TIMEOUT sets the wait."
             ) from None
-    _last = session
+    store.set(_claim(session, launch.rank), b"")
     return store, session
 
 
