@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 
@@ -127,6 +128,36 @@ def training() -> None:
 @pytest.mark.parametrize("function", [all_reduces, polled_and_dropped, odd_tensors, captured, training])
 def test_cuda(function: Callable[[], None]) -> None:
     run(function, 2)
+
+
+def compressed() -> None:
+    """Every wire type under a scaler that is followed, also of a copy."""
+    device = take_device()
+    for wire in ("fp16", "bf16", "int8", "topk"):
+        torch.manual_seed(0)
+        linear = nn.Linear(64, 8, device=device)
+        model = smdp.torch.DistributedDataParallel(linear, compression=wire, topk_ratio=0.2)
+        for is_copy in (False, True):
+            model = copy.deepcopy(model) if is_copy else model
+            scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
+            model.follow(scaler)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for step in range(4):
+                generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
+                batch = torch.randn(16, 64, generator=generator).to(device)
+                optimizer.zero_grad()
+                scaler.scale(model(batch).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update(512.0 if step == 1 else None)
+            for parameter in model.parameters():
+                everywhere = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
+                dist.all_gather(everywhere, parameter.detach())
+                assert all(torch.equal(one, parameter) for one in everywhere), wire
+                assert parameter.isfinite().all()
+
+
+def test_compression_between_hosts() -> None:
+    run(compressed, 2, hosts=[0, 1])
 
 
 def on_one_device() -> None:
