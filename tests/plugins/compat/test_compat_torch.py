@@ -37,6 +37,13 @@ def test_accelerate(variables: dict[str, str]) -> None:
     check("smdp run", "accelerate_smddp.py", **variables)
 
 
+def test_accelerate_by_name() -> None:
+    pytest.importorskip("accelerate")
+    done = start("smdp run", "accelerate_smddp_by_name.py")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "all is right on 2 ranks" in done.stdout
+
+
 def test_plugin_on_the_trainers_path(tmp_path: Path) -> None:
     """There the Trainer wraps the model itself; the plugin is asked all the same."""
     pytest.importorskip("transformers")

@@ -102,8 +102,10 @@ def _accelerate_takes_smddp_on_cpu(module: Any) -> _Undo:
     @functools.wraps(plain)
     def prepare(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: Any = None) -> Any:
         chosen = plain(self, cpu, sagemaker_dp, backend)
-        # Who names a backend, or has started a group, gets it.
-        if backend is not None or chosen[1] not in (kind.MULTI_CPU, kind.NO) or not is_data_parallel():
+        is_named = backend == "smddp" and "LOCAL_RANK" in os.environ
+        # Who names another backend, or has started a group, gets it.
+        is_wanted = is_named or (backend is None and is_data_parallel())
+        if not is_wanted or chosen[1] not in (kind.MULTI_CPU, kind.NO):
             return chosen
         return dist.get_backend() if dist.is_initialized() else "smddp", kind.MULTI_CPU
 
