@@ -4,7 +4,8 @@
 //   SmdpGradientMeans    gives the means of some once they are there; asynchronous
 //   SmdpGradientFinish   takes what every SmdpGradientReady gives, also of gradients that nobody uses
 // Means come after Finish: one that waited in a step that an error ends early would never be called back. Ready and
-// Means are stateless: stateful ops would run one after the other. `indices` keep equal ones apart.
+// Means are stateless: stateful ops would run one after the other. `indices` keep equal ones apart. Reducers are
+// inputs: TensorFlow keeps a kernel of eager code for every value that an attribute ever had.
 #include <memory>
 #include <mutex>
 
@@ -25,57 +26,67 @@ std::unique_ptr<GradientSteps> find_steps(std::int64_t id) {
   return steps;
 }
 
-// The number of a step. All ops of the step take it, so it lives as long as they may run: where one of them fails, the
-// step is left then, not when the others' wait for it has timed out.
-struct alignas(64) Number {  // TensorFlow copies what is aligned to less
-  std::int64_t step;
+// A step: its number, and that of its GradientSteps. All ops of the step take it, so it lives as long as they may run:
+// where one of them fails, the step is left then, not when the others' wait for it has timed out.
+struct alignas(64) Step {  // TensorFlow copies what is aligned to less
+  std::int64_t number;
   std::int64_t steps;
   static void free(void* data, std::size_t, void*) {
-    const std::unique_ptr<Number> number(static_cast<Number*>(data));
-    const auto steps = GradientSteps::find(static_cast<std::uint64_t>(number->steps));
-    if (steps) steps->leave(static_cast<std::uint64_t>(number->step));
+    const std::unique_ptr<Step> step(static_cast<Step*>(data));
+    const auto found = GradientSteps::find(static_cast<std::uint64_t>(step->steps));
+    if (found) found->leave(static_cast<std::uint64_t>(step->number));
   }
+};
+constexpr std::int64_t kStepSize = 2;
+
+// A step as ops take it.
+struct Taken {
+  Taken(TF_OpKernelContext* context, int index) : tensor(input(context, index)) {
+    const auto* values = static_cast<const std::int64_t*>(TF_TensorData(tensor.get()));
+    number = static_cast<std::uint64_t>(values[0]);
+    steps = find_steps(values[1]);
+  }
+  Tensor tensor;
+  std::uint64_t number;
+  std::unique_ptr<GradientSteps> steps;
 };
 
 struct Begin {
-  explicit Begin(TF_OpKernelConstruction* construction) : steps(attribute(construction, "steps")) {}
+  explicit Begin(TF_OpKernelConstruction*) {}
   void run(TF_OpKernelContext* context) const {
-    auto number = std::make_unique<Number>();
-    *number = {static_cast<std::int64_t>(find_steps(steps)->begin()), steps};
-    const Tensor out(TF_NewTensor(TF_INT64, nullptr, 0, number.get(), sizeof number->step, Number::free, nullptr));
-    number.release();
+    const std::int64_t steps = scalar_input(context, 1);
+    auto step = std::make_unique<Step>();
+    *step = {static_cast<std::int64_t>(find_steps(steps)->begin()), steps};
+    const std::size_t bytes = kStepSize * sizeof(std::int64_t);
+    const Tensor out(TF_NewTensor(TF_INT64, &kStepSize, 1, step.get(), bytes, Step::free, nullptr));
+    step.release();
     const Status status;
     TF_SetOutput(context, 0, out.get(), status);
     status.check();
   }
-  std::int64_t steps;
 };
 
 struct Ready {
-  explicit Ready(TF_OpKernelConstruction* construction)
-      : steps(attribute(construction, "steps")), indices(list_attribute(construction, "indices")) {}
+  explicit Ready(TF_OpKernelConstruction* construction) : indices(list_attribute(construction, "indices")) {}
   void run(TF_OpKernelContext* context) const {
     const auto count = static_cast<int>(indices.size());
-    const auto number = static_cast<std::uint64_t>(scalar_input(context, count));
-    const std::unique_ptr<GradientSteps> found = find_steps(steps);
+    const Taken step(context, count);
     for (int i = 0; i < count; ++i) {
       // Shared with the reducer, which writes the mean to it. The only op that reads it is SmdpGradientMeans.
       const std::shared_ptr<TF_Tensor> held = copied_output(context, i, i);
       const auto index = static_cast<std::size_t>(indices[static_cast<std::size_t>(i)]);
-      found->ready(number, index, TF_TensorData(held.get()), [held] {});
+      step.steps->ready(step.number, index, TF_TensorData(held.get()), [held] {});
     }
   }
-  std::int64_t steps;
   std::vector<std::int64_t> indices;
 };
 
 // Of several gradients: small ones are done at about the same time, and a callback for each would cost more than it
 // gains.
 struct Means {
-  explicit Means(TF_OpKernelConstruction* construction)
-      : steps(attribute(construction, "steps")), indices(list_attribute(construction, "indices")) {}
+  explicit Means(TF_OpKernelConstruction* construction) : indices(list_attribute(construction, "indices")) {}
   void run(const RunPtr& run) const {
-    const auto number = static_cast<std::uint64_t>(scalar_input(run->context(), static_cast<int>(indices.size())));
+    const Taken step(run->context(), static_cast<int>(indices.size()));
     const auto waiting = std::make_shared<Waiting>();
     waiting->left = indices.size();
     const auto done = [run, waiting, count = indices.size()](std::exception_ptr error) {
@@ -86,8 +97,7 @@ struct Means {
       }
       give(run, count, waiting->failure);
     };
-    const std::unique_ptr<GradientSteps> found = find_steps(steps);
-    for (const std::int64_t index : indices) found->mean(number, static_cast<std::size_t>(index), done);
+    for (const std::int64_t index : indices) step.steps->mean(step.number, static_cast<std::size_t>(index), done);
   }
   struct Waiting {
     std::mutex mutex;  // guards all below
@@ -105,25 +115,25 @@ struct Means {
       run->end();
     });
   }
-  std::int64_t steps;
   std::vector<std::int64_t> indices;
 };
 
 struct Finish {
-  explicit Finish(TF_OpKernelConstruction* construction) : steps(attribute(construction, "steps")) {}
+  explicit Finish(TF_OpKernelConstruction*) {}
   void run(TF_OpKernelContext* context) const {
-    const std::int64_t number = scalar_input(context, 1);
-    find_steps(steps)->finish(static_cast<std::uint64_t>(number));
-    const Tensor ended = new_output(context, 0, TF_INT64, {});
-    *static_cast<std::int64_t*>(TF_TensorData(ended.get())) = number;
+    const Taken step(context, 1);
+    step.steps->finish(step.number);
+    const Status status;
+    TF_SetOutput(context, 0, step.tensor.get(), status);
+    status.check();
   }
-  std::int64_t steps;
 };
 
-// Output i is like input i.
+// Output i is like input i; `others` inputs come after those.
+template <int others>
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* shape = TF_NewShapeHandle();
-  const auto outputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - 1;
+  const auto outputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - others;
   for (int i = 0; i < outputs && TF_GetCode(status) == TF_OK; ++i) {
     TF_ShapeInferenceContextGetInput(context, i, shape, status);
     if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, i, shape, status);
@@ -136,25 +146,27 @@ constexpr const char* kGradients = "T: list({half, bfloat16, float, double, comp
 }  // namespace
 
 void define_gradient_ops() {
-  define_sync<Begin>({"SmdpGradientBegin", {"token: resource"}, {"step: int64"}, {"steps: int"}, true, scalar_shape});
+  define_sync<Begin>(
+      {"SmdpGradientBegin", {"token: resource", "steps: int64"}, {"step: int64"}, {}, true, unknown_shape});
   define_sync<Ready>({"SmdpGradientReady",
                       {"gradients: T", "step: int64"},
                       {"held: T"},
-                      {kGradients, "steps: int", "indices: list(int)"},
+                      {kGradients, "indices: list(int)"},
                       false,
-                      same_shapes});
+                      same_shapes<1>});
+  // factor and group are for its gradient.
   define_async<Means>({"SmdpGradientMeans",
-                       {"held: T", "step: int64"},
+                       {"held: T", "step: int64", "factor: double"},
                        {"means: T"},
-                       {kGradients, "steps: int", "indices: list(int)"},
+                       {kGradients, "indices: list(int)", "group: int"},
                        false,
-                       same_shapes});
+                       same_shapes<2>});
   define_sync<Finish>({"SmdpGradientFinish",
                        {"token: resource", "step: int64", "held: T"},
                        {"ended: int64"},
-                       {kGradients, "steps: int"},
+                       {kGradients},
                        true,
-                       scalar_shape});
+                       unknown_shape});
 }
 
 }  // namespace smdp::tensorflow

@@ -229,12 +229,6 @@ void same_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_DeleteShapeHandle(shape);
 }
 
-void scalar_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeHandle* shape = TF_ShapeInferenceContextScalar(context);
-  TF_ShapeInferenceContextSetOutput(context, 0, shape, status);
-  TF_DeleteShapeHandle(shape);
-}
-
 void unknown_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
 }

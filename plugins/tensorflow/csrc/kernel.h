@@ -128,7 +128,6 @@ inline constexpr const char* kMovable =
     "complex128}";
 
 void same_shape(TF_ShapeInferenceContext* context, TF_Status* status);     // output 0 is like input 0
-void scalar_shape(TF_ShapeInferenceContext* context, TF_Status* status);   // output 0 is a scalar
 void unknown_shape(TF_ShapeInferenceContext* context, TF_Status* status);  // of all outputs
 void no_shape(TF_ShapeInferenceContext* context, TF_Status* status);       // no outputs
 

@@ -13,6 +13,7 @@ from smdp.tensorflow.collectives import reduce_tensor, scaled
 from smdp.tensorflow.compression import Compression, Compressor, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
 from smdp.tensorflow.groups import group_of, tensor_of
+from smdp.tensorflow.lists import check_same, join_small
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.sparse import reduce_slices
 from smdp.tensorflow.tracing import no_autograph
@@ -124,10 +125,30 @@ def grouped_allreduce(
     *,
     group: Any = None,
 ) -> list[Any]:
-    """Reduces several tensors at once; arguments as in allreduce."""
+    """Reduces several tensors at once; arguments as in allreduce.
+
+    ``Compression.int8`` and ``topk`` keep what they lose for the next run of a traced function; in eager code
+    they send tensors whole.
+
+    Raises:
+        MismatchError: In eager code, on all ranks: the lists differ.
+    """
     kind = _kind(op, average)
     members = group_of(group, process_set)
     values = [t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce") for t in tensors]
+    if tf.executing_eagerly():
+        # No reducer, which takes long to make: any call may have other shapes.
+        if len(values) > 1:
+            check_same("grouped_allreduce", "tensor", values, members, "Give all ranks' lists in one order.")
+        single = functools.partial(
+            allreduce,
+            compression=_without_memory(compressor(compression)),
+            op=kind,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            group=members,
+        )
+        return join_small(values, single)
     return reduce_all(
         values,
         [None] * len(values),
@@ -165,7 +186,6 @@ def reduce_all(
             factor=factor_of(op, prescale_factor * postscale_factor, group.size),
             bucket_cap_mb=bucket_cap_mb,
         )
-    wire = None if compression.name in ("int8", "topk") else compression
     before: list[Any] = []
     for index, value in enumerate(values):
         if value is None or (is_linear and can_reduce(value)):
@@ -174,7 +194,7 @@ def reduce_all(
         with tf.control_dependencies(before):
             results[index] = allreduce(
                 value,
-                compression=wire,
+                compression=_without_memory(compression),
                 op=op,
                 prescale_factor=prescale_factor,
                 postscale_factor=postscale_factor,
@@ -208,6 +228,10 @@ def _kind(op: Any, average: bool | None) -> ReduceOp:
     if op is not None and average is not None:
         raise ValueError("[smdp] give op or average, not both.")
     return ReduceOp.SUM if average is False else reduce_op(op)
+
+
+def _without_memory(compression: Compressor) -> Compressor:
+    return Compression.none if compression.name in ("int8", "topk") else compression
 
 
 def _scaled_slices(slices: Any, factor: float) -> Any:

@@ -21,23 +21,16 @@ from smdp.tensorflow.reduce_op import ReduceOp
 BUCKET_CAP_MB = 25.0
 # Below this an op for each gradient, and a callback for each mean, would cost more than they gain.
 _SMALL_BYTES = 256 << 10
-# Reducers of eager code for the same variables, or for none, with other shapes or factors: the oldest goes.
+# Reducers of eager code for the same variables with other shapes or factors: the oldest goes.
 _MOST_EAGER = 8
 
 
 @dataclass
 class _Steps:
-    """A reducer, the token that orders its steps, and what its sums are multiplied by."""
+    """A reducer, and the token that orders its steps."""
 
     core: Any  # _core.GradientSteps; without the op library, a _core.GradientReducer
     token: Token
-    group: Any
-    factor: float
-
-    @property
-    def for_totals(self) -> Any:
-        """What a graph keeps the group's token by."""
-        return self.token, "totals"
 
 
 @dataclass(frozen=True)
@@ -93,46 +86,56 @@ def reduce_gradients(
     if not gradients:
         return []
     found = _find_or_make(gradients, sources, names, group, compression, factor, bucket_cap_mb)
+    number, scale = group.core.id, factor or 1 / group.size
     own = [i for i, gradient in enumerate(gradients) if can_reduce(gradient)]
     results = list(gradients)
     if not own:
         return results
     # For the gradients of these gradients.
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    totals = as_seen_in(graph, token_of(group.core.id))
+    totals = as_seen_in(graph, token_of(number))
     if graph is not None:
-        graph.get_collection_ref(found.for_totals)[:] = [totals]
+        graph.get_collection_ref(_for_totals(number))[:] = [totals]
     if not is_native:
-        for index, mean in zip(
-            own, _through_python(found, own, [gradients[i] for i in own], totals), strict=True
-        ):
+        means = _through_python(found, own, [gradients[i] for i in own], number, scale, totals)
+        for index, mean in zip(own, means, strict=True):
             results[index] = mean
         return results
-    steps = found.core.id
     with tf.device("CPU:0"):
         # Behind the gradient that backward makes first: whatever fails before it leaves no step open.
         with tf.control_dependencies([gradients[own[-1]]]):
-            step = ops.smdp_gradient_begin(token=found.token.handle, steps=steps)
+            step = ops.smdp_gradient_begin(token=found.token.handle, steps=found.core.id)
         held = []
         for indices in _in_row(gradients, own):
             several = [gradients[i] for i in indices]
-            held += ops.smdp_gradient_ready(gradients=several, step=step, steps=steps, indices=indices)
-        ended = ops.smdp_gradient_finish(token=found.token.handle, step=step, held=held, steps=steps)
+            held += ops.smdp_gradient_ready(gradients=several, step=step, indices=indices)
+        ended = ops.smdp_gradient_finish(token=found.token.handle, step=step, held=held)
         for places in _together([gradients[i] for i in own]):
             indices = [own[place] for place in places]
             means = ops.smdp_gradient_means(
-                held=[held[place] for place in places], step=ended, steps=steps, indices=indices
+                held=[held[place] for place in places],
+                step=ended,
+                factor=scale,
+                indices=indices,
+                group=number,
             )
             for index, mean in zip(indices, means, strict=True):
                 results[index] = mean
     return results
 
 
-def _through_python(found: _Steps, indices: Sequence[int], gradients: Sequence[Any], totals: Any) -> Any:
+def _for_totals(number: int) -> Any:
+    """What a graph keeps the token of a group by."""
+    return "smdp totals", number
+
+
+def _through_python(
+    found: _Steps, indices: Sequence[int], gradients: Sequence[Any], number: int, scale: float, totals: Any
+) -> Any:
     @tf.custom_gradient
     def call(*values: Any) -> Any:
         means = python_ops.reduce_gradients(found.core, found.token.handle, indices, values)
-        return means, lambda *upper: _sums(found, upper, totals)
+        return means, lambda *upper: _sums(number, scale, upper, totals)
 
     with tf.device("CPU:0"):
         return call(*gradients)
@@ -212,7 +215,7 @@ def _find_or_make(
     found = _steps.pop(key, None)
     is_new = found is None
     if found is None:
-        found = _Steps(_make_core(group, names, described, options), Token(), group, factor)
+        found = _Steps(_make_core(group, names, described, options), Token())
     _steps[key] = found  # the last in order
     if is_new and key.is_eager:
         # Ranks make the same calls, so they close the same one, which none uses once all have made the new.
@@ -251,25 +254,21 @@ def forget_all() -> None:
     _steps.clear()
 
 
-def _sums(found: _Steps, gradients: Sequence[Any], token: Any) -> list[Any]:
-    number = found.group.core.id
+def _sums(number: int, scale: Any, gradients: Sequence[Any], token: Any) -> list[Any]:
     with tf.device("CPU:0"):
         totals = [
             ops.smdp_allreduce(tensor=gradient, token=token, group=number, op=int(ReduceOp.SUM))
             for gradient in gradients
         ]
-    factor = found.factor or 1 / found.group.size
-    return [total * tf.cast(factor, total.dtype) for total in totals]
+    return [total * tf.cast(scale, total.dtype) for total in totals]
 
 
 @tf.RegisterGradient("SmdpGradientMeans")
 def _means_gradient(op: Any, *gradients: Any) -> Any:
-    for steps in _steps.values():
-        if steps.core.id == op.get_attr("steps"):
-            graph = getattr(op, "graph", None)  # eager ones have none
-            token = graph.get_collection(steps.for_totals)[0] if graph else token_of(steps.group.core.id)
-            return [*_sums(steps, gradients, token), None]
-    raise LookupError("[smdp] the gradients that this op was made for are gone.")
+    number = op.get_attr("group")
+    graph = getattr(op, "graph", None)  # eager ones have none
+    token = graph.get_collection(_for_totals(number))[0] if graph else token_of(number)
+    return [*_sums(number, op.inputs[-1], gradients, token), None, None]
 
 
 @tf.RegisterGradient("SmdpGradientReady")
