@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -11,6 +12,7 @@ from tensorflow_spawn import run
 
 import smdp
 import smdp.tensorflow as sdp
+from smdp.tensorflow.collectives import broadcast_labeled
 
 is_native = os.environ.get("SMDP_TENSORFLOW_OPS") != "python"
 
@@ -52,6 +54,20 @@ def check_variables_in_a_graph() -> None:
         start()
 
 
+def check_label_in_eager_code() -> None:
+    """Which comes behind what the core says; the root, which only sends, need not hear of it."""
+    group = smdp.world().split(0)
+    if sdp.rank() == 0:
+        with contextlib.suppress(tf.errors.OpError):
+            broadcast_labeled(tf.ones(2), 0, group, "variable 'two'")
+            sdp.barrier(group=group)
+        return
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"float32\[[23]\].* Here it was variable 'two'\.$"
+    ):
+        broadcast_labeled(tf.ones(3), 0, group, "variable 'two'")
+
+
 @pytest.mark.parametrize("ops", ["native", "python"])
 def test_shapes(ops: str) -> None:
     run(check_shapes, 2, env={"SMDP_TENSORFLOW_OPS": ops})
@@ -60,3 +76,8 @@ def test_shapes(ops: str) -> None:
 @pytest.mark.skipif(not is_native, reason="ops in Python tell no label")
 def test_variables_in_a_graph() -> None:
     run(check_variables_in_a_graph, 2)
+
+
+@pytest.mark.skipif(not is_native, reason="ops in Python tell no label")
+def test_label_in_eager_code() -> None:
+    run(check_label_in_eager_code, 2)

@@ -66,7 +66,8 @@ def resident_mib() -> float:
 
 
 def check_memory() -> None:
-    """Neither new shapes nor new variables leave anything behind in TensorFlow."""
+    """Neither new shapes nor new variables, and their names, leave anything behind in TensorFlow."""
+    named = [tf.Variable([1.0], name=f"v{i}") for i in range(220)]
 
     def lists() -> None:
         for count in range(1, 10):
@@ -79,13 +80,17 @@ def check_memory() -> None:
                 loss = variable[0]
             sdp.DistributedGradientTape(tape).gradient(loss, variable)
 
-    for some in (lists, variables):
+    def names() -> None:
+        sdp.broadcast_variables(named[-20:], 0)
+        del named[-20:]
+
+    for some in (lists, variables, names):
         for _ in range(3):
             some()
         before = resident_mib()
         for _ in range(8):
             some()
-        assert resident_mib() < before + 4
+        assert resident_mib() < before + 4, some
 
 
 def test_memory() -> None:

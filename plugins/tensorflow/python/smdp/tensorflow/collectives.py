@@ -68,6 +68,13 @@ def broadcast_labeled(
     tensor: Any, root_rank: int, group: Any, label: str = "", name: str | None = None
 ) -> Any:
     """The same; the label says what it is, in errors."""
+    if tf.executing_eagerly() and label:
+        # Not to the op: TensorFlow would keep a kernel for each label.
+        try:
+            return broadcast_labeled(tensor, root_rank, group, name=name)
+        except tf.errors.OpError as error:
+            text = f"{error.message} Here it was {label}."
+            raise type(error)(error.node_def, error.op, text) from error
     if not 0 <= root_rank < group.size:
         raise ValueError(f"[smdp] broadcast: root_rank is {root_rank}; allowed: 0 to {group.size - 1}.")
     tensor = tensor_of(tensor, "broadcast")
