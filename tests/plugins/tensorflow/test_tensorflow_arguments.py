@@ -58,6 +58,9 @@ def check_horovods_calls() -> None:
     tape = sdp.DistributedGradientTape(tape, "", "", C.none, False, Sum, 1.0, 0, None, smdp.world(), True)
     np.testing.assert_allclose(tape.gradient(loss, variable), [3, 3])
     callbacks.BroadcastGlobalVariablesCallback(0, "", local_variables=None)
+    logs = {"loss": tf.constant(1.0 + sdp.rank()), "best": np.float32(sdp.rank()), "phase": "x", "none": None}
+    callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs == {"loss": 1.5, "best": 0.5, "phase": "x", "none": None}
     if is_keras_3:
         sdp.DistributedOptimizer(keras.optimizers.SGD(), average_aggregated_gradients=True)
         best = callbacks.BestModelCheckpoint("val_accuracy")
@@ -112,6 +115,8 @@ def check_wrong_ones() -> None:
         for path in ("/model/best", pathlib.Path("best")):
             with pytest.raises(ValueError, match=r"got the path '.*best'.*Say '.*best\.keras'"):
                 callbacks.BestModelCheckpoint(path)
+        with pytest.raises(ValueError, match=r"or, if it is the metric, monitor='val/acc'"):
+            callbacks.BestModelCheckpoint("val/acc")
     logs = {"loss": 1.0, **({"val_loss": 2.0} if sdp.rank() == 1 else {})}
     with pytest.raises(smdp.MismatchError, match=r"has the metrics loss.*has loss"):
         callbacks.MetricAverageCallback().on_epoch_end(0, logs)

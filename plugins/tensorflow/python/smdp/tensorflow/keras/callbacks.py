@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import warnings
 from collections.abc import Callable
@@ -72,7 +73,7 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All metrics in one message."""
         logs = {} if logs is None else logs
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        names = sorted(name for name, value in logs.items() if _is_number(value))
         members = group_of(self._group)
         for rank, theirs in enumerate(allgather_object(names, group=members)):
             if theirs != names:
@@ -86,6 +87,10 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         values = tf.constant([float(logs[name]) for name in names], tf.float64)
         for name, value in zip(names, oob_allreduce(values, group=members).numpy(), strict=True):
             logs[name] = float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and (tf.is_tensor(value) or isinstance(value, (numbers.Real, np.number)))
 
 
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -227,7 +232,8 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
             if isinstance(filepath, Path) or os.sep in filepath:
                 raise ValueError(
                     f"[smdp] BestModelCheckpoint got the path {str(filepath)!r}, and a model's file ends in"
-                    f" .keras or .h5. Say {str(filepath) + '.keras'!r}."
+                    f" .keras or .h5. Say {str(filepath) + '.keras'!r}, or, if it is the metric,"
+                    f" monitor={str(filepath)!r}."
                 )
             filepath, monitor = "best.keras", str(filepath)
         super().__init__(filepath=filepath, monitor=monitor, save_best_only=True, **options)
