@@ -116,6 +116,27 @@ TEST_P(Steps, NextOneMayComeEarly) {
   });
 }
 
+// A run that broke off before its first gradient is left late, in the middle of the one that was given its number.
+TEST_P(Steps, LateLeave) {
+  run(GetParam(), [](Group& group) {
+    const auto gradients = model();
+    GradientSteps steps(group, gradients, {});
+    Data data = data_of(gradients, 1, group.rank());
+    ASSERT_EQ(steps.begin(), 1U);
+    ASSERT_EQ(steps.begin(), 1U);
+    Means means;
+    for (std::size_t index = 0; index < gradients.size(); ++index) {
+      steps.ready(1, index, data[index].data(), {});
+      if (index == 0) steps.leave(1);
+      means.ask(steps, 1, index);
+    }
+    steps.finish(1);
+    means.wait();
+    steps.leave(1);
+    for (const float x : data[0]) ASSERT_FLOAT_EQ(x, 1 + static_cast<float>(group.size() - 1) / 2);
+  });
+}
+
 // An op of a step fails on one rank, which trains on all the same: an error everywhere, not a wrong mean.
 TEST_P(Steps, BrokenStepClosesTheGroup) {
   run(GetParam(), [](Group& group) {

@@ -41,7 +41,8 @@ class SMDP_API GradientSteps {
   void mean(std::uint64_t step, std::size_t index, std::function<void(std::exception_ptr)> done);
   // After the last ready() of the step. Gradients that did not come count as zero.
   void finish(std::uint64_t step);
-  // Nothing more comes of the step. If gradients came but finish() did not, closes the group on all ranks.
+  // Nothing more comes of one begin() of the step. If gradients came but finish() did not, and nothing more comes of
+  // any other that gave the same number, closes the group on all ranks.
   void leave(std::uint64_t step);
 
   // As GradientReducer's.

@@ -28,6 +28,7 @@ struct Step {
   std::vector<std::size_t> queued;  // came before the step's turn, or while others of these are handed on
   bool is_finished = false;
   bool is_ending = false;  // somebody has told the reducer, or is about to
+  int runs = 1;            // that were given its number and have not left it
 
   bool is_untouched() const {
     return !is_finished &&
@@ -55,7 +56,10 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     std::unique_lock lock(mutex_);
     check_usable();
     // One that broke off before its first gradient, e.g. at the end of the data, is begun anew.
-    if (!steps_.empty() && steps_.back().is_untouched()) return last();
+    if (!steps_.empty() && steps_.back().is_untouched()) {
+      ++steps_.back().runs;
+      return last();
+    }
     if (!steps_.empty() && !steps_.back().is_finished) {
       const std::string text =
           broken_off(last()) + " before the next one began, or two threads train the same variables at once.";
@@ -116,8 +120,8 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     {
       const std::lock_guard lock(mutex_);
       if (error_ || number < first_ || number - first_ >= steps_.size()) return;
-      const Step& step = steps_[number - first_];
-      if (step.is_finished || step.is_untouched()) return;
+      Step& step = steps_[number - first_];
+      if (--step.runs > 0 || step.is_finished || step.is_untouched()) return;
     }
     abort(broken_off(number) + "; the error that this rank raised says why.");
   }
