@@ -63,7 +63,8 @@ with tf.Graph().as_default():
         np.testing.assert_allclose(session.run(w), [0.5, 2.5])
 
 try:
-    hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    hvd.DistributedOptimizer(optimizer, None, False, "", "", hvd.Compression.none, False, 2)
 except ValueError as error:
     assert "takes no backward_passes_per_step" in str(error)
 else:

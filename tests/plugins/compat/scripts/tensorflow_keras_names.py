@@ -113,6 +113,18 @@ for module in (sdp, sdp_keras):
     slices = tf.IndexedSlices(tf.ones([1, 1]), [rank], [3, 1])
     (seen,) = optimizer._smdp_reduction([slices], [table])
     assert seen.numpy().tolist() == [[0.5], [0.5], [0]]
+# Horovod's orders of arguments, and SMDDP's.
+fp16, plain = hvd.Compression.fp16, tf.keras.optimizers.SGD
+for make, order in (
+    (hvd.DistributedOptimizer, (None, "", "", fp16, True, 1.0, tensorflow_hvd.Sum)),
+    (longer.DistributedOptimizer, (None, "", "", fp16, True, 2.0, tensorflow_hvd.Sum)),
+    (tensorflow_hvd.DistributedOptimizer, (None, False, "", "", fp16, True, 1, tensorflow_hvd.Sum)),
+    (sdp.DistributedOptimizer, (None, False, "", "", fp16, False, sdp.ReduceOp.SUM, 5)),
+    (sdp_keras.DistributedOptimizer, (None, False, "", "", fp16, False, sdp.ReduceOp.SUM, 5)),
+):
+    reduction = make(plain(1.0), *order)._smdp_reduction
+    assert (reduction._compression.name, reduction._op.name) == ("fp16", "SUM"), order
+    assert reduction._sparse_as_dense
 
 
 def refused(call, error, text):
@@ -133,6 +145,12 @@ for size in (1, 2):
 assert sdp.get_worker_comm() is world
 del sys.modules["mpi4py"]
 
+more = (None, False, "", "", fp16, True, 2)
+refused(
+    lambda: tensorflow_hvd.DistributedOptimizer(plain(1.0), *more),
+    ValueError,
+    "backward_passes_per_step is 2",
+)
 refused(lambda: hvd.init(comm=[0]), ValueError, "comm is [0]; allowed: all 2 ranks")
 refused(lambda: hvd.elastic, NotImplementedError, "horovod.keras.elastic is not there")
 refused(lambda: __import__("horovod.keras.elastic"), NotImplementedError, "torchrun --max-restarts")

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import smdp
+import smdp.tensorflow as sdp
 from smdp.compat.horovod.build import ccl_built as ccl_built
 from smdp.compat.horovod.build import cuda_built as cuda_built
 from smdp.compat.horovod.build import ddl_built as ddl_built
@@ -31,8 +32,6 @@ from smdp.tensorflow import broadcast_variables as broadcast_variables
 from smdp.tensorflow import reducescatter as reducescatter
 
 BroadcastGlobalVariablesHook = graph.BroadcastGlobalVariablesHook
-# Takes optimizers of tf.compat.v1, too.
-DistributedOptimizer = graph.DistributedOptimizer  # type: ignore[assignment]
 broadcast_global_variables = graph.broadcast_global_variables
 
 
@@ -50,6 +49,29 @@ def init(comm: Any = None, process_sets: Any = None) -> None:  # type: ignore[no
         )
     smdp.init()
     check_comm(comm, smdp.size())
+
+
+def DistributedOptimizer(  # type: ignore[no-redef]
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = sdp.Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Any = sdp.Average,
+    **options: Any,
+) -> Any:
+    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients; arguments after op by name.
+
+    Raises:
+        ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
+    """
+    passes = backward_passes_per_step
+    return graph.distribute(
+        optimizer, compression, sparse_as_dense, op, backward_passes_per_step=passes, **options
+    )
 
 
 def rank_op(name: str | None = None) -> Any:

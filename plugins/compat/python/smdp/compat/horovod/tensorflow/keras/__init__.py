@@ -7,16 +7,32 @@ from typing import Any
 
 import tensorflow as tf
 
+import smdp.compat.horovod.tensorflow as hvd
 from smdp.compat.horovod.refusals import no_attribute
 from smdp.compat.horovod.tensorflow import *  # noqa: F403
-from smdp.compat.horovod.tensorflow import DistributedOptimizer as DistributedOptimizer
-from smdp.compat.horovod.tensorflow import broadcast_global_variables as broadcast_global_variables
 from smdp.compat.horovod.tensorflow.keras.collectives import allgather as allgather  # type: ignore[assignment]
 from smdp.compat.horovod.tensorflow.keras.collectives import allreduce as allreduce
 from smdp.compat.horovod.tensorflow.keras.collectives import broadcast as broadcast  # type: ignore[assignment]
 from smdp.compat.horovod.tensorflow.keras.collectives import reducescatter as reducescatter  # type: ignore[assignment]
 from smdp.tensorflow import Compression
 from smdp.tensorflow.keras import callbacks as callbacks
+
+
+def DistributedOptimizer(  # type: ignore[no-redef]
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = hvd.Average,
+    **options: Any,
+) -> Any:
+    """Make an optimizer average gradients: horovod.tensorflow's, with Keras' order of arguments."""
+    return hvd.DistributedOptimizer(
+        optimizer, compression=compression, sparse_as_dense=sparse_as_dense, op=op, **options
+    )
 
 
 def load_model(

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 import smdp
-from smdp.compat.sagemaker.dataparallel.tensorflow.dense_gradients import (
+from smdp.compat.sagemaker.dataparallel.tensorflow.gradients import (
     DistributedGradientTape as DistributedGradientTape,
 )
-from smdp.compat.sagemaker.dataparallel.tensorflow.dense_gradients import (
+from smdp.compat.sagemaker.dataparallel.tensorflow.gradients import (
     DistributedOptimizer as DistributedOptimizer,
 )
 from smdp.compat.sagemaker.dataparallel.tensorflow.graph import (

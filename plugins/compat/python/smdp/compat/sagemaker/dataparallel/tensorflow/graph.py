@@ -7,7 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 import smdp.tensorflow as sdp
+from smdp.tensorflow.gradient_tape import Reduction
 
+# Horovod's, which say what smdp does anyway, or how it is done: the result is the same.
 _NOT_NEEDED = (
     "average_aggregated_gradients",
     "gradient_predivide_factor",
@@ -48,15 +50,12 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         session.run(self._op)
 
 
-def DistributedOptimizer(
+def distribute(
     optimizer: Any,
-    name: str | None = None,
-    use_locking: bool = False,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = sdp.Compression.none,
-    sparse_as_dense: bool = False,
-    op: Any = sdp.ReduceOp.AVERAGE,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: Any,
+    *,
     bucket_cap_mb: float = 25,
     **options: Any,
 ) -> Any:
@@ -65,9 +64,6 @@ def DistributedOptimizer(
     Raises:
         ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
     """
-    # Horovod's, which say what smdp does anyway, or how it is done: the result is the same.
-    for known in _NOT_NEEDED:
-        options.pop(known, None)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return sdp.DistributedOptimizer(
             optimizer,
@@ -77,27 +73,21 @@ def DistributedOptimizer(
             bucket_cap_mb=bucket_cap_mb,
             **options,
         )
-    more = {name: value for name, value in options.items() if value not in (None, 0, 1, 1.0)}
+    more = {
+        name: value
+        for name, value in options.items()
+        if name not in _NOT_NEEDED and value not in (None, 0, 1, 1.0)
+    }
     if more or hasattr(optimizer, "smdp_is_distributed"):
         reason = f"takes no {', '.join(more)}" if more else "is distributed already"
         raise ValueError(f"[smdp] DistributedOptimizer: an optimizer of tf.compat.v1 {reason}.")
     optimizer.smdp_is_distributed = True
+    reduction = Reduction(compression, op, sparse_as_dense, 1.0, 1.0, bucket_cap_mb, None, None)
     compute = optimizer.compute_gradients
 
     def compute_gradients(*args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        pairs = compute(*args, **kwargs)
-        gradients = [gradient for gradient, _ in pairs]
-        if sparse_as_dense:
-            gradients = [tf.convert_to_tensor(each) if _is_sparse(each) else each for each in gradients]
-        known = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        reduced = sdp.grouped_allreduce([gradients[i] for i in known], op=op, compression=compression)
-        for index, gradient in zip(known, reduced, strict=True):
-            gradients[index] = gradient
-        return [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
+        gradients, variables = zip(*compute(*args, **kwargs), strict=True)
+        return list(zip(reduction(gradients, variables), variables, strict=True))
 
     optimizer.compute_gradients = compute_gradients
     return optimizer
-
-
-def _is_sparse(gradient: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import smdp.tensorflow as sdp
-from smdp.compat.sagemaker.dataparallel.tensorflow import graph
+from smdp.compat.sagemaker.dataparallel.tensorflow.graph import distribute
 
 
 class DistributedGradientTape(sdp.DistributedGradientTape):
@@ -17,7 +17,7 @@ class DistributedGradientTape(sdp.DistributedGradientTape):
         device_dense: str = "",
         device_sparse: str = "",
         compression: Any = sdp.Compression.none,
-        sparse_as_dense: bool = True,
+        sparse_as_dense: bool = False,
         op: Any = sdp.ReduceOp.AVERAGE,
         **options: Any,
     ) -> None:
@@ -31,7 +31,7 @@ def DistributedOptimizer(
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = sdp.Compression.none,
-    sparse_as_dense: bool = True,
+    sparse_as_dense: bool = False,
     op: Any = sdp.ReduceOp.AVERAGE,
     bucket_cap_mb: float = 25,
     **options: Any,
@@ -41,11 +41,4 @@ def DistributedOptimizer(
     Raises:
         ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
     """
-    return graph.DistributedOptimizer(
-        optimizer,
-        compression=compression,
-        sparse_as_dense=True,
-        op=op,
-        bucket_cap_mb=bucket_cap_mb,
-        **options,
-    )
+    return distribute(optimizer, compression, True, op, bucket_cap_mb=bucket_cap_mb, **options)
