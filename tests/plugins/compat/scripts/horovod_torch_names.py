@@ -44,6 +44,13 @@ same(hvd.allreduce(torch.tensor([1, 4]) + rank), [1, 4])
 half = torch.full((3,), 6e4, dtype=torch.float16)  # of which the sum is too large
 same(hvd.allreduce(half), [6e4] * 3)
 same(hvd.reducescatter(half), [6e4] * (2 - rank))
+for dtype in (torch.uint8, torch.int8, torch.int16):  # of which the sum is too large, too
+    top = torch.iinfo(dtype).max
+    high = torch.tensor([top, top - 2], dtype=dtype)
+    for got in (hvd.allreduce(high), hvd.grouped_allreduce_([high.clone()])[0]):
+        assert got.dtype == dtype and got.tolist() == [top, top - 2]
+    got = hvd.reducescatter(high)
+    assert got.dtype == dtype and got.tolist() == [top - 2 * rank]
 whole = torch.tensor([1, 4, 6]) + rank
 same(hvd.allreduce(whole, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0), [18, 54, 78])
 assert hvd.reducescatter(whole).tolist() == ([1, 4] if rank == 0 else [6])
@@ -318,6 +325,26 @@ refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, 
 refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed here")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
 refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
+for call in (hvd.allreduce, hvd.reducescatter):
+    refused(lambda: call(x > 1), ValueError, "op of a torch.bool tensor is Average; allowed: Sum")  # noqa: B023
+refused(lambda: hvd.broadcast_parameters([["a", x]], 0), TypeError, "got a list in place of a tensor")
+text = "the process set of ranks [0, 1] is not known"
+refused(lambda: hvd.allreduce(x, process_set=hvd.ProcessSet([0, 1])), ValueError, text)
+state = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
+for call in (
+    lambda: hvd.broadcast_object(rank, 0, process_set=even),
+    lambda: hvd.allgather_object(rank, process_set=even),
+    lambda: hvd.broadcast_optimizer_state(state, 0, process_set=even),
+    lambda: hvd.broadcast_parameters([("a", x)], 0, process_set=even),
+    lambda: hvd.allreduce(x, process_set=even),
+    lambda: hvd.reducescatter(x, process_set=even),
+    lambda: hvd.allgather(x, process_set=even),
+    lambda: hvd.alltoall(x, process_set=even),
+):
+    if rank == 0:
+        call()
+    else:
+        refused(call, ValueError, "rank 1 is not in the process set of ranks [0]")
 refused(lambda: hvd.alltoall(torch.ones(3)), ValueError, "do not divide")
 refused(lambda: hvd.add_process_set(even), ValueError, "added already")
 assert not hasattr(hvd, "elastic")

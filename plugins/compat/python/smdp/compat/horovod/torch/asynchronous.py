@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
 
 Average = "average"
 Sum = "sum"
@@ -92,6 +92,21 @@ def _reduction(kind: str, tensor: Tensor) -> Any:
     return dist.ReduceOp.AVG if kind == Average and not _is_whole(tensor) else _OPS[kind]
 
 
+def _summed(kind: str, tensor: Tensor) -> Tensor:
+    """Give what is reduced in a tensor's place: a sum of narrow integers overflows where their mean fits.
+
+    Raises:
+        ValueError: A mean of bool.
+    """
+    if kind == Average and tensor.dtype == torch.bool:
+        raise ValueError(
+            "[smdp] op of a torch.bool tensor is Average; allowed: Sum, Min, Max, Product. For a mean give"
+            " tensor.float()."
+        )
+    is_narrow = kind == Average and tensor.dtype in (torch.uint8, torch.int8, torch.int16)
+    return tensor.to(torch.int32) if is_narrow else tensor
+
+
 def _finish_mean(kind: str, tensor: Tensor, size: int) -> None:
     if kind == Average and _is_whole(tensor):
         tensor.div_(size, rounding_mode="floor")
@@ -108,24 +123,28 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start one for several tensors, in place."""
     kind = operation(op, average)
+    check_included(process_set)
     tensors = list(tensors)
     before = [_scale(prescale_factor, tensor) for tensor in tensors]
     after = [_scale(postscale_factor, tensor) for tensor in tensors]
     with torch.no_grad():
-        for tensor, factor in zip(tensors, before, strict=True):
+        sums = [_summed(kind, tensor) for tensor in tensors]
+        for total, factor in zip(sums, before, strict=True):
             if factor != 1:
-                tensor.mul_(factor)
+                total.mul_(factor)
         works = [
-            dist.all_reduce(tensor, _reduction(kind, tensor), group=process_set.group, async_op=True)
-            for tensor in tensors
+            dist.all_reduce(total, _reduction(kind, total), group=process_set.group, async_op=True)
+            for total in sums
         ]
 
     def finish() -> Any:
         with torch.no_grad():
-            for tensor, factor in zip(tensors, after, strict=True):
-                _finish_mean(kind, tensor, process_set.size())
+            for tensor, total, factor in zip(tensors, sums, after, strict=True):
+                _finish_mean(kind, total, process_set.size())
                 if factor != 1:
-                    tensor.mul_(factor)
+                    total.mul_(factor)
+                if total is not tensor:
+                    tensor.copy_(total)
         return tensors
 
     return Handle(works, finish)
@@ -163,6 +182,7 @@ def allgather_async(
     """Start an allgather along the first dimension, which may differ between ranks."""
     if tensor.dim() == 0:
         raise ValueError("[smdp] allgather joins along the first dimension, and this tensor is a scalar.")
+    check_included(process_set)
     size = process_set.size()
     rows = torch.empty(size, dtype=torch.int64, device="cpu")
     own = torch.tensor([tensor.shape[0]], device="cpu")
@@ -184,6 +204,7 @@ def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast in place; root_rank counts in the world."""
+    check_included(process_set)
     with torch.no_grad():
         work = dist.broadcast(tensor, root_rank, group=process_set.group, async_op=True)
     return Handle([work], lambda: tensor)
@@ -201,6 +222,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an alltoall: rows for rank 0, then for rank 1, and so on."""
+    check_included(process_set)
     size = process_set.size()
     if splits is None and tensor.shape[0] % size != 0:
         raise ValueError(
@@ -238,23 +260,25 @@ def reducescatter_async(
 ) -> Handle:
     """Start a reducescatter along the first dimension; the first ranks take a row more."""
     kind = operation(op, None)
+    check_included(process_set)
     size, rank = process_set.size(), process_set.rank()
     each, more = divmod(tensor.shape[0], size)
     rows = [each + (one < more) for one in range(size)]
     before, after = _scale(prescale_factor, tensor), _scale(postscale_factor, tensor)
-    source = tensor.detach() * before if before != 1 else tensor.detach()
-    out = tensor.new_empty((rows[rank], *tensor.shape[1:]))
+    source = _summed(kind, tensor.detach())
+    source = source * before if before != 1 else source
+    out = source.new_empty((rows[rank], *tensor.shape[1:]))
     work = dist.reduce_scatter(
         out,
         list(source.contiguous().split(rows)),
-        _reduction(kind, tensor),
+        _reduction(kind, source),
         group=process_set.group,
         async_op=True,
     )
 
     def finish() -> Tensor:
         _finish_mean(kind, out, size)
-        return out.mul_(after) if after != 1 else out
+        return (out.mul_(after) if after != 1 else out).to(tensor.dtype)
 
     return Handle([work], finish)
 

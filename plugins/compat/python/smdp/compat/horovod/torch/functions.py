@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from smdp._pickling import dumps
 from smdp.compat.horovod.torch.asynchronous import broadcast_async_, synchronize
-from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
 
 
 def broadcast_parameters(
@@ -27,9 +27,12 @@ def broadcast_parameters(
             is left out.
         root_rank: Whose.
         process_set: The ranks.
+
+    Raises:
+        TypeError: An entry is neither a tuple nor a tensor.
     """
     entries = params.items() if isinstance(params, Mapping) else params
-    values = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+    values = [_value(entry) for entry in entries]
     handles = [
         broadcast_async_(value.data, root_rank, process_set=process_set)
         for value in values
@@ -37,6 +40,17 @@ def broadcast_parameters(
     ]
     for handle in handles:
         synchronize(handle)
+
+
+def _value(entry: Any) -> Any:
+    if isinstance(entry, tuple):
+        return entry[1]
+    if not isinstance(entry, torch.Tensor):
+        raise TypeError(
+            f"[smdp] broadcast_parameters got a {type(entry).__name__} in place of a tensor, or of a tuple"
+            " of a name and a tensor. Give model.state_dict(), named_parameters() or parameters()."
+        )
+    return entry
 
 
 def broadcast_optimizer_state(
@@ -52,6 +66,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("[smdp] cannot broadcast the state of LBFGS.")
+    check_included(process_set)
     is_root = dist.get_rank() == root_rank
     file = io.BytesIO()
     if is_root:
@@ -69,6 +84,7 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Give the root's object, pickled on its way."""
+    check_included(process_set)
     is_root = dist.get_rank() == root_rank
     held = [dumps(obj) if is_root else b""]
     dist.broadcast_object_list(held, root_rank, group=process_set.group)
@@ -86,6 +102,7 @@ def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Give every rank's object."""
+    check_included(process_set)
     held: list[Any] = [None] * process_set.size()
     dist.all_gather_object(held, dumps(obj), group=process_set.group)
     return [pickle.loads(each) for each in held]

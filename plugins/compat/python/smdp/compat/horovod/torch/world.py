@@ -117,6 +117,24 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def check_included(process_set: ProcessSet) -> None:
+    """Refuse a call that this rank has no part in.
+
+    Raises:
+        ValueError: It is not in the set, or the set is not known.
+    """
+    if process_set.process_set_id is None:
+        raise ValueError(
+            f"[smdp] the process set of ranks {process_set.ranks} is not known: all ranks must give it to"
+            " hvd.add_process_set() first."
+        )
+    if not process_set.included():
+        raise ValueError(
+            f"[smdp] rank {rank()} is not in the process set of ranks {process_set.ranks}: only those may"
+            " make the call. Ask process_set.included() before."
+        )
+
+
 def size() -> int:
     """Number of ranks."""
     return int(dist.get_world_size(_started()))
