@@ -271,6 +271,20 @@ def check_keras_2() -> None:
     bits = [w.tobytes() for w in weights(net)]
     assert all(other == bits for other in sdp.allgather_object(bits))
 
+    def old() -> tuple[keras.Model, callbacks.CommitStateCallback]:
+        net = model(seed=1 + sdp.rank())
+        net.compile(keras.optimizers.legacy.Adam(0.01), "mse")
+        return net, callbacks.CommitStateCallback(FOLDER / "old")
+
+    net, commit = old()
+    assert commit.restore(net) == 0
+    net.fit(mine(x), mine(y), verbose=0, callbacks=[commit])
+    again, commit = old()
+    assert commit.restore(again) == 1
+    state = [value.tobytes() for value in (net if sdp.rank() == 0 else again).optimizer.get_weights()]
+    assert state == [value.tobytes() for value in again.optimizer.get_weights()]
+    assert len(state) > 2 and sdp.allgather_object(state)[0] == state
+
 
 @needs_keras_3
 def test_fit() -> None:

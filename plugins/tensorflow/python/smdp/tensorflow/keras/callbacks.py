@@ -289,8 +289,11 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with."""
         if not model.built:
             raise ValueError("[smdp] restore() needs a model with variables: call model.build(...) first.")
-        if not getattr(model.optimizer, "built", False):  # Keras 2 asks itself
-            model.optimizer.build(model.trainable_variables)
+        optimizer = model.optimizer
+        if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy of Keras 2
+            optimizer._create_all_weights(model.trainable_variables)
+        elif not getattr(optimizer, "built", False):  # Keras 2 asks itself
+            optimizer.build(model.trainable_variables)
         if self._members.rank == 0:
             checkpoints = self._checkpoints(model)
             if checkpoints.latest_checkpoint:
