@@ -190,11 +190,12 @@ TEST_P(Promises, ShutdownOfTheGroupEndsTheStep) {
     reducer.ready(0, data.data());
     reducer.finish();
     const auto begin = steady_clock::now();
+    // ClosedError, or PeerLostError where another rank was shut down earlier.
     EXPECT_THROW(reducer.wait([&group] {
       group.shutdown();
       return false;
     }),
-                 ClosedError);
+                 Error);
     EXPECT_LT(steady_clock::now() - begin, milliseconds(2000));
   };
   EXPECT_THROW(run(GetParam(), body), Error);  // of the barrier at its end
