@@ -178,29 +178,6 @@ TEST_P(Promises, AfterAnAbortWhoWaitsWritesNothing) {
   });
 }
 
-// A signal handler can reach no other group.
-TEST_P(Promises, ShutdownOfTheGroupEndsTheStep) {
-  const auto body = [](Group& group) {
-    GradientReducer reducer(group, gradients_of(1, 1000), {});
-    if (group.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(3000));
-      return;
-    }
-    std::vector<float> data = values(0, group.rank(), 1000);
-    reducer.ready(0, data.data());
-    reducer.finish();
-    const auto begin = steady_clock::now();
-    // ClosedError, or PeerLostError where another rank was shut down earlier.
-    EXPECT_THROW(reducer.wait([&group] {
-      group.shutdown();
-      return false;
-    }),
-                 Error);
-    EXPECT_LT(steady_clock::now() - begin, milliseconds(2000));
-  };
-  EXPECT_THROW(run(GetParam(), body), Error);  // of the barrier at its end
-}
-
 // Where fusion buffers end is a matter of what was measured: it must not show.
 TEST_P(Promises, BuffersHaveNoSayInTheResult) {
   for (const Compression compression : {Compression::kNone, Compression::kFloat16, Compression::kBfloat16}) {

@@ -164,7 +164,7 @@ class SMDP_API Group {
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
   // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
-  // another host; 0: as this group. shutdown() of this group ends it, too.
+  // another host; 0: as this group.
   std::unique_ptr<Group> twin(const std::string& name, int streams);
 
   // Which algorithm an all_reduce of so many bytes takes in this group, and the cost model's figures for all, as text.
@@ -172,8 +172,7 @@ class SMDP_API Group {
 
   // Fails what is in flight on all ranks with this reason and closes the group everywhere.
   void abort(const std::string& reason);
-  // Leaves the group and its twins; what is in flight here fails. Idempotent. A non-empty reason is what others are
-  // told.
+  // Leaves the group; what is in flight here fails. Idempotent. A non-empty reason is what others are told.
   void shutdown(const std::string& reason = "");
   // The failure that closed the group; null while it works.
   std::exception_ptr error() const;

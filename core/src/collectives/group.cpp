@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -272,29 +271,10 @@ class Group::Impl {
   }
   const Members& members() const { return engine->members(); }
 
-  void add_twin(const std::shared_ptr<Impl>& twin) {
-    const std::lock_guard lock(mutex);
-    std::erase_if(twins, [](const auto& one) { return one.expired(); });
-    twins.push_back(twin);
-  }
-  void shutdown(const std::string& reason) {
-    engine->shutdown(reason);
-    std::vector<std::weak_ptr<Impl>> all;
-    {
-      const std::lock_guard lock(mutex);
-      all.swap(twins);
-    }
-    for (const auto& weak : all) {
-      if (const std::shared_ptr<Impl> twin = weak.lock()) twin->shutdown(reason);
-    }
-  }
-
   std::shared_ptr<Store> store;
   std::shared_ptr<Engine> engine;
   std::uint64_t id = 0;
   int splits = 0;  // calls of split(): part of the new group's name
-  std::mutex mutex;
-  std::vector<std::weak_ptr<Impl>> twins;  // guarded by mutex
 };
 
 Group::Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options)
@@ -570,9 +550,7 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {
   if (streams > 0) options.streams = streams;
   if (options.chunk_bytes == 0) options.chunk_bytes = kChunkBesideCompute;
   options.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
-  auto group = std::make_unique<Group>(impl_->store, rank(), size(), options);
-  impl_->add_twin(group->impl_);
-  return group;
+  return std::make_unique<Group>(impl_->store, rank(), size(), options);
 }
 
 std::string Group::explain(std::size_t bytes) const {
@@ -582,7 +560,7 @@ std::string Group::explain(std::size_t bytes) const {
 }
 
 void Group::abort(const std::string& reason) { impl_->engine->abort(reason); }
-void Group::shutdown(const std::string& reason) { impl_->shutdown(reason); }
+void Group::shutdown(const std::string& reason) { impl_->engine->shutdown(reason); }
 std::exception_ptr Group::error() const { return impl_->engine->error(); }
 
 }  // namespace smdp
