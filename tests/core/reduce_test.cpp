@@ -481,6 +481,17 @@ TEST_P(Reduce, GivesTheBitsOfGenericOnRandomPatterns) {
         const Bytes expected = run(some, kCount, r);
         force_kernel(GetParam());
         expect_same(run(some, kCount, r), expected, some, r);
+
+        const std::size_t before = 16 * (k - 1);  // not aligned to a line
+        Bytes streamed(before + expected.size() + 64, 7U);
+        std::vector<const void*> sources;
+        for (const Bytes& source : some) sources.push_back(source.data());
+        reduce_streamed(streamed.data() + before, sources.data(), k, kCount, r);
+        const auto end = streamed.begin() + static_cast<std::ptrdiff_t>(before + expected.size());
+        EXPECT_TRUE(
+            std::equal(expected.begin(), expected.end(), streamed.begin() + static_cast<std::ptrdiff_t>(before)))
+            << name_of(dtype) << " " << name_of(op);
+        EXPECT_EQ(std::count(end, streamed.end(), 7U), 64);
       }
     }
   }

@@ -3,23 +3,9 @@
 
 #include "collectives/local.h"
 #include "reduce/streamed.h"
+#include "transport/progress.h"
 
 namespace smdp {
-namespace {
-
-// Sums past the caches: piecewise, by way of the first-level cache. Advances `sources`.
-void reduce_streamed(std::byte* out, std::vector<const void*>& sources, std::size_t count, const Reduction& reduction) {
-  alignas(64) std::byte piece[std::size_t{8} << 10];
-  const std::size_t element = size_of(reduction.dtype);
-  for (std::size_t begin = 0; begin < count; begin += sizeof piece / element) {
-    const std::size_t n = std::min(count - begin, sizeof piece / element);
-    reduce(piece, sources.data(), sources.size(), n, reduction);
-    copy_streamed(out + begin * element, piece, n * element);
-    for (const void*& source : sources) source = static_cast<const std::byte*>(source) + n * element;
-  }
-}
-
-}  // namespace
 
 Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
                           Reduction reduction) {
@@ -69,7 +55,7 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
                                            : board.slot(local, lane, first + k - 1) + region_of(board.me(), local);
     }
     if (is_streamed) {
-      reduce_streamed(out + (k - 1) * region, sources, bytes / element, reduction);
+      reduce_streamed(out + (k - 1) * region, sources.data(), sources.size(), bytes / element, reduction);
     } else if (bytes != 0) {
       reduce(out + (k - 1) * region, sources.data(), sources.size(), bytes / element, reduction);
     }

@@ -4,6 +4,7 @@
 #include "collectives/local.h"
 #include "collectives/stream.h"
 #include "reduce/streamed.h"
+#include "transport/progress.h"
 
 namespace smdp {
 

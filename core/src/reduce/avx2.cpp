@@ -29,10 +29,14 @@ struct Avx2 {
     const __m128i narrow = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     __builtin_memcpy(to, &narrow, sizeof(narrow));
   }
+
+  static inline void stream(void* to, const void* from) {
+    _mm256_stream_si256(static_cast<__m256i*>(to), load<__m256i>(from));
+  }
 };
 
 }  // namespace
 
-constexpr Table avx2 = make_table<Avx2>("avx2");
+constexpr Table avx2 = make_table<Avx2>("avx2", stream<Avx2>);
 
 }  // namespace smdp::kernels

@@ -32,10 +32,14 @@ struct Avx512 {
     const __m256i narrow = _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)Plain::round_bfloat(floats));
     __builtin_memcpy(to, &narrow, sizeof(narrow));
   }
+
+  static inline void stream(void* to, const void* from) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), load<__m512i>(from));
+  }
 };
 
 }  // namespace
 
-constexpr Table avx512 = make_table<Avx512>("avx512");
+constexpr Table avx512 = make_table<Avx512>("avx512", stream<Avx512>);
 
 }  // namespace smdp::kernels

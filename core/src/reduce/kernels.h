@@ -12,6 +12,10 @@ namespace smdp::kernels {
 using ReduceFunction = void (*)(void* dst, const void* const* sources, std::size_t k, std::size_t count,
                                 std::uint32_t divisor);
 using ScaleFunction = void (*)(void* dst, const void* src, std::size_t count, double factor);
+// Copies whole lines of kLine bytes past the caches; dst is aligned to one. Not ordered before later writes.
+using StreamFunction = void (*)(void* dst, const void* src, std::size_t lines);
+
+inline constexpr std::size_t kLine = 64;
 
 inline constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kFloat8) + 1;
 inline constexpr std::size_t kReduceOps = static_cast<std::size_t>(ReduceOp::kBxor) + 1;
@@ -24,11 +28,15 @@ struct Table {
   ScaleFunction scale[kDTypes];
   ScaleFunction narrow[kDTypes];  // float32 to a 16-bit float, after the factor
   ScaleFunction widen[kDTypes];   // back, before the factor
+  StreamFunction stream;          // null where the instruction set has no such stores
 };
 
 extern const Table generic;
 extern const Table avx2;    // x86-64 only: AVX2, F16C
 extern const Table avx512;  // x86-64 only: AVX-512 F, BW, VL, DQ, F16C
 extern const Table neon;    // aarch64 only
+
+// The one in use.
+const Table& current() noexcept;
 
 }  // namespace smdp::kernels

@@ -66,16 +66,6 @@ const kernels::Table* detect() {
 
 std::atomic<const kernels::Table*> in_use{nullptr};
 
-const kernels::Table& current() {
-  const kernels::Table* table = in_use.load(std::memory_order_relaxed);
-  if (table == nullptr) {
-    const kernels::Table* best = detect();
-    // A kernel forced meanwhile stays.
-    table = in_use.compare_exchange_strong(table, best) ? best : table;
-  }
-  return *table;
-}
-
 DType component_of(DType dtype) {
   switch (dtype) {
     case DType::kComplex32:
@@ -120,6 +110,16 @@ void scale_integers(void* dst, const void* src, std::size_t count, double factor
 
 }  // namespace
 
+const kernels::Table& kernels::current() noexcept {
+  const Table* table = in_use.load(std::memory_order_relaxed);
+  if (table == nullptr) {
+    const Table* best = detect();
+    // A kernel forced meanwhile stays.
+    table = in_use.compare_exchange_strong(table, best) ? best : table;
+  }
+  return *table;
+}
+
 Reduction first_stage(Reduction r) noexcept { return is_divided_first(r) ? r : middle_stage(r); }
 
 Reduction middle_stage(Reduction r) noexcept {
@@ -144,7 +144,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
 
 void copy_in_vectors(void* to, const void* from, std::size_t bytes) noexcept {
   const auto column = static_cast<std::size_t>(ReduceOp::kSum);
-  current().reduce[static_cast<std::size_t>(DType::kUint8)][column](to, &from, 1, bytes, 1);
+  kernels::current().reduce[static_cast<std::size_t>(DType::kUint8)][column](to, &from, 1, bytes, 1);
 }
 
 void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t count, const Reduction& r) noexcept {
@@ -169,7 +169,8 @@ void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t co
   }
 
   const FloatingPointMode mode;
-  current().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)](dst, sources, k, count, r.divisor);
+  kernels::current().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)](dst, sources, k, count,
+                                                                                           r.divisor);
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) noexcept {
@@ -190,20 +191,20 @@ void scale(void* dst, const void* src, std::size_t count, DType dtype, double fa
   }
   const DType component = component_of(dtype);
   if (component != dtype) count *= 2;
-  current().scale[static_cast<std::size_t>(component)](dst, src, count, factor);
+  kernels::current().scale[static_cast<std::size_t>(component)](dst, src, count, factor);
 }
 
 void narrow(void* dst, DType dtype, const float* src, std::size_t count, double factor) noexcept {
   const FloatingPointMode mode;
-  current().narrow[static_cast<std::size_t>(dtype)](dst, src, count, factor);
+  kernels::current().narrow[static_cast<std::size_t>(dtype)](dst, src, count, factor);
 }
 
 void widen(float* dst, const void* src, DType dtype, std::size_t count, double factor) noexcept {
   const FloatingPointMode mode;
-  current().widen[static_cast<std::size_t>(dtype)](dst, src, count, factor);
+  kernels::current().widen[static_cast<std::size_t>(dtype)](dst, src, count, factor);
 }
 
-const char* kernel_name() noexcept { return current().name; }
+const char* kernel_name() noexcept { return kernels::current().name; }
 
 void force_kernel(const std::string& name) {
   std::string names;

@@ -3,36 +3,59 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <vector>
 
-#include "reduce/reduce.h"
+#include "reduce/kernels.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
 namespace smdp {
+namespace {
 
-#if defined(__x86_64__)
-void copy_streamed(void* to, const void* from, std::size_t bytes) noexcept {
-  constexpr std::size_t kLine = 64;
-  auto* target = static_cast<std::byte*>(to);
-  const auto* source = static_cast<const std::byte*>(from);
-  const std::size_t head = std::min(bytes, (kLine - reinterpret_cast<std::uintptr_t>(target) % kLine) % kLine);
-  copy_bytes(target, source, head);
-  std::size_t done = head;
-  for (; done + kLine <= bytes; done += kLine) {
-    const auto* vectors = reinterpret_cast<const __m128i*>(source + done);
-    const __m128i line[] = {_mm_loadu_si128(vectors), _mm_loadu_si128(vectors + 1), _mm_loadu_si128(vectors + 2),
-                            _mm_loadu_si128(vectors + 3)};
-    auto* place = reinterpret_cast<__m128i*>(target + done);
-    for (std::size_t i = 0; i < 4; ++i) _mm_stream_si128(place + i, line[i]);
-  }
-  copy_bytes(target + done, source + done, bytes - done);
-  _mm_sfence();
+void stream(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  using kernels::kLine;
+  const kernels::StreamFunction stream_lines = kernels::current().stream;
+  if (stream_lines == nullptr) return copy_bytes(to, from, bytes);
+  const std::size_t head = std::min(bytes, (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine);
+  const std::size_t lines = (bytes - head) / kLine;
+  const std::size_t done = head + lines * kLine;
+  copy_bytes(to, from, head);
+  stream_lines(to + head, from + head, lines);
+  copy_bytes(to + done, from + done, bytes - done);
 }
-#else
-void copy_streamed(void* to, const void* from, std::size_t bytes) noexcept { copy_bytes(to, from, bytes); }
+
+// Streamed stores wait in buffers of the processor, a fence for all of them: one per operation, not one per piece.
+void order_stores() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
 #endif
+}
+
+}  // namespace
+
+void copy_streamed(void* to, const void* from, std::size_t bytes) noexcept {
+  stream(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+  order_stores();
+}
+
+void reduce_streamed(void* dst, const void* const* sources, std::size_t k, std::size_t count, const Reduction& r) {
+  // By way of the first-level cache.
+  alignas(kernels::kLine) std::byte piece[std::size_t{8} << 10];
+  const std::size_t size = size_of(r.dtype);
+  std::vector<const void*> from(sources, sources + k);
+  auto* to = static_cast<std::byte*>(dst);
+  while (count != 0) {
+    const std::size_t n = std::min(count, sizeof piece / size);
+    reduce(piece, from.data(), k, n, r);
+    stream(to, piece, n * size);
+    for (const void*& source : from) source = static_cast<const std::byte*>(source) + n * size;
+    to += n * size;
+    count -= n;
+  }
+  order_stores();
+}
 
 bool exceeds_caches(std::size_t bytes) noexcept {
   // Not sysconf(_SC_LEVEL3_CACHE_SIZE), which adds up a socket's caches where processors have several.
