@@ -27,7 +27,9 @@ compile() {
 for kernel in generic neon; do
   compile -O3 -ffp-contract=off -fno-fast-math -c "$root/core/src/reduce/$kernel.cpp" -o "$build/$kernel.o"
 done
-compile -O2 -c "$root/core/src/reduce/reduce.cpp" -o "$build/reduce.o"
+for file in reduce streamed; do
+  compile -O2 -c "$root/core/src/reduce/$file.cpp" -o "$build/$file.o"
+done
 compile -O2 -c "$root/core/src/common/dtype.cpp" -o "$build/dtype.o"
 compile -O1 -ffp-contract=off -isystem "$gtest/include" -c "$root/tests/core/reduce_test.cpp" -o "$build/reduce_test.o"
 for part in gtest-all gtest_main; do
