@@ -145,6 +145,8 @@ def test_refusals() -> None:
         SmdpStrategy(process_group_backend="gloo")
     with pytest.raises(ValueError, match="SmdpStrategy: compression is 'zip'; allowed: none, fp16"):
         SmdpStrategy(compression="zip")
+    with pytest.raises(ValueError, match="SmdpStrategy: topk_ratio is 7; it must be a number above 0 and"):
+        SmdpStrategy(compression="topk", topk_ratio=7)
     with pytest.raises(ValueError, match="takes no ddp_comm_hook: use compression="):
         SmdpStrategy(ddp_comm_hook=print)
 

@@ -208,7 +208,9 @@ def test_a_scale_of_nothing_is_not_told() -> None:
         ({"bucket_cap_mb": "25"}, r"bucket_cap_mb is '25'; it must be a number of MiB, at least one byte"),
         ({"bucket_cap_mb": 1e-9}, r"bucket_cap_mb is 1e-09; it must be .* at least one byte \(2\*\*-20\)"),
         ({"topk_ratio": "x"}, "topk_ratio is 'x'; it must be a number"),
+        ({"topk_ratio": 7}, "topk_ratio is 7; it must be a number above 0 and at most 1"),
         ({"topk_momentum": None}, "topk_momentum is None; it must be a number"),
+        ({"topk_momentum": 1.0}, "topk_momentum is 1.0; it must be a number of at least 0 and below 1"),
     ],
 )
 def test_figures_of_other_types(options: dict[str, Any], message: str) -> None:

@@ -37,7 +37,8 @@ class SmdpStrategy(DDPStrategy):
                 f"[smdp] SmdpStrategy takes no {hooks[0]}: use compression=, or hooks with"
                 " DDPStrategy(process_group_backend='smdp')."
             )
-        check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"))
+        topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
+        check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
         super().__init__(*args, **kwargs)
         self._compression = compression
 

@@ -10,7 +10,12 @@ COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
 
 
 def check_reducer_options(
-    owner: str, compression: str, bucket_cap_mb: float | None, **figures: float
+    owner: str,
+    compression: str,
+    bucket_cap_mb: float | None,
+    *,
+    topk_ratio: float = 0.01,
+    topk_momentum: float = 0.0,
 ) -> None:
     """Refuse wrong options of the gradient reducer before anything is made of them.
 
@@ -25,9 +30,15 @@ def check_reducer_options(
             f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb!r}; it must be a number of MiB, at least one"
             " byte (2**-20)."
         )
-    for name, figure in figures.items():
-        if not _is_number(figure):
-            raise ValueError(f"[smdp] {owner}: {name} is {figure!r}; it must be a number.")
+    if not (_is_number(topk_ratio) and 0 < topk_ratio <= 1):
+        raise ValueError(
+            f"[smdp] {owner}: topk_ratio is {topk_ratio!r}; it must be a number above 0 and at most 1."
+        )
+    if not (_is_number(topk_momentum) and 0 <= topk_momentum < 1):
+        raise ValueError(
+            f"[smdp] {owner}: topk_momentum is {topk_momentum!r}; it must be a number of at least 0 and"
+            " below 1."
+        )
 
 
 def check_factor(factor: float) -> None:
