@@ -431,7 +431,7 @@ def refused() -> Any:
         DataParallel("zip")
     with pytest.raises(ValueError, match="bucket_cap_mb is 0; it must be a number of MiB"):
         DataParallel(bucket_cap_mb=0)
-    with pytest.raises(ValueError, match="DataParallel: topk_momentum is 1; it must be a number of at least 0"):
+    with pytest.raises(ValueError, match="topk_momentum is 1; it must be a number of at least 0"):
         DataParallel("topk", topk_momentum=1)
     with pytest.raises(smdp.ConfigError, match="SMDP_ALGORITHM"):
         DataParallel(algorithm="fast")
