@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from transformers_spawn import run
 
 import smdp
 from smdp.lightning import SmdpStrategy
+from smdp.torch import DistributedDataParallel
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "lightning_text.py"
 SMDP_RUN = ["-m", "smdp", "run", "-n", "2"]
@@ -140,6 +142,27 @@ def test_checkpoint() -> None:
     assert run(wrapped, 2, hosts=[0, 1]) == [True, True]
 
 
+def scaled() -> Any:
+    """On CPUs a loss scaler must be given."""
+    told: list[float] = []
+    plain = DistributedDataParallel.rescale_residuals
+
+    def telling(model: DistributedDataParallel, factor: float) -> None:
+        told.append(factor)
+        plain(model, factor)
+
+    DistributedDataParallel.rescale_residuals = telling  # type: ignore[method-assign]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
+    fitted(
+        SmdpStrategy(compression="int8"), Regression(), plugins=[MixedPrecision("16-mixed", "cpu", scaler)]
+    )
+    return told
+
+
+def test_follows_a_loss_scaler() -> None:
+    assert run(scaled, 2) == [[2.0] * 4] * 2
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="process_group_backend is 'gloo'; it must be 'smdp'"):
         SmdpStrategy(process_group_backend="gloo")
@@ -147,6 +170,8 @@ def test_refusals() -> None:
         SmdpStrategy(compression="zip")
     with pytest.raises(ValueError, match="SmdpStrategy: topk_ratio is 7; it must be a number above 0 and"):
         SmdpStrategy(compression="topk", topk_ratio=7)
+    with pytest.raises(TypeError, match=r"\[smdp\] DistributedDataParallel got an unexpected .*'compresion'"):
+        DistributedDataParallel(torch.nn.Linear(2, 2), compresion="bf16")
     with pytest.raises(ValueError, match="takes no ddp_comm_hook: use compression="):
         SmdpStrategy(ddp_comm_hook=print)
 

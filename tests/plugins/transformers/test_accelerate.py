@@ -50,6 +50,31 @@ def test_loop_equals_one_process() -> None:
     assert first == pytest.approx(alone, abs=1e-5)
 
 
+def over_gloo_already() -> Any:
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    torch.distributed.init_process_group("gloo")
+    with pytest.raises(ValueError, match=r"backend=\"smdp\", but the process group .* is of 'gloo'"):
+        Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
+
+
+def by_address() -> Any:
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    address = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+    named = InitProcessGroupKwargs(backend="smdp", init_method=address)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[named])
+    ranks = accelerator.gather(torch.tensor([accelerator.process_index]))
+    return [lm.is_over_smdp(), ranks.tolist()]
+
+
+def test_groups_of_other_kinds() -> None:
+    run(over_gloo_already, 2)
+    assert run(by_address, 2) == [[True, [0, 1]]] * 2
+
+
 def taken_back() -> Any:
     """After uninstall() Accelerate is as it was, and says what it says."""
     from accelerate import PartialState
@@ -75,6 +100,10 @@ def taken_back() -> Any:
     PartialState.__init__ = theirs
     smdp.accelerate.uninstall()
     assert PartialState.__init__ is theirs
+    # And what is below it does nothing any more.
+    with pytest.raises(ValueError, match="Your assigned backend smdp is not available"):
+        PartialState(cpu=True, backend="smdp")
+    PartialState._reset_state()
     PartialState.__init__ = plain
     with pytest.raises(ValueError, match="Your assigned backend smdp is not available"):
         PartialState(cpu=True, backend="smdp")

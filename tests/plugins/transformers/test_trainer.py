@@ -17,6 +17,7 @@ import transformers
 from transformers_spawn import run
 
 import smdp.torch
+from smdp.torch import DistributedDataParallel
 from smdp.transformers import (
     DataParallel,
     Plugin,
@@ -80,7 +81,10 @@ def grouped_by_length() -> Any:
 
 
 def stepped_by_plugins() -> Any:
-    return train(plugins=[DataParallel(bucket_cap_mb=0.01), Counting()])
+    counting = Counting()
+    result = train(plugins=[DataParallel(bucket_cap_mb=0.01), counting])
+    assert (counting.models, counting.steps) == (1, 20)
+    return result
 
 
 def with_an_uneven_end() -> Any:
@@ -100,6 +104,17 @@ def with_an_uneven_end_over_gloo() -> Any:
 class Counting(Plugin):
     """Changes nothing."""
 
+    def __init__(self) -> None:
+        self.models = self.steps = 0
+
+    def wrap_model(self, trainer: Any, prepare: Any, model: Any, **options: Any) -> Any:
+        self.models += 1
+        return prepare(model, **options)
+
+    def run_step(self, trainer: Any, run: Any, model: Any, inputs: Any, items: Any) -> Any:
+        self.steps += 1
+        return run(model, inputs, items)
+
 
 SAME = [plain, accumulated, accumulated_unevenly, checkpointed, grouped_by_length, stepped_by_plugins]
 
@@ -118,6 +133,26 @@ def test_uneven_end() -> None:
     first, second = run(with_an_uneven_end, 2)
     assert first["weights"] == second["weights"]
     assert first == run(with_an_uneven_end_over_gloo, 2)[0]
+
+
+def scaled() -> Any:
+    """Mixed precision in float16 needs a GPU; its scaler does not."""
+    told: list[float] = []
+    plain = DistributedDataParallel.rescale_residuals
+
+    def telling(model: DistributedDataParallel, factor: float) -> None:
+        told.append(factor)
+        plain(model, factor)
+
+    DistributedDataParallel.rescale_residuals = telling  # type: ignore[method-assign]
+    trainer = lm.trainer(lm.arguments(max_grad_norm=0, max_steps=20), plugins=[DataParallel("int8")])
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
+    trainer.train()
+    return told
+
+
+def test_follows_a_loss_scaler() -> None:
+    assert run(scaled, 2) == [[2.0] * 4] * 2
 
 
 def in_bf16() -> Any:

@@ -73,9 +73,10 @@ def over_gloo_each_by_itself() -> Any:
     """Without a GPU and without use_cpu, transformers' own arguments make a group that nobody uses."""
     args = transformers.TrainingArguments(lm.folder(), ddp_backend="gloo", max_steps=3, report_to=[])
     assert args.world_size == 2
-    told = "DataParallel: Accelerate would train each of the 2 ranks by itself.*'gloo'.*Give use_cpu=True"
-    with pytest.raises(ValueError, match=told):
-        lm.trainer(args)
+    for plugin in (DataParallel(), ModelParallel(stages=1)):
+        told = f"{type(plugin).__name__}: Accelerate would take each of the 2 ranks.*'gloo'.*Give use_cpu"
+        with pytest.raises(ValueError, match=told):
+            lm.trainer(args, plugins=[plugin])
     args = transformers.TrainingArguments(
         lm.folder(), ddp_backend="gloo", use_cpu=True, max_steps=3, report_to=[]
     )
@@ -90,9 +91,7 @@ def test_plain_arguments_over_gloo() -> None:
 
 
 def named_in_plain_arguments() -> Any:
-    args = transformers.TrainingArguments(
-        lm.folder(), ddp_backend="smdp", use_cpu=True, max_steps=3, report_to=[]
-    )
+    args = transformers.TrainingArguments(lm.folder(), ddp_backend="smdp", max_steps=3, report_to=[])
     assert args.world_size == 2 and lm.is_over_smdp()
     trainer = lm.trainer(args)
     trainer.train()
@@ -104,9 +103,28 @@ def test_plain_arguments_take_the_name() -> None:
     assert first == second
 
 
+def alone_over_gloo() -> Any:
+    """One process that no launcher started, with a backend in its arguments."""
+    args = lm.arguments(ddp_backend="gloo", max_steps=3)
+    lm.trainer(args).train()
+    return [args.world_size, torch.distributed.is_initialized()]
+
+
+def nccl_without_gpu() -> Any:
+    with pytest.raises(ValueError, match="ddp_backend is 'nccl', which needs GPUs, and there is none to use"):
+        lm.arguments(ddp_backend="nccl")
+
+
+def test_other_backends_that_cannot_be() -> None:
+    assert run(alone_over_gloo, 1) == [[1, False]]
+    run(nccl_without_gpu, 2)
+
+
 def timed() -> Any:
     """The default group and a plugin's own."""
-    lm.trainer(lm.arguments(**json.loads(os.environ["OPTIONS"])), plugins=[DataParallel(algorithm="ring")])
+    plugin = DataParallel(algorithm="ring")
+    for _ in range(2):  # the second Trainer takes the plugin's group of the first
+        lm.trainer(lm.arguments(**json.loads(os.environ["OPTIONS"])), plugins=[plugin])
     groups = torch.distributed.distributed_c10d._world.pg_map
     return [group.timeout_s for group in groups if isinstance(group, ProcessGroupSmdp)]
 

@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from smdp import _core
 
 _is_counting = True
+_is_watching = False
 
 
 @contextmanager
@@ -28,9 +29,11 @@ def uncounted() -> Iterator[None]:
 
 def watch() -> None:
     """Time every wait for a batch of any DataLoader of this process, from now on."""
-    plain = _BaseDataLoaderIter.__next__
-    if hasattr(plain, "__wrapped__"):
+    global _is_watching
+    if _is_watching:
         return
+    _is_watching = True
+    plain = _BaseDataLoaderIter.__next__
 
     @functools.wraps(plain)
     def timed(loader: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from accelerate.state import PartialState
 
 from smdp.environments.torch_variables import set_torch_variables
+from smdp.torch.process_group import ProcessGroupSmdp
 
 _NAME = "smdp"
 _timeout: timedelta | None = None
@@ -48,6 +50,9 @@ def install() -> None:
 
     @functools.wraps(plain)
     def init(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        if _taught is None or _taught[1] is not init:  # taken back, but below what somebody else put over it
+            plain(self, cpu, **kwargs)
+            return
         is_ours = kwargs.get("backend") == _NAME and not self._shared_state
         if is_ours:
             cpu = cpu or not torch.cuda.is_available()
@@ -60,7 +65,16 @@ def install() -> None:
                 if not dist.is_initialized():
                     if _timeout is not None:
                         kwargs.setdefault("timeout", _timeout)
+                    if "init_method" in kwargs:  # only env:// reads them itself
+                        kwargs.setdefault("rank", int(os.environ["RANK"]))
+                        kwargs.setdefault("world_size", int(os.environ["WORLD_SIZE"]))
                     dist.init_process_group(_NAME, **kwargs)
+                elif not isinstance(dist.group.WORLD, ProcessGroupSmdp):
+                    raise ValueError(
+                        '[smdp] Accelerate was given backend="smdp", but the process group that is there already'
+                        f" is of {dist.get_backend()!r}. Make it by init_process_group('smdp'), or leave that to"
+                        " Accelerate."
+                    )
         plain(self, cpu, **kwargs)
         if is_ours and self.backend is not None:
             self.backend = _NAME

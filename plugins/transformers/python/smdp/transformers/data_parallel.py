@@ -20,7 +20,7 @@ from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin
-from smdp.transformers.started_processes import check_started, check_wrapped
+from smdp.transformers.started_processes import check_started
 
 
 class DataParallel(Plugin):
@@ -104,13 +104,15 @@ class DataParallel(Plugin):
                     " itself. Leave one of them out."
                 )
         check_started("DataParallel", args)
-        check_wrapped("DataParallel", args)
+        before, self._group = self._group, None
         if args.world_size == 1 or not dist.is_initialized():
             return
         watch()  # also where the model is wrapped by another plugin, or left to torch's reducer
         default = dist.distributed_c10d._get_default_group()
         if isinstance(default, ProcessGroupSmdp) and not self._variables:
             self._group = default
+        elif before in dist.distributed_c10d._world.pg_map:  # an earlier Trainer's, of the same options
+            self._group = before
         else:
             with _environment(self._variables):
                 self._group = dist.new_group(backend="smdp", timeout=_timeout(args))

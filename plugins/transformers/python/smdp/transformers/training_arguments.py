@@ -27,13 +27,20 @@ def _prepare(args: Any) -> None:
     if args.ddp_backend is not None and args.ddp_backend not in allowed:
         raise ValueError(f"[smdp] ddp_backend is {args.ddp_backend!r}; allowed: {', '.join(allowed)}.")
     # Accelerate itself reads torchrun's, and on CPUs some of MPI's: else each rank would train alone.
-    set_torch_variables()
+    is_alone = not set_torch_variables()
     has_device = torch.accelerator.is_available()
     uses_cpu = args.use_cpu or not has_device
     if args.ddp_backend is None and uses_cpu:
         args.ddp_backend = "smdp"
     if args.ddp_backend == "smdp":
         smdp.accelerate.install()
+    elif uses_cpu and args.ddp_backend == "nccl":
+        raise ValueError(
+            "[smdp] ddp_backend is 'nccl', which needs GPUs, and there is none to use. Leave it out, or give"
+            ' "smdp" or "gloo".'
+        )
+    elif uses_cpu and is_alone and not torch.distributed.is_initialized():
+        args.ddp_backend = None  # Accelerate would look for a group that nobody makes
     # Without a GPU transformers and Accelerate train each rank alone, unless they are told to use none.
     args.use_cpu = uses_cpu
 
