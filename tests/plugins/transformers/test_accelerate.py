@@ -55,7 +55,7 @@ def over_gloo_already() -> Any:
     from accelerate.utils import InitProcessGroupKwargs
 
     torch.distributed.init_process_group("gloo")
-    with pytest.raises(ValueError, match=r"backend=\"smdp\", but the process group .* is of 'gloo'"):
+    with pytest.raises(ValueError, match=r"backend=\"smdp\", but the process group .* of 'gloo'"):
         Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
 
 

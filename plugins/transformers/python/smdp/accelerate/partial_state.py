@@ -71,8 +71,8 @@ def install() -> None:
                     dist.init_process_group(_NAME, **kwargs)
                 elif not isinstance(dist.group.WORLD, ProcessGroupSmdp):
                     raise ValueError(
-                        '[smdp] Accelerate was given backend="smdp", but the process group that is there already'
-                        f" is of {dist.get_backend()!r}. Make it by init_process_group('smdp'), or leave that to"
+                        '[smdp] Accelerate was given backend="smdp", but the process group that is there is'
+                        f" of {dist.get_backend()!r}. Make it by init_process_group('smdp'), or leave that to"
                         " Accelerate."
                     )
         plain(self, cpu, **kwargs)
