@@ -161,6 +161,36 @@ TEST_P(Promises, AClosedReducerThrowsWhateverIsAsked) {
   run(GetParam(), body);
 }
 
+// A list of gradients needs connections of its own, for which it must not wait where a rank never comes.
+TEST_P(Promises, NothingNewBeginsWithoutARank) {
+  for (const bool is_failure : {true, false}) {
+    for (const bool is_first : {true, false}) {  // before the others ask for it, or meanwhile
+      const auto begin = steady_clock::now();
+      try {
+        run(GetParam(), [&](Group& group) {
+          group.barrier();
+          if (group.rank() == 1) {
+            if (!is_first) std::this_thread::sleep_for(milliseconds(500));
+            is_failure ? group.abort("the user's loss was no number") : group.shutdown();
+            return;
+          }
+          if (is_first) std::this_thread::sleep_for(milliseconds(500));
+          const std::string told = is_failure ? "the user's loss was no number" : "rank 1 (host";
+          try {
+            GradientReducer reducer(group, gradients_of(2, 1000), {});
+            ADD_FAILURE() << "there is a reducer";
+          } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find(told), std::string::npos) << error.what();
+          }
+        });
+      } catch (const Error&) {
+        // The group of the job may end with its part.
+      }
+      EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(5));
+    }
+  }
+}
+
 TEST_P(Promises, AfterAnAbortWhoWaitsWritesNothing) {
   run(GetParam(), [](Group& group) {
     GradientReducer reducer(group, gradients_of(2, 1000), {});

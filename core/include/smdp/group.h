@@ -164,7 +164,8 @@ class SMDP_API Group {
   // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
   // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
-  // another host; 0: as this group.
+  // another host; 0: as this group. Throws this group's failure, or PeerLostError where a rank has left it, also while
+  // it waits for the others.
   std::unique_ptr<Group> twin(const std::string& name, int streams);
 
   // Which algorithm an all_reduce of so many bytes takes in this group, and the cost model's figures for all, as text.

@@ -56,6 +56,8 @@ class Engine final : public Progress::Client {
   void abort(const std::string& reason);
   void shutdown(const std::string& reason);
   std::exception_ptr error() const;
+  // error(), or the departure of a rank: why nothing new can begin that needs every rank. Null while it can.
+  std::exception_ptr obstacle() const;
 
   const Members& members() const { return members_; }
   const GroupOptions& options() const { return options_; }

@@ -293,6 +293,17 @@ std::exception_ptr Engine::error() const {
   return error_;
 }
 
+std::exception_ptr Engine::obstacle() const {
+  if (const std::exception_ptr failure = error()) return failure;
+  int rank = -1;
+  {
+    const std::lock_guard lock(mutex_);
+    if (left_.empty()) return nullptr;
+    rank = left_.begin()->first;
+  }
+  return std::make_exception_ptr(PeerLostError(members_.prefix() + members_.who(rank) + left_reason(rank), {rank}));
+}
+
 void Engine::shutdown(const std::string& reason) {
   if (ForkGuard::in_forked_child(fork_generation_)) return;
   {

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -550,7 +552,26 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {
   if (streams > 0) options.streams = streams;
   if (options.chunk_bytes == 0) options.chunk_bytes = kChunkBesideCompute;
   options.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
-  return std::make_unique<Group>(impl_->store, rank(), size(), options);
+
+  if (const std::exception_ptr obstacle = impl_->engine->obstacle()) std::rethrow_exception(obstacle);
+  // Whoever is lost meanwhile never comes. Who leaves may have been through with it: what it left has a while to
+  // arrive.
+  static constexpr std::chrono::seconds kArrival{2};
+  const std::weak_ptr<Engine> base = impl_->engine;
+  std::optional<Clock::time_point> last_chance;
+  options.interrupted = [base, last_chance, asked = options.interrupted]() mutable {
+    if (asked && asked()) return true;
+    const std::shared_ptr<Engine> engine = base.lock();
+    if (!engine || !engine->obstacle()) return false;
+    if (!last_chance) last_chance = Clock::now() + kArrival;
+    return engine->error() != nullptr || Clock::now() >= *last_chance;
+  };
+  try {
+    return std::make_unique<Group>(impl_->store, rank(), size(), options);
+  } catch (const Error&) {
+    if (const std::exception_ptr obstacle = impl_->engine->obstacle()) std::rethrow_exception(obstacle);
+    throw;
+  }
 }
 
 std::string Group::explain(std::size_t bytes) const {
