@@ -292,6 +292,27 @@ for batch in range(2):
         optimizer.step()
     same(one.weight.grad, [[batch + 1.5] * 2])
 
+# A step() that is left out after synchronize() is no reason to skip the next one's averages.
+for clear in ("optimizer", "model", "nobody"):
+    one, _, optimizer = wrapped(backward_passes_per_step=2)
+    backward(one)
+    optimizer.synchronize()
+    if clear != "nobody":
+        (optimizer if clear == "optimizer" else one).zero_grad()
+    kept = 1.5 if clear == "nobody" else 0.0
+    backward(one)
+    optimizer.step()  # of one backward, the last of an epoch
+    same(one.weight.grad, [[kept + 1.5] * 2])
+    one.zero_grad()
+    backward(one)
+    backward(one)
+    optimizer.synchronize()
+    same(one.weight.grad, [[3.0] * 2])
+    one.weight.grad.fill_(rank)  # as a script clips it: another synchronize() would average
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    same(one.weight.grad, [[rank] * 2])
+
 # A backward that fails half-way is forgotten with its gradients. (On the CPU the next one says that it did.)
 if is_as_on_gpu:
     one, _, optimizer = wrapped()

@@ -137,6 +137,7 @@ class _DistributedOptimizer:
         self._pass = 0
         self._is_in_backward = False  # also where the last one has failed
         self._is_reduced = False
+        self._is_synchronized = False
         self._counts: dict[int, int] = {}
 
     def _count(self, parameter: torch.Tensor) -> None:
@@ -164,6 +165,7 @@ class _DistributedOptimizer:
     def _begin_backward(self) -> None:
         if not self._is_in_backward:
             self._is_in_backward = True
+            self._is_synchronized = False  # a synchronize() whose step() was left out is over
             self._pass += 1
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -219,7 +221,7 @@ class _DistributedOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's, with averaged gradients."""
-        if not getattr(self, "_is_synchronized", False):
+        if not self._is_synchronized:
             self.synchronize()
         self._is_synchronized = False
         return super().step(closure)  # type: ignore[misc]
