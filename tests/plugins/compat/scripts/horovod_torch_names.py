@@ -350,7 +350,12 @@ for call in (hvd.allreduce, hvd.reducescatter):
     refused(lambda: call(x > 1), ValueError, "op of a torch.bool tensor is Average; allowed: Sum")  # noqa: B023
 refused(lambda: hvd.broadcast_parameters([["a", x]], 0), TypeError, "got a list in place of a tensor")
 text = "the process set of ranks [0, 1] is not known"
-refused(lambda: hvd.allreduce(x, process_set=hvd.ProcessSet([0, 1])), ValueError, text)
+unknown = hvd.ProcessSet([0, 1])
+refused(lambda: hvd.allreduce(x, process_set=unknown), ValueError, text)
+refused(lambda: hvd.barrier(process_set=unknown), ValueError, text)
+refused(lambda: wrapped(process_set=unknown), ValueError, text)
+refused(unknown.rank, ValueError, text)
+refused(lambda: wrapped(process_set=hvd.ProcessSet([0])), ValueError, "of ranks [0] is not known")
 state = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
 for call in (
     lambda: hvd.broadcast_object(rank, 0, process_set=even),
@@ -361,6 +366,8 @@ for call in (
     lambda: hvd.reducescatter(x, process_set=even),
     lambda: hvd.allgather(x, process_set=even),
     lambda: hvd.alltoall(x, process_set=even),
+    lambda: hvd.barrier(process_set=even),
+    even.rank,
 ):
     if rank == 0:
         call()

@@ -21,7 +21,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     synchronize,
 )
 from smdp.compat.horovod.torch.compression import Compression, Compressor
-from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
 
 
 def allreduce_(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,8 @@ def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) 
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks have called it."""
+    """Return when all ranks of the set have called it."""
+    check_included(process_set)
     dist.barrier(group=process_set.group)
 
 

@@ -19,7 +19,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     synchronize,
 )
 from smdp.compat.horovod.torch.compression import Compression
-from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks
 
 # Who counts a parameter's gradients, by its id: the optimizer that was wrapped last.
@@ -55,9 +55,10 @@ def DistributedOptimizer(
         process_set: The ranks.
 
     Raises:
-        ValueError: An argument is wrong, or the names do not fit the optimizer.
+        ValueError: An argument is wrong, the names do not fit the optimizer, or the set is not known.
         RuntimeError: In a backward: one more than backward_passes_per_step since the last step.
     """
+    check_known(process_set)
     kind = operation(op, None)
     if kind not in ("average", "sum"):
         raise ValueError(f"[smdp] DistributedOptimizer: op is {op!r}; allowed: Average, Sum.")
@@ -124,7 +125,8 @@ class _DistributedOptimizer:
             return
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(_densify)
-        group = members.group or dist.distributed_c10d._get_default_group()
+        is_world = members is global_process_set
+        group = dist.distributed_c10d._get_default_group() if is_world else members.group
         self._hooks = GradientHooks(
             group.core,
             parameters,

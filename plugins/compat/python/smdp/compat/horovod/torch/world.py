@@ -34,7 +34,12 @@ class ProcessSet:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This rank's place in it."""
+        """This rank's place in it.
+
+        Raises:
+            ValueError: It is not in the set, or the set is not known.
+        """
+        check_included(self)
         return self.ranks.index(dist.get_rank())
 
 
@@ -117,17 +122,26 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def check_included(process_set: ProcessSet) -> None:
-    """Refuse a call that this rank has no part in.
+def check_known(process_set: ProcessSet) -> None:
+    """Refuse a set that has no group yet, in whose place torch would take all ranks.
 
     Raises:
-        ValueError: It is not in the set, or the set is not known.
+        ValueError: The set is not known.
     """
     if process_set.process_set_id is None:
         raise ValueError(
             f"[smdp] the process set of ranks {process_set.ranks} is not known: all ranks must give it to"
             " hvd.add_process_set() first."
         )
+
+
+def check_included(process_set: ProcessSet) -> None:
+    """Refuse a call that this rank has no part in.
+
+    Raises:
+        ValueError: It is not in the set, or the set is not known.
+    """
+    check_known(process_set)
     if not process_set.included():
         raise ValueError(
             f"[smdp] rank {rank()} is not in the process set of ranks {process_set.ranks}: only those may"
