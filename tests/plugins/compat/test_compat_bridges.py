@@ -116,3 +116,18 @@ def test_device_ids_of_a_model_on_the_cpu(how: str, tmp_path: Path) -> None:
         "assert model.device_ids is None and model.output_device is None",
         tmp_path,
     )
+
+
+def test_accelerate_by_name_without_a_launcher(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    code = (
+        "from accelerate import Accelerator\n"
+        "from accelerate.utils import InitProcessGroupKwargs\n"
+        "Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend='smddp')])"
+    )
+    done = python(code, cwd=tmp_path, SMDP_COMPAT="1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: [smdp] Accelerate: the backend is 'smddp' and LOCAL_RANK is not set, so no launcher has"
+        " started this process; start the script with smdp run, torchrun or mpirun."
+    )

@@ -103,6 +103,12 @@ def _accelerate_takes_smddp_on_cpu(module: Any) -> _Undo:
     def prepare(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: Any = None) -> Any:
         chosen = plain(self, cpu, sagemaker_dp, backend)
         is_named = backend == "smddp" and "LOCAL_RANK" in os.environ
+        if backend == "smddp" and not is_named and not dist.is_initialized():
+            # Accelerate starts no group without it, and then fails where it asks one for its size.
+            raise ValueError(
+                "[smdp] Accelerate: the backend is 'smddp' and LOCAL_RANK is not set, so no launcher has"
+                " started this process; start the script with smdp run, torchrun or mpirun."
+            )
         # Who names another backend, or has started a group, gets it.
         is_wanted = is_named or (backend is None and is_data_parallel())
         if not is_wanted or chosen[1] not in (kind.MULTI_CPU, kind.NO):
