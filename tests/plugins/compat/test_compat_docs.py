@@ -6,12 +6,14 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from smdp.compat.horovod import refusals
+from smdp_compat.finder import RefusalFinder
 
 # What these modules import for themselves; oob_allreduce and ReduceOp are SMDDP's, not Horovod's.
 HELPERS = {
@@ -117,12 +119,24 @@ def test_every_refusal_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("module", ORIGINALS)
-def test_every_name_of_the_originals(module: str) -> None:
+def test_every_name_of_the_originals(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there, or its error says what to use."""
     framework = next((name for name in ("torch", "tensorflow") if name in module.split(".")), "numpy")
     pytest.importorskip("tensorflow" if "keras" in module else framework)
     found = importlib.import_module(module)
     assert [name for name in ORIGINALS[module].split() if not is_there_or_refused(found, name)] == []
+    # Only of a package Python asks the finder.
+    names = [name for name in ORIGINALS[module].split() if hasattr(found, "__path__") and "." not in name]
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, RefusalFinder()])
+    assert [name for name in names if not can_be_imported_or_is_refused(module, name)] == []
+
+
+def can_be_imported_or_is_refused(module: str, name: str) -> bool:
+    try:
+        exec(f"from {module} import {name}")
+    except (ImportError, NotImplementedError) as error:
+        return str(error).startswith("[smdp] ") and " is not there" in str(error)
+    return True
 
 
 def is_there_or_refused(module: ModuleType, name: str) -> bool:

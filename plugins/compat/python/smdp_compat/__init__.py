@@ -10,7 +10,7 @@ import os
 import sys
 
 from smdp_compat.bridges import Bridges
-from smdp_compat.finder import AliasFinder, installed_original
+from smdp_compat.finder import AliasFinder, RefusalFinder, installed_original
 from smdp_compat.job_variables import set_job_variables, take_back_job_variables
 
 _VARIABLE = "SMDP_COMPAT"
@@ -39,6 +39,7 @@ def activate() -> None:
     if is_installed():
         return
     sys.meta_path[:0] = [AliasFinder(), Bridges()]
+    sys.meta_path.append(RefusalFinder())
     set_job_variables()
     for bridge in _bridges():
         bridge.apply_to_what_is_imported()
@@ -48,7 +49,8 @@ def uninstall() -> None:
     """Undo install(): finder, variables and bridges. Modules that scripts have imported stay with them."""
     for bridge in _bridges():
         bridge.take_back()
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder | Bridges)]
+    ours = AliasFinder | Bridges | RefusalFinder
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ours)]
     for name in [name for name in sys.modules if AliasFinder.serves(name)]:
         if getattr(sys.modules[name], "__name__", "").startswith("smdp."):
             del sys.modules[name]

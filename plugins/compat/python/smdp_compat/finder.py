@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -65,6 +66,27 @@ class AliasFinder(MetaPathFinder):
         is_package = found.submodule_search_locations is not None
         spec = ModuleSpec(fullname, _AliasLoader(name), origin=found.origin, is_package=is_package)
         return spec
+
+
+class RefusalFinder(MetaPathFinder):
+    """Comes last, and says what to use where a script imports a name that Horovod has and smdp has not.
+
+    Python asks for a module of that name, and then forgets what the __getattr__ of the package has said.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        """As importlib asks for it, by the package's own name."""
+        package, _, name = fullname.rpartition(".")
+        if not f"{package}.".startswith(_TARGETS["horovod"] + "."):
+            return
+        try:
+            getattr(sys.modules.get(package), name)
+        except NotImplementedError as error:
+            raise ImportError(str(error), name=fullname) from None
+        except AttributeError:
+            return
 
 
 class _AliasLoader(Loader):

@@ -61,6 +61,12 @@ assert tensorflow_hvd.gpu_available("tensorflow") == bool(tf.config.list_physica
 assert mpi_ops.size() == 2
 for name in ("start_timeline", "ProcessSet", "PartialDistributedGradientTape"):
     assert not hasattr(tensorflow_hvd, name)
+    try:
+        exec(f"from horovod.tensorflow import {name}")
+    except ImportError as error:
+        assert f"horovod.tensorflow.{name} is not there: " in str(error), error
+    else:
+        sys.exit(f"{name} must fail")
 
 # Saved where smdp is not, loaded on two ranks: from there on gradients are averaged.
 model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1, kernel_initializer="ones")])

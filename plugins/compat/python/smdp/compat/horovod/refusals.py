@@ -64,7 +64,7 @@ def no_attribute(module: str, name: str) -> NoReturn:
     if name == "elastic":
         refuse(f"{module}.elastic")
     if name == "Adasum":
-        raise AttributeError("[smdp] Adasum is not there; use Average or Sum.")
+        raise NotThereError("[smdp] Adasum is not there; use Average or Sum.")
     cure = (_MODULES if module == "horovod" else _NAMES).get(name)
     if cure is not None:
         raise NotThereError(f"[smdp] {module}.{name} is not there: {cure}")
