@@ -91,6 +91,42 @@ def check_unsigned() -> None:
     np.testing.assert_allclose(sdp.oob_allreduce([1, 2 + sdp.rank()]), [1, 2.5])
 
 
+def check_means_of_narrow_integers() -> None:
+    """Of which the sum does not fit."""
+    for name in ("int8", "uint8", "int16", "uint16", "uint32"):
+        top, bottom = np.iinfo(name).max, np.iinfo(name).min
+        mine = tf.constant([top, bottom, top - 2 * sdp.rank(), 7 + sdp.rank()], name)
+        expected = np.array([top, bottom, top - 1, 7], name)
+        float_one = tf.constant([1.0 + sdp.rank()])
+
+        def calls(mine, float_one):
+            several = sdp.grouped_allreduce([mine, float_one, mine[:3]])
+            return (
+                [sdp.allreduce(mine), sdp.oob_allreduce(mine), several[0]],
+                several[1:],
+                sdp.reducescatter(mine),
+            )
+
+        for call in (calls, tf.function(calls)):
+            whole, (mean, part), own = call(mine, float_one)
+            for got in whole:
+                assert got.dtype == name
+                np.testing.assert_array_equal(got.numpy(), expected)
+            np.testing.assert_array_equal(mean.numpy(), [1.5])
+            np.testing.assert_array_equal(part.numpy(), expected[:3])
+            assert own.dtype == name
+            np.testing.assert_array_equal(own.numpy(), np.split(expected, 2)[sdp.rank()])
+    twice = tf.constant([100 if sdp.rank() == 0 else -50] * 2, tf.int8)  # twice of which does not fit
+    np.testing.assert_array_equal(sdp.allreduce(twice, prescale_factor=2.0).numpy(), [50, 50])
+    np.testing.assert_array_equal(sdp.reducescatter(twice, prescale_factor=2.0).numpy(), [50])
+    np.testing.assert_array_equal(sdp.allreduce(tf.constant([-1 - sdp.rank()], tf.int8)).numpy(), [-1])
+    # Integers have no gradient; a float beside them has its own.
+    with tf.GradientTape() as tape:
+        x = tf.Variable([2.0])
+        loss = sdp.allreduce(x) * tf.cast(sdp.allreduce(tf.cast(x * 50, tf.int8)), tf.float32)
+    assert tape.gradient(loss, x).numpy().tolist() == [100]
+
+
 def check_wrong_ones() -> None:
     with tf.GradientTape() as tape:
         pass
@@ -169,6 +205,11 @@ def test_horovods_calls() -> None:
 
 def test_unsigned_integers() -> None:
     run(check_unsigned, 2)
+
+
+@pytest.mark.parametrize("env", [{}, {"SMDP_TENSORFLOW_OPS": "python"}])
+def test_means_of_narrow_integers(env: dict[str, str]) -> None:
+    run(check_means_of_narrow_integers, 2, env=env)
 
 
 def test_wrong_ones() -> None:

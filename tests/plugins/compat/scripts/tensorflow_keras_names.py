@@ -40,6 +40,9 @@ assert part.numpy().tolist() == [9 * (rank + 1)]
     [x], False, "", "", hvd.Compression.none, None, 2.0, 3.0, None, True, "n"
 )
 assert total.numpy().tolist() == [18, 36, 72]
+narrow = tf.constant([100, 100], tf.int8)  # of which the sum is too large
+assert tensorflow_hvd.allreduce(narrow).numpy().tolist() == [100, 100]
+assert tensorflow_hvd.reducescatter(narrow, op=tensorflow_hvd.Average).numpy().tolist() == [100]
 # Keras' own have other names, and their second argument is one.
 for module in (hvd, longer):
     assert module.allreduce(value=[2.0 * rank]).numpy() == 1

@@ -13,6 +13,7 @@ from smdp.tensorflow.collectives import reduce_tensor, scaled
 from smdp.tensorflow.compression import Compression, Compressor, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
 from smdp.tensorflow.groups import group_of, tensor_of
+from smdp.tensorflow.integers import widened
 from smdp.tensorflow.lists import check_same, join_small
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.sparse import reduce_slices
@@ -105,8 +106,10 @@ def allreduce(
         return _scaled_slices(reduce_slices(slices, kind, members), postscale_factor)
     value = tensor_of(value, "allreduce")
     wire = compressor(compression)
-    small, dtype = wire.compress(scaled(value, prescale_factor))
-    return scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
+    wide = widened(value, kind)
+    small, dtype = wire.compress(scaled(wide, prescale_factor))
+    reduced = scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
+    return reduced if wide is value else tf.cast(reduced, value.dtype)
 
 
 @no_autograph

@@ -12,10 +12,10 @@ import tensorflow as tf
 from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.differentiation import gradient_of
 from smdp.tensorflow.groups import by_id, group_of, tensor_of, token_of
+from smdp.tensorflow.integers import as_signed, widened
 from smdp.tensorflow.library import ops
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.tracing import no_autograph
-from smdp.tensorflow.unsigned import as_signed
 
 
 def all_reduce(tensor: Any, number: int, op: ReduceOp) -> Any:
@@ -170,13 +170,16 @@ def reducescatter(
     group = group_of(group, process_set)
     wire = compressor(compression)
     tensor = tensor_of(tensor, "reducescatter")
-    small, dtype = wire.compress(scaled(tensor, prescale_factor))
+    wide = widened(tensor, reduce_op(op))
+    small, dtype = wire.compress(scaled(wide, prescale_factor))
     sent, kind, of_result = as_signed(small, reduce_op(op), group.size)
     with tf.device("CPU:0"):
         part = ops.smdp_reducescatter(
             tensor=sent, token=token_of(group.core.id), group=group.core.id, op=int(kind), name=name
         )
     part = scaled(wire.decompress(of_result(part), dtype), postscale_factor)
+    if wide is not tensor:
+        part = tf.cast(part, tensor.dtype)
     if not tf.executing_eagerly() and tensor.shape.rank:
         part.set_shape([None, *tensor.shape[1:]])
     return part

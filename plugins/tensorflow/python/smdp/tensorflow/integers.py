@@ -1,4 +1,4 @@
-"""Reductions of unsigned integers, which the core only moves, as those of signed ones."""
+"""Reductions of unsigned integers, which the core only moves, as of signed ones, and means of narrow ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import tensorflow as tf
 from smdp.tensorflow.reduce_op import ReduceOp
 
 _WIDER = {tf.uint16: tf.int32, tf.uint32: tf.int64}
+_WIDER_FOR_MEAN = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, **_WIDER}
+
+
+def widened(tensor: Any, op: ReduceOp) -> Any:
+    """What to scale and reduce instead: a sum of narrow integers overflows where their mean fits."""
+    wide = _WIDER_FOR_MEAN.get(tensor.dtype) if op is ReduceOp.AVERAGE else None
+    return tensor if wide is None else tf.cast(tensor, wide)
 
 
 def as_signed(tensor: Any, op: ReduceOp, size: int) -> tuple[Any, ReduceOp, Callable[[Any], Any]]:
