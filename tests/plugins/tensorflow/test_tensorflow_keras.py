@@ -100,6 +100,19 @@ def check_optimizer_with_a_branch() -> None:
     assert variable.numpy().tolist() == [1.0 + sdp.size()]
 
 
+def check_iterators() -> None:
+    optimizer, variable = sdp.DistributedOptimizer(keras.optimizers.SGD(1.0)), tf.Variable([1.0])
+    optimizer.apply(iter([tf.constant([1.0])]), iter([variable]))
+    assert variable.numpy().tolist() == [0.0]
+
+    @tf.function
+    def step():
+        optimizer.apply(iter([tf.constant([2.0])]), iter([variable]))
+
+    step()
+    assert variable.numpy().tolist() == [-2.0]
+
+
 def check_mixed_precision() -> None:
     """A step that is infinite on one rank is skipped on all."""
     keras.mixed_precision.set_global_policy("mixed_float16")
@@ -289,6 +302,11 @@ def check_keras_2() -> None:
 @needs_keras_3
 def test_fit() -> None:
     run(check_fit, 2)
+
+
+@needs_keras_3
+def test_iterators() -> None:
+    run(check_iterators, 2)
 
 
 @needs_keras_3

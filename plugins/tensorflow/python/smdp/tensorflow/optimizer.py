@@ -87,13 +87,13 @@ def DistributedOptimizer(
     @no_autograph
     def reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> list[Any]:
         refuse_inner_optimizer(optimizer)
-        variables = (
-            optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-        )
+        variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
         return reduction(list(grads), variables)
 
     # AutoGraph may translate this one, for the optimizer's own apply() may need it.
     def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)  # an iterator could be read only once
         return apply(reduced(grads, trainable_variables), trainable_variables)
 
     # Past the setattr of Keras, which would track it.
