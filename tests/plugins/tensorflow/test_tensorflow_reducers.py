@@ -124,6 +124,24 @@ def test_eager_list() -> None:
     run(check_eager_list, 2, env={"SMDP_TENSORFLOW_OPS": "python"})
 
 
+def check_lists_keep_nothing() -> None:
+    """What int8 and topk lose of one list would come in another of the same shapes."""
+    large, small = tf.linspace(-1000.0, 1000.0, 40000), tf.linspace(-1e-3, 1e-3, 40000)
+    for wire in (sdp.Compression.int8, sdp.Compression.topk):
+
+        @tf.function
+        def both(wire=wire):
+            return [sdp.grouped_allreduce([one], compression=wire)[0] for one in (large, small)]
+
+        for call in (both, both, both.python_function):
+            for got, expected in zip(call(), (large, small), strict=True):
+                np.testing.assert_array_equal(got, expected)
+
+
+def test_lists_keep_nothing() -> None:
+    run(check_lists_keep_nothing, 2, hosts=[0, 1])
+
+
 def check_caught_error() -> None:
     """An op of backward fails on one rank, which catches it and goes on to other calls: nobody waits."""
     first, second = tf.Variable(tf.ones([20, 300])), tf.Variable(tf.ones([300, 700]))

@@ -130,14 +130,14 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces several tensors at once; arguments as in allreduce.
 
-    ``Compression.int8`` and ``topk`` keep what they lose for the next run of a traced function; in eager code
-    they send tensors whole.
+    With ``Compression.int8`` and ``topk`` tensors travel whole: nothing says which later call they belong to.
 
     Raises:
         MismatchError: In eager code, on all ranks: the lists differ.
     """
     kind = _kind(op, average)
     members = group_of(group, process_set)
+    wire = _without_memory(compressor(compression))
     values = [t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce") for t in tensors]
     if tf.executing_eagerly():
         # No reducer, which takes long to make: any call may have other shapes.
@@ -145,7 +145,7 @@ def grouped_allreduce(
             check_same("grouped_allreduce", "tensor", values, members, "Give all ranks' lists in one order.")
         single = functools.partial(
             allreduce,
-            compression=_without_memory(compressor(compression)),
+            compression=wire,
             op=kind,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
@@ -157,7 +157,7 @@ def grouped_allreduce(
         [None] * len(values),
         [f"tensor {i}" for i in range(len(values))],
         op=kind,
-        compression=compressor(compression),
+        compression=wire,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         group=members,
