@@ -54,6 +54,26 @@ def check_embeddings() -> None:
                 np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+def check_means_of_slices() -> None:
+    """Means as of dense tensors: where the sum exceeds float16, and of integers, which stay such."""
+    for shape in (None, tf.constant([50, 1]), tf.constant([2, 1])):
+        for dtype, rank_0, rank_1, expected in (
+            (tf.float16, 60000, 59936, 59968),
+            (tf.float32, 1, 2, 1.5),
+            (tf.int32, -3, -4, -3),
+            (tf.int64, 2**60 + 1, 2**60 + 3, 2**60 + 2),
+        ):
+            mine = tf.constant([[rank_0 if sdp.rank() == 0 else rank_1]], dtype)
+            got = sdp.allreduce(tf.IndexedSlices(mine, tf.constant([1]), shape))
+            assert got.values.dtype == dtype
+            row = got.values[got.indices.numpy().tolist().index(1)]
+            assert row.numpy().tolist() == [expected]
+
+
+def test_means_of_slices() -> None:
+    run(check_means_of_slices, 2)
+
+
 @pytest.mark.skipif(not is_keras_3, reason="needs Keras 3")
 def test_embeddings() -> None:
     run(check_embeddings, 2)

@@ -32,7 +32,10 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
             f"[smdp] {op.name} of IndexedSlices is not defined: rows that a rank has not are zero."
             " Use sparse_as_dense=True."
         )
-    merged = merge_duplicates(slices)
+    values, is_mean = slices.values, op is ReduceOp.AVERAGE
+    if is_mean and not values.dtype.is_integer:
+        values = values / tf.cast(group.size, values.dtype)  # before the sum, which float16 may not hold
+    merged = merge_duplicates(tf.IndexedSlices(values, slices.indices, slices.dense_shape))
     if slices.dense_shape is None:
         values, indices = _gathered(merged, group)
     else:
@@ -43,8 +46,10 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
             lambda: _dense(merged, rows, group),
             lambda: _gathered(merged, group),
         )
-    if op is ReduceOp.AVERAGE:
-        values = values / tf.cast(group.size, values.dtype)
+    if is_mean and values.dtype.is_integer:
+        wide = tf.uint64 if values.dtype.is_unsigned else tf.int64
+        cut = tf.truncatediv(tf.cast(values, wide), tf.cast(group.size, wide))  # as of dense ones
+        values = tf.cast(cut, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
