@@ -173,7 +173,9 @@ def check_wrong_ones() -> None:
             sdp.broadcast_variables([tf.Variable(1.0), mine], 0)
     with pytest.raises(smdp.MismatchError, match=r"variable 0 is (not there|.* on rank 1 and not there)"):
         sdp.broadcast_variables([tf.Variable(1.0)] * sdp.rank(), 0)
-    sdp.broadcast_variables([tf.Variable(1.0)], 0)
+    with pytest.raises(smdp.MismatchError, match=r"rank \d of 2: .*root_rank is 1 on rank 1 and 0 on rank 0"):
+        sdp.broadcast_variables([tf.Variable(1.0)], sdp.rank())
+    sdp.broadcast_variables([tf.Variable(1.0)], np.int64(sdp.rank() * 0))
 
 
 def check_xla() -> None:

@@ -30,21 +30,23 @@ class _Entry:
         return f"{self.name!r} {self.form}" if self.name else self.form
 
 
-def check_same(call: str, what: str, values: Sequence[Any], group: Any, cure: str) -> None:
-    """Compare dtypes and shapes, at the cost of one small message.
+def check_same(
+    call: str, what: str, values: Sequence[Any], group: Any, cure: str, root_rank: int = 0
+) -> None:
+    """Compare dtypes, shapes and the root, at the cost of one small message.
 
     Raises:
         MismatchError: On all ranks: they differ.
     """
     forms = [f"{tf.as_dtype(one.dtype).name}{_shape_of(one)}" for one in values]
-    number = int.from_bytes(hashlib.sha256(repr(forms).encode()).digest()[:7], "big")
+    number = int.from_bytes(hashlib.sha256(repr((int(root_rank), forms)).encode()).digest()[:7], "big")
     with tf.device("CPU:0"):
         both = tf.constant([number, -number], tf.int64)
     largest, smallest = reduce_tensor(both, ReduceOp.MAX, group).numpy()
     if largest == -smallest:
         return
     own = [_Entry(name_of(one), form) for one, form in zip(values, forms, strict=True)]
-    lists = allgather_object(own, group=group)
+    roots, lists = zip(*allgather_object((int(root_rank), own), group=group), strict=True)
     for rank, theirs in enumerate(lists):
         for index in range(max(len(theirs), len(lists[0]))):
             here, there = (one[index] if index < len(one) else None for one in (theirs, lists[0]))
@@ -53,6 +55,11 @@ def check_same(call: str, what: str, values: Sequence[Any], group: Any, cure: st
                     f"[smdp] rank {group.rank} of {group.size}: {call} got different lists: {what} {index} is"
                     f" {here or 'not there'} on rank {rank} and {there or 'not there'} on rank 0. {cure}"
                 )
+    other = next(rank for rank, root in enumerate(roots) if root != roots[0])
+    raise smdp.MismatchError(
+        f"[smdp] rank {group.rank} of {group.size}: {call} got different roots: root_rank is {roots[other]}"
+        f" on rank {other} and {roots[0]} on rank 0. Give all ranks the same."
+    )
 
 
 def join_small(values: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:

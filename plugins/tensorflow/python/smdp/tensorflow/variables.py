@@ -28,7 +28,7 @@ def broadcast_variables(
 
     Args:
         variables: The same shapes and dtypes in the same order on all ranks.
-        root_rank: Whose values.
+        root_rank: Whose values; the same on all ranks.
         process_set: Another name for group.
         inplace: Not used.
         group: Default: all ranks.
@@ -37,12 +37,12 @@ def broadcast_variables(
         None in eager code; in a graph the operation that does it, which a session of TensorFlow 1 must run.
 
     Raises:
-        MismatchError: In eager code, on all ranks, before anything is sent: the lists differ.
+        MismatchError: In eager code, on all ranks, before anything is sent: the lists or the roots differ.
     """
     members = group_of(group, process_set)
     variables = list(variables)
     if tf.executing_eagerly():
-        check_same("broadcast_variables", "variable", variables, members, _CURE)
+        check_same("broadcast_variables", "variable", variables, members, _CURE, root_rank)
     sent: list[Any] = []
     assigned = []
     for variable in variables:
