@@ -196,8 +196,10 @@ def check_xla() -> None:
         layer.build((None, 2))
         calls.append(lambda: layer(tf.ones([2, 2]), training=True))
     for call in calls:
-        with pytest.raises(ValueError, match=r"has jit_compile=True, and XLA cannot compile communication"):
-            tf.function(call, jit_compile=True)()
+        compiled = tf.function(call, jit_compile=True)
+        for trace in (compiled, compiled.get_concrete_function):
+            with pytest.raises(ValueError, match="has jit_compile=True, and XLA cannot compile"):
+                trace()
         call()
 
 

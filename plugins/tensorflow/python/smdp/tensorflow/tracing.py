@@ -26,7 +26,7 @@ def refuse_xla() -> None:
     frame = sys._getframe(1)
     while frame is not None:
         # tf.function's own class holds what the user asked for; the graph does not say.
-        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("__call__", "_call") else None
+        owner = frame.f_locals.get("self")
         if getattr(owner, "_jit_compile", None) is True and hasattr(owner, "python_function"):
             raise ValueError(
                 f"[smdp] the function {getattr(owner, '__name__', '')!r} has jit_compile=True, and XLA cannot"
