@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import warnings
@@ -230,27 +231,37 @@ def check_gradients_leave_one_by_one() -> None:
     biases = [tf.Variable(tf.random.normal([256])) for _ in range(2)]
     weights[1:1] = biases
 
-    @tf.function
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
+    def step(x: tf.Tensor, listed: list[tf.Variable]) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             for weight in weights:
                 x = tf.tanh(x @ weight if weight.shape.rank == 2 else x + weight)
             loss = tf.reduce_sum(x)
-        return sdp.DistributedGradientTape(tape).gradient(loss, weights)
+        return sdp.DistributedGradientTape(tape).gradient(loss, listed)
 
-    graph = step.get_concrete_function(tf.ones([2, 256])).graph
-    ready = [op for op in graph.get_operations() if op.type == "SmdpGradientReady"]
-    means = [op for op in graph.get_operations() if op.type == "SmdpGradientMeans"]
-    assert sorted(len(op.outputs) for op in ready) == [1, 1, 1, 2]
-    assert not any(op.op_def.is_stateful for op in ready + means)
-    for op in ready:
-        seen, left = set(), [op]
-        while left:
-            current = left.pop()
-            before = [*(tensor.op for tensor in current.inputs), *current.control_inputs]
-            left += [one for one in before if one.name not in seen]
-            seen |= {one.name for one in before}
-        assert not seen & {other.name for other in ready if other is not op}, op.name
+    # The order in which the user lists them changes nothing.
+    for listed in (weights, weights[::-1], [weights[i] for i in (2, 4, 0, 1, 3)]):
+        traced = tf.function(functools.partial(step, listed=listed)).get_concrete_function(tf.ones([2, 256]))
+        made = traced.graph.get_operations()
+        ready = [op for op in made if op.type == "SmdpGradientReady"]
+        means = [op for op in made if op.type == "SmdpGradientMeans"]
+        assert sorted(len(op.outputs) for op in ready) == [1, 1, 1, 2]
+        assert not any(op.op_def.is_stateful for op in ready + means)
+        for op in ready:
+            assert not before(op) & {other.name for other in ready if other is not op}, op.name
+        gradients = [op.name for op in made if any(op in {x.op for x in one.inputs[:-1]} for one in ready)]
+        begin = next(op for op in made if op.type == "SmdpGradientBegin")
+        assert before(begin) & set(gradients) == {gradients[0]}
+
+
+def before(op: tf.Operation) -> set[str]:
+    """The names of all that runs before it."""
+    seen, left = set(), [op]
+    while left:
+        current = left.pop()
+        found = [*(tensor.op for tensor in current.inputs), *current.control_inputs]
+        left += [one for one in found if one.name not in seen]
+        seen |= {one.name for one in found}
+    return seen
 
 
 @pytest.mark.skipif(os.environ.get("SMDP_TENSORFLOW_OPS") == "python", reason="of the op library")

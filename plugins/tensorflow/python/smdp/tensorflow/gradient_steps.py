@@ -101,9 +101,11 @@ def reduce_gradients(
         for index, mean in zip(own, means, strict=True):
             results[index] = mean
         return results
+    # As backward makes them, whatever the order of the list: TensorFlow numbers tensors as they are made.
+    own.sort(key=lambda index: getattr(gradients[index], "_id", -index))
     with tf.device("CPU:0"):
         # Behind the gradient that backward makes first: whatever fails before it leaves no step open.
-        with tf.control_dependencies([gradients[own[-1]]]):
+        with tf.control_dependencies([gradients[own[0]]]):
             step = ops.smdp_gradient_begin(token=found.token.handle, steps=found.core.id)
         held = []
         for indices in _in_row(gradients, own):
