@@ -121,6 +121,12 @@ def check_shapes_of_use() -> None:
     np.testing.assert_allclose(nested(x), expected[2], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(nested(x), expected[2], rtol=1e-4, atol=1e-6)
 
+    again = sdp.DistributedGradientTape(tf.GradientTape())
+    for factor in (1.0, 2.0):
+        with again:
+            loss = factor * (sdp.rank() + 1) * net.scale
+        np.testing.assert_allclose(again.gradient(loss, net.scale), factor * (sdp.size() + 1) / 2)
+
     @tf.function(reduce_retracing=True)
     def unknown(x):  # the batch differs between ranks, and so do the traces
         with tf.GradientTape() as tape:

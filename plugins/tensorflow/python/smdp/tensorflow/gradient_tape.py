@@ -142,6 +142,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         )
 
     def __enter__(self) -> DistributedGradientTape:
+        self._is_used = False  # TensorFlow lets a tape record once more
         self._wrapped.__enter__()
         return self
 
