@@ -149,6 +149,10 @@ def check_wrong_ones() -> None:
         optimizer, one = sdp.DistributedOptimizer(keras.optimizers.SGD()), tf.Variable(1.0)
         with pytest.raises(ValueError, match=r"rank \d: 1 gradients were given for 2 variables"):
             optimizer.apply([tf.constant(1.0)], [one, one])
+        with pytest.raises(ValueError, match=r"rank \d: apply\(\) got 1 gradients without variables.*build"):
+            optimizer.apply([tf.constant(1.0)])
+        optimizer.build([one])
+        optimizer.apply([tf.constant(1.0)])
         for path in ("/model/best", pathlib.Path("best")):
             with pytest.raises(ValueError, match=r"got the path '.*best'.*Say '.*best\.keras'"):
                 callbacks.BestModelCheckpoint(path)

@@ -87,8 +87,15 @@ def DistributedOptimizer(
     @no_autograph
     def reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> list[Any]:
         refuse_inner_optimizer(optimizer)
+        gradients = list(grads)
+        if gradients and trainable_variables is None and not optimizer.built:
+            raise ValueError(
+                f"[smdp] rank {reduction.group.rank}: apply() got {len(gradients)} gradients without"
+                " variables, which the optimizer must then have been built on. Call optimizer.build()"
+                " with them first, or give them to apply(), too."
+            )
         variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
-        return reduction(list(grads), variables)
+        return reduction(gradients, variables)
 
     # AutoGraph may translate this one, for the optimizer's own apply() may need it.
     def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
