@@ -151,6 +151,11 @@ def check_wrong_ones() -> None:
             optimizer.apply([tf.constant(1.0)], [one, one])
         with pytest.raises(ValueError, match=r"rank \d: apply\(\) got 1 gradients without variables.*build"):
             optimizer.apply([tf.constant(1.0)])
+        tiny = tf.cast(tf.ones([1, 2]), tf.experimental.float8_e5m2)
+        table = tf.Variable(tf.ones([1, 2]), name="table")
+        for gradient in (tiny, tf.IndexedSlices(tiny, [0])):
+            with pytest.raises(TypeError, match=r"allreduce got 'table(:0)?', a tensor of float8"):
+                optimizer.apply([gradient], [table])
         optimizer.build([one])
         optimizer.apply([tf.constant(1.0)])
         for path in ("/model/best", pathlib.Path("best")):

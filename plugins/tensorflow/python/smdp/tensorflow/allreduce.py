@@ -193,6 +193,7 @@ def reduce_all(
     for index, value in enumerate(values):
         if value is None or (is_linear and can_reduce(value)):
             continue
+        tensor_of(value.values if isinstance(value, tf.IndexedSlices) else value, "allreduce", names[index])
         # A graph of TensorFlow 1 has no order but this; ranks would send different tensors first.
         with tf.control_dependencies(before):
             results[index] = allreduce(

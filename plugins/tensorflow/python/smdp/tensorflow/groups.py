@@ -102,15 +102,15 @@ def forget_groups() -> None:
     _tokens.clear()
 
 
-def tensor_of(value: Any, what: str) -> Any:
-    """The value as a tensor that can be sent.
+def tensor_of(value: Any, what: str, name: str = "") -> Any:
+    """The value as a tensor that can be sent; the name is for the error, by default the value's own.
 
     Raises:
         TypeError: Its dtype cannot.
     """
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype.name not in DTYPES:
-        name = name_of(value)
+        name = name or name_of(value)
         raise TypeError(
             f"[smdp] rank {smdp.rank()}: {what} got {f'{name!r}, ' if name else ''}a tensor of"
             f" {tensor.dtype.name}; it takes {', '.join(DTYPES)}."
