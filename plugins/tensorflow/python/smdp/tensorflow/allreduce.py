@@ -177,21 +177,23 @@ def reduce_all(
     bucket_cap_mb: float = BUCKET_CAP_MB,
 ) -> list[Any]:
     """All values over all ranks: what the reducer takes through it, the others one by one; None stays."""
-    is_linear = op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+    # To the reducer the factor 0 stands for the mean.
+    factor = prescale_factor * postscale_factor
+    by_reducer = op in (ReduceOp.SUM, ReduceOp.AVERAGE) and factor != 0
     results = list(values)
-    if is_linear:
+    if by_reducer:
         results = reduce_gradients(
             values,
             sources,
             names,
             group=group,
             compression=compression,
-            factor=factor_of(op, prescale_factor * postscale_factor, group.size),
+            factor=factor_of(op, factor, group.size),
             bucket_cap_mb=bucket_cap_mb,
         )
     before: list[Any] = []
     for index, value in enumerate(values):
-        if value is None or (is_linear and can_reduce(value)):
+        if value is None or (by_reducer and can_reduce(value)):
             continue
         tensor_of(value.values if isinstance(value, tf.IndexedSlices) else value, "allreduce", names[index])
         # A graph of TensorFlow 1 has no order but this; ranks would send different tensors first.

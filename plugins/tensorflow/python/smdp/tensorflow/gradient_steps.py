@@ -239,13 +239,7 @@ def _make_core(
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:
-    """The factor for reduce_gradients of an operation, SUM or AVERAGE, and a scale on top.
-
-    Raises:
-        ValueError: The scale is 0.
-    """
-    if scale == 0:
-        raise ValueError("[smdp] prescale_factor * postscale_factor is 0; then there is nothing to reduce.")
+    """The factor for reduce_gradients of an operation, SUM or AVERAGE, and a scale, not 0, on top."""
     if op is ReduceOp.AVERAGE:
         return 0.0 if scale == 1.0 else scale / size
     return scale
