@@ -170,7 +170,7 @@ def test_refusals() -> None:
         SmdpStrategy(compression="zip")
     with pytest.raises(ValueError, match="SmdpStrategy: topk_ratio is 7; it must be a number above 0 and"):
         SmdpStrategy(compression="topk", topk_ratio=7)
-    with pytest.raises(TypeError, match=r"\[smdp\] DistributedDataParallel got an unexpected .*'compresion'"):
+    with pytest.raises(TypeError, match=r"for DistributedDataParallel: got an unexpected .*'compresion'"):
         DistributedDataParallel(torch.nn.Linear(2, 2), compresion="bf16")
     with pytest.raises(ValueError, match="takes no ddp_comm_hook: use compression="):
         SmdpStrategy(ddp_comm_hook=print)

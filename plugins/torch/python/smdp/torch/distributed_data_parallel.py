@@ -93,7 +93,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         try:
             given = _SIGNATURE.bind_partial(self, module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
         except TypeError as error:
-            raise TypeError(f"[smdp] DistributedDataParallel {error}") from None
+            raise TypeError(f"[smdp] wrong arguments for DistributedDataParallel: {error}") from None
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronises = given.arguments.pop("init_sync", True)
         # Ranks compare lists of named parameters first: what torch says of shapes names none.
