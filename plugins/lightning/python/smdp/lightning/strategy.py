@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import torch.nn.parallel
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.reducer_options import check_reducer_options
+
+_NAMES = {
+    name
+    for class_ in (DDPStrategy, torch.nn.parallel.DistributedDataParallel, DistributedDataParallel)
+    for name, parameter in inspect.signature(class_).parameters.items()
+    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD or parameter.kind is parameter.KEYWORD_ONLY
+} - {"module", "device_ids"}
 
 
 class SmdpStrategy(DDPStrategy):
@@ -22,6 +31,7 @@ class SmdpStrategy(DDPStrategy):
     Raises:
         ValueError: An argument is wrong, `process_group_backend` is not "smdp", or there are communication
             hooks.
+        TypeError: Neither class has such an argument.
     """
 
     def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
@@ -36,6 +46,12 @@ class SmdpStrategy(DDPStrategy):
             raise ValueError(
                 f"[smdp] SmdpStrategy takes no {hooks[0]}: use compression=, or hooks with"
                 " DDPStrategy(process_group_backend='smdp')."
+            )
+        unknown = [name for name in kwargs if name not in _NAMES]
+        if unknown:
+            raise TypeError(
+                f"[smdp] SmdpStrategy got {unknown[0]}={kwargs[unknown[0]]!r}, which neither DDPStrategy nor"
+                f" smdp.torch.DistributedDataParallel has; allowed: {', '.join(sorted(_NAMES))}"
             )
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
