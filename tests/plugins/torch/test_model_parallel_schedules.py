@@ -92,20 +92,24 @@ def stays_below_the_cap() -> None:
 
     def split(cap: float) -> Any:
         return smdp.torch.pipeline(
-            made(Uneven),
-            microbatches=8,
-            schedule="auto",
-            pins={"layers.3": 0, "layers.4": 1},  # the same cut whatever the machine's load
-            memory_cap=cap,
-            example_inputs=rows(1, 512)[0],
+            made(Uneven), microbatches=8, schedule="auto", memory_cap=cap, example_inputs=rows(1, 512)[0]
         )
 
-    free = split(0)
-    most = max(free.split.partition.peak_bytes)
-    states = max(16 * stage.parameter_bytes / 4 for stage in free.split.partition.stages)
-    assert most > states
-    cap = states + 0.75 * (most - states)
-    pipe = split(cap)
+    def split_by_two_measurements() -> tuple[Any, float]:
+        free = split(0)
+        most = max(free.split.partition.peak_bytes)
+        states = max(16 * stage.parameter_bytes / 4 for stage in free.split.partition.stages)
+        assert most > states
+        cap = states + 0.75 * (most - states)
+        return split(cap), cap
+
+    for attempt in range(10):
+        try:
+            pipe, cap = split_by_two_measurements()
+            break
+        except ValueError as error:  # the second one took other times, for which no order is that small
+            if attempt == 9 or "is too small for 2 stages" not in str(error):
+                raise
     held = simulated(pipe).peak_activations
     for rank, stage in enumerate(pipe.split.partition.stages):
         assert 16 * stage.parameter_bytes / 4 + held[rank] <= cap, rank
