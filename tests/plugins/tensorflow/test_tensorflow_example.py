@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import zipfile
+from importlib import metadata
 from pathlib import Path
+
+import keras
+import pytest
 
 import smdp
 
@@ -21,6 +28,20 @@ LAUNCHERS = {
     "smdp run": [sys.executable, "-m", "smdp", "run", "-n", "2"],
     "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
 }
+
+
+@pytest.mark.slow  # tox runs it by `smdp run`
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+def test_whole_by_mpirun() -> None:
+    ended = subprocess.run(
+        [*LAUNCHERS["mpirun"], str(EXAMPLE)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env=VARIABLES,
+    )
+    assert ended.stdout.count("20 losses within") == (2 if keras.__version__ >= "3" else 1)
 
 
 def command(folder: Path, launcher: str = "smdp run") -> list[str]:
@@ -53,6 +74,19 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         )
         assert "saved after 22 batches" not in again.stdout, "it began anew"
         assert last_losses(again.stdout) == last_losses(whole.stdout) != []
+
+
+def test_library_is_that_of_the_wheel() -> None:
+    """The environments of every TensorFlow get one wheel file; what they load has the bytes that it names."""
+    files = [file for file in metadata.files("smdp") or [] if file.name == "libsmdp_tensorflow.so"]
+    (library,) = files
+    digest = hashlib.sha256(library.locate().read_bytes()).digest()
+    assert library.hash is not None
+    assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == library.hash.value
+    wheel = os.environ.get("TOX_PACKAGE", "")
+    if wheel.endswith(".whl"):
+        with zipfile.ZipFile(wheel) as packed:
+            assert hashlib.sha256(packed.read(str(library))).digest() == digest
 
 
 def test_library_needs_no_tensorflow() -> None:
