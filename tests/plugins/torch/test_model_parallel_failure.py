@@ -94,7 +94,10 @@ def killed() -> None:
         pipe.train_step(rows()[0], square_loss)
 
 
-@pytest.mark.parametrize(("ranks", "victim", "at"), [(2, 0, 7), (2, 1, 2), (4, 2, 7), (4, 3, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "victim", "at"),
+    [(2, 0, 7), (2, 1, 2), (4, 2, 7), pytest.param(4, 3, 1, marks=pytest.mark.slow)],
+)
 def test_a_killed_stage_is_named_by_the_others(ranks: int, victim: int, at: int) -> None:
     """at: The call in which it dies; the first 4 are those of the step that records the program."""
     env = {"VICTIM": str(victim), "AT": str(at)}

@@ -96,7 +96,7 @@ def metrics_of_two_stages() -> None:
         assert differences(pipe, alone) == {}, schedule
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_metrics_of_two_stages_under_every_schedule(ranks: int) -> None:
     run(metrics_of_two_stages if ranks == 2 else metrics_on_four_ranks, ranks)
 

@@ -52,7 +52,7 @@ def trains_as_one_process() -> None:
         )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("schedules", SCHEDULES)
 def test_parameters_have_the_bits_of_one_process(schedules: list[str], ranks: int) -> None:
     run(trains_as_one_process, ranks, env={"SCHEDULES": ",".join(schedules)})

@@ -145,7 +145,7 @@ def check_compressed_bits() -> None:
         assert torch.equal(deferred[1], plain[1]), compression
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_same_bits(size: int) -> None:
     run(check_bits, size)
 
