@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
+from loss_scales import told_factors
 from transformers_spawn import run
 
 import smdp
@@ -144,14 +145,7 @@ def test_checkpoint() -> None:
 
 def scaled() -> Any:
     """On CPUs a loss scaler must be given."""
-    told: list[float] = []
-    plain = DistributedDataParallel.rescale_residuals
-
-    def telling(model: DistributedDataParallel, factor: float) -> None:
-        told.append(factor)
-        plain(model, factor)
-
-    DistributedDataParallel.rescale_residuals = telling  # type: ignore[method-assign]
+    told = told_factors()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
     fitted(
         SmdpStrategy(compression="int8"), Regression(), plugins=[MixedPrecision("16-mixed", "cpu", scaler)]

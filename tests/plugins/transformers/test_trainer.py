@@ -14,10 +14,10 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from loss_scales import told_factors
 from transformers_spawn import run
 
 import smdp.torch
-from smdp.torch import DistributedDataParallel
 from smdp.transformers import (
     DataParallel,
     Plugin,
@@ -137,14 +137,7 @@ def test_uneven_end() -> None:
 
 def scaled() -> Any:
     """Mixed precision in float16 needs a GPU; its scaler does not."""
-    told: list[float] = []
-    plain = DistributedDataParallel.rescale_residuals
-
-    def telling(model: DistributedDataParallel, factor: float) -> None:
-        told.append(factor)
-        plain(model, factor)
-
-    DistributedDataParallel.rescale_residuals = telling  # type: ignore[method-assign]
+    told = told_factors()
     trainer = lm.trainer(lm.arguments(max_grad_norm=0, max_steps=20), plugins=[DataParallel("int8")])
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
     trainer.train()
