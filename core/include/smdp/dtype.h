@@ -26,7 +26,12 @@ enum class DType : std::uint8_t {
   kUint16 = 13,
   kUint32 = 14,
   kUint64 = 15,
-  kFloat8 = 16,  // any 8-bit float
+  kFloat8 = 16,  // any other 8-bit float
+  kFloat8E4M3FN = 17,
+  kFloat8E4M3FNUZ = 18,
+  kFloat8E5M2 = 19,
+  kFloat8E5M2FNUZ = 20,
+  kFloat8E8M0FNU = 21,
 };
 
 // SUM and PRODUCT of bool are OR and AND, as are MAX and MIN. Integers wrap. AVG of integers truncates towards zero.

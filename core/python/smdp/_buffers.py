@@ -31,6 +31,11 @@ class DType(IntEnum):
     UINT32 = 14
     UINT64 = 15
     FLOAT8 = 16
+    FLOAT8_E4M3FN = 17
+    FLOAT8_E4M3FNUZ = 18
+    FLOAT8_E5M2 = 19
+    FLOAT8_E5M2FNUZ = 20
+    FLOAT8_E8M0FNU = 21
 
 
 # By NumPy's name of a dtype; ml_dtypes' types have such names, too.
@@ -59,7 +64,7 @@ def _code(dtype: np.dtype[Any]) -> int:
     if name in _BY_NAME and dtype.isnative:
         code = int(_BY_NAME[name])
     elif name.startswith("float8") and dtype.itemsize == 1:
-        code = int(DType.FLOAT8)
+        code = int(DType.__members__.get(name.upper(), DType.FLOAT8))
     else:
         raise ValueError(
             f"[smdp] dtype {dtype} is not supported; allowed: {', '.join(_BY_NAME)} and 8-bit floats,"
@@ -119,6 +124,11 @@ def view(value: Any, *, writes: bool, what: str) -> Buffer:
     Raises:
         ValueError: It is not contiguous, read-only though written to, or of an unsupported type.
     """
+    if writes and isinstance(value, np.generic):
+        raise ValueError(
+            f"[smdp] {what} is a NumPy scalar ({type(value).__name__}); the collective cannot write into it."
+            " Pass an array, or a list of arrays where several are meant."
+        )
     array = value if type(value) is np.ndarray else as_array(value)
     flags = array.flags
     if not flags.c_contiguous:

@@ -59,6 +59,17 @@ def init(
                 " Communicate in the parent, or start the child with spawn and its own smdp.init()."
             )
         return _world
+    if master_addr is not None and not isinstance(master_addr, str):
+        raise ValueError(
+            f"[smdp] master_addr={master_addr!r} is not valid; allowed: a name or address as text."
+        )
+    if store is not None and not isinstance(store, _core.Store):
+        lacks = [name for name in ("set", "get", "check", "wait") if not callable(getattr(store, name, None))]
+        if lacks:
+            raise ValueError(
+                f"[smdp] store is a {type(store).__name__}, which has no {lacks[0]}(); allowed: an object"
+                " with torch's store interface (set, get, check, wait)."
+            )
     if timeout is not None:
         timeout = seconds("timeout", timeout)
     launch = detect(
@@ -156,7 +167,7 @@ def any_core() -> _core.Group:
 
 
 def shutdown() -> None:
-    """Leaves the world. Safe to call twice, or without init().
+    """Leaves the world. Safe to call twice, or without init(); in a rank's forked child it does nothing.
 
     All ranks may init() again after it, in any order. Rank 0 keeps its store's port until its process ends.
     """
@@ -164,7 +175,7 @@ def shutdown() -> None:
 
     global _world
     preemption.forget()
-    if _world is not None:
+    if _world is not None and _owner == os.getpid():
         _world.shutdown()
         _world = None
 

@@ -40,6 +40,11 @@ std::size_t size_of(DType dtype) {
     case DType::kUint8:
     case DType::kInt8:
     case DType::kFloat8:
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E8M0FNU:
       return 1;
     case DType::kInt16:
     case DType::kUint16:
@@ -98,6 +103,16 @@ const char* name_of(DType dtype) {
       return "uint64";
     case DType::kFloat8:
       return "float8";
+    case DType::kFloat8E4M3FN:
+      return "float8_e4m3fn";
+    case DType::kFloat8E4M3FNUZ:
+      return "float8_e4m3fnuz";
+    case DType::kFloat8E5M2:
+      return "float8_e5m2";
+    case DType::kFloat8E5M2FNUZ:
+      return "float8_e5m2fnuz";
+    case DType::kFloat8E8M0FNU:
+      return "float8_e8m0fnu";
   }
   return "unknown";
 }

@@ -91,6 +91,11 @@ class GradientReducer::Impl {
     std::unique_lock lock(mutex_);
     if (is_aborted_) throw ClosedError("[smdp] these gradients were aborted.");
     begin_step();
+    if (is_finished_) {
+      rethrow_failure();
+      throw Error("[smdp] gradient '" + gradients_[index].name +
+                  "' was ready after finish(), which ends the step's gradients. Call wait() first.");
+    }
     if (used_[index] != 0) {
       throw Error("[smdp] gradient '" + gradients_[index].name +
                   "' was ready twice in one step. "

@@ -17,7 +17,7 @@ using StreamFunction = void (*)(void* dst, const void* src, std::size_t lines);
 
 inline constexpr std::size_t kLine = 64;
 
-inline constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kFloat8) + 1;
+inline constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kFloat8E8M0FNU) + 1;
 inline constexpr std::size_t kReduceOps = static_cast<std::size_t>(ReduceOp::kBxor) + 1;
 
 // Entries that reduce.cpp leads back to others are null: kPremulSum, the sums of complex types, bit operations of

@@ -215,6 +215,22 @@ def test_slurms_interactive_shell_is_no_task(name: str) -> None:
     assert detect({**environ, "SLURM_STEP_NUM_TASKS": "5"}).source == "SLURM"
 
 
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "WORLD_SIZE=2 is set and RANK is not"),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, "OMPI_COMM_WORLD_SIZE=3 is set and OMPI_COMM_WORLD_RANK is not"),
+        ({"PMI_SIZE": "4"}, "PMI_SIZE=4 is set and PMI_RANK is not"),
+        ({"RANK": "1"}, "RANK=1 is set and WORLD_SIZE is not"),
+    ],
+)
+def test_half_a_launcher_is_told(
+    environ: dict[str, str], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert detect(environ).source == "single process"
+    assert f"trains alone: {told}" in caplog.text
+
+
 def test_sbatchs_own_shell_is_no_task(caplog: pytest.LogCaptureFixture) -> None:
     environ = {**SLURM, "SLURM_PROCID": "0", "SLURM_JOB_ID": "4712", "SLURM_NTASKS": "7"}
     del environ["SLURM_STEP_ID"]

@@ -84,6 +84,7 @@ for wrong, text in (
     (lambda: g.broadcast(np.ones(3), n), "allowed"),
     (lambda: g.all_reduce(np.ones(3), out=np.ones(4)), "alike"),
     (lambda: g.reduce_scatter(np.ones(2 * n + 1)) if n > 1 else g.all_reduce(None), ""),
+    (lambda: g.all_reduce_coalesced(np.ones(3)), "NumPy scalar (float64)"),
     (lambda: g.barrier(timeout=0), "timeout"),
     (lambda: g.all_reduce(np.array(["text"])), "dtype"),
 ):

@@ -44,4 +44,14 @@ def _why_alone(environ: Mapping[str, str]) -> str:
             return (
                 f"{name}={value} is an option of torchrun; start the script with torchrun instead of python"
             )
+    for rank, size in (
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ):
+        ranks = config.read(environ, size)
+        if ranks not in (None, "1"):
+            return f"{size}={ranks} is set and {rank} is not; set both, or neither"
+    if (number := config.read(environ, "RANK")) not in (None, "0"):
+        return f"RANK={number} is set and WORLD_SIZE is not; set both, or neither"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ def read(directory: Path) -> list[Trace]:
     sizes = {trace.size for trace in newest.values()}
     if len(sizes) > 1:
         raise ValueError(f"{directory} holds traces of jobs of {sorted(sizes)} ranks: empty it between jobs")
+    (size,) = sizes
+    if missing := [rank for rank in range(size) if rank not in newest]:
+        print(
+            f"smdp: {directory} holds traces of {len(newest)} of {size} ranks; missing: {missing[:8]}"
+            f"{', ...' if len(missing) > 8 else ''}. Bring those of all hosts together.",
+            file=sys.stderr,
+        )
     return [newest[rank] for rank in sorted(newest)]
 
 

@@ -102,6 +102,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             _check_group(given.arguments)
         super().__init__(*given.args[1:], **given.kwargs)
         self._is_armed = False
+        self._is_visible = True
         self._divides_by_all = True
         if self.device_type != "cpu":
             if compression != "none":
@@ -284,9 +285,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._is_armed = self.require_backward_grad_sync
         if self._is_armed and not torch.compiler.is_compiling():
             # A second backward through this output counts, too; one through the module alone does not.
-            for tensor in _find_tensors(output):
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(_arming(weakref.ref(self._hooks)))
+            found = [tensor for tensor in _find_tensors(output) if tensor.grad_fn is not None]
+            for tensor in found:
+                tensor.register_hook(_arming(weakref.ref(self._hooks)))
+            self._is_visible = bool(found)
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
@@ -295,7 +297,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._is_armed = self.require_forward_param_sync = self.require_backward_grad_sync
 
     def _disarm(self) -> None:
-        self._is_armed = False
+        # Of an output in which no tensor was found nobody tells a second backward.
+        self._is_armed = self._is_armed and not self._is_visible
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if self._hook_options is None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.autograd.graph import Node
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
@@ -71,6 +72,7 @@ class GradientHooks:
         self._ended = ended
         self._has_come: set[int] = set()
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
+        self._root: Node | None = None  # where it came through the model's output
         self._momentum = topk_momentum
         is_coding = compression == "topk" and len(group.hosts) > 1
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
@@ -90,6 +92,7 @@ class GradientHooks:
             factor,
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
+            shapes=[_shape_of(parameter) for parameter in self.parameters],
         )
         for parameter in self.parameters:
             older = _owners.get(id(parameter), lambda: None)()
@@ -141,6 +144,7 @@ class GradientHooks:
         if number == self._backward:
             return
         self._backward = number
+        self._root = torch._C._current_autograd_node()
         Variable._execution_engine.queue_callback(self._end_backward)
 
     def take(self, index: int, parameter: Tensor) -> None:
@@ -161,10 +165,19 @@ class GradientHooks:
 
     def _end_backward(self) -> None:
         self._backward = _NONE
+        root, self._root = self._root, None
+        if not self._has_come:
+            if (
+                root is None
+                or not any(one.requires_grad for one in self.parameters)
+                or not _reaches_leaf(root)
+            ):
+                return  # it was one for other gradients: torch.autograd.grad()
+            # The model was passed by, here; other ranks have gradients.
+            if self.deferral is not None:
+                self.deferral.settle()
         if self._ended is not None:
             self._ended()
-        if not self._has_come:
-            return  # it was one for other gradients: torch.autograd.grad()
         if self.deferral is None:
             self.finish()
             return
@@ -287,6 +300,28 @@ def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], N
 def _remove(handles: Sequence[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def _reaches_leaf(root: Node) -> bool:
+    """Whether the backward under way is that of `backward()`: it leaves gradients in the leaves."""
+    nodes, seen = [root], {root}
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            try:
+                return bool(torch._C._will_engine_execute_node(node))
+            except RuntimeError:  # torch.autograd.grad() wants its gradient
+                return False
+        behind = {one for one, _ in node.next_functions if one is not None} - seen
+        nodes += behind
+        seen |= behind
+    return False
+
+
+def _shape_of(parameter: Tensor) -> str:
+    """For comparisons between ranks: elements are summed in their order in memory."""
+    strides = "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"
+    return f"{list(parameter.shape)}{strides}"
 
 
 def _is_dense(tensor: Tensor) -> bool:

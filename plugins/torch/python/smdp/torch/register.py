@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import default_pg_timeout
 
-from smdp import _world
+from smdp import ClosedError, _world
 from smdp.config import Config, read
 from smdp.torch.process_group import ProcessGroupSmdp, connect
 from smdp.torch.work import seconds_of
@@ -22,6 +22,8 @@ a group over smdp serves all devices by itself, so {backends!r} is not possible.
     dist.init_process_group("smdp")
     other = dist.new_group(backend={other!r})
 and name the second where it is meant: dist.all_reduce(tensor, group=other)"""
+
+_owner = 0
 
 
 def register() -> None:
@@ -50,6 +52,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
             f"smdp takes no pg_options, got {type(process_group_options).__name__}; "
             "it is configured by SMDP_* variables"
         )
+    _check_owner()
     device_types = _check_devices(_device_backends())
     config = Config.from_environ()
     timeout = backend_options.timeout
@@ -72,6 +75,18 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     if not dist.is_initialized() or process_group.size() == dist.get_world_size():
         _world.offer(process_group)
     return process_group
+
+
+def _check_owner() -> None:
+    # A forked child has torch's store and default group, too.
+    global _owner
+    if not dist.is_initialized():
+        _owner = os.getpid()
+    elif _owner not in (0, os.getpid()):
+        raise ClosedError(
+            f"[smdp] this process is a forked child of rank {dist.get_rank()} and cannot be a rank itself."
+            " Communicate in the parent, or start the child with spawn and its own init_process_group()."
+        )
 
 
 def _device_backends() -> dict[str, str]:

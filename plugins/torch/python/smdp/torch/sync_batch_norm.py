@@ -90,6 +90,13 @@ class SyncBatchNorm(_BatchNorm):
         Raises:
             ValueError: A batch norm is lazy, and has seen no batch.
         """
+        return cls._converted(module, process_group, {})
+
+    @classmethod
+    def _converted(
+        cls, module: nn.Module, process_group: ProcessGroup | None, done: dict[int, nn.Module]
+    ) -> nn.Module:
+        """`done`: what became of the modules so far, by id; several may hold one, under several names."""
         if isinstance(module, _LazyNormBase):
             raise ValueError(
                 f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, which does not know its channels;"
@@ -107,8 +114,11 @@ class SyncBatchNorm(_BatchNorm):
             for name, value in (*module._parameters.items(), *module._buffers.items()):
                 setattr(new, name, value)
             return new.train(module.training)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child, process_group))
+        for name, child in module._modules.items():
+            if child is not None:
+                if id(child) not in done:
+                    done[id(child)] = cls._converted(child, process_group, done)
+                setattr(module, name, done[id(child)])
         return module
 
 

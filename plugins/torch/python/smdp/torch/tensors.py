@@ -28,11 +28,11 @@ DTYPES: dict[torch.dtype, int] = {
     torch.uint16: 13,
     torch.uint32: 14,
     torch.uint64: 15,
-    torch.float8_e4m3fn: 16,
-    torch.float8_e4m3fnuz: 16,
-    torch.float8_e5m2: 16,
-    torch.float8_e5m2fnuz: 16,
-    torch.float8_e8m0fnu: 16,
+    torch.float8_e4m3fn: 17,
+    torch.float8_e4m3fnuz: 18,
+    torch.float8_e5m2: 19,
+    torch.float8_e5m2fnuz: 20,
+    torch.float8_e8m0fnu: 21,
 }
 
 PREMUL_SUM = 2
