@@ -46,7 +46,7 @@ class GradientHooks:
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
         factor: Multiplies gradients before the sum; 0 gives the mean.
-        ended: Called at the end of every backward that averages gradients.
+        ended: Called at the end of every backward that averages gradients, or could not lead to one that does.
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
@@ -73,6 +73,7 @@ class GradientHooks:
         self._has_come: set[int] = set()
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
         self._root: Node | None = None  # where it came through the model's output
+        self._makes_graph = False  # create_graph=True: of what it gives there may be a backward
         self._momentum = topk_momentum
         is_coding = compression == "topk" and len(group.hosts) > 1
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
@@ -145,6 +146,7 @@ class GradientHooks:
             return
         self._backward = number
         self._root = torch._C._current_autograd_node()
+        self._makes_graph = torch.is_grad_enabled()
         Variable._execution_engine.queue_callback(self._end_backward)
 
     def take(self, index: int, parameter: Tensor) -> None:
@@ -172,7 +174,10 @@ class GradientHooks:
                 or not any(one.requires_grad for one in self.parameters)
                 or not _reaches_leaf(root)
             ):
-                return  # it was one for other gradients: torch.autograd.grad()
+                # It was one for other gradients: torch.autograd.grad().
+                if self._ended is not None and not self._makes_graph:
+                    self._ended()
+                return
             # The model was passed by, here; other ranks have gradients.
             if self.deferral is not None:
                 self.deferral.settle()
