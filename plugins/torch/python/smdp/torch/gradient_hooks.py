@@ -46,7 +46,7 @@ class GradientHooks:
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
         factor: Multiplies gradients before the sum; 0 gives the mean.
-        ended: Called at the end of every backward that averages gradients, or could not lead to one that does.
+        ended: Called at the end of every backward that averages gradients, or cannot lead to one that does.
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
