@@ -27,10 +27,10 @@ bool is_same(const std::string& line, const std::string& other, bool with_names)
   return line.substr(line.rfind("' ")) == other.substr(other.rfind("' "));
 }
 
-// With all digits that tell it from another one.
-std::string exact(double value) {
+// Small ones, too, which std::to_string would make 0.
+std::string text_of(double value) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.17g", value);
+  std::snprintf(text.data(), text.size(), "%.9g", value);
   return text.data();
 }
 
@@ -38,8 +38,8 @@ std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const 
   std::vector<std::string> lines;
   for (const Gradient& gradient : gradients) lines.push_back(line_of(gradient));
   lines.push_back(std::string("compression ") + name_of(options.compression) + ", buffers of at most " +
-                  std::to_string(options.buffer_bytes) + " bytes, factor " + exact(options.factor) + ", top-k ratio " +
-                  exact(options.topk_ratio) + ", momentum " + exact(options.topk_momentum));
+                  std::to_string(options.buffer_bytes) + " bytes, factor " + text_of(options.factor) +
+                  ", top-k ratio " + text_of(options.topk_ratio) + ", momentum " + text_of(options.topk_momentum));
   return lines;
 }
 
@@ -107,11 +107,11 @@ double bytes_summed_per_second(const std::vector<float>& data) {
 void check_options(const GradientReducerOptions& options, const std::string& prefix) {
   if (options.buffer_bytes == 0) throw InvalidArgument(prefix + "buffer_bytes is 0; it must be above 0.");
   if (!(options.topk_ratio > 0 && options.topk_ratio <= 1)) {
-    throw InvalidArgument(prefix + "topk_ratio is " + exact(options.topk_ratio) +
+    throw InvalidArgument(prefix + "topk_ratio is " + text_of(options.topk_ratio) +
                           "; it must be above 0 and at most 1.");
   }
   if (!(options.topk_momentum >= 0 && options.topk_momentum < 1)) {
-    throw InvalidArgument(prefix + "topk_momentum is " + exact(options.topk_momentum) +
+    throw InvalidArgument(prefix + "topk_momentum is " + text_of(options.topk_momentum) +
                           "; it must be at least 0 and below 1.");
   }
 }
