@@ -91,12 +91,14 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("topk_momentum") = 0.0)
       .def(
           "all_reduce",
-          [](GradientCompressor& compressor, Group& group, std::size_t key, Pointer data, std::size_t count) {
+          [](GradientCompressor& compressor, Group& group, std::size_t key, Pointer data, std::size_t count,
+             const std::string& label) {
             Call call;
             call.async = true;
+            call.label = [label] { return label; };
             return compressor.all_reduce(group, key, reinterpret_cast<float*>(data), count, call);
           },
-          nb::arg("group"), nb::arg("key"), nb::arg("data"), nb::arg("count"), Release())
+          nb::arg("group"), nb::arg("key"), nb::arg("data"), nb::arg("count"), nb::arg("label"), Release())
       .def("end_step", &GradientCompressor::end_step, nb::arg("counts"), Release())
       .def("rescale", &GradientCompressor::rescale, nb::arg("factor"));
 }

@@ -424,6 +424,22 @@ TEST(WrongInput, IsRefusedBeforeAnythingIsSent) {
     EXPECT_THROW(group.all_reduce(&x, &x, one, DType::kFloat32, ReduceOp::kBand), InvalidArgument);
     EXPECT_THROW(group.all_gather({&x, 1}, {{&x, 1}}, DType::kFloat32), InvalidArgument);
     EXPECT_THROW(group.send({&x, 1}, DType::kFloat32, group.rank(), 0), InvalidArgument);
+
+    // Memory that is overwritten before it is read.
+    std::vector<float> memory(8);
+    float* at = memory.data();
+    const std::vector<std::int64_t> four{4};
+    EXPECT_THROW(group.all_reduce(at, at + 1, four, DType::kFloat32, ReduceOp::kSum), InvalidArgument);
+    if (group.rank() == 0) {
+      EXPECT_THROW(group.reduce(at + 1, at, four, DType::kFloat32, ReduceOp::kSum, 0), InvalidArgument);
+    }
+    EXPECT_THROW(group.all_gather({at + 6, 2}, {{at, 2}, {at + 1, 2}}, DType::kFloat32), InvalidArgument);
+    const std::size_t other = group.rank() == 0 ? 2 : 0;
+    EXPECT_THROW(group.all_gather({at + other, 2}, {{at, 2}, {at + 2, 2}}, DType::kFloat32), InvalidArgument);
+    EXPECT_THROW(group.reduce_scatter({{at, 2}, {at + 2, 2}}, {at + 1, 2}, DType::kFloat32, ReduceOp::kSum),
+                 InvalidArgument);
+    EXPECT_THROW(group.all_to_all({{at, 2}, {at + 2, 2}}, {{at + 2, 2}, {at, 2}}, DType::kFloat32), InvalidArgument);
+    group.all_gather({at, 2}, {{at + 4, 2}, {at + 4, 2}}, DType::kFloat32);
     group.all_reduce(&x, &x, one, DType::kFloat32, ReduceOp::kSum);  // and the group still works
     EXPECT_EQ(x, 2);
   });

@@ -46,6 +46,14 @@ class Mismatch : public testing::TestWithParam<Layout> {
       // run()'s own barrier, on a group that has failed as it should
     }
   }
+
+  static void expect_at_once(const Body& body) {
+    try {
+      run(GetParam(), [&body](Group& group) { EXPECT_THROW(body(group), MismatchError); });
+    } catch (const Error&) {
+      // likewise
+    }
+  }
 };
 
 TEST_P(Mismatch, ShapeOfAllReduce) {
@@ -158,7 +166,7 @@ TEST_P(Mismatch, ShapesOfAnUnevenAllGather) {
         Blocks blocks(group);
         group.all_gather({blocks.in.data(), 6}, blocks.targets(), DType::kFloat32, {}, blocks.uneven());
       },
-      {"float32[6], ...", "shape #"});
+      {"float32 in blocks of 6, 6", "with another shape than is shown here"});
 }
 
 TEST_P(Mismatch, ShapeOfReduceScatter) {
@@ -211,7 +219,56 @@ TEST_P(Mismatch, NinthDimension) {
         shape[9] = 6 / shape[8];
         group.broadcast(data.data(), shape, DType::kFloat32, 0);
       },
-      {"[1, 1, 1, 1, 1, 1, 1, 1, ...]", "shape #"});
+      {"[1, 1, 1, 1, 1, 1, 1, 1, ...]", "with another shape than is shown here"});
+}
+
+TEST_P(Mismatch, CountsOfAnUnevenAllGather) {
+  expect(
+      [](Group& group) {
+        std::vector<float> data(64);
+        std::vector<Buffer> targets;
+        for (int rank = 0; rank < group.size(); ++rank) {
+          targets.push_back({data.data() + 8 * rank, static_cast<std::size_t>(rank + (group.rank() == 0 ? 1 : 2))});
+        }
+        const Buffer own = targets[static_cast<std::size_t>(group.rank())];
+        group.all_gather({own.data, own.count}, targets, DType::kFloat32);
+      },
+      {"in blocks of 1, 2", "in blocks of 2, 3"});
+}
+
+TEST_P(Mismatch, OfASplit) {
+  expect(
+      [](Group& group) {
+        if (group.rank() == 0) {
+          group.split(0, 0, "part");
+        } else {
+          group.barrier();
+        }
+      },
+      {"split #", "barrier #"});
+}
+
+// Without an operation after it that would tell who only gives.
+TEST_P(Mismatch, OfARootIsToldAtOnce) {
+  expect_at_once([](Group& group) {
+    std::vector<float> data(4);
+    const std::int64_t extent = group.rank() == 0 ? 4 : 2;
+    group.broadcast(data.data(), std::vector<std::int64_t>{extent}, DType::kFloat32, 0);
+  });
+  expect_at_once([](Group& group) {
+    std::vector<float> data(4);
+    group.broadcast(data.data(), std::vector<std::int64_t>{4}, DType::kFloat32, group.rank() == 0 ? 0 : 1);
+  });
+}
+
+TEST_P(Mismatch, OfAReduceIsToldAtOnce) {
+  if (GetParam().size() > 1 && GetParam()[0] > 1) GTEST_SKIP() << "only one rank of a host hears of the other";
+  expect_at_once([](Group& group) {
+    std::vector<float> data(4);
+    std::vector<float> out(4);
+    const std::int64_t extent = group.rank() == 0 ? 4 : 2;
+    group.reduce(data.data(), out.data(), std::vector<std::int64_t>{extent}, DType::kFloat32, ReduceOp::kSum, 0);
+  });
 }
 
 // What may differ: the first extent of a gather, who says nothing, one tensor here and a list there.
@@ -275,14 +332,16 @@ TEST_P(PartOfTheWorld, NamesWhoSendsMoreThanIsExpected) {
       std::vector<float> data(4);
       const std::size_t count = part.rank() == 0 ? 2 : 1;
       const std::vector<ConstBuffer> in{{data.data(), count}, {data.data(), count}};
-      const std::vector<Buffer> out{{data.data() + 2, count}, {data.data(), count}};
+      std::vector<float> results(4);
+      const std::vector<Buffer> out{{results.data() + 2, count}, {results.data(), count}};
       part.all_to_all(in, out, DType::kFloat32);
     });
     if (group.rank() == 0) return;
     expect_all_in({"in group 'world/part-0/1' (rank ", "The counts of a sender must equal"}, text);
-    EXPECT_TRUE(text.find("expects 8 bytes from rank 1 of the group (rank 2 of the world, host ") != text.npos ||
-                text.find("expects 4 bytes from rank 0 of the group (rank 1 of the world, host ") != text.npos)
+    EXPECT_TRUE(text.find("expects 2 elements from rank 1 of the group (rank 2 of the world, host ") != text.npos ||
+                text.find("expects 1 elements from rank 0 of the group (rank 1 of the world, host ") != text.npos)
         << text;
+    expect_all_in({" in all_to_all #1 float32"}, text);
   });
 }
 

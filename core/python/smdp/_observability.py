@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 from . import _core
 from ._errors import ConfigError
-from ._world import any_core, world
+from ._world import any_core
 from .environments import detect
 
 # The step, the time and the counters of the last print_step().
@@ -49,13 +49,18 @@ def explain(what: Any, group: Any = None) -> str:
         group: A group of smdp or of torch.distributed over smdp; default: the world.
 
     Raises:
-        TypeError: `what` is neither.
+        TypeError: `what` or `group` is none of these.
     """
     if isinstance(what, int) and not isinstance(what, bool):
         if what < 0:
             raise ValueError(f"[smdp] explain({what}): bytes must be at least 0")
-        chosen = world() if group is None else group
-        return str(chosen.core.explain(what))
+        core = any_core() if group is None else getattr(group, "core", None)
+        if not isinstance(core, _core.Group):
+            raise TypeError(
+                f"[smdp] explain(): group is of type {type(group).__name__}; it takes a smdp.Group, or a"
+                " group of torch.distributed with the backend smdp"
+            )
+        return core.explain(what)
     if callable(getattr(what, "explain", None)):
         return str(what.explain())
     raise TypeError(

@@ -166,6 +166,10 @@ Task Engine::run(Collective& collective) {
   context_.algorithm = "";
   Task body = collective.body(context_);
   co_await body;
+  // A root that only gives has waited for nobody; it is told of a mismatch all the same.
+  for (std::size_t local = 0; local < board_.size(); ++local) {
+    if (local != board_.me()) co_await board_.met(local);
+  }
 }
 
 void Engine::drive_inline(Collective& collective, const Call& call) {

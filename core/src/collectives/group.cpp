@@ -13,6 +13,7 @@
 #include "collectives/engine.h"
 #include "collectives/hierarchical.h"
 #include "collectives/local.h"
+#include "collectives/overlap.h"
 #include "collectives/registry.h"
 #include "common/directory.h"
 #include "observability/trace.h"
@@ -33,11 +34,18 @@ std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
 ConstBytes view(const ConstBuffer& buffer, DType dtype) { return {bytes(buffer.data), buffer.count * size_of(dtype)}; }
 Bytes view(const Buffer& buffer, DType dtype) { return {bytes(buffer.data), buffer.count * size_of(dtype)}; }
+ConstBytes as_const(Bytes block) { return {block.data, block.size}; }
 
 template <class B>
 auto views(const std::vector<B>& buffers, DType dtype) {
   std::vector<decltype(view(B{}, dtype))> all;
   for (const B& buffer : buffers) all.push_back(view(buffer, dtype));
+  return all;
+}
+
+std::vector<ConstBytes> const_views(const std::vector<Buffer>& buffers, DType dtype) {
+  std::vector<ConstBytes> all;
+  for (const Buffer& buffer : buffers) all.push_back(as_const(view(buffer, dtype)));
   return all;
 }
 
@@ -48,16 +56,11 @@ std::size_t total(const std::vector<B>& buffers, DType dtype) {
   return count * size_of(dtype);
 }
 
-// FNV-1a over the counts: equal lists, equal hashes.
 template <class B>
-std::uint64_t hash_counts(const std::vector<B>& buffers) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  bool even = true;
-  for (const B& buffer : buffers) {
-    even = even && buffer.count == buffers.front().count;
-    hash = (hash ^ buffer.count) * 0x100000001b3;
-  }
-  return even && !buffers.empty() ? buffers.front().count : hash;  // readable in messages where it can be
+std::vector<std::uint64_t> counts_of(const std::vector<B>& buffers) {
+  std::vector<std::uint64_t> counts;
+  for (const B& buffer : buffers) counts.push_back(buffer.count);
+  return counts;
 }
 
 void check_buffer(const char* operation, const void* data, std::size_t count) {
@@ -273,6 +276,15 @@ class Group::Impl {
   }
   const Members& members() const { return engine->members(); }
 
+  Handle all_gather(const Fingerprint& print, ConstBuffer in, const std::vector<Buffer>& out, const Call& call) {
+    return engine->collective(
+        print, total(out, print.dtype),
+        [blocks = views(out, print.dtype), own = view(in, print.dtype)](Context& context) {
+          return all_gather_any(context, blocks, own);
+        },
+        call);
+  }
+
   std::shared_ptr<Store> store;
   std::shared_ptr<Engine> engine;
   std::uint64_t id = 0;
@@ -321,10 +333,12 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
   const std::size_t count = print.count;
   check_buffer("all_reduce", in, count);
   check_buffer("all_reduce", out, count);
+  const std::size_t size = count * size_of(dtype);
+  check_apart(members, "all_reduce", {bytes(in), size}, {bytes(out), size});
   const Reduction reduction = reduction_for(dtype, op, members.size);
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(
-      print, count * size_of(dtype),
+      print, size,
       [=, &planner](Context& context) {
         if (op == ReduceOp::kPremulSum) {
           return premultiplied(context, bytes(in), bytes(out), count, reduction, factor, planner);
@@ -362,10 +376,14 @@ Group::Handle Group::reduce(const void* in, void* out, std::span<const std::int6
   const std::size_t count = print.count;
   check_buffer("reduce", in, count);
   std::byte* target = members.rank == root ? bytes(out) : nullptr;
-  if (members.rank == root) check_buffer("reduce", out, count);
+  const std::size_t size = count * size_of(dtype);
+  if (members.rank == root) {
+    check_buffer("reduce", out, count);
+    check_apart(members, "reduce", {bytes(in), size}, {target, size});
+  }
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
-      print, count * size_of(dtype),
+      print, size,
       [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); }, call);
 }
 
@@ -387,15 +405,12 @@ Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType d
   check_count(members, "all_gather's input", in.count, out[static_cast<std::size_t>(members.rank)].count);
   check_buffer("all_gather", in.data, in.count);
   for (const Buffer& buffer : out) check_buffer("all_gather", buffer.data, buffer.count);
+  check_apart(members, "all_gather", {view(in, dtype)}, const_views(out, dtype),
+              as_const(view(out[static_cast<std::size_t>(members.rank)], dtype)));
   Fingerprint print = fingerprint(OpKind::kAllGather, dtype);
-  print.count = hash_counts(out);
+  print.set_counts(counts_of(out));
   add_shapes(print, shapes, false);
-  return impl_->engine->collective(
-      print, total(out, dtype),
-      [blocks = views(out, dtype), own = view(in, dtype)](Context& context) {
-        return all_gather_any(context, blocks, own);
-      },
-      call);
+  return impl_->all_gather(print, in, out, call);
 }
 
 Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, ReduceOp op, double factor,
@@ -406,8 +421,9 @@ Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DTy
   check_count(members, "reduce_scatter's output", out.count, in[static_cast<std::size_t>(members.rank)].count);
   check_buffer("reduce_scatter", out.data, out.count);
   for (const ConstBuffer& buffer : in) check_buffer("reduce_scatter", buffer.data, buffer.count);
+  check_apart(members, "reduce_scatter", views(in, dtype), {as_const(view(out, dtype))}, as_const(view(out, dtype)));
   Fingerprint print = fingerprint(OpKind::kReduceScatter, dtype, op);
-  print.count = hash_counts(in);
+  print.set_counts(counts_of(in));
   add_shapes(print, shapes, true);
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
@@ -427,6 +443,7 @@ Group::Handle Group::all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer>
   check_count(members, "all_to_all's output for this rank", out[me].count, in[me].count);
   for (const ConstBuffer& buffer : in) check_buffer("all_to_all", buffer.data, buffer.count);
   for (const Buffer& buffer : out) check_buffer("all_to_all", buffer.data, buffer.count);
+  check_apart(members, "all_to_all", views(in, dtype), const_views(out, dtype), as_const(view(out[me], dtype)));
   Fingerprint print = fingerprint(OpKind::kAllToAll, dtype);
   add_shapes(print, shapes, true);
   return impl_->engine->collective(
@@ -446,6 +463,8 @@ Group::Handle Group::gather(ConstBuffer in, std::vector<Buffer> out, DType dtype
     check_list(members, "gather's output", out.size());
     check_count(members, "gather's output for this rank", out[static_cast<std::size_t>(root)].count, in.count);
     for (const Buffer& buffer : out) check_buffer("gather", buffer.data, buffer.count);
+    check_apart(members, "gather", {view(in, dtype)}, const_views(out, dtype),
+                as_const(view(out[static_cast<std::size_t>(root)], dtype)));
   } else {
     out.clear();
   }
@@ -469,6 +488,7 @@ Group::Handle Group::scatter(std::vector<ConstBuffer> in, Buffer out, DType dtyp
     check_list(members, "scatter's input", in.size());
     check_count(members, "scatter's input for this rank", in[static_cast<std::size_t>(root)].count, out.count);
     for (const ConstBuffer& buffer : in) check_buffer("scatter", buffer.data, buffer.count);
+    check_apart(members, "scatter", views(in, dtype), {as_const(view(out, dtype))}, as_const(view(out, dtype)));
   } else {
     in.clear();
   }
@@ -527,7 +547,9 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   std::vector<Choice> all(static_cast<std::size_t>(members.size));
   std::vector<Buffer> out;
   for (Choice& choice : all) out.push_back({&choice, 2});
-  all_gather({&own, 2}, out, DType::kInt64);
+  Fingerprint print = fingerprint(OpKind::kSplit, DType::kInt64);
+  print.count = 2;
+  impl_->all_gather(print, {&own, 2}, out, {});
   const int number = impl_->splits++;
   if (color < 0) return nullptr;
   std::vector<int> ranks;

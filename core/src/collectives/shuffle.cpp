@@ -44,9 +44,8 @@ Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgo
       std::memcpy(&their_longest, theirs + local * sizeof sent, sizeof sent);
       longest = std::max<std::size_t>(longest, their_longest);
       if (sent != incoming[local].size) {
-        throw MismatchError(members.prefix() + "expects " + std::to_string(incoming[local].size) + " bytes from " +
-                            members.who(board.rank_of(local)) + ", which sends " + std::to_string(sent) +
-                            ". The counts of a sender must equal those of its receiver.");
+        throw MismatchError(describe_sizes(members.tag(), incoming[local].size, members.who(board.rank_of(local)), sent,
+                                           board.operation()));
       }
       const std::size_t bytes = part(incoming[local].size, k);
       if (bytes != 0) {

@@ -1,8 +1,13 @@
 // Binomial tree over hosts. Hosts are numbered from the root's: the parent of v is v without its lowest set bit, its
 // children are v + 2^k for every k below that bit. One rank per host takes part, its delegate; data goes by chunks, so
 // that all levels of the tree and shared memory work at the same time.
+//
+// Who only sends would not hear of a mismatch, so there is a greeting of no bytes the other way: up a broadcast's tree,
+// by whom all below have greeted; down a reduce's.
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "collectives/hierarchical.h"
@@ -11,6 +16,7 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
+constexpr std::uint64_t kGreeting = std::numeric_limits<std::uint64_t>::max();  // a slot beside those of chunks
 
 struct Tree {
   int parent = -1;
@@ -45,8 +51,16 @@ Task tree_broadcast(Context& context, std::byte* data, std::size_t size, int roo
     return Bytes{data + std::min(size, k * kChunkBytes), std::min(kChunkBytes, size - std::min(size, k * kChunkBytes))};
   };
   std::vector<Link::Pending> received(chunks, 0);
+  std::vector<Link::Pending> greeted(tree.children.size(), 0);
   Link::Pending sends = 0;
+  const bool greets_at_once = tree.children.empty();
+  if (is_delegate) {
+    for (std::size_t i = 0; i < tree.children.size(); ++i) {
+      context.receive(tree.children[i], kGreeting, nullptr, 0, greeted[i]);
+    }
+  }
   if (is_delegate && tree.parent >= 0) {
+    if (greets_at_once) context.send(tree.parent, kGreeting, nullptr, 0, sends);
     for (std::size_t k = 0; k < chunks; ++k) {
       context.receive(tree.parent, k, chunk(k).data, chunk(k).size, received[k]);
     }
@@ -62,7 +76,11 @@ Task tree_broadcast(Context& context, std::byte* data, std::size_t size, int roo
       co_await spread(context.board, 0, std::move(contributions));
     }
   }
-  co_await settled(tree.children.empty() ? -1 : tree.children.front(), sends);
+  if (is_delegate) {
+    for (std::size_t i = 0; i < tree.children.size(); ++i) co_await settled(tree.children[i], greeted[i]);
+    if (tree.parent >= 0 && !greets_at_once) context.send(tree.parent, kGreeting, nullptr, 0, sends);
+  }
+  co_await settled(tree.children.empty() ? tree.parent : tree.children.front(), sends);
 }
 
 Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
@@ -75,6 +93,11 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
   std::vector<std::byte> host_sum(is_delegate ? count * element : 0);
   std::vector<std::byte> arriving(tree.children.size() * per_chunk * element);
   Link::Pending sends = 0;
+  Link::Pending greeting = 0;
+  if (is_delegate) {
+    if (tree.parent >= 0) context.receive(tree.parent, kGreeting, nullptr, 0, greeting);
+    for (const int child : tree.children) context.send(child, kGreeting, nullptr, 0, sends);
+  }
   for (std::size_t k = 0; k < chunks; ++k) {
     const std::size_t begin = std::min(count, k * per_chunk);
     const std::size_t elements = std::min(per_chunk, count - begin);
@@ -105,6 +128,7 @@ Task tree_reduce(Context& context, const std::byte* in, std::byte* out, std::siz
       reduce(out + begin * element, sources.data(), sources.size(), elements, last_stage(reduction));
     }
   }
+  co_await settled(tree.parent, greeting);
   co_await settled(tree.parent, sends);
 }
 

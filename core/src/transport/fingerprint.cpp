@@ -13,6 +13,10 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
   return hash ^ (hash >> 32);
 }
 
+std::uint32_t shortened(std::uint64_t extent) {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
+}
+
 std::uint64_t hash_of(std::span<const std::int64_t> extents, std::uint64_t hash) {
   hash = mixed(hash, extents.size() + 1);
   for (const std::int64_t extent : extents) hash = mixed(hash, static_cast<std::uint64_t>(extent));
@@ -41,6 +45,8 @@ const char* name_of(OpKind kind) {
       return "scatter";
     case OpKind::kBarrier:
       return "barrier";
+    case OpKind::kSplit:
+      return "split";
     case OpKind::kSend:
       return "send";
     case OpKind::kRecv:
@@ -60,56 +66,82 @@ void Fingerprint::set_shape(std::span<const std::int64_t> extents) {
 void Fingerprint::add_shape(std::span<const std::int64_t> extents) {
   ndim = static_cast<std::uint8_t>(std::min<std::size_t>(extents.size(), kMostDims));
   for (std::size_t i = 0; i < std::min(extents.size(), kMaxDims); ++i) {
-    const auto extent = static_cast<std::uint64_t>(extents[i]);
-    dims[i] = static_cast<std::uint32_t>(std::min<std::uint64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
+    dims[i] = shortened(static_cast<std::uint64_t>(extents[i]));
   }
   shape = hash_of(extents, kSeed) | 1;
 }
 
+void Fingerprint::set_counts(const std::vector<std::uint64_t>& counts) {
+  const bool is_even = std::all_of(counts.begin(), counts.end(), [&](auto one) { return one == counts.front(); });
+  if (is_even) {
+    count = counts.empty() ? 0 : counts.front();
+    return;
+  }
+  set_blocks(counts);
+  count = kSeed;
+  for (const std::uint64_t one : counts) count = mixed(count, one);
+}
+
+void Fingerprint::set_blocks(const std::vector<std::uint64_t>& counts) {
+  ndim = static_cast<std::uint8_t>(kSeveral | std::min<std::size_t>(counts.size(), kMostDims));
+  for (std::size_t i = 0; i < std::min(counts.size(), kMaxDims); ++i) dims[i] = shortened(counts[i]);
+}
+
 void Fingerprint::add_shapes(const std::vector<std::vector<std::int64_t>>& shapes) {
-  add_shape(shapes.front());
-  ndim |= kSeveral;
+  std::vector<std::uint64_t> counts;
   std::uint64_t hash = kSeed;
   for (const std::vector<std::int64_t>& extents : shapes) {
     // Empty blocks are alike: who has nothing often has it in another shape.
     const bool is_empty = std::find(extents.begin(), extents.end(), 0) != extents.end();
     hash = is_empty ? mixed(hash, 0) : hash_of(extents, hash);
+    counts.push_back(1);
+    for (const std::int64_t extent : extents) counts.back() *= static_cast<std::uint64_t>(extent);
   }
+  set_blocks(counts);
   shape = hash | 1;
 }
 
 std::string Fingerprint::describe() const {
   std::string text = name_of(kind);
   text += " #" + std::to_string(sequence);
-  if (kind == OpKind::kNone || kind == OpKind::kBarrier) return text;
+  if (kind == OpKind::kNone || kind == OpKind::kBarrier || kind == OpKind::kSplit) return text;
   text += std::string(" ") + name_of(dtype);
-  const bool is_first = (ndim & kSeveral) != 0;
+  const bool is_list = (ndim & kSeveral) != 0;
+  const bool is_open = kind == OpKind::kGather || kind == OpKind::kScatter;  // the first extent is each rank's own
   const std::size_t known = ndim & kMostDims;
-  if (shape != 0) {
-    // Of a gather and a scatter the first dimension is each rank's own.
-    const bool is_open = kind == OpKind::kGather || kind == OpKind::kScatter;
-    text += "[";
+  if (is_list || shape != 0) {
+    text += is_list ? " in blocks of " : "[";
     for (std::size_t i = 0; i < std::min(known, kMaxDims); ++i) {
       text += (i == 0 ? "" : ", ") + (i == 0 && is_open ? ":" : std::to_string(dims[i]));
     }
-    text += known > kMaxDims ? ", ...]" : "]";
-    if (is_first) text += ", ...";
+    if (known > kMaxDims) text += ", ...";
+    text += is_list ? " elements" : "]";
+  } else if ((kind == OpKind::kAllGather || kind == OpKind::kReduceScatter) && count != 0) {
+    text += " in blocks of " + std::to_string(count) + " elements";
   }
   if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
     text += std::string(" ") + name_of(op);
   }
   if (root >= 0)
     text += (kind == OpKind::kReduce || kind == OpKind::kGather ? " to rank " : " from rank ") + std::to_string(root);
-  const bool has_counts = kind == OpKind::kAllGather || kind == OpKind::kReduceScatter;
-  if (has_counts && count != 0 && (shape == 0 || is_first)) text += " (counts " + std::to_string(count) + ")";
-  // What is written may be alike where the shapes are not.
-  if (is_first || known > kMaxDims) text += " (shape #" + std::to_string(shape) + ")";
   return text;
+}
+
+std::string describe_sizes(const std::string& who, std::size_t expected_bytes, const std::string& peer,
+                           std::size_t sent_bytes, const Fingerprint& operation) {
+  // A peer of another dtype is a mismatch before, so both count alike.
+  const std::size_t element = size_of(operation.dtype);
+  return who + " expects " + std::to_string(expected_bytes / element) + " elements from " + peer + ", which sends " +
+         std::to_string(sent_bytes / element) + ", in " + operation.describe() +
+         ". The counts of a sender must equal those of its receiver.";
 }
 
 std::string describe_mismatch(const std::string& first, const Fingerprint& theirs_first, const std::string& second,
                               const Fingerprint& theirs_second) {
-  return first + " called " + theirs_first.describe() + ", but " + second + " called " + theirs_second.describe() +
+  const std::string text = theirs_first.describe();
+  const std::string other = theirs_second.describe();
+  return first + " called " + text + ", but " + second + " called " + other +
+         (text == other ? " with another shape than is shown here" : "") +
          ". All ranks of a group must call the same operations in the same order, with the same shapes, dtypes and "
          "roots.";
 }

@@ -21,6 +21,7 @@ enum class OpKind : std::uint8_t {
   kGather,
   kScatter,
   kBarrier,
+  kSplit,
   kSend,
   kRecv,
 };
@@ -36,7 +37,7 @@ struct Fingerprint {
   OpKind kind = OpKind::kNone;
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  std::uint8_t ndim = 0;  // at most kMostDims; kSeveral: dims are those of the first of several shapes
+  std::uint8_t ndim = 0;  // at most kMostDims; kSeveral: dims are elements of several blocks
   std::int32_t root = -1;
   std::uint32_t dims[kMaxDims] = {};  // for messages
   std::uint64_t shape = 0;            // hash of the whole shape, or list of shapes; 0: none was given
@@ -48,7 +49,9 @@ struct Fingerprint {
   void set_shape(std::span<const std::int64_t> extents);
   // Sets all of that but count.
   void add_shape(std::span<const std::int64_t> extents);
-  // The same for blocks of different shapes.
+  // Of a list of blocks, by their elements. Sets count, and ndim and dims if they differ.
+  void set_counts(const std::vector<std::uint64_t>& counts);
+  // Of blocks of different shapes. Sets ndim, dims and shape.
   void add_shapes(const std::vector<std::vector<std::int64_t>>& shapes);
 
   // Same operation on the same kind of data. Shapes are compared where both sides know them.
@@ -57,10 +60,18 @@ struct Fingerprint {
            op == other.op && root == other.root && (shape == other.shape || shape == 0 || other.shape == 0);
   }
 
-  // E.g. "all_reduce #12 float32[512] SUM", "broadcast #3 int64[4, 2] from rank 0".
+  // E.g. "all_reduce #12 float32[512] SUM", "broadcast #3 int64[4, 2] from rank 0",
+  // "all_gather #4 int8 in blocks of 3, 5 elements".
   std::string describe() const;
+
+ private:
+  void set_blocks(const std::vector<std::uint64_t>& counts);
 };
 static_assert(sizeof(Fingerprint) == 64);
+
+// "WHO expects 3 elements of float32 from PEER, which sends 4, in all_to_all #7 float32", and the rule.
+std::string describe_sizes(const std::string& who, std::size_t expected_bytes, const std::string& peer,
+                           std::size_t sent_bytes, const Fingerprint& operation);
 
 // "FIRST called ..., but SECOND called ...", and the rule.
 std::string describe_mismatch(const std::string& first, const Fingerprint& theirs_first, const std::string& second,

@@ -178,6 +178,10 @@ def check_compression() -> None:
         assert 0 < error < limit, (wire, error)
         assert wire in ddp.explain()
     words = DistributedDataParallel(model()).explain()
+    group = dist.group.WORLD
+    assert smdp.explain(1 << 20) == smdp.explain(1 << 20, group)
+    with pytest.raises(TypeError, match=r"explain\(\): group is of type str; it takes a smdp.Group"):
+        smdp.explain(1 << 20, "x")
     for part in ("us, large ones", "MB/s, sums", "every host owns a part of a chunk,", "to each rank"):
         assert part in words, words
 
@@ -195,6 +199,10 @@ def check_wrong_input() -> None:
         DistributedDataParallel(nn.Linear(2, 2), compression="zip")
     with pytest.raises(ValueError, match="bucket_cap_mb is 0"):
         DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb=0)
+    with pytest.raises(
+        ValueError, match=r"bucket_cap_mb is 1e\+20; it must be a number of MiB, .* at most 2"
+    ):
+        DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb=1e20)
     with pytest.raises(ValueError, match="new_group"):
         DistributedDataParallel(nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
     with pytest.raises(RuntimeError, match="compression="):

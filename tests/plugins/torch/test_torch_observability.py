@@ -50,6 +50,22 @@ def check_training() -> None:
     assert "fusion buffers" in smdp.explain(ddp)
 
 
+def check_hook() -> None:
+    ddp = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1)))
+    ddp.register_comm_hook(None, smdp.torch.comm_hook("bf16"))
+    with profile() as profiler:
+        for batch in DataLoader(SlowData(), batch_size=1):
+            ddp(batch).sum().backward()
+    assert "smdp::comm_hook" in {event.key for event in profiler.key_averages()}
+    assert smdp.stats()["input_seconds"] > 0.05
+
+
+def test_a_hook_of_torchs_class_shows_itself(tmp_path: Path) -> None:
+    run(check_hook, env={"SMDP_TRACE": str(tmp_path)})
+    text = trace.merge(tmp_path).read_text()
+    assert "comm_hook: bucket 0 of 4 gradients" in text
+
+
 def test_the_data_loader_is_blamed(tmp_path: Path) -> None:
     run(check_training, env={"SMDP_TRACE": str(tmp_path)})
     report = json.loads(trace.report_text(tmp_path, as_json=True))

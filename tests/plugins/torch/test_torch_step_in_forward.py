@@ -246,6 +246,8 @@ def check_refusals() -> None:
     optimizer = SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError, match="it needs a model that"):
         StepInForward(model.module, optimizer)
+    with pytest.raises(ValueError, match=r"StepInForward got a str in place of an optimizer"):
+        StepInForward(model, "adam")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"a Linear of units= is no part of the model"):
         StepInForward(model, optimizer, units=[nn.Linear(1, 1)])
     with pytest.raises(ValueError, match=r"parameter 'of shape \(3,\)', whose gradient the model"):

@@ -454,6 +454,7 @@ def test_every_launcher_honours_smdps_master(index: int) -> None:
         (SMDP, {"SMDP_MASTER_PORT": "http"}, r"SMDP_MASTER_PORT='http'.*a port, 1 to 65535"),
         (TORCHRUN, {"MASTER_PORT": "-5"}, r"MASTER_PORT='-5'.*a port, 1 to 65535"),
         (TORCHRUN, {"RANK": "9"}, r"RANK='9'.*0 to 3, since WORLD_SIZE=4"),
+        (TORCHRUN, {"WORLD_SIZE": "1000000"}, r"WORLD_SIZE='1000000'.*an integer >= 1 and <= 65536"),
         (TORCHRUN, {"WORLD_SIZE": ""}, r"RANK='2' is set and WORLD_SIZE is not set"),
         (TORCHRUN, {"MASTER_ADDR": ""}, r"SMDP_MASTER_ADDR is not set and torchrun"),
         (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": ""}, r"OMPI_COMM_WORLD_SIZE is not set"),

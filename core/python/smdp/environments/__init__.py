@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping
 
 from smdp._errors import ConfigError
-from smdp.environments.base import PLACEHOLDER, Environment, Launch, Ranks, make_launch
+from smdp.environments.base import MOST_RANKS, PLACEHOLDER, Environment, Launch, Ranks, make_launch
 from smdp.environments.choice import explain as _explain
 from smdp.environments.choice import log_choice as _log_choice
 from smdp.environments.choice import warn_of_cost
@@ -97,7 +97,7 @@ def detect(
             ("world_size", "rank", rank) if world_size is None else ("rank", "world_size", world_size)
         )
         raise ValueError(f"{there}={value} is given and {missing} is not; allowed: both, or neither")
-    _check_argument("world_size", world_size, 1)
+    _check_argument("world_size", world_size, 1, MOST_RANKS + 1)
     _check_argument("rank", rank, 0, world_size, "world_size")
     _check_argument("master_port", master_port, 1, 65536)
     if rank is not None and world_size is not None:

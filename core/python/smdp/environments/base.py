@@ -12,6 +12,8 @@ from smdp import config
 from smdp._errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+MOST_RANKS = 2**16
+"""What a world size may be: with more, somebody has slipped, and nobody should wait for the rest."""
 # In hints; rank 0 knows better and fills in its own.
 PLACEHOLDER = "<address of rank 0's host>"
 
@@ -107,7 +109,7 @@ def read_ranks(
         ConfigError: One is missing, no number, or does not fit the others.
     """
     rank_value = config.read_int(environ, rank)
-    size_value = config.read_int(environ, world_size, minimum=1)
+    size_value = config.read_int(environ, world_size, minimum=1, maximum=MOST_RANKS)
     if rank_value is None or size_value is None:
         missing, there = (rank, world_size) if rank_value is None else (world_size, rank)
         value = f"{there}={environ.get(there, '')!r} is set and " if config.read(environ, there) else ""

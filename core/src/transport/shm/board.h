@@ -39,6 +39,9 @@ class Board {
   bool can_enter(std::uint64_t sequence, std::size_t& laggard) const;
   void enter(const Fingerprint& fingerprint);
 
+  // What it entered last.
+  const Fingerprint& operation() const { return mine_[sequence_ % kFingerprints]; }
+
   // First of `count` new rounds.
   std::uint64_t take_rounds(std::size_t lane, std::uint64_t count) {
     const std::uint64_t first = next_round_[lane];
@@ -64,7 +67,11 @@ class Board {
   // seconds: from when all were there, for `chunks` slots of each rank that has as many.
   void record(SlotUse use, double seconds, std::size_t chunks);
 
-  // Awaitables. produced: `local` has published `round`. consumed: `local` has read what round's slot held before.
+  // Awaitables. met: `local` has entered this operation, or one after it, and called the same. produced: it has
+  // published `round`. writable: it has read what round's slot held before.
+  auto met(std::size_t local) {
+    return until(rank_of(local), [this, local] { return stalled_on(local) || verified_[local] == sequence_; });
+  }
   auto produced(std::size_t local, std::size_t lane, std::uint64_t round) {
     return until(rank_of(local), [this, local, lane, round] { return is_produced(local, lane, round); });
   }

@@ -183,10 +183,8 @@ bool Link::find_target(Stream& stream) {
       return false;
     }
     if (it->size != frame.total) {
-      on_error_(std::make_exception_ptr(MismatchError(members_.prefix() + "expects " + std::to_string(it->size) +
-                                                      " bytes from " + members_.who(peer_) + ", which sends " +
-                                                      std::to_string(frame.total) + " in " + current_.describe() +
-                                                      ". The counts of a sender must equal those of its receiver.")));
+      on_error_(std::make_exception_ptr(
+          MismatchError(describe_sizes(members_.tag(), it->size, members_.who(peer_), frame.total, current_))));
       return false;
     }
     it->claimed += frame.payload;

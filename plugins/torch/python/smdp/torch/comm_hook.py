@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
+from smdp.torch.input_wait import watch
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.profiling import ranged
 from smdp.torch.reducer_options import check_factor, check_reducer_options
 from smdp.torch.tensors import PREMUL_SUM, Staging, dtype_code
 from smdp.torch.work import HandleWork
@@ -47,6 +49,10 @@ class CommHook:
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         """Start averaging a bucket."""
+        with ranged("comm_hook"):
+            return self._start(bucket)
+
+    def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
         if bucket.index() == 0 and self._is_in_step:
             self._end_step()
@@ -59,7 +65,8 @@ class CommHook:
         staging.ready()
         pointer = host.data_ptr()
         if buffer.dtype is torch.float32:
-            handle = compressor.all_reduce(self._group, key, pointer, host.numel())
+            label = f"comm_hook: bucket {bucket.index()} of {len(bucket.parameters())} gradients"
+            handle = compressor.all_reduce(self._group, key, pointer, host.numel(), label)
         else:
             # Divided before they are added, as torch does it: sums of fp16 overflow.
             handle = self._group.all_reduce(
@@ -149,5 +156,6 @@ def comm_hook(
             "the model was wrapped with"
         )
     compressor = _core.GradientCompressor(compression, topk_ratio, topk_momentum)
+    watch()
     has_state = compression in ("int8", "topk")
     return CommHook(group.core, compressor, has_state=has_state, momentum=topk_momentum)

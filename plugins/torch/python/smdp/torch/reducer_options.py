@@ -6,6 +6,7 @@ import math
 import numbers
 
 _BYTE = 2.0**-20
+_MOST = 2.0**30
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
 
 
@@ -25,10 +26,10 @@ def check_reducer_options(
     if compression not in COMPRESSIONS:
         allowed = ", ".join(COMPRESSIONS)
         raise ValueError(f"[smdp] {owner}: compression is {compression!r}; allowed: {allowed}.")
-    if bucket_cap_mb is not None and not (_is_number(bucket_cap_mb) and _BYTE <= bucket_cap_mb < math.inf):
+    if bucket_cap_mb is not None and not (_is_number(bucket_cap_mb) and _BYTE <= bucket_cap_mb <= _MOST):
         raise ValueError(
             f"[smdp] {owner}: bucket_cap_mb is {bucket_cap_mb!r}; it must be a number of MiB, at least one"
-            " byte (2**-20)."
+            " byte (2**-20) and at most 2**30."
         )
     if not (_is_number(topk_ratio) and 0 < topk_ratio <= 1):
         raise ValueError(

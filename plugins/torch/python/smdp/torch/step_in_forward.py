@@ -69,6 +69,12 @@ class StepInForward:
                 f"[smdp] StepInForward got a {type(model).__name__}; it needs a model that"
                 " smdp.torch.DistributedDataParallel has wrapped."
             )
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise ValueError(
+                    f"[smdp] StepInForward got a {type(optimizer).__name__} in place of an optimizer: give"
+                    " those of torch.optim, and modules by units=."
+                )
         root = model.module
         chosen = _default_units(root) if units is None else list(units)
         inside = {id(module) for module in root.modules()}
