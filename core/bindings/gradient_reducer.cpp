@@ -28,9 +28,10 @@ void bind_gradient_reducer(nb::module_& m) {
   nb::class_<GradientReducer>(m, "GradientReducer", "Sums gradients over a group while backward goes on.")
       .def(
           "__init__",
-          [](GradientReducer* self, Group& group, const std::vector<std::tuple<std::string, std::size_t, int>>& list,
+          [](GradientReducer* self, Group& group,
+             const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor, double topk_ratio,
-             double topk_momentum, const std::vector<std::string>& shapes) {
+             double topk_momentum) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
@@ -38,9 +39,8 @@ void bind_gradient_reducer(nb::module_& m) {
             options.topk_ratio = topk_ratio;
             options.topk_momentum = topk_momentum;
             std::vector<Gradient> gradients;
-            for (const auto& [name, count, dtype] : list) {
-              gradients.push_back({name, count, static_cast<DType>(dtype)});
-              if (gradients.size() <= shapes.size()) gradients.back().shape = shapes[gradients.size() - 1];
+            for (const auto& [name, count, dtype, shape] : list) {
+              gradients.push_back({name, count, static_cast<DType>(dtype), shape});
             }
             const nb::gil_scoped_release release;
             new (self) GradientReducer(group, std::move(gradients), options);
@@ -48,8 +48,7 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
-          nb::arg("shapes") = std::vector<std::string>(),
-          "gradients: (name, elements, dtype) of each; shapes: of each, as text. Collective; see gradient_reducer.h.")
+          "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.")
       .def(
           "ready",
           [](GradientReducer& reducer, std::size_t index, Pointer data) {

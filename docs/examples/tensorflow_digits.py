@@ -115,17 +115,18 @@ def train(
 
 
 class Losses(tf.keras.callbacks.Callback):
-    """The loss of every batch, where Keras tells the mean since the epoch began."""
+    """The loss of every batch, where Keras tells the mean since the epoch began; batches are alike."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[float] = []
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        self.model.reset_metrics()
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self.total = 0.0
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self.seen.append(float(logs["loss"]))
+        before, self.total = self.total, (batch + 1) * float(logs["loss"])
+        self.seen.append(self.total - before)
 
 
 def fit(

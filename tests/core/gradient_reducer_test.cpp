@@ -255,9 +255,10 @@ TEST_P(Reducer, FrontLayersComeFirstToWhoeverWaitsForThem) {
       for (std::size_t index = gradients.size(); index-- > 0;) one.ready(index, data[index].data());
       one.finish();
     };
-    const Data given = random_data(gradients, group.rank(), 0);
+    Data given = random_data(gradients, group.rank(), 0);
     std::vector<std::size_t> places;  // of gradient 0 in the order of completion
     for (int number = 0; number < 6; ++number) {
+      for (auto& one : given) one.back() = static_cast<float>(number + group.rank());  // no step is the one before
       Data expected = given;
       Data data = given;
       backward(plain, expected);
@@ -336,6 +337,14 @@ TEST(ReducerRegistration, WrongOptionsAreRefused) {
     EXPECT_THROW(reducer.ready(0, &x), Error);
     EXPECT_THROW(reducer.ready(99, &x), InvalidArgument);
     EXPECT_THROW(reducer.wait(), Error);
+    reducer.finish();
+    try {
+      reducer.ready(1, &x);
+      ADD_FAILURE() << "a gradient after the step's end was lost";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("was ready after finish()"), std::string::npos) << error.what();
+    }
+    reducer.wait();
   });
 }
 

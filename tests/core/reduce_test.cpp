@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -26,9 +27,15 @@ namespace {
 using Bytes = std::vector<unsigned char>;
 
 constexpr DType kAllDTypes[] = {
-    DType::kBool,       DType::kUint8,    DType::kInt8,    DType::kInt16,   DType::kInt32,     DType::kInt64,
-    DType::kFloat16,    DType::kBfloat16, DType::kFloat32, DType::kFloat64, DType::kComplex32, DType::kComplex64,
-    DType::kComplex128, DType::kUint16,   DType::kUint32,  DType::kUint64,  DType::kFloat8,
+    DType::kBool,           DType::kUint8,         DType::kInt8,         DType::kInt16,          DType::kInt32,
+    DType::kInt64,          DType::kFloat16,       DType::kBfloat16,     DType::kFloat32,        DType::kFloat64,
+    DType::kComplex32,      DType::kComplex64,     DType::kComplex128,   DType::kUint16,         DType::kUint32,
+    DType::kUint64,         DType::kFloat8,        DType::kFloat8E4M3FN, DType::kFloat8E4M3FNUZ, DType::kFloat8E5M2,
+    DType::kFloat8E5M2FNUZ, DType::kFloat8E8M0FNU,
+};
+constexpr DType kOnlyMoved[] = {
+    DType::kUint16,         DType::kUint32,     DType::kUint64,         DType::kFloat8,        DType::kFloat8E4M3FN,
+    DType::kFloat8E4M3FNUZ, DType::kFloat8E5M2, DType::kFloat8E5M2FNUZ, DType::kFloat8E8M0FNU,
 };
 constexpr ReduceOp kAllOps[] = {
     ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kPremulSum, ReduceOp::kProduct, ReduceOp::kMin,
@@ -669,11 +676,18 @@ TEST(DTypeTest, SizesNamesAndSupport) {
   EXPECT_EQ(size_of(DType::kComplex32), 4U);
   EXPECT_EQ(size_of(DType::kComplex128), 16U);
   EXPECT_STREQ(name_of(DType::kBfloat16), "bfloat16");
+  std::set<std::string> names;
+  for (const DType dtype : kAllDTypes) {
+    names.insert(name_of(dtype));
+    EXPECT_NE(size_of(dtype), 0U) << name_of(dtype);
+  }
+  for (const DType dtype : {DType::kFloat8, DType::kFloat8E5M2, DType::kFloat8E8M0FNU}) {
+    EXPECT_EQ(size_of(dtype), 1U) << name_of(dtype);
+  }
+  EXPECT_EQ(names.size(), std::size(kAllDTypes));
   EXPECT_STREQ(name_of(ReduceOp::kPremulSum), "PREMUL_SUM");
   for (const ReduceOp op : kAllOps) {
-    for (const DType dtype : {DType::kUint16, DType::kUint32, DType::kUint64, DType::kFloat8}) {
-      EXPECT_FALSE(is_supported(dtype, op));
-    }
+    for (const DType dtype : kOnlyMoved) EXPECT_FALSE(is_supported(dtype, op));
     EXPECT_TRUE(is_supported(DType::kInt32, op));
     const bool is_bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
     EXPECT_EQ(is_supported(DType::kFloat16, op), !is_bitwise);

@@ -126,9 +126,9 @@ def shutdown_all(reason: str = '') -> None: ...
 class GradientReducer:
     """Sums gradients over a group while backward goes on."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, shapes: Sequence[str] = []) -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0) -> None:
         """
-        gradients: (name, elements, dtype) of each; shapes: of each, as text. Collective; see gradient_reducer.h.
+        gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.
         """
 
     def ready(self, index: int, data: int) -> None: ...

@@ -38,32 +38,100 @@ def penalises_gradients() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+def penalises_in_any_order() -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1, bias=False)))
+    torch.manual_seed(dist.get_rank())
+
+    def slope(**options: bool) -> Tensor:
+        x = torch.randn(3, 4, requires_grad=True)
+        return torch.autograd.grad(model(x).sum(), x, **options)[0].square().sum()
+
+    def is_averaged() -> bool:
+        found = all(torch.equal(*gathered(parameter.grad)) for parameter in model.parameters())
+        model.zero_grad()
+        return found
+
+    first, second = slope(create_graph=True), slope(create_graph=True)
+    first.backward()
+    assert is_averaged()
+    second.backward()
+    assert is_averaged()
+    penalty = slope(create_graph=True)
+    model(torch.randn(3, 4)).sum().backward()
+    assert is_averaged()
+    slope()
+    penalty.backward()
+    assert is_averaged()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.variable = x.detach()  # as nodes of leaves have one
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        return 2 * slope
+
+
+def goes_back_for_some_alone() -> None:
+    """Gradients of an input, on one rank alone: nothing is sent, wherever in memory nodes lie."""
+    below = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = DistributedDataParallel(nn.Linear(4, 1, bias=False))
+    for step in range(20):
+        if dist.get_rank() == 1:
+            x = torch.randn(3, 4, requires_grad=True)
+            model(x).sum().backward(inputs=[x])
+            model(below(x)).sum().backward(inputs=list(below.parameters()))
+            torch.autograd.grad(Doubled.apply(model(x)).sum(), x)
+        model.zero_grad()
+        model(torch.full((1, 4), float(step + dist.get_rank()))).sum().backward()
+        assert torch.equal(model.module.weight.grad, torch.full((1, 4), step + 0.5)), step
+
+
 class Out:
-    """In which nobody looks for tensors."""
+    """In which torch looks for no tensors."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.first, self.second = first, second
+
+
+class Hidden:
+    """In which nobody does."""
+
+    __slots__ = ("first", "second")
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.first, self.second = first, second
 
 
 class Two(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__()
+        self.kind = kind
         self.body, self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
 
-    def forward(self, x: Tensor) -> Out:
+    def forward(self, x: Tensor) -> Any:
         body = self.body(x)
-        return Out(self.first(body), self.second(body))
+        return self.kind(self.first(body), self.second(body))
 
 
 def goes_back_twice() -> None:
-    model = DistributedDataParallel(Two())
-    torch.manual_seed(dist.get_rank())
-    for _ in range(2):
-        out = model(torch.randn(2, 3))
-        out.first.sum().backward(retain_graph=True)
-        model.zero_grad()
-        out.second.square().sum().backward()
-        assert all(torch.equal(*gathered(parameter.grad)) for parameter in model.module.second.parameters())
+    for kind in (Out, Hidden):
+        model = DistributedDataParallel(Two(kind))
+        torch.manual_seed(dist.get_rank())
+        for _ in range(2):
+            out = model(torch.randn(2, 3))
+            out.first.sum().backward(retain_graph=True)
+            model.zero_grad()
+            out.second.square().sum().backward()
+            parameters = model.module.second.parameters()
+            assert all(torch.equal(*gathered(parameter.grad)) for parameter in parameters)
+        # Past the wrapper, on one rank alone.
+        if kind is Out and dist.get_rank() == 0:
+            model.module(torch.randn(2, 3)).first.sum().backward()
+        dist.barrier()
 
 
 class Skipped(nn.Module):
@@ -98,7 +166,16 @@ def skips_the_model() -> None:
         model(below(torch.ones(1, 1)), False).sum().backward()
 
 
-@pytest.mark.parametrize("check", [penalises_gradients, goes_back_twice, skips_the_model])
+CHECKS = [
+    penalises_gradients,
+    penalises_in_any_order,
+    goes_back_for_some_alone,
+    goes_back_twice,
+    skips_the_model,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
 def test_gradients_are_means(check: Any) -> None:
     run(check, 2)
 
@@ -138,6 +215,30 @@ def makes_a_group_in_a_child() -> None:
 
 def test_forked_children_make_no_groups() -> None:
     run(makes_a_group_in_a_child, 2)
+
+
+def uses_smdp_in_a_child_of_its_own() -> None:
+    """One forked when there was no default group, and one of a rank of gloo."""
+    dist.init_process_group("smdp", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    child = os.fork()
+    if child == 0:
+        dist.init_process_group("smdp", store=dist.HashStore(), rank=0, world_size=1)
+        os._exit(7 if dist.get_world_size(dist.new_group([0])) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.new_group([0], backend="smdp")
+        except smdp.ClosedError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_forked_children_may_be_ranks_of_another_job() -> None:
+    run(uses_smdp_in_a_child_of_its_own, 1, init=False)
 
 
 def test_a_batch_norm_under_two_names_stays_one() -> None:

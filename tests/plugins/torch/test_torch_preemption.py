@@ -204,7 +204,7 @@ def test_torchrun_starts_again_by_itself(start: Start) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("smdp run", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "smdp run"])
 def test_sigterm_to_the_launcher_while_workers_load_data(launcher: str, start: Start) -> None:
     # torchrun sends it to the workers of the DataLoader, too.
     job = start(launcher, 2, pause=0.05, workers=2)

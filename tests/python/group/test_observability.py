@@ -69,6 +69,18 @@ def test_trace_survives_a_killed_rank(job: Job, tmp_path: Path) -> None:
     assert all(one.spans for one in read(folder))
 
 
+def test_traces_that_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = {"name": "smdp", "ph": "M", "args": {"rank": 1, "size": 3, "clock": "a"}}
+    (tmp_path / "rank1-1.json").write_text(f"[\n{json.dumps(first)},\n")
+    assert [one.rank for one in read(tmp_path)] == [1]
+    assert "holds traces of 1 of 3 ranks; missing: [0, 2]. If they ran" in capsys.readouterr().err
+    for size in ("3", 2.0, None):
+        first["args"]["size"] = size  # type: ignore[index]
+        (tmp_path / "rank1-1.json").write_text(f"[\n{json.dumps(first)},\n")
+        with pytest.raises(ValueError, match="is damaged: its first event names no rank, size or clock"):
+            read(tmp_path)
+
+
 def test_directory_that_cannot_be_written(job: Job) -> None:
     (rank,) = job(1, "report(joined)", environ={"SMDP_TRACE": "/proc/nowhere"})
     assert rank.finish(30) == 0

@@ -45,7 +45,7 @@ def read(directory: Path) -> list[Trace]:
     if missing := [rank for rank in range(size) if rank not in newest]:
         print(
             f"smdp: {directory} holds traces of {len(newest)} of {size} ranks; missing: {missing[:8]}"
-            f"{', ...' if len(missing) > 8 else ''}. Bring those of all hosts together.",
+            f"{', ...' if len(missing) > 8 else ''}. If they ran on other hosts, bring their files here.",
             file=sys.stderr,
         )
     return [newest[rank] for rank in sorted(newest)]
@@ -67,6 +67,8 @@ def _read_file(path: Path) -> Trace | None:
                 try:
                     values = event["args"]
                     trace = Trace(values["rank"], values["size"], values["clock"], names, spans)
+                    if type(trace.rank) is not int or type(trace.size) is not int:
+                        raise TypeError
                 except (KeyError, TypeError):
                     raise ValueError(
                         f"{path} is damaged: its first event names no rank, size or clock"

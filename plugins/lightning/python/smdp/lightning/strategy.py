@@ -17,7 +17,8 @@ _NAMES = {
     for class_ in (DDPStrategy, torch.nn.parallel.DistributedDataParallel, DistributedDataParallel)
     for name, parameter in inspect.signature(class_).parameters.items()
     if parameter.kind is parameter.POSITIONAL_OR_KEYWORD or parameter.kind is parameter.KEYWORD_ONLY
-} - {"module", "device_ids"}
+} - {"module", "device_ids", "mixed_precision", "delay_all_reduce_named_params"}
+_HOOKS = ("ddp_comm_hook", "ddp_comm_wrapper", "ddp_comm_state")
 
 
 class SmdpStrategy(DDPStrategy):
@@ -31,7 +32,7 @@ class SmdpStrategy(DDPStrategy):
     Raises:
         ValueError: An argument is wrong, `process_group_backend` is not "smdp", or there are communication
             hooks.
-        TypeError: Neither class has such an argument.
+        TypeError: Neither class has such an argument, or the strategy gives it itself.
     """
 
     def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
@@ -41,7 +42,7 @@ class SmdpStrategy(DDPStrategy):
                 f"[smdp] SmdpStrategy: process_group_backend is {backend!r}; it must be 'smdp'. Other"
                 " backends go with DDPStrategy."
             )
-        hooks = [name for name in ("ddp_comm_hook", "ddp_comm_wrapper", "ddp_comm_state") if kwargs.get(name)]
+        hooks = [name for name in _HOOKS if kwargs.get(name)]
         if hooks:
             raise ValueError(
                 f"[smdp] SmdpStrategy takes no {hooks[0]}: use compression=, or hooks with"
@@ -50,8 +51,9 @@ class SmdpStrategy(DDPStrategy):
         unknown = [name for name in kwargs if name not in _NAMES]
         if unknown:
             raise TypeError(
-                f"[smdp] SmdpStrategy got {unknown[0]}={kwargs[unknown[0]]!r}, which neither DDPStrategy nor"
-                f" smdp.torch.DistributedDataParallel has; allowed: {', '.join(sorted(_NAMES))}"
+                f"[smdp] SmdpStrategy takes no {unknown[0]} (={kwargs[unknown[0]]!r}); allowed are"
+                " those of DDPStrategy and smdp.torch.DistributedDataParallel that Lightning does not set:"
+                f" {', '.join(sorted(_NAMES.difference(_HOOKS)))}"
             )
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)

@@ -234,8 +234,8 @@ def _make_core(
         listed = [(name, *one) for name, one in zip(names, described, strict=True)]
         return _core.GradientSteps(group.core, listed, *options)
     # This one compares names, and TensorFlow's depend on what else a process has built.
-    plain = [(f"variable {i}, {one[2]}", *one[:2]) for i, one in enumerate(described)]
-    return _core.GradientReducer(group.core, plain, *options)
+    numbered = [(f"variable {i}", *one) for i, one in enumerate(described)]
+    return _core.GradientReducer(group.core, numbered, *options)
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:

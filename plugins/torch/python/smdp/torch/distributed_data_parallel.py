@@ -285,7 +285,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._is_armed = self.require_backward_grad_sync
         if self._is_armed and not torch.compiler.is_compiling():
             # A second backward through this output counts, too; one through the module alone does not.
-            found = [tensor for tensor in _find_tensors(output) if tensor.grad_fn is not None]
+            found = [tensor for tensor in _tensors_in(output) if tensor.grad_fn is not None]
             for tensor in found:
                 tensor.register_hook(_arming(weakref.ref(self._hooks)))
             self._is_visible = bool(found)
@@ -297,8 +297,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._is_armed = self.require_forward_param_sync = self.require_backward_grad_sync
 
     def _disarm(self) -> None:
-        # Of an output in which no tensor was found nobody tells a second backward.
-        self._is_armed = self._is_armed and not self._is_visible
+        # Nobody tells of a second backward past the output: no tensor was found in it, or it is a gradient's.
+        passes_output = self._is_visible and not (self._hooks is not None and self._hooks.has_made_graph)
+        self._is_armed = self._is_armed and not passes_output
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if self._hook_options is None:
@@ -316,6 +317,12 @@ def _check_group(arguments: Mapping[str, Any]) -> None:
             f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
             f"{dist.get_backend(group)!r}: pass process_group=dist.new_group(backend='smdp')"
         )
+
+
+def _tensors_in(output: Any) -> list[torch.Tensor]:
+    """As torch looks for them, and among the attributes of an object of any other class."""
+    found = list(_find_tensors(output))
+    return found or list(_find_tensors(list(getattr(output, "__dict__", {}).values())))
 
 
 def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor], None]:

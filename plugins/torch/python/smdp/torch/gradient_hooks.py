@@ -46,10 +46,12 @@ class GradientHooks:
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
         factor: Multiplies gradients before the sum; 0 gives the mean.
-        ended: Called at the end of every backward that averages gradients, or cannot lead to one that does.
+        ended: Called at the end of every backward through arm() or with gradients.
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
+        has_made_graph: There was a backward with `create_graph=True`: of what it gave there may be another
+            one, which does not pass the model's output.
         parameters: Those whose gradients are averaged, by index.
         deferral: Who waits for the means instead of the end of backward; at first nobody.
     """
@@ -73,27 +75,27 @@ class GradientHooks:
         self._has_come: set[int] = set()
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
         self._root: Node | None = None  # where it came through the model's output
-        self._makes_graph = False  # create_graph=True: of what it gives there may be a backward
         self._momentum = topk_momentum
         is_coding = compression == "topk" and len(group.hosts) > 1
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
         self._velocity: dict[int, Tensor] = {}
         # As the core knows them; the parameters themselves may be cast later.
         self._registered = [(name, one.dtype, one.numel()) for name, one in parameters]
+        described = [(name, one.numel(), DTYPES[one.dtype], _shape_of(one)) for name, one in parameters]
         self._is_closed = False
         self.scale = 1.0
+        self.has_made_graph = False
         self.deferral: Deferral | None = None
         # What the core writes to: the gradients themselves, or copies of those that are not dense.
         self._dense: dict[int, Tensor] = {}
         self.reducer = _core.GradientReducer(
             group,
-            [(name, numel, DTYPES[dtype]) for name, dtype, numel in self._registered],
+            described,
             compression,
             int(bucket_cap_mb * (1 << 20)),
             factor,
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
-            shapes=[_shape_of(parameter) for parameter in self.parameters],
         )
         for parameter in self.parameters:
             older = _owners.get(id(parameter), lambda: None)()
@@ -109,6 +111,7 @@ class GradientHooks:
     def close(self) -> None:
         """Take the hooks away; done when another one takes over a parameter."""
         self._is_closed = True
+        self._root = None
         self._remove()
 
     def check(self) -> None:
@@ -122,6 +125,7 @@ class GradientHooks:
                 "[smdp] this model has been wrapped a second time, and its gradients are averaged there."
                 " Use the newer wrapper."
             )
+        self._root = None  # of a backward that has failed
 
     def reduce_nothing(self) -> None:
         """Take part in one step without any gradient; what it gives is thrown away."""
@@ -146,7 +150,7 @@ class GradientHooks:
             return
         self._backward = number
         self._root = torch._C._current_autograd_node()
-        self._makes_graph = torch.is_grad_enabled()
+        self.has_made_graph = self.has_made_graph or torch.is_grad_enabled()
         Variable._execution_engine.queue_callback(self._end_backward)
 
     def take(self, index: int, parameter: Tensor) -> None:
@@ -172,10 +176,10 @@ class GradientHooks:
             if (
                 root is None
                 or not any(one.requires_grad for one in self.parameters)
-                or not _reaches_leaf(root)
+                or not _is_for_all_leaves(root)
             ):
                 # It was one for other gradients: torch.autograd.grad().
-                if self._ended is not None and not self._makes_graph:
+                if self._ended is not None:
                     self._ended()
                 return
             # The model was passed by, here; other ranks have gradients.
@@ -307,25 +311,32 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _reaches_leaf(root: Node) -> bool:
-    """Whether the backward under way is that of `backward()`: it leaves gradients in the leaves."""
-    nodes, seen = [root], {root}
+def _is_for_all_leaves(root: Node) -> bool:
+    """Whether the backward under way is that of a plain `backward()`, with gradients for all leaves.
+
+    Those of `torch.autograd.grad()` and of `backward(inputs=...)` are for some alone, and leave nothing to
+    average, whatever else is behind `root`.
+    """
+    nodes, seen, is_found = [root], {root}, False
     while nodes:
         node = nodes.pop()
-        if hasattr(node, "variable"):
+        if node.name() == "torch::autograd::AccumulateGrad":
             try:
-                return bool(torch._C._will_engine_execute_node(node))
+                if not torch._C._will_engine_execute_node(node):
+                    return False
             except RuntimeError:  # torch.autograd.grad() wants its gradient
                 return False
+            is_found = True
         behind = {one for one, _ in node.next_functions if one is not None} - seen
         nodes += behind
         seen |= behind
-    return False
+    return is_found
 
 
 def _shape_of(parameter: Tensor) -> str:
     """For comparisons between ranks: elements are summed in their order in memory."""
-    strides = "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"
+    steps = [step for step, extent in zip(parameter.stride(), parameter.shape, strict=True) if extent != 1]
+    strides = "" if parameter.is_contiguous() else f" with strides {steps}"
     return f"{list(parameter.shape)}{strides}"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import default_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_group
 
 from smdp import ClosedError, _world
 from smdp.config import Config, read
@@ -23,7 +25,8 @@ a group over smdp serves all devices by itself, so {backends!r} is not possible.
     other = dist.new_group(backend={other!r})
 and name the second where it is meant: dist.all_reduce(tensor, group=other)"""
 
-_owner = 0
+_inherited: weakref.ref[dist.ProcessGroup] | None = None
+"""In a forked child: the default group of its parent."""
 
 
 def register() -> None:
@@ -77,12 +80,17 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     return process_group
 
 
+def _remember_inherited() -> None:
+    global _inherited
+    _inherited = weakref.ref(_get_default_group()) if dist.is_initialized() else None
+
+
+os.register_at_fork(after_in_child=_remember_inherited)
+
+
 def _check_owner() -> None:
-    # A forked child has torch's store and default group, too.
-    global _owner
-    if not dist.is_initialized():
-        _owner = os.getpid()
-    elif _owner not in (0, os.getpid()):
+    # A forked child has torch's store and default group, too, whatever its backend.
+    if _inherited is not None and dist.is_initialized() and _inherited() is _get_default_group():
         raise ClosedError(
             f"[smdp] this process is a forked child of rank {dist.get_rank()} and cannot be a rank itself."
             " Communicate in the parent, or start the child with spawn and its own init_process_group()."
