@@ -15,6 +15,7 @@
 #include "collectives/local.h"
 #include "collectives/overlap.h"
 #include "collectives/registry.h"
+#include "collectives/routes.h"
 #include "common/directory.h"
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
@@ -156,104 +157,6 @@ Reduction reduction_for(DType dtype, ReduceOp op, int size) {
   return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
 }
 
-// One host: shared memory, item by item.
-Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
-                     const Planner& planner) {
-  Board& board = context.board;
-  const std::size_t size = count * size_of(reduction.dtype);
-  const Algorithm algorithm = planner.local_all_reduce(size, board.size(), board.slot_bytes());
-  context.algorithm = name_of(algorithm);
-  if (algorithm == Algorithm::kOneShot) {
-    return one_shot_all_reduce(board, in, out, count, reduction);
-  }
-  return two_shot_all_reduce(board, in, out, count, reduction);
-}
-
-Task all_reduce_batch_any(Context& context, const Batch& batch, const Planner& planner) {
-  if (!context.is_single_host()) {
-    co_await hierarchical_all_reduce(context, batch, planner);
-    co_return;
-  }
-  for (std::size_t i = 0; i < batch.items().size(); ++i) {
-    const Batch::Item& item = batch.items()[i];
-    if (!batch.is_filled(i)) co_await until(-1, [&batch, i] { return batch.is_filled(i); });
-    item.begin();
-    co_await all_reduce_here(context, item.in, item.out, item.count, item.reduction, planner);
-    item.end();
-  }
-}
-
-Task across_hosts(Context& context, std::shared_ptr<Batch> batch, const Planner& planner) {
-  co_await hierarchical_all_reduce(context, *batch, planner);
-}
-
-Task all_reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
-                    const Planner& planner) {
-  if (context.is_single_host()) return all_reduce_here(context, in, out, count, reduction, planner);
-  return across_hosts(context, std::make_shared<Batch>(std::vector<Batch::Item>{{in, out, count, reduction}}, 1),
-                      planner);
-}
-
-// PREMUL_SUM: this rank's factor first, then a SUM in place.
-Task premultiplied(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
-                   double factor, const Planner& planner) {
-  if (count != 0) scale(out, in, count, reduction.dtype, factor);
-  Task sum = all_reduce_any(context, out, out, count, reduction, planner);
-  co_await sum;
-}
-
-Task reduce_any(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction, int root,
-                double factor) {
-  context.algorithm = name_of(context.is_single_host() ? Algorithm::kTwoShot : Algorithm::kTree);
-  std::vector<std::byte> scaled;
-  if (reduction.op == ReduceOp::kPremulSum && count != 0) {
-    scaled.resize(count * size_of(reduction.dtype));
-    scale(scaled.data(), in, count, reduction.dtype, factor);
-    in = scaled.data();
-  }
-  Task task = context.is_single_host() ? two_shot_all_reduce(context.board, in, out, count, reduction)
-                                       : tree_reduce(context, in, out, count, reduction, root);
-  co_await task;
-}
-
-Task broadcast_any(Context& context, Bytes data, int root) {
-  context.algorithm = context.is_single_host() ? "spread" : name_of(Algorithm::kTree);
-  if (!context.is_single_host()) return tree_broadcast(context, data.data, data.size, root);
-  std::vector<std::vector<Bytes>> contributions(context.board.size());
-  contributions[context.members.local_index_of(root)].push_back(data);
-  return spread(context.board, 0, std::move(contributions));
-}
-
-Task all_gather_any(Context& context, std::vector<Bytes> blocks, ConstBytes in) {
-  const Bytes own = blocks[static_cast<std::size_t>(context.members.rank)];
-  context.algorithm = context.is_single_host() ? "spread" : "hierarchical";
-  if (!context.is_single_host()) {
-    if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
-    return hierarchical_all_gather(context, std::move(blocks));
-  }
-  std::vector<std::vector<Bytes>> contributions;
-  for (const Bytes& block : blocks) contributions.push_back({block});
-  return spread(context.board, 0, std::move(contributions), own.data == in.data ? nullptr : in.data);
-}
-
-Task reduce_scatter_any(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
-                        double factor) {
-  std::vector<std::vector<std::byte>> scaled;
-  if (reduction.op == ReduceOp::kPremulSum) {
-    for (ConstBytes& block : blocks) {
-      scaled.emplace_back(block.size);
-      if (block.size != 0) {
-        scale(scaled.back().data(), block.data, block.size / size_of(reduction.dtype), reduction.dtype, factor);
-      }
-      block.data = scaled.back().data();
-    }
-  }
-  context.algorithm = context.is_single_host() ? "shared_memory" : "hierarchical";
-  Task task = context.is_single_host() ? local_reduce_scatter(context.board, 0, std::move(blocks), out, reduction)
-                                       : hierarchical_reduce_scatter(context, std::move(blocks), out, reduction);
-  co_await task;
-}
-
 }  // namespace
 
 class Group::Impl {
@@ -280,7 +183,7 @@ class Group::Impl {
     return engine->collective(
         print, total(out, print.dtype),
         [blocks = views(out, print.dtype), own = view(in, print.dtype)](Context& context) {
-          return all_gather_any(context, blocks, own);
+          return routed_all_gather(context, blocks, own);
         },
         call);
   }
@@ -340,10 +243,7 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
   return impl_->engine->collective(
       print, size,
       [=, &planner](Context& context) {
-        if (op == ReduceOp::kPremulSum) {
-          return premultiplied(context, bytes(in), bytes(out), count, reduction, factor, planner);
-        }
-        return all_reduce_any(context, bytes(in), bytes(out), count, reduction, planner);
+        return routed_all_reduce(context, bytes(in), bytes(out), count, reduction, factor, planner);
       },
       call);
 }
@@ -360,7 +260,7 @@ Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& 
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(
       print, bytes_in_all,
-      [batch, &planner](Context& context) { return all_reduce_batch_any(context, *batch, planner); }, call,
+      [batch, &planner](Context& context) { return routed_all_reduce_batch(context, *batch, planner); }, call,
       [batch] { return !batch->is_filled(batch->items().size() - 1); });
 }
 
@@ -384,7 +284,8 @@ Group::Handle Group::reduce(const void* in, void* out, std::span<const std::int6
   const Reduction reduction = reduction_for(dtype, op, members.size);
   return impl_->engine->collective(
       print, size,
-      [=](Context& context) { return reduce_any(context, bytes(in), target, count, reduction, root, factor); }, call);
+      [=](Context& context) { return routed_reduce(context, bytes(in), target, count, reduction, root, factor); },
+      call);
 }
 
 Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root,
@@ -395,7 +296,7 @@ Group::Handle Group::broadcast(void* data, std::span<const std::int64_t> shape, 
   check_buffer("broadcast", data, print.count);
   const Bytes all{bytes(data), print.count * size_of(dtype)};
   return impl_->engine->collective(
-      print, all.size, [=](Context& context) { return broadcast_any(context, all, root); }, call);
+      print, all.size, [=](Context& context) { return routed_broadcast(context, all, root); }, call);
 }
 
 Group::Handle Group::all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call,
@@ -429,7 +330,7 @@ Group::Handle Group::reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DTy
   return impl_->engine->collective(
       print, total(in, dtype),
       [blocks = views(in, dtype), target = bytes(out.data), reduction, factor](Context& context) {
-        return reduce_scatter_any(context, blocks, target, reduction, factor);
+        return routed_reduce_scatter(context, blocks, target, reduction, factor);
       },
       call);
 }

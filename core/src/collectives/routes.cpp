@@ -1,0 +1,121 @@
+#include "collectives/routes.h"
+
+#include <memory>
+#include <utility>
+
+#include "collectives/hierarchical.h"
+
+namespace smdp {
+namespace {
+
+// One host: shared memory, item by item.
+Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                     const Planner& planner) {
+  Board& board = context.board;
+  const std::size_t size = count * size_of(reduction.dtype);
+  const Algorithm algorithm = planner.local_all_reduce(size, board.size(), board.slot_bytes());
+  context.algorithm = name_of(algorithm);
+  if (algorithm == Algorithm::kOneShot) {
+    return one_shot_all_reduce(board, in, out, count, reduction);
+  }
+  return two_shot_all_reduce(board, in, out, count, reduction);
+}
+
+}  // namespace
+
+Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner& planner) {
+  if (!context.is_single_host()) {
+    co_await hierarchical_all_reduce(context, batch, planner);
+    co_return;
+  }
+  for (std::size_t i = 0; i < batch.items().size(); ++i) {
+    const Batch::Item& item = batch.items()[i];
+    if (!batch.is_filled(i)) co_await until(-1, [&batch, i] { return batch.is_filled(i); });
+    item.begin();
+    co_await all_reduce_here(context, item.in, item.out, item.count, item.reduction, planner);
+    item.end();
+  }
+}
+
+namespace {
+
+Task across_hosts(Context& context, std::shared_ptr<Batch> batch, const Planner& planner) {
+  co_await hierarchical_all_reduce(context, *batch, planner);
+}
+
+Task unscaled(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+              const Planner& planner) {
+  if (context.is_single_host()) return all_reduce_here(context, in, out, count, reduction, planner);
+  return across_hosts(context, std::make_shared<Batch>(std::vector<Batch::Item>{{in, out, count, reduction}}, 1),
+                      planner);
+}
+
+// PREMUL_SUM: this rank's factor first, then a SUM in place.
+Task scaled(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+            double factor, const Planner& planner) {
+  if (count != 0) scale(out, in, count, reduction.dtype, factor);
+  Task sum = unscaled(context, out, out, count, reduction, planner);
+  co_await sum;
+}
+
+}  // namespace
+
+Task routed_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                       double factor, const Planner& planner) {
+  if (reduction.op != ReduceOp::kPremulSum) return unscaled(context, in, out, count, reduction, planner);
+  return scaled(context, in, out, count, reduction, factor, planner);
+}
+
+Task routed_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                   int root, double factor) {
+  context.algorithm = name_of(context.is_single_host() ? Algorithm::kTwoShot : Algorithm::kTree);
+  std::vector<std::byte> scaled;
+  if (reduction.op == ReduceOp::kPremulSum && count != 0) {
+    scaled.resize(count * size_of(reduction.dtype));
+    scale(scaled.data(), in, count, reduction.dtype, factor);
+    in = scaled.data();
+  }
+  Task task = context.is_single_host() ? two_shot_all_reduce(context.board, in, out, count, reduction)
+                                       : tree_reduce(context, in, out, count, reduction, root);
+  co_await task;
+}
+
+Task routed_broadcast(Context& context, Bytes data, int root) {
+  context.algorithm = context.is_single_host() ? "spread" : name_of(Algorithm::kTree);
+  if (!context.is_single_host()) return tree_broadcast(context, data.data, data.size, root);
+  std::vector<std::vector<Bytes>> contributions(context.board.size());
+  contributions[context.members.local_index_of(root)].push_back(data);
+  return spread(context.board, 0, std::move(contributions));
+}
+
+Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in) {
+  const Bytes own = blocks[static_cast<std::size_t>(context.members.rank)];
+  context.algorithm = context.is_single_host() ? "spread" : "hierarchical";
+  if (!context.is_single_host()) {
+    if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
+    return hierarchical_all_gather(context, std::move(blocks));
+  }
+  std::vector<std::vector<Bytes>> contributions;
+  for (const Bytes& block : blocks) contributions.push_back({block});
+  return spread(context.board, 0, std::move(contributions), own.data == in.data ? nullptr : in.data);
+}
+
+Task routed_reduce_scatter(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
+                           double factor) {
+  std::vector<std::vector<std::byte>> scaled;
+  if (reduction.op == ReduceOp::kPremulSum) {
+    for (ConstBytes& block : blocks) {
+      scaled.emplace_back(block.size);
+      if (block.size != 0) {
+        scale(scaled.back().data(), block.data, block.size / size_of(reduction.dtype), reduction.dtype, factor);
+      }
+      block.data = scaled.back().data();
+    }
+  }
+  context.algorithm = context.is_single_host() ? "shared_memory" : "hierarchical";
+  Task task = context.is_single_host() ? local_reduce_scatter(context.board, 0, std::move(blocks), out, reduction)
+                                       : hierarchical_reduce_scatter(context, std::move(blocks), out, reduction);
+  co_await task;
+}
+
+}  // namespace smdp

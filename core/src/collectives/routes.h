@@ -1,0 +1,28 @@
+// Which algorithm a collective takes, by where the ranks are: one host, or several. Each says so in context.algorithm.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collectives/batch.h"
+#include "collectives/context.h"
+#include "collectives/local.h"
+#include "collectives/planner.h"
+
+namespace smdp {
+
+// factor: of this rank's input, for kPremulSum.
+Task routed_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                       double factor, const Planner& planner);
+Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner& planner);
+// out: null except on the root.
+Task routed_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                   int root, double factor);
+Task routed_broadcast(Context& context, Bytes data, int root);
+// blocks: by rank, the places in this rank's output. in may be its own one.
+Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in);
+// blocks: this rank's inputs by receiver.
+Task routed_reduce_scatter(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
+                           double factor);
+
+}  // namespace smdp
