@@ -122,7 +122,8 @@ class SMDP_API Group {
   // tell.
   int streams_to_try() const;
 
-  // factor: of this rank's input, for kPremulSum. in and out may be the same memory.
+  // Buffers of one call lie apart, but this rank's input may be where its part of the result goes.
+  // factor: of this rank's input, for kPremulSum.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});
   // Sums tensors as they are filled, for gradient_reducer.h. All ranks give lists of the same counts and dtypes.
@@ -132,6 +133,8 @@ class SMDP_API Group {
   // out is used on the root only.
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});
+  // The root, too, waits until the ranks of its host and the hosts below it have called it, so that it hears of a
+  // mismatch.
   Handle broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root, const Call& call = {});
   // out: one buffer per rank; counts may differ between ranks, but all ranks give the same list of counts. One shape is
   // that of each block.
