@@ -79,7 +79,7 @@ def run_script(
                 **(env or {}),
             }
             if modules and Template.suits(env or {}):
-                template = _template(tuple(modules), rank % 2)
+                template = template_of(tuple(modules), rank % 2)
                 processes.append(template.start(words, variables, str(logs[rank])))
                 continue
             with logs[rank].open("wb") as log:
@@ -102,7 +102,8 @@ def run_script(
 
 
 @functools.cache
-def _template(modules: tuple[str, ...], number: int) -> Template:
+def template_of(modules: tuple[str, ...], number: int) -> Template:
+    """Give the process that has imported these modules; there may be several of them."""
     # Two of them, as sets of names have another order in each: what depends on it is found.
     return Template(modules)
 

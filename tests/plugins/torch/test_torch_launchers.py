@@ -6,10 +6,9 @@ import os
 import random
 import re
 import socket
-import subprocess
-import sys
 
 import pytest
+from torch_program import Program
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -25,18 +24,12 @@ dist.destroy_process_group()
 _LAUNCHERS = re.compile(r"(SMDP|MASTER|OMPI|PMI|PMIX|SLURM|PET)_|(LOCAL_)?(RANK|WORLD_SIZE)$")
 
 
-def start(backend: str = "smdp", code: str = _JOIN, **more: str) -> subprocess.Popen[str]:
+def start(backend: str = "smdp", code: str = _JOIN, **more: str) -> Program:
     environ = {name: value for name, value in os.environ.items() if not _LAUNCHERS.match(name)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, backend],
-        env={**environ, "OMP_NUM_THREADS": "1", **more},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return Program(code, [backend], {**environ, "OMP_NUM_THREADS": "1", **more})
 
 
-def run(backend: str = "smdp", code: str = _JOIN, **more: str) -> tuple[int, str]:
+def run(backend: str = "smdp", code: str = _JOIN, **more: str) -> tuple[int | None, str]:
     process = start(backend, code, **more)
     output = process.communicate(timeout=180)[0]
     return process.returncode, output
@@ -238,8 +231,7 @@ time.sleep(100)
 
 def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
     holder = start(code=_STORE)
-    assert holder.stdout is not None
-    port = holder.stdout.readline().strip()
+    port = holder.read_line(0)
     code = (
         "import torch.distributed as dist\n"
         "from smdp.torch.rendezvous import open_session\n"
@@ -248,9 +240,7 @@ def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
         "open_session(store, 1, 2, 'world', 60.0)\n"
     )
     waiting = start(code=code, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    assert waiting.stdout is not None
-    while waiting.stdout.readline().strip() != "waits":
-        assert waiting.poll() is None
+    assert waiting.read_line(0) == "waits"
     holder.kill()
     holder.communicate(timeout=60)
     output = waiting.communicate(timeout=60)[0]
