@@ -18,9 +18,13 @@
 namespace smdp::test {
 namespace {
 
+#if defined(__SANITIZE_THREAD__)  // ten times as slow, and more ranks make no other races
+const Layout kLayouts[] = {{2}, {3}, {1, 1}, {2, 2}, {1, 1, 1}, {1, 4, 2}};
+#else
 const Layout kLayouts[] = {{1},       {2},      {3},    {4},       {5},    {6},    {7},
                            {8},       {1, 1},   {2, 2}, {1, 1, 1}, {3, 1}, {2, 3}, {1, 1, 1, 1, 1},
                            {2, 2, 2}, {1, 4, 2}};
+#endif
 const std::size_t kSizes[] = {0, 1, 17, 1000, 40'001};
 
 std::vector<std::int64_t> shape_of(std::size_t count) { return {static_cast<std::int64_t>(count)}; }

@@ -29,11 +29,11 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     [
         "import torch",
         "import smdp.torch",
-        "import torch, smdp.torch",
-        "import smdp, smdp.torch, torch",
+        pytest.param("import torch, smdp.torch", marks=pytest.mark.slow),
+        pytest.param("import smdp, smdp.torch, torch", marks=pytest.mark.slow),
         "from smdp import torch as plugin",
-        "import torch.distributed",
-        "import smdp_torch_autoload as autoload; autoload.register()",
+        pytest.param("import torch.distributed", marks=pytest.mark.slow),
+        pytest.param("import smdp_torch_autoload as autoload; autoload.register()", marks=pytest.mark.slow),
         "import torch; import importlib, smdp.torch; smdp.torch.register(); importlib.reload(smdp.torch)",
     ],
 )
