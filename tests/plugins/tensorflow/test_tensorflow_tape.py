@@ -265,6 +265,42 @@ def check_other_lists() -> None:
         sdp.DistributedGradientTape(tape).gradient(loss, sources)
 
 
+def check_tables_of_other_sizes() -> None:
+    """The rows are alike, the tables are not: a vocabulary of each rank's own data."""
+    table = tf.Variable(tf.zeros((50 + 10 * sdp.rank(), 4)), name="table")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))
+    with pytest.raises(smdp.MismatchError, match=r"table.* of a variable \(60, 4\)\) on rank 1.*\(50, 4\)"):
+        sdp.DistributedGradientTape(tape).gradient(loss, [table])
+
+
+def check_traces_that_need_more() -> None:
+    """Other variables, another shape, a group: what only the second trace of a function needs."""
+    traces, pair = [], [tf.Variable(tf.ones(5)), tf.Variable(tf.ones(3))]
+    part = smdp.world().split(0)
+
+    @tf.function
+    def step(x, which, group):
+        traces.append(which)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(pair[which] ** 2) * x
+        (mean,) = sdp.DistributedGradientTape(tape).gradient(loss, [pair[which]])
+        return mean, sdp.allreduce(x, group=part if group else None)
+
+    @tf.function
+    def grouped(x):
+        return sdp.grouped_allreduce([x, x])[0]
+
+    x = tf.constant(float(sdp.rank()))
+    for which, group in ((0, False), (1, False), (1, True), (0, False)):
+        mean, total = step(x, which, group)
+        np.testing.assert_allclose(mean, np.full(5 - 2 * which, 1.0))
+        assert float(total) == 0.5
+    assert traces == [0, 1, 1], "a first call is traced once"
+    for count in (3, 4):
+        np.testing.assert_array_equal(grouped(tf.ones(count)), np.ones(count))
+
+
 def check_order_through_calls() -> None:
     """Sparse steps in functions of their own, which TensorFlow could run at once."""
     tables = [tf.Variable(tf.zeros((9, 2)), name=f"table{i}") for i in range(4)]
@@ -371,6 +407,11 @@ def test_refusals() -> None:
 
 def test_other_lists() -> None:
     run(check_other_lists, 2)
+    run(check_tables_of_other_sizes, 2)
+
+
+def test_traces_that_need_more() -> None:
+    run(check_traces_that_need_more, 2)
 
 
 def test_order_through_calls() -> None:

@@ -168,14 +168,15 @@ def _together(gradients: Sequence[Any]) -> list[list[int]]:
     return [[i] for i in range(len(gradients)) if i not in set(small)] + ([small] if small else [])
 
 
-def _describe(gradient: Any) -> tuple[int, int, str]:
-    """Elements, dtype and shape as text, for the core."""
+def _describe(gradient: Any, source: Any) -> tuple[int, int, str]:
+    """Elements, dtype and shape as text, for the core; what has no shape of its own has the variable's."""
+    of = f" of a variable {source.shape}" if hasattr(source, "assign") else ""
     if gradient is None:
-        return 0, int(DType.FLOAT32), " (no gradient)"
+        return 0, int(DType.FLOAT32), f" (no gradient{of})"
     if isinstance(gradient, tf.IndexedSlices):
         row = gradient.values.shape[1:]  # the slices' own shape is unknown without dense_shape
         shape = "" if row.rank is None else row.as_list()
-        return 0, int(DType.FLOAT32), f" (IndexedSlices of {gradient.dtype.name}{shape})"
+        return 0, int(DType.FLOAT32), f" (IndexedSlices of {gradient.dtype.name}{shape}{of})"
     if not can_reduce(gradient):
         return 0, int(DType.FLOAT32), f" ({gradient.dtype.name}{gradient.shape})"
     dtype = DType[gradient.dtype.name.upper()]
@@ -210,7 +211,7 @@ def _find_or_make(
     factor: float,
     bucket_cap_mb: float,
 ) -> _Steps:
-    described = tuple(_describe(gradient) for gradient in gradients)
+    described = tuple(map(_describe, gradients, sources))
     options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
     serials = tuple(_serial(source) for source in sources)
     key = _Key(group.core.id, serials, tf.executing_eagerly(), described, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +18,8 @@ class Token:
     """A resource for ops to take, so that TensorFlow runs them in the order of the program.
 
     It orders stateful ops without a resource only within one function, not through the functions it calls.
-    In a graph of TensorFlow 1 it orders nothing, but ops need one of that graph.
+    In a graph of TensorFlow 1 it orders nothing, but ops need one of that graph. It is the name of a resource
+    that does not exist: a variable could be made in the first trace of a function alone.
     """
 
     def __init__(self) -> None:
@@ -27,21 +29,24 @@ class Token:
     def handle(self) -> Any:
         """The resource, where ops are made now."""
         if self._eager is not None and tf.executing_eagerly():
-            return self._eager.handle
+            return self._eager
         with tf.init_scope(), tf.device("CPU:0"):
             if tf.executing_eagerly():
                 if self._eager is None:
-                    self._eager = tf.Variable(0, trainable=False, name="smdp_token")
-                return self._eager.handle
+                    self._eager = _new_handle()
+                return self._eager
             # A collection by a name would be saved with the graph.
             made = tf.compat.v1.get_default_graph().get_collection_ref(self)
             if not made:
-                # In no collection either: savers and initializers are not to find it.
-                variable = tf.compat.v1.Variable(
-                    0, trainable=False, collections=[], use_resource=True, name="smdp_token"
-                )
-                made.append(variable)
-            return made[0].handle
+                made.append(_new_handle())
+            return made[0]
+
+
+def _new_handle() -> Any:
+    return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=f"smdp_token_{next(_numbers)}")
+
+
+_numbers = itertools.count()
 
 
 def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:

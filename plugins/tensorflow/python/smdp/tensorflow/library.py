@@ -94,6 +94,6 @@ def _load_or_replace() -> Any:
 
 ops = _load_or_replace()
 is_native = ops is not python_ops
-# Keras 2 does not tell everywhere.
-keras_version = str(getattr(tf.keras, "__version__", "2"))
+# Keras 2 does not tell everywhere, and Keras 3 only from 3.3 on by the attribute.
+keras_version = str(tf.keras.version() if hasattr(tf.keras, "version") else "2")
 is_keras_3 = not keras_version.startswith("2")
