@@ -381,6 +381,19 @@ refused(lambda: hvd.add_process_set(even), ValueError, "added already")
 assert not hasattr(hvd, "elastic")
 assert hvd.remove_process_set(even)
 hvd.barrier()
+# Steps for which one rank has no batch: it takes part with zeros.
+weight = torch.nn.Parameter(torch.zeros(1))
+lonely = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0))
+for number in range(4):
+    lonely.zero_grad()
+    if number != rank + 1:
+        (weight * 10.0**number).sum().backward()
+    lonely.step()
+assert weight.item() == -(1 + 10 / 2 + 100 / 2 + 1000), weight
+thawed = torch.nn.Parameter(torch.ones(2))
+lonely.add_param_group({"params": [thawed]})
+(weight * thawed).sum().backward()
+refused(lonely.step, RuntimeError, "a parameter of shape [2] has a gradient that is not averaged")
 # A batch that the other rank does not have.
 refused(lambda: hvd.join() if rank == 0 else hvd.allreduce(x), hvd.HorovodInternalError, "barrier")
 hvd.shutdown()

@@ -113,7 +113,8 @@ class _DistributedOptimizer:
         self._compression = compression
         self._begin_step()
         self._hooks: GradientHooks | None = None
-        if not members.included() or not parameters:
+        self._takes_part = bool(members.included() and parameters)
+        if not self._takes_part:
             return
         me = weakref.ref(self)
         for parameter in self._parameters:
@@ -191,12 +192,35 @@ class _DistributedOptimizer:
         self._begin_step()
 
     def synchronize(self) -> None:
-        """Return when gradients are averaged: they are at the end of a step's last backward."""
-        if self._pass % self._passes:
+        """Return when gradients are averaged: they are at the end of a step's last backward.
+
+        With fewer backwards than a step has, or none, this rank takes part here with what it has, as others
+        wait for it.
+
+        Raises:
+            RuntimeError: There is a gradient that nobody averages.
+        """
+        self._check_known()
+        if self._takes_part and (self._pass == 0 or self._pass % self._passes):
             self._check_sum()
-            self._reduce_now()  # fewer backwards than a step has: the last of an epoch
+            if self._hooks is not None:
+                self._hooks.finish()
+            else:
+                self._reduce_now()
         self._begin_step()
         self._is_synchronized = True
+
+    def _check_known(self) -> None:
+        known = {id(parameter) for parameter in self._parameters}
+        for group in self.param_groups:  # type: ignore[attr-defined]
+            for parameter in group["params"]:
+                is_trained = parameter.requires_grad and parameter.grad is not None
+                if self._takes_part and is_trained and id(parameter) not in known:
+                    raise RuntimeError(
+                        f"[smdp] DistributedOptimizer: a parameter of shape {list(parameter.shape)} has a"
+                        " gradient that is not averaged: it was added by add_param_group(), or frozen, when"
+                        " the optimizer was wrapped. Wrap the optimizer again after that."
+                    )
 
     def _reduce_now(self) -> None:
         with torch.no_grad():
@@ -223,7 +247,7 @@ class _DistributedOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's, with averaged gradients."""
-        if not self._is_synchronized:
+        if not self._is_synchronized and (closure is None or self._pass):  # else backward is in the closure
             self.synchronize()
         self._is_synchronized = False
         return super().step(closure)  # type: ignore[misc]
