@@ -70,8 +70,18 @@ def by_address() -> Any:
     return [lm.is_over_smdp(), ranks.tolist()]
 
 
+def after_a_state_without_it() -> Any:
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import InitProcessGroupKwargs
+
+    PartialState(cpu=True)
+    with pytest.raises(ValueError, match=r"was made before without it, and its backend is 'gloo': each rank"):
+        Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
+
+
 def test_groups_of_other_kinds() -> None:
     run(over_gloo_already, 2)
+    run(after_a_state_without_it, 2)
     assert run(by_address, 2) == [[True, [0, 1]]] * 2
 
 

@@ -34,7 +34,8 @@ class _Finder:
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module
                 run(module)
-                _listen(getattr(module, "PartialState", None))
+                names = ("PartialState", "AcceleratorState")
+                _listen([getattr(module, name) for name in names if hasattr(module, name)])
 
             loader.exec_module = exec_module
         return spec
@@ -46,20 +47,27 @@ def wait_for_accelerate() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def _listen(state: Any) -> None:
-    """Have the first PartialState(backend="smdp") load smdp.accelerate, which takes this away again."""
-    plain = getattr(state, "__init__", None)
-    if plain is None:
-        return
+def _listen(states: list[Any]) -> None:
+    """Have the first of these made with backend="smdp" load smdp.accelerate, and take all this away again."""
+    stood: list[tuple[Any, Any, Any]] = []
+    for state in states:
+        plain = state.__init__
+        listening = _listening(state, plain, stood)
+        stood.append((state, plain, listening))
+        state.__init__ = listening
 
+
+def _listening(state: Any, plain: Any, stood: list[tuple[Any, Any, Any]]) -> Any:
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("backend") == "smdp" and state.__init__ is init:
-            state.__init__ = plain
+            for other, before, listening in stood:
+                if other.__init__ is listening:
+                    other.__init__ = before
             import smdp.accelerate  # noqa: F401 - replaces __init__
 
             state.__init__(self, *args, **kwargs)
         else:
             plain(self, *args, **kwargs)
 
-    state.__init__ = init
+    return init

@@ -1,4 +1,4 @@
-"""Accelerate's PartialState with the backend "smdp", which it refuses on CPUs.
+"""Accelerate's states with the backend "smdp", which it refuses on CPUs.
 
 Nothing changes for other backends.
 """
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.state import PartialState
+from accelerate.state import AcceleratorState, PartialState
 
 from smdp.environments.torch_variables import set_torch_variables
 from smdp.torch.process_group import ProcessGroupSmdp
 
 _NAME = "smdp"
 _timeout: timedelta | None = None
-# What stood there, and what stands there now.
-_taught: tuple[Any, Any] | None = None
+# By class: the __init__ that stood there, and what stands there now.
+_taught: dict[type, tuple[Any, Any]] = {}
 
 
 @contextmanager
@@ -43,14 +43,14 @@ def default_timeout(timeout: timedelta) -> Iterator[None]:
 
 def install() -> None:
     """Teach PartialState the name, until the program ends. Calling it again does nothing."""
-    global _taught
-    if _taught is not None:
+    if _taught:
         return
     plain = PartialState.__init__
+    plain_accelerator = AcceleratorState.__init__
 
     @functools.wraps(plain)
     def init(self: Any, cpu: bool = False, **kwargs: Any) -> None:
-        if _taught is None or _taught[1] is not init:  # taken back, but below what somebody else put over it
+        if not _stands(PartialState, init):
             plain(self, cpu, **kwargs)
             return
         is_ours = kwargs.get("backend") == _NAME and not self._shared_state
@@ -79,15 +79,39 @@ def install() -> None:
         if is_ours and self.backend is not None:
             self.backend = _NAME
 
-    _taught = plain, init
-    PartialState.__init__ = init
+    @functools.wraps(plain_accelerator)
+    def init_accelerator(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("backend") == _NAME and _stands(AcceleratorState, init_accelerator):
+            _check_earlier_state()
+        plain_accelerator(self, *args, **kwargs)
+
+    _taught[PartialState] = plain, init
+    _taught[AcceleratorState] = plain_accelerator, init_accelerator
+    for owner, (_, made) in _taught.items():
+        owner.__init__ = made  # type: ignore[misc]
     atexit.register(uninstall)
 
 
 def uninstall() -> None:
-    """Give PartialState back as it was; what somebody else has put over it since stays."""
-    global _taught
-    if _taught is not None and PartialState.__init__ is _taught[1]:
-        PartialState.__init__ = _taught[0]
-    _taught = None
+    """Give the states back as they were; what somebody else has put over them since stays."""
+    for owner, (plain, made) in _taught.items():
+        if owner.__init__ is made:  # type: ignore[misc]
+            owner.__init__ = plain  # type: ignore[misc]
+    _taught.clear()
     atexit.unregister(uninstall)
+
+
+def _stands(owner: type, made: Any) -> bool:
+    """False where it was taken back, but below what somebody else has put over it."""
+    return owner in _taught and _taught[owner][1] is made
+
+
+def _check_earlier_state() -> None:
+    # Accelerate takes the state that is there, whatever backend it is asked for.
+    backend = PartialState._shared_state.get("backend")
+    if PartialState._shared_state and backend != _NAME and set_torch_variables():
+        raise ValueError(
+            '[smdp] Accelerate was given backend="smdp", but a PartialState or Accelerator was made before'
+            f" without it, and its backend is {backend!r}: each rank would train alone, or over that one."
+            ' Give the first one the backend: PartialState(backend="smdp").'
+        )
