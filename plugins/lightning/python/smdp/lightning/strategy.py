@@ -6,9 +6,13 @@ import inspect
 from typing import Any
 
 import torch.nn.parallel
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 
+from smdp import environments
+from smdp.lightning.layer_sync import SyncBatchNorms
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.reducer_options import check_reducer_options
 
@@ -35,6 +39,8 @@ class SmdpStrategy(DDPStrategy):
         TypeError: Neither class has such an argument, or the strategy gives it itself.
     """
 
+    _layer_sync: LayerSync | None
+
     def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
         backend = kwargs.setdefault("process_group_backend", "smdp")
         if backend != "smdp":
@@ -59,6 +65,28 @@ class SmdpStrategy(DDPStrategy):
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
         super().__init__(*args, **kwargs)
         self._compression = compression
+
+    def setup_environment(self) -> None:
+        """As DDPStrategy's.
+
+        Raises:
+            ValueError: The Trainer has another number of processes than the launcher has started.
+        """
+        launch = environments.detect(needs_master=False)
+        wanted = self.num_nodes * self.num_processes
+        if launch.world_size not in (1, wanted):
+            raise ValueError(
+                f"[smdp] SmdpStrategy: {launch.world_size} ranks were started ({launch.source}), and the"
+                f" Trainer has num_nodes={self.num_nodes} times devices={self.num_processes}. Give it the"
+                " ranks of a host as devices, which is 1 by default on CPUs, and the hosts as num_nodes."
+            )
+        super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        """As DDPStrategy's; batch norm is synchronized on CPUs, too."""
+        if isinstance(self._layer_sync, TorchSyncBatchNorm):
+            self._layer_sync = SyncBatchNorms()
+        super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         wrapped = DistributedDataParallel(
