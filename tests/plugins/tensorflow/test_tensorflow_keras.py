@@ -73,6 +73,13 @@ def check_fit() -> None:
         ]
         assert names[0] == names[1]
     check_optimizer_with_a_branch()
+    # As "auto" is on a GPU.
+    ours.compile(wrapped, "mse", jit_compile=True)
+    with pytest.raises(ValueError, match=r"XLA cannot compile communication.*or the BroadcastGlobalVar"):
+        ours.fit(x, y, verbose=0)
+    ours.compile(wrapped, "mse", jit_compile=True)
+    with pytest.warns(RuntimeWarning, match=r"fit\(\) goes without XLA"):
+        ours.fit(x, y, verbose=0, callbacks=[callbacks.BroadcastGlobalVariablesCallback()])
     with pytest.raises(ValueError, match="distributed already"):
         sdp.DistributedOptimizer(wrapped)
     with pytest.raises(TypeError, match="takes an optimizer of Keras 3; this is Sequential"):

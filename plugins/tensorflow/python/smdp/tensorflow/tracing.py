@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
@@ -31,9 +32,21 @@ def refuse_xla() -> None:
             raise ValueError(
                 f"[smdp] the function {getattr(owner, '__name__', '')!r} has jit_compile=True, and XLA cannot"
                 " compile communication. Put tf.function(jit_compile=True) on forward and backward only,"
-                " or use model.compile(jit_compile=False)."
+                " or use model.compile(jit_compile=False), or the BroadcastGlobalVariablesCallback in fit()."
             )
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def leave_out_xla(model: Any) -> None:
+    """Has Keras train a model with a distributed optimizer without XLA, which `"auto"` means on GPUs."""
+    if hasattr(model.optimizer, "_smdp_reduction") and model.jit_compile:
+        model.jit_compile = False
+        warnings.warn(
+            "[smdp] fit() goes without XLA, which cannot compile communication; model.compile() had"
+            " jit_compile=True, or it followed from 'auto'.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def refuse_inner_optimizer(optimizer: Any) -> None:

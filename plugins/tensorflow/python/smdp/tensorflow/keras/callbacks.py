@@ -17,6 +17,7 @@ from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.objects import allgather_object, broadcast_object
+from smdp.tensorflow.tracing import leave_out_xla
 from smdp.tensorflow.variables import broadcast_variables
 
 __all__ = [
@@ -49,6 +50,11 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._root = root_rank
         self._group = group
         self._is_done = False
+
+    def set_model(self, model: Any) -> None:
+        """Before Keras makes what it trains with."""
+        super().set_model(model)
+        leave_out_xla(model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Once."""
