@@ -86,6 +86,18 @@ def check_fit() -> None:
         sdp.DistributedOptimizer(ours)
 
 
+def check_dropout_stays_each_ranks_own() -> None:
+    tf.keras.utils.set_random_seed(100 + sdp.rank())
+    dropout = tf.keras.layers.Dropout(0.5)
+    net = tf.keras.Sequential([tf.keras.layers.Input((8,)), dropout, tf.keras.layers.Dense(3)])
+    net.compile(sdp.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+    x, y = data()
+    net.fit(x, y, verbose=0, callbacks=[callbacks.BroadcastGlobalVariablesCallback()])
+    masks = sdp.allgather_object(dropout(tf.ones((8, 8)), training=True).numpy())
+    assert not np.array_equal(*masks)
+    assert all(np.array_equal(*sdp.allgather_object(one)) for one in weights(net))
+
+
 def check_optimizer_with_a_branch() -> None:
     """AutoGraph still translates an apply() of the user's."""
 
@@ -309,6 +321,7 @@ def check_keras_2() -> None:
 @needs_keras_3
 def test_fit() -> None:
     run(check_fit, 2)
+    run(check_dropout_stays_each_ranks_own, 2)
 
 
 @needs_keras_3

@@ -35,6 +35,11 @@ def _variables_of(optimizer: Any) -> list[Any]:
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
+def _shared_variables(model: Any) -> list[Any]:
+    """A model's, but what Keras 3 draws dropout from: all ranks would have the same masks."""
+    return [one for one in model.variables if getattr(one, "name", "") != "seed_generator_state"]
+
+
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Gives model and optimizer the root's values after the first batch, once all variables are there."""
 
@@ -61,7 +66,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         if self._is_done:
             return
         self._is_done = True
-        broadcast_variables(self.model.variables, self._root, group=self._group)
+        broadcast_variables(_shared_variables(self.model), self._root, group=self._group)
         broadcast_variables(_variables_of(self.model.optimizer), self._root, group=self._group)
 
 
@@ -304,7 +309,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             checkpoints = self._checkpoints(model)
             if checkpoints.latest_checkpoint:
                 checkpoints.checkpoint.restore(checkpoints.latest_checkpoint).expect_partial()
-        broadcast_variables([*model.variables, *_variables_of(model.optimizer)], 0, group=self._members)
+        shared = [*_shared_variables(model), *_variables_of(model.optimizer)]
+        broadcast_variables(shared, 0, group=self._members)
         own = (int(self._epoch.numpy()), int(self._batch.numpy()))
         epoch, self._initial_batch = broadcast_object(own, 0, group=self._members)
         return int(epoch)
