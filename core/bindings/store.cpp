@@ -4,8 +4,10 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "bind.h"
@@ -23,6 +25,9 @@ std::chrono::milliseconds milliseconds(double seconds) {
 }
 
 nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+constexpr std::chrono::microseconds kShortestPause{200};
+constexpr std::chrono::microseconds kLongestPause{50'000};
 
 // A Python object with torch's store interface. Only used while a group is made.
 class PythonStore final : public Store {
@@ -42,30 +47,22 @@ class PythonStore final : public Store {
     guarded([&] { store_.attr("set")(key, to_bytes(value)); });
   }
 
+  // By asking: a wait of torch's stores keeps signals from Python, and each one that ends writes a warning to the log.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (auto pause = kShortestPause; !check(key); pause = std::min(pause * 3 / 2, kLongestPause)) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+      }
+      std::this_thread::sleep_for(pause);
+      if (is_interrupted()) throw ClosedError("[smdp] interrupted.");
+    }
     const nb::gil_scoped_acquire gil;
     std::string value;
-    bool missing = false;
     guarded([&] {
-      const nb::object delta = nb::module_::import_("datetime").attr("timedelta");
-      nb::list keys;
-      keys.append(key);
-      try {
-        store_.attr("wait")(keys, delta(0, 0, 0, timeout.count()));
-      } catch (const nb::python_error& error) {
-        if (is_of_a_signal(error)) throw;
-        // torch raises DistStoreError, other stores TimeoutError: what counts is whether the key is there.
-        if (!nb::cast<bool>(store_.attr("check")(keys))) {
-          missing = true;
-          return;
-        }
-      }
       const auto bytes = nb::cast<nb::bytes>(store_.attr("get")(key));
       value.assign(bytes.c_str(), bytes.size());
     });
-    if (missing) {
-      throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
-    }
     return value;
   }
 
@@ -148,7 +145,7 @@ void bind_store(nb::module_& m) {
   m.def(
       "python_store",
       [](nb::object store) -> std::shared_ptr<Store> { return std::make_shared<PythonStore>(std::move(store)); },
-      nb::arg("store"), "Wraps an object with torch's store interface: set, get, check, wait.");
+      nb::arg("store"), "Wraps an object with torch's store interface: set, get, check.");
 }
 
 }  // namespace smdp

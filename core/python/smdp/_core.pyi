@@ -30,7 +30,7 @@ def memory_store() -> Store:
 def prefix_store(prefix: str, store: Store) -> Store: ...
 
 def python_store(store: object) -> Store:
-    """Wraps an object with torch's store interface: set, get, check, wait."""
+    """Wraps an object with torch's store interface: set, get, check."""
 
 class Handle:
     """An operation in flight. Its buffers must live until it is done."""

@@ -79,7 +79,7 @@ def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
 def _wait(store: Store, keys: Iterable[str], timeout_s: float) -> None:
     """Wait until all keys are there, at most so long.
 
-    A store's own wait keeps signals from Python, and many short ones fill the log with warnings of torch.
+    A store's own wait keeps signals from Python, and one that ends in vain writes a warning to the log.
     """
     deadline = time.monotonic() + timeout_s
     pause = _POLL_S
