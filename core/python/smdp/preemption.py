@@ -61,7 +61,7 @@ def watch_preemption(*signals: int) -> None:
     global _owner, _received
     thread = threading.current_thread()
     if thread is not threading.main_thread():
-        if _is_watching() and all(number in _before for number in signals or (signal.SIGTERM,)):
+        if is_watching() and all(number in _before for number in signals or (signal.SIGTERM,)):
             return
         raise ConfigError(
             f"[smdp] signals can be watched from the main thread only, this is {thread.name!r}; call"
@@ -100,7 +100,7 @@ def preempted() -> bool:
         SmdpError: A rank was lost.
     """
     global _exchange
-    if not _is_watching():
+    if not is_watching():
         watch_preemption()
     world = _world.any_core()
     if _exchange is None or _exchange.world != world.id:
@@ -168,7 +168,32 @@ def watched() -> set[int]:
 
 def can_watch() -> bool:
     """Tell whether signals are watched already, or can be from this thread."""
-    return _is_watching() or threading.current_thread() is threading.main_thread()
+    return is_watching() or threading.current_thread() is threading.main_thread()
+
+
+def is_watching() -> bool:
+    """Tell whether signals are watched already."""
+    return bool(_before) and _owner == os.getpid()
+
+
+def give_back() -> None:
+    """Handle signals again as before watch_preemption(), in the main thread; what somebody set since stays.
+
+    A signal that was noted and that nobody has acted on comes again.
+    """
+    global _received
+    if not is_watching() or threading.current_thread() is not threading.main_thread():
+        return
+    for number, before in list(_before.items()):
+        if signal.getsignal(number) is not _note:
+            continue
+        previous = before.pop()
+        if not before:
+            del _before[number]
+        signal.signal(number, signal.SIG_DFL if previous is None else previous)
+    noted, _received = _received, None
+    if noted is not None:
+        os.kill(os.getpid(), noted)
 
 
 def has_world() -> bool:
@@ -192,10 +217,6 @@ def finish() -> None:
     """Give ranks that are a little behind the answer of their last call, at the end of a program."""
     if _exchange is not None:
         _exchange.finish()
-
-
-def _is_watching() -> bool:
-    return bool(_before) and _owner == os.getpid()
 
 
 def _note(number: int, frame: FrameType | None) -> None:

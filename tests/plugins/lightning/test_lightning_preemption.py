@@ -55,6 +55,7 @@ def train() -> list[Any]:
     module = Regression()
     start = preemption.checkpoint
     trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(4 * size, 1), 1), ckpt_path=start)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "SIGTERM no longer ends this process"
     bits = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
     return [start is not None, trainer.global_step, hashlib.sha256(bits).hexdigest()]
 

@@ -69,6 +69,7 @@ def train() -> dict[str, str]:
         callbacks=[Signalling()] + ([PreemptionCallback()] if os.environ["PLUGIN"] == "none" else []),
     )
     trainer.train(resume_from_checkpoint=any(Path(args.output_dir).glob("checkpoint-*/trainer_state.json")))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "SIGTERM no longer ends this process"
     own = {
         name: hashlib.sha256(parameter.detach().numpy().tobytes()).hexdigest()
         for name, parameter in trainer.model_wrapped.named_parameters()

@@ -245,6 +245,29 @@ assert os.waitpid(pid, 0)[1] == signal.SIGUSR1
     assert output.count("theirs\n") == output.count("mine\n") == 1
 
 
+def test_handlers_are_given_back(job: Job) -> None:
+    code = """
+from smdp import preemption
+mine = lambda *_: print("mine", flush=True)
+signal.signal(signal.SIGTERM, mine)
+joined()
+smdp.watch_preemption()
+os.kill(os.getpid(), signal.SIGTERM)
+preemption.give_back()  # nobody has acted on it
+assert signal.getsignal(signal.SIGTERM) is mine and not preemption.is_watching()
+preemption.give_back()
+assert not smdp.preempted()
+preemption.give_back()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+smdp.watch_preemption()
+os.kill(os.getpid(), signal.SIGTERM)
+preemption.give_back()
+"""
+    (rank,) = job(1, code)
+    assert rank.finish(20) == -15
+    assert rank.output.count("mine\n") == 2, rank.output
+
+
 def test_a_thread_asks_once_the_main_thread_watches(job: Job) -> None:
     code = """
 import threading

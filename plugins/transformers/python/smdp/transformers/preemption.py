@@ -27,6 +27,7 @@ class PreemptionCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._is_watching = False
+        self._gives_back = False
         self._is_leaving = False
         self._group: Any = None
 
@@ -50,6 +51,9 @@ class PreemptionCallback(TrainerCallback):
                 " smdp.watch_preemption() there first."
             )
             return
+        self._gives_back = (
+            not preemption.is_watching()
+        )  # else the program wants to hear of it afterwards, too
         smdp.watch_preemption()
         self._group = find_ranks()
 
@@ -64,6 +68,13 @@ class PreemptionCallback(TrainerCallback):
             control.should_training_stop = True
             control.should_save = True
             control.should_evaluate = False
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let SIGTERM end the process again: nobody asks any more."""
+        if self._gives_back:
+            preemption.give_back()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
