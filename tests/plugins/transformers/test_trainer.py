@@ -461,8 +461,15 @@ def refused() -> Any:
         DataParallel(bucket_cap_mb=0)
     with pytest.raises(ValueError, match="topk_momentum is 1; it must be a number of at least 0"):
         DataParallel("topk", topk_momentum=1)
-    with pytest.raises(smdp.ConfigError, match="SMDP_ALGORITHM"):
+    with pytest.raises(smdp.ConfigError, match=r"\[smdp\] DataParallel: SMDP_ALGORITHM='fast' is not valid"):
         DataParallel(algorithm="fast")
+    with pytest.raises(ValueError, match="algorithm is 3; it must be a text"):
+        DataParallel(algorithm=3)
+    with pytest.raises(ValueError, match="preemption is 'no'; it must be True or False"):
+        DataParallel(preemption="no")
+    assert DataParallel(trace=Path("traces")).changed == ["trace"]
+    with pytest.raises(TypeError, match="plugins is a str; it must be a list"):
+        lm.trainer(plugins="DataParallel")
     with pytest.raises(TypeError, match=r"takes a subclass of transformers\.Trainer, got <class 'int'>"):
         with_plugins(int)
     return True

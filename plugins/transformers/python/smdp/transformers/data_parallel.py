@@ -39,6 +39,7 @@ class DataParallel(Plugin):
 
     Raises:
         ValueError: An argument is wrong.
+        smdp.ConfigError: There is no such algorithm, or no traces can be written there.
 
     Attributes:
         changed: Names of the arguments that are not as by default.
@@ -49,7 +50,7 @@ class DataParallel(Plugin):
         compression: str = "none",
         bucket_cap_mb: float | None = None,
         algorithm: str | None = None,
-        trace: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
         *,
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
@@ -64,12 +65,16 @@ class DataParallel(Plugin):
             "topk_momentum": topk_momentum,
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
+        if not isinstance(preemption, bool):
+            raise ValueError(f"[smdp] DataParallel: preemption is {preemption!r}; it must be True or False.")
+        variables = {"SMDP_ALGORITHM": algorithm, "SMDP_TRACE": trace}
         self._variables = {
-            name: value
-            for name, value in {"SMDP_ALGORITHM": algorithm, "SMDP_TRACE": trace}.items()
-            if value is not None
+            name: _text_of(name, value) for name, value in variables.items() if value is not None
         }
-        smdp.config.Config.from_environ({**os.environ, **self._variables})  # raises on wrong values
+        try:
+            smdp.config.Config.from_environ({**os.environ, **self._variables})
+        except smdp.ConfigError as error:
+            raise smdp.ConfigError(f"[smdp] DataParallel: {error}") from None
         given = {
             "compression": compression != "none",
             "bucket_cap_mb": bucket_cap_mb is not None,
@@ -149,6 +154,13 @@ class DataParallel(Plugin):
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
+
+
+def _text_of(name: str, value: Any) -> str:
+    if isinstance(value, str) or (name == "SMDP_TRACE" and isinstance(value, os.PathLike)):
+        return os.fspath(value)
+    argument = name.removeprefix("SMDP_").lower()
+    raise ValueError(f"[smdp] DataParallel: {argument} is {value!r}; it must be a text.")
 
 
 def _timeout(args: TrainingArguments) -> timedelta | None:

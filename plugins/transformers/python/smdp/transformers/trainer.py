@@ -269,7 +269,7 @@ def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args
 def _checked(plugins: Any) -> list[Plugin]:
     if plugins is None:
         return []
-    if not isinstance(plugins, Iterable):
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise TypeError(f"[smdp] plugins is a {type(plugins).__name__}; it must be a list: plugins=[...].")
     known = list(plugins)
     for plugin in known:
