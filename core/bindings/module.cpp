@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   smdp::bind_store(m);
   smdp::bind_operation(m);
   smdp::bind_group(m);
+  smdp::bind_meeting(m);
   smdp::bind_gradient_reducer(m);
   smdp::bind_gradient_steps(m);
   smdp::bind_observability(m);

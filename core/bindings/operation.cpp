@@ -4,11 +4,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
 #include "bind.h"
 #include "error.h"
+#include "interruption.h"
 #include "smdp/error.h"
 
 namespace nb = nanobind;
@@ -20,23 +22,28 @@ void bind_operation(nb::module_& m) {
       .def(
           "wait",
           [](Operation& operation, std::optional<double> timeout) {
-            // In slices, so that Ctrl-C works.
-            const auto start = std::chrono::steady_clock::now();
-            for (;;) {
-              auto slice = std::chrono::milliseconds(200);
-              if (timeout) {
-                const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-                    std::chrono::duration<double>(*timeout) - (std::chrono::steady_clock::now() - start));
-                slice = std::min(slice, std::max(left, std::chrono::milliseconds(0)));
-              }
+            if (!timeout) {
               bool is_done = false;
               {
                 const nb::gil_scoped_release release;
-                is_done = operation.wait_for(slice);
+                is_done = operation.wait_unless(is_interrupted);
+              }
+              if (!is_done) throw nb::python_error();
+              return operation.wait();
+            }
+            const auto start = std::chrono::steady_clock::now();
+            for (;;) {
+              const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+                  std::chrono::duration<double>(*timeout) - (std::chrono::steady_clock::now() - start));
+              bool is_done = false;
+              {
+                const nb::gil_scoped_release release;
+                is_done = operation.wait_for(std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(0),
+                                                                                   std::chrono::milliseconds(200)));
               }
               if (is_done) return operation.wait();
-              if (PyErr_CheckSignals() != 0) throw nb::python_error();
-              if (timeout && std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(*timeout)) {
+              if (is_interrupted()) throw nb::python_error();
+              if (std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(*timeout)) {
                 throw TimeoutError("[smdp] wait() gave up after " + std::to_string(*timeout) +
                                    " s; the operation is still running.");
               }

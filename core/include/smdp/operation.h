@@ -28,6 +28,10 @@ class SMDP_API Operation {
   // Blocks until done, at most for `timeout`; false if it is not. Never throws the operation's error.
   bool wait_for(std::chrono::milliseconds timeout);
 
+  // Blocks until done; false if `interrupted`, asked some times a second, says so first. Never throws the operation's
+  // error.
+  bool wait_unless(const std::function<bool()>& interrupted);
+
   bool done() const;
   // Null while it runs and after success.
   std::exception_ptr error() const;

@@ -123,6 +123,18 @@ class Group:
 
 def shutdown_all(reason: str = '') -> None: ...
 
+class Meeting:
+    """While this thread waits for the ranks of a new group; see meeting.h."""
+
+    def __init__(self, group: str, size: int) -> None: ...
+
+    def __enter__(self) -> Meeting: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+    def check(self) -> None:
+        """Raises MismatchError if they will never all come."""
+
 class GradientReducer:
     """Sums gradients over a group while backward goes on."""
 

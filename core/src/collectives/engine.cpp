@@ -18,9 +18,6 @@
 namespace smdp {
 namespace {
 
-// How often a blocked caller looks whether it is interrupted.
-constexpr std::chrono::milliseconds kInterruptionCheck{200};
-
 std::vector<int> raw(const std::vector<FileDescriptor>& descriptors) {
   std::vector<int> numbers;
   for (const FileDescriptor& descriptor : descriptors) numbers.push_back(descriptor.get());
@@ -106,6 +103,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
+  last_caller_ = std::this_thread::get_id();
   if (!call.async && members_.hosts.size() == 1 && driver_ == Driver::kNone && queue_.empty()) {
     driver_ = Driver::kCaller;
     caller_ = std::this_thread::get_id();
@@ -117,6 +115,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     record(*collective);
     lock.lock();
     driver_ = Driver::kNone;
+    running_ = nullptr;
     const bool more = !queue_.empty();
     const bool stopping = error_ != nullptr;
     lock.unlock();
@@ -134,13 +133,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
 }
 
 void Engine::wait(Operation& operation, const Call& call) {
-  while (call.interrupted) {
-    if (operation.wait_for(kInterruptionCheck)) break;
-    if (call.interrupted()) {
-      fail(interruption(), Tell::kEveryone);
-      break;
-    }
-  }
+  if (call.interrupted && !operation.wait_unless(call.interrupted)) fail(interruption(), Tell::kEveryone);
   operation.wait();
 }
 
@@ -148,6 +141,7 @@ void Engine::wait(Operation& operation, const Call& call) {
 void Engine::begin(Collective& collective) {
   collective.fingerprint.sequence = last_.sequence + 1;
   last_ = collective.fingerprint;
+  running_ = collective.handle.get();
   collective.handle->begin();
   collective.began = collective.since = Clock::now();
   set_looks(collective);
@@ -175,6 +169,7 @@ Task Engine::run(Collective& collective) {
 void Engine::drive_inline(Collective& collective, const Call& call) {
   Scheduler& scheduler = collective.scheduler;
   std::atomic<std::uint32_t>& sleep = board_.my_sleep();
+  std::optional<WaitScope> scope;
   collective.root = run(collective);
   collective.root.start(scheduler);
   while (!collective.root.done()) {
@@ -185,6 +180,7 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
       if (!check(collective)) {
         const auto left = std::clamp<Clock::duration>(collective.next_look() - Clock::now(),
                                                       std::chrono::milliseconds(1), std::chrono::seconds(1));
+        if (!scope && Clock::now() - collective.began > kShortWait) scope.emplace(*collective.handle);
         futex_sleep(sleep, left);
         if (call.interrupted && call.interrupted()) scheduler.fail(interruption());
       }
@@ -253,6 +249,7 @@ bool Engine::poll_collective() {
   {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
+    running_ = nullptr;
   }
   ended->handle->complete(failure);
   return true;

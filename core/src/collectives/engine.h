@@ -24,6 +24,7 @@
 #include "collectives/context.h"
 #include "collectives/planner.h"
 #include "common/failure.h"
+#include "common/thread_wait.h"
 #include "rendezvous/bootstrap.h"
 #include "smdp/group.h"
 #include "transport/control.h"
@@ -75,7 +76,8 @@ class Engine final : public Progress::Client {
   // In a forked child: why the group is closed to it. Null elsewhere.
   std::exception_ptr inherited_error() const;
 
-  enum class Tell { kNobody, kEveryone };
+  // kEveryoneAndBeyond: they tell the other groups in which they wait.
+  enum class Tell { kNobody, kEveryone, kEveryoneAndBeyond };
   enum class Driver { kNone, kCaller, kProgress };
 
   struct Collective {
@@ -112,6 +114,7 @@ class Engine final : public Progress::Client {
   // True if a wait may be over now.
   bool check(Collective& collective);
   bool check_departed(Collective& collective);
+  void check_inquiry(Collective& collective, Clock::time_point now);
   void check_stall(Collective& collective, Clock::time_point now);
   // Counts and traces an operation that has ended.
   void record(const Collective& collective) const;
@@ -137,7 +140,13 @@ class Engine final : public Progress::Client {
   std::string in_flight() const;
   void inquire(std::uint64_t sequence);
   std::string verdict_for(int peer) const;
-  Control::Status status() const;
+  Control::Status status();
+  // What it is in, if `operation` is one of its collectives that has not ended, and the last answer of an inquiry.
+  std::optional<Control::Elsewhere> place_of(const Operation* operation) const;
+  // Of the thread that calls this group's collectives, in other groups.
+  Control::Elsewhere elsewhere(const std::optional<ThreadWait>& wait);
+  // Fails the group in which that thread waits, if it is another one.
+  void fail_elsewhere(const Failure& failure);
   // Waits for a queued operation, and for an interruption.
   void wait(Operation& operation, const Call& call);
   std::exception_ptr interruption() const;
@@ -162,15 +171,17 @@ class Engine final : public Progress::Client {
   std::shared_ptr<Operation> alive_token_ = std::make_shared<Operation>();  // expires with shutdown()
 
   mutable std::mutex mutex_;
-  std::condition_variable idle_;   // the caller has stopped driving
-  Driver driver_ = Driver::kNone;  // guarded by mutex_, as all below
-  std::thread::id caller_;         // who drives, if it is a caller
+  std::condition_variable idle_;                              // the caller has stopped driving
+  Driver driver_ = Driver::kNone;                             // guarded by mutex_, as all below
+  std::thread::id caller_;                                    // who drives, if it is a caller
+  std::thread::id last_caller_ = std::this_thread::get_id();  // of a collective; before the first, who made the group
+  const Operation* running_ = nullptr;
   std::deque<std::unique_ptr<Collective>> queue_;
   Fingerprint last_;  // of the running or last collective
   std::exception_ptr error_;
   bool removed_ = false;             // shutdown() was called
   std::map<int, std::string> left_;  // ranks that left, and why
-  std::string verdict_;              // the last answer
+  Control::Verdict verdict_;         // the last answer
   std::uint64_t inquired_ = 0;       // the collective that verdict_ is about
   std::optional<Clock::time_point> unanswered_since_;
   std::atomic<bool> stop_{false};  // error_ or left_ changed: whoever drives must look

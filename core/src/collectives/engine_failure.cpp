@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "collectives/engine.h"
+#include "collectives/registry.h"
 #include "common/failure.h"
 #include "common/fork_guard.h"
 #include "common/log.h"
@@ -13,15 +14,6 @@ namespace {
 
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
-// An operation this old asks what the others are in: ranks that wait for each other in different ones never meet.
-constexpr std::chrono::seconds kEarlyInquiry{1};
-// Within which the answer to an inquiry is there.
-constexpr auto kAnswer = Control::kInquiry + std::chrono::milliseconds(300);
-
-std::string without_tag(const std::string& text) {
-  const std::string tag = "[smdp] ";
-  return text.rfind(tag, 0) == 0 ? text.substr(tag.size()) : text;
-}
 
 }  // namespace
 
@@ -29,17 +21,6 @@ std::exception_ptr Engine::interruption() const {
   const std::lock_guard lock(mutex_);
   const std::string where = last_.kind == OpKind::kNone ? "" : " in " + last_.describe();
   return std::make_exception_ptr(ClosedError(members_.prefix() + "interrupted" + where + "."));
-}
-
-Clock::time_point Engine::inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout) {
-  return deadline - std::min<std::chrono::milliseconds>(kAnswer, timeout / 2);
-}
-
-void Engine::set_looks(Collective& collective) const {
-  collective.next_inquiry =
-      std::min(collective.since + kEarlyInquiry, inquiry_time(collective.deadline, collective.timeout));
-  collective.next_stall =
-      options_.stall_time.count() == 0 ? Clock::time_point::max() : collective.since + options_.stall_time;
 }
 
 bool Engine::check(Collective& collective) {
@@ -63,11 +44,7 @@ bool Engine::check(Collective& collective) {
     set_looks(collective);
     return false;
   }
-  if (now >= collective.next_inquiry) {
-    const auto final_one = inquiry_time(collective.deadline, collective.timeout);
-    collective.next_inquiry = now < final_one ? final_one : Clock::time_point::max();
-    inquire(collective.fingerprint.sequence);
-  }
+  check_inquiry(collective, now);
   check_stall(collective, now);
   if (now < collective.deadline) return false;
   collective.scheduler.fail(std::make_exception_ptr(TimeoutError(members_.prefix() + collective.describe() +
@@ -111,21 +88,6 @@ void Engine::check_queue(Clock::time_point now) {
                            seconds(*overdue) + ": it waits for the end of " + running.describe() + ": ";
   const std::string verdict = verdict_for(active_ ? active_->awaited() : -1);
   fail(std::make_exception_ptr(TimeoutError(members_.prefix() + what + verdict + ".")), Tell::kEveryone);
-}
-
-void Engine::check_stall(Collective& collective, Clock::time_point now) {
-  if (now < collective.next_stall) return;
-  if (!collective.is_stall_inquired) {
-    collective.is_stall_inquired = true;
-    collective.next_stall = now + kAnswer;
-    inquire(collective.fingerprint.sequence);
-    return;
-  }
-  collective.is_stall_inquired = false;
-  const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.since);
-  collective.next_stall = now + 2 * waited - kAnswer;
-  log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has taken " + seconds(waited) +
-                              " and goes on: " + verdict_for(collective.awaited()) + ".");
 }
 
 // On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
@@ -174,46 +136,30 @@ void Engine::check_suspects(Clock::time_point now) {
   }
 }
 
-std::string Engine::in_flight() const {
-  const std::lock_guard lock(mutex_);
-  if (last_.kind == OpKind::kNone) return "No operation was in flight.";
-  return (driver_ == Driver::kNone ? "Idle; the last operation was " : "In ") + last_.describe() + ".";
-}
-
-Control::Status Engine::status() const {
-  const std::lock_guard lock(mutex_);
-  return {last_, driver_ != Driver::kNone};
-}
-
-void Engine::inquire(std::uint64_t sequence) {
+void Engine::fail_elsewhere(const Failure& failure) {
+  std::thread::id caller;
   {
     const std::lock_guard lock(mutex_);
-    if (inquired_ != sequence) verdict_.clear();
-    inquired_ = sequence;
-    if (!unanswered_since_) unanswered_since_ = Clock::now();
+    caller = last_caller_;
   }
-  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), sequence] {
-    if (alive.expired() || !control_) return;
-    control_->inquire(sequence, [this](const std::string& text) {
-      const std::lock_guard lock(mutex_);
-      verdict_ = text;
-      unanswered_since_.reset();
-    });
+  const std::optional<ThreadWait> wait = wait_of(caller);
+  if (!wait) return;
+  if (wait->operation == nullptr) {
+    const Failure own{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
+    break_wait(wait->id, own.exception());
+    return;
+  }
+  look_at_engines([&](Engine& other) {
+    if (&other == this || !other.place_of(wait->operation)) return false;
+    const Failure own{failure.kind, other.members_.prefix() + without_tag(failure.text), failure.lost};
+    other.fail(own.exception(), Tell::kEveryoneAndBeyond);
+    return true;
   });
-}
-
-std::string Engine::verdict_for(int peer) const {
-  const std::lock_guard lock(mutex_);
-  const bool is_silent = unanswered_since_ && Clock::now() - *unanswered_since_ >= Control::kInquiry;
-  if (is_silent && members_.rank != 0) return members_.who(0) + " does not answer: stopped, or its machine hangs";
-  if (!verdict_.empty()) return verdict_;
-  const std::string answers = unanswered_since_ ? "" : "answers, but ";
-  if (peer >= 0) return "waiting for " + members_.who(peer) + ", which " + answers + "has not sent its part";
-  return unanswered_since_ ? "which rank is late is not known yet" : "all ranks answer";
 }
 
 void Engine::fail(std::exception_ptr error, Tell whom) {
   Failure failure = Failure::of(error);
+  failure.is_deadlock = whom == Tell::kEveryoneAndBeyond;
   {
     const std::lock_guard lock(mutex_);
     if (error_) return;
@@ -223,7 +169,7 @@ void Engine::fail(std::exception_ptr error, Tell whom) {
   wake_caller();
   progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), failure = std::move(failure), whom] {
     if (alive.expired() || !control_) return;
-    if (whom == Tell::kEveryone) control_->abort(failure);
+    if (whom != Tell::kNobody) control_->abort(failure);
     fail_everything();
   });
 }
@@ -254,6 +200,7 @@ void Engine::on_abort(const Failure& failure) {
     if (driver_ != Driver::kNone) own.text += last_.describe() + " failed: ";
   }
   own.text += without_tag(failure.text);
+  if (failure.is_deadlock) fail_elsewhere(failure);
   fail(own.exception(), Tell::kNobody);
 }
 

@@ -20,6 +20,7 @@
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
 #include "smdp/error.h"
+#include "smdp/meeting.h"
 
 namespace smdp {
 namespace {
@@ -157,6 +158,16 @@ Reduction reduction_for(DType dtype, ReduceOp op, int size) {
   return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
 }
 
+// Ends early where another rank waits for this one in another group, and so never comes.
+Connections meet(Store& store, int rank, int size, GroupOptions options) {
+  const Meeting meeting(options.name, size);
+  options.interrupted = [asked = options.interrupted, &meeting] {
+    meeting.check();
+    return asked && asked();
+  };
+  return bootstrap(store, rank, size, options);
+}
+
 }  // namespace
 
 class Group::Impl {
@@ -166,7 +177,7 @@ class Group::Impl {
       throw ConfigError("[smdp] rank is " + std::to_string(rank) + " and world size " + std::to_string(size) +
                         "; allowed: rank from 0 to world size - 1.");
     }
-    Connections connections = bootstrap(*store, rank, size, options);
+    Connections connections = meet(*store, rank, size, options);
     engine = std::make_shared<Engine>(shared_progress(options.threads), std::move(connections), options);
     register_engine(engine);
     const Members& all = engine->members();

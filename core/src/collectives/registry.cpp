@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "collectives/engine.h"
+#include "common/completion.h"
 #include "common/fork_guard.h"
 #include "smdp/group.h"
 
@@ -48,6 +49,21 @@ void register_engine(const std::shared_ptr<Engine>& engine) {
   all.engines.erase(std::remove_if(all.engines.begin(), all.engines.end(), [](const auto& e) { return e.expired(); }),
                     all.engines.end());
   all.engines.push_back(engine);
+}
+
+void look_at_engines(const std::function<bool(Engine&)>& look) {
+  std::vector<std::shared_ptr<Engine>> engines;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& weak : registry().engines) {
+      if (auto engine = weak.lock()) engines.push_back(std::move(engine));
+    }
+  }
+  for (const auto& engine : engines) {
+    if (look(*engine)) break;
+  }
+  // If nobody else has one any more, it must not end on its own progress thread.
+  run_on_completion_thread([engines = std::move(engines)] {});
 }
 
 void shutdown_all(const std::string& reason) {

@@ -1,6 +1,7 @@
 // The one global of the library: the engines of this process, and the progress threads they share.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,5 +16,8 @@ class Engine;
 std::shared_ptr<Progress> shared_progress(int threads);
 
 void register_engine(const std::shared_ptr<Engine>& engine);
+
+// Calls `look` with every engine of this process until it returns true.
+void look_at_engines(const std::function<bool(Engine&)>& look);
 
 }  // namespace smdp

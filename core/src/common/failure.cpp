@@ -34,6 +34,11 @@ std::exception_ptr Failure::exception() const {
   return std::make_exception_ptr(Error(text));
 }
 
+std::string without_tag(const std::string& text) {
+  const std::string tag = "[smdp] ";
+  return text.rfind(tag, 0) == 0 ? text.substr(tag.size()) : text;
+}
+
 std::string seconds(std::chrono::milliseconds time) {
   std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
   text.erase(text.find_last_not_of('0') + 1);

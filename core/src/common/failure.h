@@ -13,13 +13,17 @@ namespace smdp {
 struct Failure {
   ErrorKind kind = ErrorKind::kInternal;
   std::string text;
-  std::vector<int> lost;  // ranks that are gone; PeerLostError only
+  std::vector<int> lost;     // ranks that are gone; PeerLostError only
+  bool is_deadlock = false;  // of several groups: all that wait in it must hear, whatever group they wait in
 
   // Reads the exception, whatever its type.
   static Failure of(const std::exception_ptr& error);
   // Makes the exception of this kind.
   std::exception_ptr exception() const;
 };
+
+// Without the "[smdp] " at the start of a message that becomes part of another one.
+std::string without_tag(const std::string& text);
 
 // "1.5 s", for messages.
 std::string seconds(std::chrono::milliseconds time);

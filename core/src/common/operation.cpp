@@ -5,11 +5,13 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "common/completion.h"
 #include "common/fork_guard.h"
+#include "common/thread_wait.h"
 #include "common/wait_clock.h"
 #include "smdp/error.h"
 
@@ -86,7 +88,10 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
   std::unique_lock lock(state_->mutex);
   const auto is_done = [this] { return state_->done.load(); };
   if (!timeout) {
-    state_->condition.wait(lock, is_done);
+    if (!state_->condition.wait_until(lock, WaitClock::now() + kShortWait, is_done)) {
+      const WaitScope scope(*this);
+      state_->condition.wait(lock, is_done);
+    }
   } else if (!state_->condition.wait_until(lock, WaitClock::now() + *timeout, is_done)) {
     throw TimeoutError("[smdp] wait() gave up after " + std::to_string(timeout->count()) +
                        " ms; the operation is still running.");
@@ -99,6 +104,15 @@ bool Operation::wait_for(std::chrono::milliseconds timeout) {
   hurry();
   std::unique_lock lock(state_->mutex);
   return state_->condition.wait_until(lock, WaitClock::now() + timeout, [this] { return state_->done.load(); });
+}
+
+bool Operation::wait_unless(const std::function<bool()>& interrupted) {
+  std::optional<WaitScope> scope;
+  while (!wait_for(kShortWait)) {
+    if (!scope) scope.emplace(*this);
+    if (interrupted()) return false;
+  }
+  return true;
 }
 
 bool Operation::done() const { return state_->done.load() || state_->is_inherited(); }

@@ -7,12 +7,14 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <utility>
 
 #include "collectives/batch.h"
 #include "common/log.h"
+#include "common/thread_wait.h"
 #include "fusion/finite.h"
 #include "fusion/fusion_buffer.h"
 #include "fusion/layout.h"
@@ -464,7 +466,9 @@ class GradientReducer::Impl {
   // The operation of the step ends with an error, or after all its parts.
   void settle(Operation& part, const std::function<bool()>& interrupted) {
     const auto start = Clock::now();
+    std::optional<WaitScope> scope;
     while (!part.wait_for(kInterruptionCheck)) {
+      if (!scope) scope.emplace(*handle_);
       if (handle_->error()) handle_->wait();  // throws it
       if (interrupted && interrupted()) group_->abort("interrupted");
     }

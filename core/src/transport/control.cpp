@@ -16,6 +16,8 @@ namespace {
 enum class Type : char { kAbort = 'A', kLeft = 'L', kPing = 'P', kPong = 'Q', kInquire = 'I', kVerdict = 'V' };
 
 constexpr std::size_t kMaxText = 16'384;
+// Of a list of waits that travels: one cycle is enough.
+constexpr std::size_t kMaxWaits = 64;
 constexpr std::size_t kMaxMessage = kMaxText + 65'536;
 
 template <class T>
@@ -39,6 +41,7 @@ class Reader {
     return value;
   }
   std::string rest() { return body_.substr(position_); }
+  bool is_over() const { return position_ == body_.size(); }
 
  private:
   const std::string& body_;
@@ -50,6 +53,24 @@ std::string start(Type type, int origin) {
   put(body, type);
   put(body, static_cast<std::int32_t>(origin));
   return body;
+}
+
+void put_list(std::string& body, const std::vector<std::uint64_t>& list) {
+  const auto count = static_cast<std::uint32_t>(std::min(list.size(), kMaxWaits));
+  put(body, count);
+  for (std::uint32_t i = 0; i < count; ++i) put(body, list[i]);
+}
+
+std::vector<std::uint64_t> get_list(Reader& reader) {
+  std::vector<std::uint64_t> list;
+  for (auto count = reader.get<std::uint32_t>(); count > 0 && !reader.is_over(); --count) {
+    list.push_back(reader.get<std::uint64_t>());
+  }
+  return list;
+}
+
+bool contains(const std::vector<std::uint64_t>& list, std::uint64_t wait) {
+  return std::find(list.begin(), list.end(), wait) != list.end();
 }
 
 bool is_process_end(int error) { return error == 0 || error == ECONNRESET || error == EPIPE; }
@@ -85,6 +106,7 @@ Control::~Control() {
 void Control::abort(const Failure& failure) {
   std::string body = start(Type::kAbort, members_.rank);
   put(body, failure.kind);
+  put(body, static_cast<std::uint8_t>(failure.is_deadlock));
   put(body, static_cast<std::uint32_t>(failure.lost.size()));
   for (const int rank : failure.lost) put(body, static_cast<std::int32_t>(rank));
   body += failure.text.substr(0, kMaxText);
@@ -176,6 +198,7 @@ void Control::on_message(int rank, const std::string& body) {
       if (members_.rank == 0) broadcast(body, rank);
       Failure failure;
       failure.kind = reader.get<ErrorKind>();
+      failure.is_deadlock = reader.get<std::uint8_t>() != 0;
       const auto count =
           std::min<std::uint32_t>(reader.get<std::uint32_t>(), static_cast<std::uint32_t>(members_.size));
       for (std::uint32_t i = 0; i < count; ++i) failure.lost.push_back(reader.get<std::int32_t>());
@@ -193,23 +216,38 @@ void Control::on_message(int rank, const std::string& body) {
       std::string answer = start(Type::kPong, members_.rank);
       put(answer, status.last);
       put(answer, static_cast<std::uint8_t>(status.busy));
-      send(rank, answer);
+      put(answer, status.called);
+      put(answer, status.wait);
+      put(answer, status.elsewhere.wait);
+      put(answer, static_cast<std::uint8_t>(status.elsewhere.is_for_all));
+      put_list(answer, status.elsewhere.awaited);
+      send(rank, answer + status.elsewhere.what.substr(0, kMaxText));
       break;
     }
     case Type::kPong: {
       if (inquiries_.empty()) break;
       const auto index = static_cast<std::size_t>(origin);
       answered_[index] = true;
-      statuses_[index].last = reader.get<Fingerprint>();
-      statuses_[index].busy = reader.get<std::uint8_t>() != 0;
+      Status& status = statuses_[index];
+      status.last = reader.get<Fingerprint>();
+      status.busy = reader.get<std::uint8_t>() != 0;
+      status.called = reader.get<std::uint64_t>();
+      status.wait = reader.get<std::uint64_t>();
+      status.elsewhere.wait = reader.get<std::uint64_t>();
+      status.elsewhere.is_for_all = reader.get<std::uint8_t>() != 0;
+      status.elsewhere.awaited = get_list(reader);
+      status.elsewhere.what = reader.rest();
       break;
     }
     case Type::kInquire:
       if (members_.rank == 0) start_inquiry({origin, reader.get<std::uint64_t>()});
       break;
     case Type::kVerdict: {
-      const std::vector<std::function<void(const std::string&)>> waiting = std::exchange(waiting_, {});
-      for (const auto& answer : waiting) answer(reader.rest());
+      Verdict verdict;
+      verdict.sequence = reader.get<std::uint64_t>();
+      verdict.awaited = get_list(reader);
+      verdict.text = reader.rest();
+      hand_out(verdict);
       break;
     }
   }
@@ -230,8 +268,8 @@ void Control::on_lost(int rank, int error) {
   callbacks_.on_abort(failure);
 }
 
-void Control::inquire(std::uint64_t sequence, std::function<void(const std::string&)> answer) {
-  waiting_.push_back(std::move(answer));
+void Control::inquire(std::uint64_t sequence, std::function<void(const Verdict&)> answer) {
+  waiting_.emplace_back(sequence, std::move(answer));
   if (members_.rank == 0) {
     start_inquiry({0, sequence});
   } else {
@@ -252,18 +290,26 @@ void Control::start_inquiry(Inquiry inquiry) {
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) ask(static_cast<int>(rank), start(Type::kPing, 0));
 }
 
-std::string Control::verdict(std::uint64_t sequence) const {
+Control::Verdict Control::verdict(std::uint64_t sequence) const {
   std::vector<int> silent;
   std::string behind;
+  std::vector<std::uint64_t> awaited;
   for (int rank = 0; rank < members_.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     if (!answered_[index]) {
       silent.push_back(rank);
     } else if (statuses_[index].last.sequence < sequence) {
-      behind += (behind.empty() ? "" : "; ") + members_.who(rank) + " has not called it: " +
-                (statuses_[index].last.sequence == 0
-                     ? "it has called no collective yet"
-                     : (statuses_[index].busy ? "it is in " : "its last one was ") + statuses_[index].last.describe());
+      const Status& status = statuses_[index];
+      std::string now = status.last.sequence == 0
+                            ? "it has called no collective yet"
+                            : (status.busy ? "it is in " : "its last one was ") + status.last.describe();
+      if (!status.elsewhere.what.empty()) now += ", and " + status.elsewhere.what;
+      const bool is_called = status.called >= sequence;
+      behind += (behind.empty() ? "" : "; ") + members_.who(rank) + " has not " + (is_called ? "begun" : "called") +
+                " it: " + now;
+      if (is_called || status.elsewhere.wait == 0) continue;
+      awaited.push_back(status.elsewhere.wait);
+      awaited.insert(awaited.end(), status.elsewhere.awaited.begin(), status.elsewhere.awaited.end());
     }
   }
   std::string text;
@@ -272,7 +318,17 @@ std::string Control::verdict(std::uint64_t sequence) const {
         join(members_, silent) + (silent.size() == 1 ? " does" : " do") + " not answer: stopped, or its machine hangs";
   }
   if (!behind.empty()) text += (text.empty() ? "" : "; ") + behind;
-  return text;
+  return {sequence, text, awaited};
+}
+
+void Control::hand_out(const Verdict& verdict) {
+  for (auto& [sequence, answer] : std::exchange(waiting_, {})) {
+    if (sequence == verdict.sequence) {
+      answer(verdict);
+    } else {
+      waiting_.emplace_back(sequence, std::move(answer));
+    }
+  }
 }
 
 std::string Control::mismatch() const {
@@ -282,6 +338,24 @@ std::string Control::mismatch() const {
       const Fingerprint& b = statuses_[second].last;
       if (a.sequence != b.sequence || a.matches(b)) continue;
       return describe_mismatch(members_.who(static_cast<int>(first)), a, members_.who(static_cast<int>(second)), b);
+    }
+  }
+  return "";
+}
+
+// Whoever has not called what another one waits in, and waits elsewhere for that one, never comes.
+std::string Control::deadlock() const {
+  for (std::size_t away = 0; away < statuses_.size(); ++away) {
+    const Elsewhere& elsewhere = statuses_[away].elsewhere;
+    if (elsewhere.wait == 0) continue;
+    for (std::size_t here = 0; here < statuses_.size(); ++here) {
+      const Status& status = statuses_[here];
+      if (status.wait == 0 || statuses_[away].called >= status.last.sequence) continue;
+      if (!elsewhere.is_for_all && !contains(elsewhere.awaited, status.wait)) continue;
+      return members_.who(static_cast<int>(here)) + " waits in " + status.last.describe() + " of group '" +
+             members_.name + "', which " + members_.who(static_cast<int>(away)) + " has not called: " + elsewhere.what +
+             ". Neither can end before the other. All ranks must call the same operations and make "
+             "the same training steps, in the same order.";
     }
   }
   return "";
@@ -298,13 +372,20 @@ bool Control::poll() {
     const Failure failure{ErrorKind::kMismatch, text, {}};
     abort(failure);
     callbacks_.on_abort(failure);
+  } else if (const std::string cycle = deadlock(); !cycle.empty()) {
+    const Failure failure{ErrorKind::kMismatch, cycle, {}, true};
+    abort(failure);
+    callbacks_.on_abort(failure);
   }
   for (const Inquiry& inquiry : std::exchange(inquiries_, {})) {
-    const std::string text = verdict(inquiry.sequence);
+    const Verdict found = verdict(inquiry.sequence);
     if (inquiry.from == 0) {
-      for (const auto& answer : std::exchange(waiting_, {})) answer(text);
+      hand_out(found);
     } else {
-      send(inquiry.from, start(Type::kVerdict, 0) + text);
+      std::string body = start(Type::kVerdict, 0);
+      put(body, found.sequence);
+      put_list(body, found.awaited);
+      send(inquiry.from, body + found.text.substr(0, kMaxText));
     }
   }
   return true;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/failure.h"
@@ -21,9 +22,24 @@ namespace smdp {
 
 class Control final : public Progress::Client {
  public:
+  // What the thread that calls this group's collectives waits for outside of it. Waits have the numbers of ThreadWait.
+  struct Elsewhere {
+    std::uint64_t wait = 0;              // 0: it is not known to wait
+    bool is_for_all = false;             // for all ranks of this group
+    std::vector<std::uint64_t> awaited;  // waits of other ranks that cannot end before this one
+    std::string what;                    // e.g. "it waits in barrier #3 of group 'b'"; may be empty
+  };
   struct Status {
-    Fingerprint last;   // of the last collective this rank began
-    bool busy = false;  // and whether it is in it still
+    Fingerprint last;          // of the last collective this rank began
+    bool busy = false;         // and whether it is in it still
+    std::uint64_t called = 0;  // how many it has called; some may be queued
+    std::uint64_t wait = 0;    // of the thread that calls collectives, in one of this group; 0: none
+    Elsewhere elsewhere;
+  };
+  struct Verdict {
+    std::uint64_t sequence = 0;  // of the operation asked about
+    std::string text;
+    std::vector<std::uint64_t> awaited;  // waits that must end before the operation asked about can
   };
   struct Callbacks {
     // The group must fail.
@@ -44,8 +60,9 @@ class Control final : public Progress::Client {
   // Says goodbye and closes.
   void leave(const std::string& reason);
   // Asks who is behind collective `sequence` (0: only who does not answer). The answer comes within kInquiry, unless
-  // rank 0 itself does not answer. If two ranks are in different collectives of the same number, all ranks abort.
-  void inquire(std::uint64_t sequence, std::function<void(const std::string& verdict)> answer);
+  // rank 0 itself does not answer. All ranks abort if two of them are in different collectives of the same number, or
+  // wait for each other in different groups.
+  void inquire(std::uint64_t sequence, std::function<void(const Verdict& verdict)> answer);
 
   static constexpr std::chrono::milliseconds kInquiry{700};
 
@@ -65,6 +82,7 @@ class Control final : public Progress::Client {
     int from;
     std::uint64_t sequence;
   };
+  using Answer = std::function<void(const Verdict& verdict)>;
 
   void on_event(int rank, std::uint32_t events);
   void on_message(int rank, const std::string& body);
@@ -76,15 +94,19 @@ class Control final : public Progress::Client {
   void flush(int rank);
   void close(int rank);
   void start_inquiry(Inquiry inquiry);
-  std::string verdict(std::uint64_t sequence) const;
+  Verdict verdict(std::uint64_t sequence) const;
+  // Ends the own inquiries that it is about.
+  void hand_out(const Verdict& verdict);
   // Among the answers: what two ranks called under one number; empty if they agree.
   std::string mismatch() const;
+  // Among the answers: two ranks that wait for each other, one in another group; empty if there are none.
+  std::string deadlock() const;
 
   Progress& progress_;
   const Members& members_;
   Callbacks callbacks_;
-  std::vector<Peer> peers_;                                       // by rank; on others than rank 0 only [0] is used
-  std::vector<std::function<void(const std::string&)>> waiting_;  // own inquiries
+  std::vector<Peer> peers_;                                // by rank; on others than rank 0 only [0] is used
+  std::vector<std::pair<std::uint64_t, Answer>> waiting_;  // own inquiries, by sequence
   // Rank 0: the inquiry under way.
   std::vector<Inquiry> inquiries_;
   std::vector<bool> answered_;

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -65,6 +65,44 @@ def different_operation_in_ddp_future() -> None:
         assert isinstance(work.exception(), RuntimeError)
         assert work.is_completed()
         assert not work.is_success()
+
+
+def a_step_more() -> None:
+    """One rank has more batches than the other, which is past its training."""
+    import smdp
+
+    net = smdp.torch.DistributedDataParallel(nn.Linear(4, 4))
+    steps = 2 + dist.get_rank()
+    words = ("rank 0", "rank 1", "all_reduce #2 float32[7]", "group 'torch:0/gradients-0'")
+    with raises_within(20, *words, "Neither can end", kind=smdp.MismatchError):
+        for _ in range(steps):
+            net(torch.ones(2, 4)).sum().backward()
+        dist.all_reduce(torch.ones(7))
+    time.sleep(0.5)  # nobody hears of a departure instead
+
+
+def wrapped_on_one_rank() -> None:
+    import smdp
+
+    with raises_within(
+        20, "rank 0", "rank 1", "it makes group 'torch:0/gradients-0'", kind=smdp.MismatchError
+    ):
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(7))
+        else:
+            smdp.torch.DistributedDataParallel(nn.Linear(4, 4))
+    time.sleep(0.5)
+
+
+def new_group_on_one_rank() -> None:
+    import smdp
+
+    with raises_within(20, "rank 0", "rank 1", "it makes group 'torch:1'", kind=smdp.MismatchError):
+        if dist.get_rank() == 0:
+            dist.new_group([0, 1])
+        else:
+            dist.all_reduce(torch.ones(7))
+    time.sleep(0.5)
 
 
 def timeout() -> None:
@@ -248,6 +286,15 @@ def test_different_dtypes() -> None:
 
 def test_futures_fail() -> None:
     run(different_operation_in_ddp_future, 2)
+
+
+def test_a_step_more() -> None:
+    run(a_step_more, 2)
+
+
+@pytest.mark.parametrize("body", [wrapped_on_one_rank, new_group_on_one_rank])
+def test_made_on_one_rank(body: Callable[[], None]) -> None:
+    run(body, 2)
 
 
 def test_time_limits() -> None:

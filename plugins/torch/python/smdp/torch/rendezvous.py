@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 
+from smdp import _core
 from smdp._errors import ConfigError, PeerLostError, TimeoutError
 from smdp._shown import shown_ranks
 
@@ -40,26 +41,28 @@ def open_session(store: Store, rank: int, size: int, group: str, timeout_s: floa
         smdp.ConfigError: The store belongs to another job.
         smdp.TimeoutError: Not all came in time; the message says who did.
         smdp.PeerLostError: The process that holds the store ended before all had come.
+        smdp.MismatchError: Another one waits for this one in another group, and will not come.
     """
-    if rank == 0:
-        return _lead(store, size, group, timeout_s)
-    try:
-        return _follow(store, rank, size, group, timeout_s)
-    except DistNetworkError as error:
-        raise PeerLostError(
-            f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={_where()} went away "
-            f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the launcher "
-            "that holds the store, has ended; read its output",
-            [0],
-        ) from error
+    with _core.Meeting(group, size) as meeting:
+        if rank == 0:
+            return _lead(store, size, group, timeout_s, meeting)
+        try:
+            return _follow(store, rank, size, group, timeout_s, meeting)
+        except DistNetworkError as error:
+            raise PeerLostError(
+                f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={_where()} went away "
+                f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the "
+                "launcher that holds the store, has ended; read its output",
+                [0],
+            ) from error
 
 
-def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
+def _lead(store: Store, size: int, group: str, timeout_s: float, meeting: _core.Meeting) -> str:
     session = secrets.token_hex(8)
     store.set(_JOB, _job)
     store.set(_SESSION, session)
     others = range(1, size)
-    _wait(store, (_hello(session, rank) for rank in others), timeout_s)
+    _wait(store, (_hello(session, rank) for rank in others), timeout_s, meeting)
     missing = [rank for rank in others if not store.check([_hello(session, rank)])]
     if missing:
         came = [rank for rank in range(size) if rank not in missing]
@@ -76,7 +79,7 @@ def _lead(store: Store, size: int, group: str, timeout_s: float) -> str:
     return f"smdp/{session}"
 
 
-def _wait(store: Store, keys: Iterable[str], timeout_s: float) -> None:
+def _wait(store: Store, keys: Iterable[str], timeout_s: float, meeting: _core.Meeting) -> None:
     """Wait until all keys are there, at most so long.
 
     A store's own wait keeps signals from Python, and one that ends in vain writes a warning to the log.
@@ -85,19 +88,21 @@ def _wait(store: Store, keys: Iterable[str], timeout_s: float) -> None:
     pause = _POLL_S
     for key in keys:
         while not store.check([key]):
+            meeting.check()
             if time.monotonic() > deadline:
                 return
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_MAX_S)
 
 
-def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float) -> str:
+def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float, meeting: _core.Meeting) -> str:
     token = secrets.token_hex(8)
     # Rank 0 gives up first and says who is missing.
     deadline = time.monotonic() + timeout_s + 5.0
     answered = ""
     pause = _POLL_S
     while time.monotonic() < deadline:
+        meeting.check()
         if store.check([_SESSION]):
             _check_job(store.get(_JOB).decode(), rank, size)
             session = store.get(_SESSION).decode()

@@ -1,0 +1,92 @@
+#include "common/thread_wait.h"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "common/fork_guard.h"
+
+namespace smdp {
+namespace {
+
+std::uint64_t random_start() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32) | random();
+}
+
+struct Waits {
+  std::mutex mutex;  // guards all below; nothing is called under it
+  std::map<std::thread::id, ThreadWait> by_thread;
+  std::uint64_t last_id = random_start();
+  const std::uint64_t generation = ForkGuard::generation();
+};
+
+// A forked child gets its own: a thread of the parent's may hold the lock of the inherited one.
+Waits& waits() {
+  static std::atomic<Waits*> current{new Waits};  // never destroyed: threads may outlive main
+  Waits* known = current.load();
+  if (!ForkGuard::in_forked_child(known->generation)) return *known;
+  auto fresh = std::make_unique<Waits>();
+  if (current.compare_exchange_strong(known, fresh.get())) known = fresh.release();
+  return *known;
+}
+
+}  // namespace
+
+WaitScope::WaitScope(const Operation& operation) {
+  enter({0, std::chrono::steady_clock::now(), &operation, "", 0, nullptr});
+}
+WaitScope::WaitScope(std::string group, int size) {
+  enter({0, std::chrono::steady_clock::now(), nullptr, std::move(group), size, nullptr});
+}
+
+void WaitScope::enter(ThreadWait wait) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  wait.id = ++all.last_id;
+  if (wait.id == 0) wait.id = ++all.last_id;
+  id_ = wait.id;
+  ThreadWait& mine = all.by_thread[std::this_thread::get_id()];
+  if (mine.id != 0) outer_ = std::move(mine);
+  mine = std::move(wait);
+}
+
+WaitScope::~WaitScope() {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  if (outer_) {
+    all.by_thread[std::this_thread::get_id()] = std::move(*outer_);
+  } else {
+    all.by_thread.erase(std::this_thread::get_id());
+  }
+}
+
+std::optional<ThreadWait> wait_of(std::thread::id thread) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.by_thread.find(thread);
+  if (found == all.by_thread.end()) return std::nullopt;
+  return found->second;
+}
+
+void break_wait(std::uint64_t id, std::exception_ptr error) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  for (auto& [thread, wait] : all.by_thread) {
+    if (wait.id == id) wait.broken = std::move(error);
+  }
+}
+
+std::exception_ptr broken_wait(std::uint64_t id) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [thread, wait] : all.by_thread) {
+    if (wait.id == id) return wait.broken;
+  }
+  return nullptr;
+}
+
+}  // namespace smdp

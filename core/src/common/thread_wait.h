@@ -1,0 +1,52 @@
+// What the threads of this process wait for, so that a group can tell where a rank is that does not come.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace smdp {
+
+class Operation;
+
+struct ThreadWait {
+  std::uint64_t id = 0;  // of this one wait, among those of all processes
+  std::chrono::steady_clock::time_point since;
+  const Operation* operation = nullptr;  // only to be compared; null: a group is being made
+  std::string group;                     // its name
+  int size = 0;                          // and its ranks
+  std::exception_ptr broken;             // why they will never meet
+};
+
+// A short wait needs no scope: nobody asks about it.
+inline constexpr std::chrono::milliseconds kShortWait{200};
+
+// This thread can do nothing else until what it waits for is there. Scopes of a thread nest; the innermost counts.
+class WaitScope {
+ public:
+  explicit WaitScope(const Operation& operation);
+  // Until all ranks of a new group have come.
+  WaitScope(std::string group, int size);
+  ~WaitScope();
+  WaitScope(const WaitScope&) = delete;
+  WaitScope& operator=(const WaitScope&) = delete;
+
+  std::uint64_t id() const { return id_; }
+
+ private:
+  void enter(ThreadWait wait);
+
+  std::uint64_t id_ = 0;
+  std::optional<ThreadWait> outer_;
+};
+
+std::optional<ThreadWait> wait_of(std::thread::id thread);
+
+// Tells whoever waits there why it is in vain; they ask for it themselves.
+void break_wait(std::uint64_t id, std::exception_ptr error);
+std::exception_ptr broken_wait(std::uint64_t id);
+
+}  // namespace smdp

@@ -1,0 +1,164 @@
+// Ranks that wait for each other in different groups hear of it within seconds, whichever group they wait in; ranks
+// that only come late, or by another thread, do not.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ranks.h"
+#include "smdp/error.h"
+#include "smdp/gradient_reducer.h"
+
+namespace smdp::test {
+namespace {
+
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+void sum(Group& group, bool async = false) {
+  std::vector<float> data(8, 1.0F);
+  Call call;
+  call.async = async;
+  const Group::Handle handle = group.all_reduce(data.data(), data.data(), std::vector<std::int64_t>{8}, DType::kFloat32,
+                                                ReduceOp::kSum, 1.0, call);
+  if (async) handle->wait();
+}
+
+// Every rank's part ends in a MismatchError that has the texts.
+void expect_deadlock(const Layout& layout, const std::function<void(Group&)>& prepare,
+                     const std::function<void(Group&)>& part, const std::vector<std::string>& texts) {
+  const auto body = [&](Group& group) {
+    prepare(group);
+    const auto start = steady_clock::now();
+    try {
+      part(group);
+      ADD_FAILURE() << "rank " << group.rank() << " did not wait for the others";
+    } catch (const MismatchError& error) {
+      for (const std::string& text : texts) {
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
+            << "rank " << group.rank() << ": " << text << " not in: " << error.what();
+      }
+    } catch (const Error& error) {
+      ADD_FAILURE() << "rank " << group.rank() << ": " << error.what();
+    }
+    EXPECT_LT(steady_clock::now() - start, seconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // nobody hears of a departure instead
+    throw ClosedError("the test is over");                        // instead of run()'s barrier
+  };
+  EXPECT_THROW(run(layout, body), ClosedError);
+}
+
+class Deadlock : public testing::TestWithParam<Layout> {};
+
+TEST_P(Deadlock, BetweenACollectiveAndATrainingStep) {
+  std::vector<std::unique_ptr<GradientReducer>> reducers(static_cast<std::size_t>(world_size(GetParam())));
+  expect_deadlock(
+      GetParam(),
+      [&](Group& group) {
+        auto& reducer = reducers[static_cast<std::size_t>(group.rank())];
+        reducer = std::make_unique<GradientReducer>(group, std::vector<Gradient>{{"w", 100, DType::kFloat32}},
+                                                    GradientReducerOptions{});
+      },
+      [&](Group& group) {
+        if (group.rank() == 0) return sum(group);
+        std::vector<float> gradient(100);
+        GradientReducer& reducer = *reducers[static_cast<std::size_t>(group.rank())];
+        reducer.ready(0, gradient.data());
+        reducer.finish();
+        reducer.wait();
+      },
+      {"rank 0", "all_reduce #1 float32[8] SUM of group", "rank 1", "which", "it waits in all_reduce #", "gradients-0'",
+       "Neither can end before the other"});
+}
+
+TEST_P(Deadlock, WhereOneRankWaitsLongBeforeTheOthers) {
+  std::vector<std::unique_ptr<Group>> others(static_cast<std::size_t>(world_size(GetParam())));
+  expect_deadlock(
+      GetParam(), [&](Group& group) { others[static_cast<std::size_t>(group.rank())] = group.split(0, 0, "other"); },
+      [&](Group& group) {
+        if (group.rank() == 0) return sum(group, true);
+        std::this_thread::sleep_for(seconds(2));
+        others[static_cast<std::size_t>(group.rank())]->barrier();
+      },
+      {"all_reduce #", "barrier #1 of group", "other-", "Neither can end before the other"});
+}
+
+TEST_P(Deadlock, WhereOneRankMakesAGroup) {
+  expect_deadlock(
+      GetParam(), [](Group& group) { group.barrier(); },
+      [](Group& group) {
+        if (group.rank() != 0) return sum(group);
+        const auto alone = group.twin("alone", 0);
+      },
+      {"all_reduce #2", "it makes group", "alone-0', to which all its ranks must come"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Deadlock, testing::Values(Layout{2}, Layout{2, 1}),
+                         [](const auto& info) { return "Hosts" + std::to_string(info.index); });
+
+// A waits for B in one group, B for C in another, C for A in a third.
+TEST(Deadlocks, OfThreeGroups) {
+  std::vector<std::vector<std::unique_ptr<Group>>> pairs(3);
+  expect_deadlock(
+      Layout{3},
+      [&](Group& group) {
+        for (int left_out = 0; left_out < 3; ++left_out) {
+          const int color = group.rank() == left_out ? -1 : 0;
+          pairs[static_cast<std::size_t>(group.rank())].push_back(
+              group.split(color, 0, "without" + std::to_string(left_out)));
+        }
+      },
+      [&](Group& group) {
+        const auto rank = static_cast<std::size_t>(group.rank());
+        pairs[rank][(rank + 2) % 3]->barrier();  // of this rank and the next
+      },
+      {"barrier #1 of group", "without", "Neither can end before the other"});
+}
+
+// The thread that calls the one group's operations is not the one that waits in the other.
+TEST(Deadlocks, AreNotSeenWhereThreadsComeLate) {
+  run(Layout{2}, [](Group& group) {
+    const std::unique_ptr<Group> other = group.split(0, 0, "other");
+    other->barrier();
+    const bool is_first = group.rank() == 0;
+    const auto late = [](bool is_late) {
+      if (is_late) std::this_thread::sleep_for(seconds(4));
+    };
+    std::thread beside([&] {
+      other->barrier();  // from here on this thread's
+      late(!is_first);
+      other->barrier();
+    });
+    late(is_first);
+    sum(group);
+    beside.join();
+  });
+}
+
+// Called is called: what waits in the queue comes without the thread.
+TEST(Deadlocks, AreNotSeenWhereOperationsAreQueued) {
+  run(Layout{3}, [](Group& group) {
+    const std::unique_ptr<Group> pair = group.split(group.rank() == 2 ? -1 : 0, 0, "pair");
+    std::vector<float> data(8, 1.0F);
+    const std::vector<std::int64_t> shape{8};
+    Call call;
+    call.async = true;
+    if (group.rank() == 2) std::this_thread::sleep_for(seconds(4));
+    const Group::Handle first =
+        group.all_reduce(data.data(), data.data(), shape, DType::kFloat32, ReduceOp::kSum, 1.0, call);
+    std::vector<float> more(8, 1.0F);
+    const Group::Handle second =
+        group.all_reduce(more.data(), more.data(), shape, DType::kFloat32, ReduceOp::kSum, 1.0, call);
+    if (group.rank() == 1) pair->barrier();
+    second->wait();
+    if (group.rank() == 0) pair->barrier();
+    EXPECT_EQ(data[0], 3.0F);
+    EXPECT_TRUE(first->done());
+  });
+}
+
+}  // namespace
+}  // namespace smdp::test
