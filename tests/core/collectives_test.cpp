@@ -20,10 +20,12 @@ namespace {
 
 #if defined(__SANITIZE_THREAD__)  // ten times as slow, and more ranks make no other races
 const Layout kLayouts[] = {{2}, {3}, {1, 1}, {2, 2}, {1, 1, 1}, {1, 4, 2}};
+constexpr std::size_t kLarge = 50'000;
 #else
 const Layout kLayouts[] = {{1},       {2},      {3},    {4},       {5},    {6},    {7},
                            {8},       {1, 1},   {2, 2}, {1, 1, 1}, {3, 1}, {2, 3}, {1, 1, 1, 1, 1},
                            {2, 2, 2}, {1, 4, 2}};
+constexpr std::size_t kLarge = 500'000;
 #endif
 const std::size_t kSizes[] = {0, 1, 17, 1000, 40'001};
 
@@ -247,7 +249,7 @@ TEST_P(Collectives, Offers) {
 // Who leaves has its offers kept where they go, whether they are read, refused or left alone there.
 TEST_P(Collectives, OffersOfARankThatLeaves) {
   if (world_size(GetParam()) == 1) GTEST_SKIP() << "needs two ranks";
-  for (const std::size_t count : {std::size_t{3}, std::size_t{500'000}}) {
+  for (const std::size_t count : {std::size_t{3}, kLarge}) {
     const std::vector<std::int64_t> out = filled(7, count);
     run(GetParam(), [&](Group& group) {
       const std::unique_ptr<Group> left = group.split(0, group.rank(), "left");
