@@ -195,6 +195,21 @@ def check_wrong_input() -> None:
     different = nn.Linear(4, 4 + rank, bias=False)
     with pytest.raises(smdp.MismatchError, match=r"(?s)'weight' float32\[5, 4\].*'weight' float32\[4, 4\]"):
         DistributedDataParallel(different, init_sync=False)
+    different = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4 + rank).requires_grad_(False))
+    with pytest.raises(
+        smdp.MismatchError,
+        match=r"rank 0 has '1.weight' float32\[4, 4\] where rank 1 has '1.weight' float32\[5, 4\]",
+    ):
+        DistributedDataParallel(different)
+    DistributedDataParallel(different, init_sync=False)
+    different = nn.Linear(4, 4)
+    if rank == 1:
+        different.register_buffer("seen", torch.zeros(3))
+    with pytest.raises(
+        smdp.MismatchError, match=r"rank 0 has nothing more where rank 1 has 'seen' float32\[3\]"
+    ):
+        DistributedDataParallel(different)
+    DistributedDataParallel(different, broadcast_buffers=False)
     with pytest.raises(ValueError, match=r"compression is 'zip'; allowed: none, fp16, bf16, int8, topk"):
         DistributedDataParallel(nn.Linear(2, 2), compression="zip")
     with pytest.raises(ValueError, match="bucket_cap_mb is 0"):

@@ -22,6 +22,7 @@ from smdp.torch.input_wait import watch
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor, check_reducer_options
+from smdp.torch.same_state import check_same_state
 
 _NO_COMM_HOOKS = (
     "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
@@ -122,13 +123,19 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         }
         self._make_hooks()
         if synchronises:
+            gives_buffers = self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None
+            given_by_root = [*self._frozen, *(module.named_buffers() if gives_buffers else ())]
+            check_same_state(
+                self.process_group,
+                [one for one in given_by_root if one[0] not in self.parameters_to_ignore],
+            )
             _sync_module_states(
                 module=module,
                 process_group=self.process_group,
                 broadcast_bucket_size=self.broadcast_bucket_size,
                 src=0,
                 params_and_buffers_to_ignore=self.parameters_to_ignore,
-                broadcast_buffers=self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None,
+                broadcast_buffers=gives_buffers,
             )
 
     def _hook_wire(self) -> None:
