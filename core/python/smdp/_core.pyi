@@ -138,7 +138,7 @@ class Meeting:
 class GradientReducer:
     """Sums gradients over a group while backward goes on."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0) -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True) -> None:
         """
         gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.
         """

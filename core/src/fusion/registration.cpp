@@ -38,7 +38,8 @@ std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const 
   std::vector<std::string> lines;
   for (const Gradient& gradient : gradients) lines.push_back(line_of(gradient));
   lines.push_back(std::string("compression ") + name_of(options.compression) + ", buffers of at most " +
-                  std::to_string(options.buffer_bytes) + " bytes, factor " + text_of(options.factor) +
+                  std::to_string(options.buffer_bytes) + " bytes, " +
+                  (options.factor == 0 ? "their mean" : "their sum times " + text_of(options.factor)) +
                   ", top-k ratio " + text_of(options.topk_ratio) + ", momentum " + text_of(options.topk_momentum));
   return lines;
 }
@@ -65,7 +66,8 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
       continue;
     }
     if (!they_end && i + 1 == own.size() && line.rfind("compression ", 0) == 0) {
-      return "the options on rank " + std::to_string(rank) + " are " + own[i] + "; on rank 0: " + line;
+      return "the options on rank " + std::to_string(rank) + " are " + own[i] + "; on rank 0: " + line +
+             ". Give all ranks the same.";
     }
     return "gradient " + std::to_string(i) + " is " + (i + 1 >= own.size() ? "not there" : own[i]) + " on rank " +
            std::to_string(rank) + ", and " + (they_end || line.rfind("compression ", 0) == 0 ? "not there" : line) +

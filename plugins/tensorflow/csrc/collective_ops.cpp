@@ -34,7 +34,7 @@ struct Broadcast {
     const std::shared_ptr<TF_Tensor> out = copied_output(run->context(), 0, 0);
     const Shape shape = shape_of(out.get());
     Call call = kAsync;
-    call.label = [text = label] { return text; };
+    if (!label.empty()) call.label = [text = label] { return text; };
     after(
         run, find_group(group)->broadcast(TF_TensorData(out.get()), shape, dtype_of(out.get()), root, call),
         [run, out] { run->end(); }, label);

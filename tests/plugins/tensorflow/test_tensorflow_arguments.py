@@ -138,6 +138,38 @@ def check_wrong_ones() -> None:
     ):
         with pytest.raises(ValueError, match=r"\[smdp\] op is 17; allowed: ReduceOp.SUM"):
             call()
+    for name, values in {
+        "prescale_factor": ("2", None, np.nan, np.inf),
+        "postscale_factor": ("2", None, np.nan, -np.inf),
+        "bucket_cap_mb": ("25", None, np.nan, np.inf, 0, -1.0, 1e-9, 1e12),
+    }.items():
+        for value in values:
+            options = {name: value}
+            calls = [lambda options=options: sdp.DistributedGradientTape(tape, **options)]
+            if is_keras_3:
+                calls += [lambda options=options: sdp.DistributedOptimizer(keras.optimizers.SGD(), **options)]
+            if name != "bucket_cap_mb":
+                calls += [
+                    lambda options=options: sdp.allreduce(tf.ones(2), **options),
+                    lambda options=options: sdp.grouped_allreduce([tf.ones(2)], **options),
+                    lambda options=options: sdp.reducescatter(tf.ones(2), **options),
+                ]
+            for call in calls:
+                with pytest.raises(
+                    (TypeError, ValueError), match=rf"^\[smdp\] {name} (is|=) .*(must|allowed)"
+                ):
+                    call()
+    one = tf.Variable(1.0)
+    for root in ("0", 0.0, None, 2, -1):
+        for name, call in {
+            "broadcast": lambda root: sdp.broadcast(tf.ones(2), root),
+            "broadcast_object": lambda root: sdp.broadcast_object(1, root),
+            "broadcast_variables": lambda root: sdp.broadcast_variables([one], root),
+        }.items():
+            with pytest.raises(
+                (TypeError, ValueError), match=rf"^\[smdp\] {name}: root_rank (is|=).*allowed:"
+            ):
+                call(root)
     with pytest.raises(TypeError, match=r"rank \d: alltoall got splits of float32; it takes integers"):
         sdp.alltoall(tf.ones(2), [1.0, 1.0])
     with pytest.raises(TypeError, match=r"DistributedGradientTape takes a tf.GradientTape; this is NoneType"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,6 +76,38 @@ def check_gradients_of_gradients() -> None:
             return tape.gradient(total, scale)
 
         np.testing.assert_allclose(second(), 2 * 6 * 2 * (sdp.rank() + 1), rtol=1e-6)
+
+
+def check_whole_functions() -> None:
+    """A call without a result may be all that a function does, and the last thing in a branch of it."""
+    rank, variable = sdp.rank(), tf.Variable([1.0 + sdp.rank()])
+    sdp.barrier()
+    if rank == 1:
+        time.sleep(1.0)
+    start = time.monotonic()
+    assert tf.function(sdp.barrier)() is None
+    waited = time.monotonic() - start
+    assert rank == 1 or waited > 0.5, waited
+    assert tf.function(sdp.broadcast_variables)([variable], 1) is None
+    assert variable.numpy() == [2.0]
+
+    @tf.function
+    def branches(is_used):
+        if is_used:
+            variable.assign([3.0 + rank])
+            sdp.broadcast_variables([variable], 1)
+        else:
+            sdp.barrier()
+
+    branches(tf.constant(False))
+    assert variable.numpy() == [2.0]
+    branches(tf.constant(True))
+    assert variable.numpy() == [4.0]
+
+
+@pytest.mark.parametrize("ops", ["native", "python"])
+def test_whole_functions(ops: str) -> None:
+    run(check_whole_functions, 2, env={"SMDP_TENSORFLOW_OPS": ops})
 
 
 @pytest.mark.parametrize("ops", ["native", "python"])

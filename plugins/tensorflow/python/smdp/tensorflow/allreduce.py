@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.tensorflow.arguments import bytes_of, scale_of
 from smdp.tensorflow.collectives import reduce_tensor, scaled
 from smdp.tensorflow.compression import Compression, Compressor, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
@@ -91,6 +92,10 @@ def allreduce(
         ignore_name_scope: Not used.
         group: Default: all ranks.
         process_set: Another name for group.
+
+    Raises:
+        TypeError: There is no tensor, or one that cannot be sent; or a factor is no number.
+        ValueError: A value that is not allowed.
     """
     value = grad if grad is not None else tensor
     if value is None:
@@ -100,15 +105,15 @@ def allreduce(
     if param_index is not None and num_params is not None and not 0 <= param_index < num_params:
         raise ValueError(f"[smdp] allreduce: param_index is {param_index}; allowed: 0 to {num_params - 1}.")
     kind = _kind(op, average)
+    before, after = _scales(prescale_factor, postscale_factor)
     members = group_of(group, process_set)
     if isinstance(value, tf.IndexedSlices):
-        slices = _scaled_slices(value, prescale_factor)
-        return _scaled_slices(reduce_slices(slices, kind, members), postscale_factor)
+        return _scaled_slices(reduce_slices(_scaled_slices(value, before), kind, members), after)
     value = tensor_of(value, "allreduce")
     wire = compressor(compression)
     wide = widened(value, kind)
-    small, dtype = wire.compress(scaled(wide, prescale_factor))
-    reduced = scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), postscale_factor)
+    small, dtype = wire.compress(scaled(wide, before))
+    reduced = scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), after)
     return reduced if wide is value else tf.cast(reduced, value.dtype)
 
 
@@ -136,19 +141,19 @@ def grouped_allreduce(
         MismatchError: In eager code, on all ranks: the lists differ.
     """
     kind = _kind(op, average)
+    before, after = _scales(prescale_factor, postscale_factor)
     members = group_of(group, process_set)
     wire = _without_memory(compressor(compression))
     values = [t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce") for t in tensors]
     if tf.executing_eagerly():
         # No reducer, which takes long to make: any call may have other shapes.
-        if len(values) > 1:
-            check_same("grouped_allreduce", "tensor", values, members, "Give all ranks' lists in one order.")
+        check_same("grouped_allreduce", "tensor", values, members, "Give all ranks' lists in one order.")
         single = functools.partial(
             allreduce,
             compression=wire,
             op=kind,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            prescale_factor=before,
+            postscale_factor=after,
             group=members,
         )
         return join_small(values, single)
@@ -158,8 +163,8 @@ def grouped_allreduce(
         [f"tensor {i}" for i in range(len(values))],
         op=kind,
         compression=wire,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
+        prescale_factor=before,
+        postscale_factor=after,
         group=members,
     )
 
@@ -174,23 +179,22 @@ def reduce_all(
     prescale_factor: float,
     postscale_factor: float,
     group: Any,
-    bucket_cap_mb: float = BUCKET_CAP_MB,
+    buffer_bytes: int = bytes_of(BUCKET_CAP_MB),
 ) -> list[Any]:
     """All values over all ranks: what the reducer takes through it, the others one by one; None stays."""
     # To the reducer the factor 0 stands for the mean.
     factor = prescale_factor * postscale_factor
     by_reducer = op in (ReduceOp.SUM, ReduceOp.AVERAGE) and factor != 0
-    results = list(values)
-    if by_reducer:
-        results = reduce_gradients(
-            values,
-            sources,
-            names,
-            group=group,
-            compression=compression,
-            factor=factor_of(op, factor, group.size),
-            bucket_cap_mb=bucket_cap_mb,
-        )
+    results = reduce_gradients(
+        values,
+        sources,
+        names,
+        group=group,
+        compression=compression,
+        factor=factor_of(op, factor, group.size) if by_reducer else 1.0,
+        buffer_bytes=buffer_bytes,
+        otherwise="" if by_reducer else f"{op.name} times {factor:g} of ",
+    )
     before: list[Any] = []
     for index, value in enumerate(values):
         if value is None or (by_reducer and can_reduce(value)):
@@ -228,6 +232,10 @@ def oob_allreduce(
     if is_mean and value.dtype.is_integer and not tf.is_tensor(tensor) and not hasattr(tensor, "dtype"):
         value = tf.cast(value, tf.float32)
     return allreduce(value, compression=compression, op=op, group=group, process_set=process_set)
+
+
+def _scales(prescale_factor: Any, postscale_factor: Any) -> tuple[float, float]:
+    return scale_of("prescale_factor", prescale_factor), scale_of("postscale_factor", postscale_factor)
 
 
 def _kind(op: Any, average: bool | None) -> ReduceOp:

@@ -9,13 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.tensorflow.arguments import root_of, scale_of
 from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.differentiation import gradient_of
 from smdp.tensorflow.groups import by_id, group_of, tensor_of, token_of
 from smdp.tensorflow.integers import as_signed, widened
 from smdp.tensorflow.library import ops
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
-from smdp.tensorflow.tracing import no_autograph
+from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 
 
 def all_reduce(tensor: Any, number: int, op: ReduceOp) -> Any:
@@ -60,14 +61,20 @@ def broadcast(
     *,
     group: Any = None,
 ) -> Any:
-    """The root's tensor, on every rank; all must have the same shape and dtype."""
-    return broadcast_labeled(tensor, root_rank, group_of(group, process_set), name=name)
+    """The root's tensor, on every rank; all must have the same shape and dtype.
+
+    Raises:
+        TypeError: The tensor cannot be sent, or root_rank is no integer.
+        ValueError: There is no such rank.
+    """
+    members = group_of(group, process_set)
+    return broadcast_labeled(tensor, root_of("broadcast", root_rank, members), members, name=name)
 
 
 def broadcast_labeled(
     tensor: Any, root_rank: int, group: Any, label: str = "", name: str | None = None
 ) -> Any:
-    """The same; the label says what it is, in errors."""
+    """The same from a root that has been checked; the label says what it is, in errors."""
     if tf.executing_eagerly() and label:
         # Not to the op: TensorFlow would keep a kernel for each label.
         try:
@@ -75,8 +82,6 @@ def broadcast_labeled(
         except tf.errors.OpError as error:
             text = f"{error.message} Here it was {label}."
             raise type(error)(error.node_def, error.op, text) from error
-    if not 0 <= root_rank < group.size:
-        raise ValueError(f"[smdp] broadcast: root_rank is {root_rank}; allowed: 0 to {group.size - 1}.")
     tensor = tensor_of(tensor, "broadcast")
     with tf.device("CPU:0"):
         return ops.smdp_broadcast(
@@ -167,17 +172,19 @@ def reducescatter(
 
     Arguments as in allreduce, in Horovod's order.
     """
+    before = scale_of("prescale_factor", prescale_factor)
+    after = scale_of("postscale_factor", postscale_factor)
     group = group_of(group, process_set)
     wire = compressor(compression)
     tensor = tensor_of(tensor, "reducescatter")
     wide = widened(tensor, reduce_op(op))
-    small, dtype = wire.compress(scaled(wide, prescale_factor))
+    small, dtype = wire.compress(scaled(wide, before))
     sent, kind, of_result = as_signed(small, reduce_op(op), group.size)
     with tf.device("CPU:0"):
         part = ops.smdp_reducescatter(
             tensor=sent, token=token_of(group.core.id), group=group.core.id, op=int(kind), name=name
         )
-    part = scaled(wire.decompress(of_result(part), dtype), postscale_factor)
+    part = scaled(wire.decompress(of_result(part), dtype), after)
     if wide is not tensor:
         part = tf.cast(part, tensor.dtype)
     if not tf.executing_eagerly() and tensor.shape.rank:
@@ -187,10 +194,14 @@ def reducescatter(
 
 @no_autograph
 def barrier(*, group: Any = None, process_set: Any = None) -> Any:
-    """Waits until all ranks have called it."""
+    """Waits until all ranks have called it.
+
+    Returns:
+        None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
+    """
     with tf.device("CPU:0"):
         number = group_of(group, process_set).core.id
-        return ops.smdp_barrier(token=token_of(number), group=number)
+        return only_to_be_run(ops.smdp_barrier(token=token_of(number), group=number))
 
 
 def _rank_in(op: Any) -> tuple[int, int]:

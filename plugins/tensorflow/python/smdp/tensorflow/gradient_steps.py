@@ -76,20 +76,22 @@ def reduce_gradients(
     group: Any,
     compression: Compressor,
     factor: float,
-    bucket_cap_mb: float = BUCKET_CAP_MB,
+    buffer_bytes: int,
+    otherwise: str = "",
 ) -> list[Any]:
     """The sum of each gradient over all ranks, times ``factor``; 0 stands for the mean, which is cheapest.
 
     What cannot be reduced this way, see can_reduce, comes back as it is; but the whole list is compared
     between the ranks when it is new: kinds, shapes and dtypes, in this order. Names are for messages.
+    ``otherwise``: what is done with all of them instead, which is compared as well.
     """
     if not gradients:
         return []
-    found = _find_or_make(gradients, sources, names, group, compression, factor, bucket_cap_mb)
+    found = _find_or_make(gradients, sources, names, group, compression, factor, buffer_bytes, otherwise)
     number, scale = group.core.id, factor or 1 / group.size
     own = [i for i, gradient in enumerate(gradients) if can_reduce(gradient)]
     results = list(gradients)
-    if not own:
+    if not own or otherwise:
         return results
     # For the gradients of these gradients.
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -168,7 +170,7 @@ def _together(gradients: Sequence[Any]) -> list[list[int]]:
     return [[i] for i in range(len(gradients)) if i not in set(small)] + ([small] if small else [])
 
 
-def _describe(gradient: Any, source: Any) -> tuple[int, int, str]:
+def _describe(gradient: Any, source: Any, otherwise: str) -> tuple[int, int, str]:
     """Elements, dtype and shape as text, for the core; what has no shape of its own has the variable's."""
     of = f" of a variable {source.shape}" if hasattr(source, "assign") else ""
     if gradient is None:
@@ -176,9 +178,10 @@ def _describe(gradient: Any, source: Any) -> tuple[int, int, str]:
     if isinstance(gradient, tf.IndexedSlices):
         row = gradient.values.shape[1:]  # the slices' own shape is unknown without dense_shape
         shape = "" if row.rank is None else row.as_list()
-        return 0, int(DType.FLOAT32), f" (IndexedSlices of {gradient.dtype.name}{shape}{of})"
-    if not can_reduce(gradient):
-        return 0, int(DType.FLOAT32), f" ({gradient.dtype.name}{gradient.shape})"
+        return 0, int(DType.FLOAT32), f" ({otherwise}IndexedSlices of {gradient.dtype.name}{shape}{of})"
+    if otherwise or not can_reduce(gradient):
+        shape = "" if gradient.shape.rank is None else gradient.shape.as_list()
+        return 0, int(DType.FLOAT32), f" ({otherwise}{gradient.dtype.name}{shape})"
     dtype = DType[gradient.dtype.name.upper()]
     return gradient.shape.num_elements(), int(dtype), str(list(gradient.shape))
 
@@ -209,10 +212,11 @@ def _find_or_make(
     group: Any,
     compression: Compressor,
     factor: float,
-    bucket_cap_mb: float,
+    buffer_bytes: int,
+    otherwise: str,
 ) -> _Steps:
-    described = tuple(map(_describe, gradients, sources))
-    options = compression.name, int(bucket_cap_mb * 1024 * 1024), factor
+    described = tuple(_describe(g, s, otherwise) for g, s in zip(gradients, sources, strict=True))
+    options = compression.name, buffer_bytes, factor
     serials = tuple(_serial(source) for source in sources)
     key = _Key(group.core.id, serials, tf.executing_eagerly(), described, options)
     found = _steps.pop(key, None)
@@ -231,12 +235,12 @@ def _find_or_make(
 def _make_core(
     group: Any, names: Sequence[str], described: Sequence[tuple[int, int, str]], options: tuple[Any, ...]
 ) -> Any:
+    listed = [(name, *one) for name, one in zip(names, described, strict=True)]
     if is_native:
-        listed = [(name, *one) for name, one in zip(names, described, strict=True)]
         return _core.GradientSteps(group.core, listed, *options)
-    # This one compares names, and TensorFlow's depend on what else a process has built.
-    numbered = [(f"variable {i}", *one) for i, one in enumerate(described)]
-    return _core.GradientReducer(group.core, numbered, *options)
+    compression, buffer_bytes, factor = options
+    # TensorFlow's names depend on what else a process has built.
+    return _core.GradientReducer(group.core, listed, compression, buffer_bytes, factor, compares_names=False)
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from smdp.tensorflow.allreduce import reduce_all
+from smdp.tensorflow.arguments import bytes_of, scale_of
 from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.groups import group_of, name_of
@@ -32,11 +33,9 @@ class Reduction:
         self._compression = compressor(compression)
         self._op = reduce_op(op)
         self._sparse_as_dense = sparse_as_dense
-        self._prescale = prescale_factor
-        self._postscale = postscale_factor
-        if bucket_cap_mb <= 0:
-            raise ValueError(f"[smdp] bucket_cap_mb is {bucket_cap_mb}; it must be larger than 0.")
-        self._bucket_cap_mb = bucket_cap_mb
+        self._prescale = scale_of("prescale_factor", prescale_factor)
+        self._postscale = scale_of("postscale_factor", postscale_factor)
+        self._buffer_bytes = bytes_of(bucket_cap_mb)
         self.group = group_of(group, process_set)
 
     def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
@@ -58,7 +57,7 @@ class Reduction:
             prescale_factor=self._prescale,
             postscale_factor=self._postscale,
             group=self.group,
-            bucket_cap_mb=self._bucket_cap_mb,
+            buffer_bytes=self._buffer_bytes,
         )
 
     def _densified(self, gradient: Any, source: Any) -> Any:
@@ -101,7 +100,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         group: Default: all ranks.
 
     Raises:
-        TypeError: gradtape is no tape.
+        TypeError: gradtape is no tape, or a factor or bucket_cap_mb is no number.
+        ValueError: A value that is not allowed.
     """
 
     def __init__(

@@ -39,14 +39,14 @@ def check_same(
         MismatchError: On all ranks: they differ.
     """
     forms = [f"{tf.as_dtype(one.dtype).name}{_shape_of(one)}" for one in values]
-    number = int.from_bytes(hashlib.sha256(repr((int(root_rank), forms)).encode()).digest()[:7], "big")
+    number = int.from_bytes(hashlib.sha256(repr((root_rank, forms)).encode()).digest()[:7], "big")
     with tf.device("CPU:0"):
         both = tf.constant([number, -number], tf.int64)
     largest, smallest = reduce_tensor(both, ReduceOp.MAX, group).numpy()
     if largest == -smallest:
         return
     own = [_Entry(name_of(one), form) for one, form in zip(values, forms, strict=True)]
-    roots, lists = zip(*allgather_object((int(root_rank), own), group=group), strict=True)
+    roots, lists = zip(*allgather_object((root_rank, own), group=group), strict=True)
     for rank, theirs in enumerate(lists):
         for index in range(max(len(theirs), len(lists[0]))):
             here, there = (one[index] if index < len(one) else None for one in (theirs, lists[0]))

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from smdp._pickling import dumps
+from smdp.tensorflow.arguments import root_of
 from smdp.tensorflow.collectives import allgather, broadcast
 from smdp.tensorflow.groups import group_of
 
@@ -25,9 +26,12 @@ def broadcast_object(
     """The root's object, on every rank. It is pickled: ranks must trust each other, as they do anyway.
 
     Raises:
+        TypeError: root_rank is no integer.
+        ValueError: There is no such rank.
         RuntimeError: In a function that is being traced: only tensors can be its results.
     """
     members = _only_eager("broadcast_object", group_of(group, process_set))
+    root_rank = root_of("broadcast_object", root_rank, members)
     data = _pickled(obj) if members.rank == root_rank else np.zeros(0, np.uint8)
     length = int(broadcast(tf.constant([len(data)], tf.int64), root_rank, group=members)[0])
     if members.rank != root_rank:

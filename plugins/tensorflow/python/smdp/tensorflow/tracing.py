@@ -16,6 +16,16 @@ def no_autograph(function: _Function) -> _Function:
     return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
+def only_to_be_run(operation: Any) -> Any:
+    """What a call without a result returns: the operation where a session must be asked to run it, else None.
+
+    In a function TensorFlow runs it in the order of the program, and lets none return an operation.
+    """
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return None
+    return operation
+
+
 def refuse_xla() -> None:
     """Stops the trace of a function that XLA would compile, which would fail later and less clearly.
 

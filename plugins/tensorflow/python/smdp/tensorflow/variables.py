@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.tensorflow.arguments import root_of
 from smdp.tensorflow.collectives import broadcast_labeled
 from smdp.tensorflow.groups import group_of, name_of, tensor_of
 from smdp.tensorflow.lists import check_same
-from smdp.tensorflow.tracing import no_autograph
+from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 
 _CURE = "Build the same model on all ranks, and call this after it is built."
 
@@ -34,21 +35,24 @@ def broadcast_variables(
         group: Default: all ranks.
 
     Returns:
-        None in eager code; in a graph the operation that does it, which a session of TensorFlow 1 must run.
+        None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
 
     Raises:
+        TypeError: A variable cannot be sent, or root_rank is no integer.
+        ValueError: There is no such rank.
         MismatchError: In eager code, on all ranks, before anything is sent: the lists or the roots differ.
     """
     members = group_of(group, process_set)
+    root = root_of("broadcast_variables", root_rank, members)
     variables = list(variables)
     if tf.executing_eagerly():
-        check_same("broadcast_variables", "variable", variables, members, _CURE, root_rank)
+        check_same("broadcast_variables", "variable", variables, members, _CURE, root)
     sent: list[Any] = []
     assigned = []
     for variable in variables:
         # A graph of TensorFlow 1 has no order but this; ranks would send different variables first.
         with tf.control_dependencies(sent[-1:]):
             value = tensor_of(variable, "broadcast_variables")
-            sent.append(broadcast_labeled(value, root_rank, members, f"variable {name_of(variable)!r}"))
+            sent.append(broadcast_labeled(value, root, members, f"variable {name_of(variable)!r}"))
         assigned.append(variable.assign(sent[-1]))
-    return None if tf.executing_eagerly() else tf.group(*assigned)
+    return None if tf.executing_eagerly() else only_to_be_run(tf.group(*assigned))
