@@ -6,11 +6,13 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow_spawn import run
 
 import smdp.tensorflow as sdp
+from smdp.tensorflow.library import is_keras_3
 
 
 def step_function(variable: tf.Variable):
@@ -71,6 +73,35 @@ def check_after_shutdown() -> None:
         step(tf.constant(1.0))
 
 
+def check_another_world() -> None:
+    """What was traced in the old one raises, also where Python makes the ops; an optimizer goes on."""
+    variable = tf.Variable(tf.ones(10))
+    step, sums = step_function(variable), tf.function(lambda: sdp.allreduce(tf.ones(3), op=sdp.Sum))
+    optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0)) if is_keras_3 else None
+
+    def apply() -> None:
+        if optimizer is not None:
+            optimizer.apply([tf.fill([10], 1.0 + sdp.rank())], [variable])
+
+    def use() -> None:
+        step(tf.constant(1.0))
+        sums()
+        apply()
+
+    use()
+    sdp.shutdown()
+    for _ in range(2):  # before init() and after it
+        for call in (lambda: step(tf.constant(1.0)), sums):
+            with pytest.raises(tf.errors.OpError, match=r"\[smdp\] .*(was shut down|are gone|is gone)"):
+                call()
+        sdp.init(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    before = variable.numpy()
+    apply()
+    assert optimizer is None or np.array_equal(before - variable.numpy(), np.full(10, 1.5, "float32"))
+    mean, total = step_function(variable)(tf.constant(1.0 + sdp.rank())), tf.function(sums.python_function)()
+    assert mean.numpy().tolist() == [1.5] * 10 and total.numpy().tolist() == [2.0] * 3
+
+
 def test_killed() -> None:
     run(check_killed, 3, exits={1: -signal.SIGKILL})
 
@@ -85,3 +116,8 @@ def test_stopped() -> None:
 
 def test_after_shutdown() -> None:
     run(check_after_shutdown, 2)
+
+
+@pytest.mark.parametrize("ops", ["native", "python"])
+def test_another_world(ops: str) -> None:
+    run(check_another_world, 2, env={"SMDP_TENSORFLOW_OPS": ops})

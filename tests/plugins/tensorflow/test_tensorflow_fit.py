@@ -10,6 +10,7 @@ from test_tensorflow_keras import data, mine, model, needs_keras_3, weights
 
 import smdp
 import smdp.tensorflow as sdp
+from smdp.tensorflow.keras import callbacks
 
 keras = tf.keras
 
@@ -99,6 +100,38 @@ def check_tape_of_a_part() -> None:
     for run_it in (step, tf.function(step)):
         for _ in range(3):
             np.testing.assert_allclose(run_it(tf.constant(rank + 1.0)), [expected] * 3)
+
+
+def check_strategy_in_a_rank() -> None:
+    """Two ranks of two devices each are as one process with the global batch."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x, y = data()
+    for make in (lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.01)):
+        alone = model()
+        alone.compile(make(), "mse")
+        alone.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+        with strategy.scope():
+            net, optimizer = model(seed=1 + sdp.rank()), sdp.DistributedOptimizer(make())
+            net.compile(optimizer, "mse")
+        sdp.broadcast_variables(net.variables, 0)
+        given = [callbacks.BroadcastGlobalVariablesCallback(), callbacks.MetricAverageCallback()]
+        rows, targets, batch = mine(x), mine(y), 16 // sdp.size()
+        net.fit(rows, targets, batch_size=batch, epochs=3, shuffle=False, verbose=0, callbacks=given)
+        for a, b in zip(weights(net), weights(alone), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+    norm = sdp.SyncBatchNormalization()
+    norm.build((None, 8))
+    with pytest.raises(
+        ValueError, match=r"rank \d of 2: SyncBatchNormalization is in a strategy of 2 replicas"
+    ):
+        strategy.run(lambda: norm(x, training=True))
+
+
+@needs_keras_3
+def test_strategy_in_a_rank() -> None:
+    run(check_strategy_in_a_rank, 2)
 
 
 @needs_keras_3

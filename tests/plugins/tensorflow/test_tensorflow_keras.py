@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import tensorflow as tf
 from tensorflow_spawn import run
 
+import smdp
 import smdp.tensorflow as sdp
+import smdp.tensorflow.keras as sdp_keras
 from smdp.tensorflow.keras import callbacks
 
 keras = tf.keras
@@ -84,6 +87,82 @@ def check_fit() -> None:
         sdp.DistributedOptimizer(wrapped)
     with pytest.raises(TypeError, match="takes an optimizer of Keras 3; this is Sequential"):
         sdp.DistributedOptimizer(ours)
+
+
+def check_training_apart() -> None:
+    """A loaded model's optimizer is not distributed, which is told once; not of one by our load_model()."""
+    x, y = data()
+    net = model()
+    net.compile(sdp.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    path = FOLDER / f"apart{sdp.rank()}.keras"
+    net.save(path)
+
+    def told(net: keras.Model) -> list[str]:
+        given = [
+            callbacks.BroadcastGlobalVariablesCallback(),
+            callbacks.MetricAverageCallback(),
+            callbacks.CommitStateCallback(FOLDER / f"apart{sdp.rank()}"),
+        ]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                net.fit(mine(x), mine(y), verbose=0, callbacks=given)
+        return [str(one.message) for one in caught if "is not distributed" in str(one.message)]
+
+    (text,) = told(keras.models.load_model(path))
+    assert text.startswith(f"[smdp] rank {sdp.rank()} of 2: fit() has the optimizer SGD,"), text
+    loaded = sdp_keras.load_model(path)
+    assert told(loaded) == [] == told(net)
+    bits = [one.tobytes() for one in weights(loaded)]
+    assert sdp.allgather_object(bits) == [bits, bits]
+
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.layer(x)
+
+        def train_step(self, data):
+            with sdp.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = self.compute_loss(x=data[0], y=data[1], y_pred=self(data[0]))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    own = Own()
+    own.compile(keras.optimizers.SGD(0.1), "mse")
+    own.build((None, 8))
+    assert told(own) == []
+
+
+def check_names() -> None:
+    """What scripts call of horovod.tensorflow.keras."""
+    rank, x = sdp_keras.rank(), tf.constant([1.0, 2.0])
+    assert sdp_keras.is_initialized() and sdp_keras.size() == 2
+    assert float(sdp_keras.allreduce(value=float(rank), name="one")) == 0.5
+    assert sdp_keras.allreduce(x, "two", op=sdp_keras.Sum).numpy().tolist() == [2, 4]
+    assert sdp_keras.allreduce(x, average=False, prescale_factor=2.0).numpy().tolist() == [4, 8]
+    assert int(sdp_keras.allreduce(value=rank, op=sdp_keras.Max)) == 1
+    assert int(sdp_keras.allreduce(value=rank, op=sdp_keras.Min)) == 0
+    assert sdp_keras.reducescatter(x, name="three", op=sdp_keras.Sum).numpy().tolist() == [2.0 * (1 + rank)]
+    assert sdp_keras.reducescatter(x).numpy().tolist() == [1.0 + rank]
+    assert sdp_keras.allgather(value=[rank], name="four").numpy().tolist() == [0, 1]
+    assert sdp_keras.broadcast(value=[rank], root_rank=1, name="five").numpy().tolist() == [1]
+    alone = smdp.world().split(rank)
+    assert sdp_keras.allreduce([rank], group=alone).numpy().tolist() == [rank]
+    net = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    commit = callbacks.CommitStateCallback(FOLDER / "uncompiled")
+    with pytest.raises(ValueError, match=r"restore\(\) needs a model with an optimizer: call model\.compile"):
+        commit.restore(net)
+    net.compile(keras.optimizers.SGD(0.1), "mse")
+    for root in ("0", 2):
+        wrong = callbacks.BroadcastGlobalVariablesCallback(root)
+        with pytest.raises(
+            (TypeError, ValueError), match=r"BroadcastGlobalVariablesCallback: root_rank (is|=)"
+        ):
+            net.fit(*data(), verbose=0, callbacks=[wrong])
 
 
 def check_dropout_stays_each_ranks_own() -> None:
@@ -322,6 +401,15 @@ def check_keras_2() -> None:
 def test_fit() -> None:
     run(check_fit, 2)
     run(check_dropout_stays_each_ranks_own, 2)
+
+
+@needs_keras_3
+def test_training_apart() -> None:
+    run(check_training_apart, 2)
+
+
+def test_names() -> None:
+    run(check_names, 2)
 
 
 @needs_keras_3

@@ -25,7 +25,7 @@ _SMALL_BYTES = 256 << 10
 _MOST_EAGER = 8
 
 
-@dataclass
+@dataclass(eq=False)
 class _Steps:
     """A reducer, and the token that orders its steps."""
 
@@ -136,9 +136,20 @@ def _for_totals(number: int) -> Any:
 def _through_python(
     found: _Steps, indices: Sequence[int], gradients: Sequence[Any], number: int, scale: float, totals: Any
 ) -> Any:
+    kept = weakref.ref(found)  # a traced function holds this, and must not keep what forget_all() closes
+
+    def core() -> Any:
+        steps = kept()
+        if steps is None:
+            raise LookupError(
+                "[smdp] the gradients that this op was made for are gone: smdp was shut down, or their"
+                " variables are gone."
+            )
+        return steps.core
+
     @tf.custom_gradient
     def call(*values: Any) -> Any:
-        means = python_ops.reduce_gradients(found.core, found.token.handle, indices, values)
+        means = python_ops.reduce_gradients(core, found.token.handle, indices, values)
         return means, lambda *upper: _sums(number, scale, upper, totals)
 
     with tf.device("CPU:0"):

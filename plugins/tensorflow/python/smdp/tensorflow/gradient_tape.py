@@ -13,7 +13,7 @@ from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.groups import group_of, name_of
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
-from smdp.tensorflow.tracing import no_autograph, refuse_xla
+from smdp.tensorflow.tracing import no_autograph
 
 
 class Reduction:
@@ -36,14 +36,20 @@ class Reduction:
         self._prescale = scale_of("prescale_factor", prescale_factor)
         self._postscale = scale_of("postscale_factor", postscale_factor)
         self._buffer_bytes = bytes_of(bucket_cap_mb)
-        self.group = group_of(group, process_set)
+        self._group = group if group is not None else process_set
+        group_of(self._group)  # wrong ones are told now
+
+    @property
+    def group(self) -> Any:
+        """The one that was given, else the world, which after shutdown() and init() is another."""
+        return group_of(self._group)
 
     def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
-        refuse_xla()
+        group = self.group
         if len(gradients) != len(sources):
             raise ValueError(
-                f"[smdp] rank {self.group.rank}: {len(gradients)} gradients were given for {len(sources)}"
+                f"[smdp] rank {group.rank}: {len(gradients)} gradients were given for {len(sources)}"
                 " variables; there must be one for each. Give both lists in the same order, with None where a"
                 " variable has no gradient."
             )
@@ -56,7 +62,7 @@ class Reduction:
             compression=self._compression,
             prescale_factor=self._prescale,
             postscale_factor=self._postscale,
-            group=self.group,
+            group=group,
             buffer_bytes=self._buffer_bytes,
         )
 

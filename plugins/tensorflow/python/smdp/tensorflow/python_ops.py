@@ -126,11 +126,12 @@ def smdp_barrier(token: Any, group: int) -> Any:
 
 
 def reduce_gradients(
-    reducer: _core.GradientReducer, token: Any, indices: Sequence[int], gradients: Sequence[Any]
+    core: Callable[[], _core.GradientReducer], token: Any, indices: Sequence[int], gradients: Sequence[Any]
 ) -> list[Any]:
-    """The means of all gradients of a step, given with their places in the reducer's list."""
+    """The means of all gradients of a step, given with their places in the list of the reducer ``core()``."""
 
     def run(*values: Array) -> list[Array]:
+        reducer = core()
         means = [_copy(value) for value in values]
         for index, mean in zip(indices, means, strict=True):
             reducer.ready(index, view(mean, writes=True, what="a gradient").pointer)

@@ -27,6 +27,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Raises:
         TypeError: tf.keras is Keras 2.
+        ValueError: When it is called: a strategy of TensorFlow has several replicas in this rank.
     """
 
     def __init__(
@@ -42,6 +43,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         group = group_of(self._group)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                f"[smdp] rank {group.rank} of {group.size}: SyncBatchNormalization is in a strategy of"
+                f" {replicas} replicas, and would normalize over one of each rank. Start one rank for each"
+                " device, without a strategy, or use keras.layers.BatchNormalization(synchronized=True),"
+                " which normalizes over this rank's replicas."
+            )
         # In float32, as Keras does it: sums of squares lose too much in 16 bits.
         values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
         weights = tf.ones_like(values)

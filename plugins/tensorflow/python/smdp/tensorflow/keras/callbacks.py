@@ -15,6 +15,7 @@ import tensorflow as tf
 import smdp
 from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
+from smdp.tensorflow.arguments import root_of
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.objects import allgather_object, broadcast_object
 from smdp.tensorflow.tracing import leave_out_xla
@@ -40,6 +41,27 @@ def _shared_variables(model: Any) -> list[Any]:
     return [one for one in model.variables if getattr(one, "name", "") != "seed_generator_state"]
 
 
+def _warn_of_training_apart(model: Any, members: smdp.Group) -> None:
+    """Tells of an optimizer that applies this rank's gradients alone, as one of a loaded model does.
+
+    A train_step of the user's own may reduce them itself.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if members.size == 1 or optimizer is None or hasattr(optimizer, "_smdp_reduction"):
+        return
+    for name in ("train_step", "make_train_function"):
+        if name in vars(model) or getattr(type(model), name) is not getattr(tf.keras.Model, name):
+            return
+    warnings.warn(
+        f"[smdp] rank {members.rank} of {members.size}: fit() has the optimizer {type(optimizer).__name__},"
+        " which is not distributed, so that each rank trains a model of its own. Before fit() call"
+        " smdp.tensorflow.DistributedOptimizer(model.optimizer), also after load_model(), or load by"
+        " smdp.tensorflow.keras.load_model(). With Keras 2 use DistributedGradientTape in a train_step.",
+        RuntimeWarning,
+        stacklevel=1,  # one place, so Python shows it once, whichever callbacks there are
+    )
+
+
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Gives model and optimizer the root's values after the first batch, once all variables are there."""
 
@@ -61,6 +83,17 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         super().set_model(model)
         leave_out_xla(model)
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks the root, and warns of an optimizer that is not distributed.
+
+        Raises:
+            TypeError: root_rank is no integer.
+            ValueError: There is no such rank.
+        """
+        members = group_of(self._group)
+        root_of("BroadcastGlobalVariablesCallback", self._root, members)
+        _warn_of_training_apart(self.model, members)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Once."""
         if self._is_done:
@@ -80,6 +113,10 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, device: str = "", *, group: Any = None) -> None:
         super().__init__()
         self._group = group
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Warns of an optimizer that is not distributed."""
+        _warn_of_training_apart(self.model, group_of(self._group))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All metrics in one message."""
@@ -297,10 +334,18 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return self._writer
 
     def restore(self, model: Any) -> int:
-        """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with."""
+        """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with.
+
+        Raises:
+            ValueError: The model has no variables yet, or no optimizer.
+        """
         if not model.built:
             raise ValueError("[smdp] restore() needs a model with variables: call model.build(...) first.")
-        optimizer = model.optimizer
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is None:
+            raise ValueError(
+                "[smdp] restore() needs a model with an optimizer: call model.compile(...) first."
+            )
         if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy of Keras 2
             optimizer._create_all_weights(model.trainable_variables)
         elif not getattr(optimizer, "built", False):  # Keras 2 asks itself
@@ -316,7 +361,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return int(epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Watches SIGTERM."""
+        """Watches SIGTERM, and warns of an optimizer that is not distributed."""
+        _warn_of_training_apart(self.model, self._members)
         if not self._is_watching:
             return
         self._is_watching = can_watch()
