@@ -175,6 +175,18 @@ def check_dropout_stays_each_ranks_own() -> None:
     masks = sdp.allgather_object(dropout(tf.ones((8, 8)), training=True).numpy())
     assert not np.array_equal(*masks)
     assert all(np.array_equal(*sdp.allgather_object(one)) for one in weights(net))
+    commit = callbacks.CommitStateCallback(FOLDER / f"seeds{sdp.rank()}")
+    net.fit(x, y, verbose=0, callbacks=[commit])
+    seed = dropout.seed_generator.state
+    saved = sdp.allgather_object(seed.numpy().tolist())
+    assert saved[0] != saved[1]
+    # By all ranks; and by a world of rank 0 alone, which has its first rank's.
+    folder = FOLDER / "seeds0" if sdp.rank() == 0 else FOLDER / "none"
+    for group, expected in ((smdp.world(), saved[sdp.rank()]), (smdp.world().split(sdp.rank()), saved[0])):
+        seed.assign(tf.zeros_like(seed))
+        again = callbacks.CommitStateCallback(folder, group=group)
+        assert again.restore(net) == (1 if group.size == 2 or sdp.rank() == 0 else 0)
+        assert seed.numpy().tolist() == (expected if group.size == 2 or sdp.rank() == 0 else [0, 0])
 
 
 def check_optimizer_with_a_branch() -> None:

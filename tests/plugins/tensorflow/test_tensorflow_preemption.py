@@ -35,13 +35,12 @@ class Signalling(keras.callbacks.Callback):
 
 def train() -> None:
     """As docs/preemption.md has it."""
-    keras.utils.set_random_seed(1)
+    keras.utils.set_random_seed(1 + sdp.rank())
     x = tf.random.stateless_uniform([BATCHES * 4, 8], seed=[1, sdp.rank()])
     y = tf.random.stateless_uniform([BATCHES * 4, 2], seed=[2, sdp.rank()])
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    model = keras.Sequential(
-        [keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(2)]
-    )
+    layers = [keras.layers.Dense(16, "tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.layers.Input((8,)), *layers])
     model.compile(sdp.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", jit_compile=False)
     commit = callbacks.CommitStateCallback(Path(os.environ["KEPT"]))
     options = {"verbose": 0, "callbacks": [Signalling(), commit]}

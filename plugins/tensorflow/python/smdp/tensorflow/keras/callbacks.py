@@ -16,6 +16,7 @@ import smdp
 from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.arguments import root_of
+from smdp.tensorflow.collectives import allgather
 from smdp.tensorflow.groups import group_of
 from smdp.tensorflow.objects import allgather_object, broadcast_object
 from smdp.tensorflow.tracing import leave_out_xla
@@ -36,9 +37,17 @@ def _variables_of(optimizer: Any) -> list[Any]:
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
+def _is_seed(variable: Any) -> bool:
+    """Whether Keras 3 draws dropout from it: all ranks would have the same masks, were it shared."""
+    return getattr(variable, "name", "") == "seed_generator_state"
+
+
 def _shared_variables(model: Any) -> list[Any]:
-    """A model's, but what Keras 3 draws dropout from: all ranks would have the same masks."""
-    return [one for one in model.variables if getattr(one, "name", "") != "seed_generator_state"]
+    return [one for one in model.variables if not _is_seed(one)]
+
+
+def _seeds_of(model: Any) -> list[Any]:
+    return [one for one in model.variables if _is_seed(one)]
 
 
 def _warn_of_training_apart(model: Any, members: smdp.Group) -> None:
@@ -295,7 +304,8 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Saves model and optimizer after every epoch on rank 0, and goes on from there after a restart.
 
-    Give ``initial_epoch=callback.restore(model)`` to fit(): all ranks then start with the newest checkpoint's
+    All ranks need it, as rank 0 saves what each of them draws dropout from. Give
+    ``initial_epoch=callback.restore(model)`` to fit(): all ranks then start with the newest checkpoint's
     values, or with rank 0's if there is none. Once a rank got SIGTERM, it saves after the same batch of all,
     and exits with code 75 to ask for a restart; ``initial_batch`` then says how much of the epoch was done.
 
@@ -317,6 +327,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._writer: tf.train.CheckpointManager | None = None
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._batch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # By rank and place in the model; a checkpoint may have others.
+        self._seeds = tf.Variable(tf.zeros([0, 0, 0], tf.int64), trainable=False, shape=tf.TensorShape(None))
         self._running_epoch = 0
         self._initial_batch = 0
 
@@ -328,7 +340,11 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _checkpoints(self, model: Any) -> tf.train.CheckpointManager:
         if self._writer is None:
             checkpoint = tf.train.Checkpoint(
-                model=model, optimizer=model.optimizer, epoch=self._epoch, batch=self._batch
+                model=model,
+                optimizer=model.optimizer,
+                epoch=self._epoch,
+                batch=self._batch,
+                seeds=self._seeds,
             )
             self._writer = tf.train.CheckpointManager(checkpoint, self._directory, self._keep)
         return self._writer
@@ -356,8 +372,13 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 checkpoints.checkpoint.restore(checkpoints.latest_checkpoint).expect_partial()
         shared = [*_shared_variables(model), *_variables_of(model.optimizer)]
         broadcast_variables(shared, 0, group=self._members)
-        own = (int(self._epoch.numpy()), int(self._batch.numpy()))
-        epoch, self._initial_batch = broadcast_object(own, 0, group=self._members)
+        own = (int(self._epoch.numpy()), int(self._batch.numpy()), self._seeds.numpy())
+        epoch, self._initial_batch, saved = broadcast_object(own, 0, group=self._members)
+        seeds = _seeds_of(model)
+        # A rank that was not there has none, and keeps its own.
+        if self._members.rank < len(saved) and saved.shape[1] == len(seeds):
+            for seed, value in zip(seeds, saved[self._members.rank], strict=True):
+                seed.assign(tf.cast(value, seed.dtype))
         return int(epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -396,7 +417,13 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._commit(epoch + 1, 0)
 
     def _commit(self, epoch: int, batch: int) -> None:
+        seeds = _seeds_of(self.model)
+        if seeds:
+            own = np.array([[np.asarray(seed) for seed in seeds]], np.int64)
+            gathered = allgather(tf.constant(own), group=self._members)
         if self._members.rank == 0:
+            if seeds:
+                self._seeds.assign(gathered)
             self._epoch.assign(epoch)
             self._batch.assign(batch)
             self._checkpoints(self.model).save()
