@@ -133,8 +133,8 @@ class SMDP_API Group {
   // out is used on the root only.
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});
-  // The root, too, waits until the ranks of its host and the hosts below it have called it, so that it hears of a
-  // mismatch.
+  // The root, too, waits until the ranks of its host and one of each host below it have called it, so that it hears
+  // of a mismatch.
   Handle broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root, const Call& call = {});
   // out: one buffer per rank; counts may differ between ranks, but all ranks give the same list of counts. One shape is
   // that of each block.

@@ -148,11 +148,6 @@ void Engine::begin(Collective& collective) {
 }
 
 Task Engine::run(Collective& collective) {
-  const std::uint64_t sequence = collective.fingerprint.sequence;
-  std::size_t laggard = 0;
-  if (!board_.can_enter(sequence, laggard)) {
-    co_await until(board_.rank_of(laggard), [this, sequence, &laggard] { return board_.can_enter(sequence, laggard); });
-  }
   board_.enter(collective.fingerprint);
   for (const auto& link : links_) {
     if (link) link->enter(collective.fingerprint);

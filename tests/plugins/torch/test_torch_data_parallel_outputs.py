@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +63,9 @@ def penalises_in_any_order() -> None:
     slope()
     penalty.backward()
     assert is_averaged()
+    if dist.get_rank() == 0:  # what passes the wrapper by is nobody else's business, also after penalties
+        model.module(torch.ones(1, 4)).sum().backward()
+    dist.barrier()
 
 
 class Doubled(torch.autograd.Function):
@@ -107,7 +111,7 @@ class Hidden:
 
 
 class Two(nn.Module):
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
         self.kind = kind
         self.body, self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
@@ -132,6 +136,23 @@ def goes_back_twice() -> None:
         if kind is Out and dist.get_rank() == 0:
             model.module(torch.randn(2, 3)).first.sum().backward()
         dist.barrier()
+
+
+def goes_back_past_what_was_found() -> None:
+    """An object beside a tensor, or in an object."""
+
+    def deep(first: Tensor, second: Tensor) -> Any:
+        return Out(Out(first, second), second)  # type: ignore[arg-type]
+
+    for holder in (Out, Hidden, deep):
+        model = DistributedDataParallel(Two(lambda first, second, hold=holder: (first, hold(second, first))))
+        torch.manual_seed(dist.get_rank())
+        value, held = model(torch.randn(2, 3))
+        value.sum().backward(retain_graph=True)
+        model.zero_grad()
+        policy = held.first.first if holder is deep else held.first
+        policy.square().sum().backward()
+        assert torch.equal(*gathered(model.module.second.weight.grad))
 
 
 class Skipped(nn.Module):
@@ -171,6 +192,7 @@ CHECKS = [
     penalises_in_any_order,
     goes_back_for_some_alone,
     goes_back_twice,
+    goes_back_past_what_was_found,
     skips_the_model,
 ]
 

@@ -47,6 +47,11 @@ def check_all_gather() -> None:
     dist.all_gather(outputs, mine)
     for rank, output in enumerate(outputs):
         same(output, torch.full((rank + 1,), rank), "uneven all_gather")
+    # An input that is another rank's output, on all ranks but one.
+    outputs = [torch.full((3,), float(dist.get_rank())) for _ in range(dist.get_world_size())]
+    dist.all_gather(outputs, outputs[0])
+    for rank, output in enumerate(outputs):
+        same(output, torch.full((3,), float(rank)), "all_gather of an output")
 
 
 def check_all_to_all() -> None:

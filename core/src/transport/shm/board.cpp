@@ -13,30 +13,13 @@ Board::Board(std::shared_ptr<Segment> segment, const Members& members, std::vect
       eventfds_(std::move(eventfds)),
       size_(members.local_ranks().size()),
       me_(members.local_index),
-      verified_(size_, 0),
-      mine_(kFingerprints) {}
-
-bool Board::can_enter(std::uint64_t sequence, std::size_t& laggard) const {
-  for (std::size_t local = 0; local < size_; ++local) {
-    if (local != me_ && segment_->flags(local).entered.load() + 2 < sequence) {
-      laggard = local;
-      return false;
-    }
-  }
-  return true;
-}
+      met_(size_, 0) {}
 
 void Board::enter(const Fingerprint& fingerprint) {
-  sequence_ = fingerprint.sequence;
+  mine_ = fingerprint;
   RankFlags& flags = segment_->flags(me_);
-  if (sequence_ > 2) {
-    for (std::size_t local = 0; local < size_; ++local) {
-      if (local != me_ && verified_[local] + 2 < sequence_) verify(local, sequence_ - 2);
-    }
-  }
-  flags.fingerprints[sequence_ % kFingerprints] = fingerprint;
-  mine_[sequence_ % kFingerprints] = fingerprint;
-  flags.entered.store(sequence_);
+  flags.fingerprints[fingerprint.sequence % kFingerprints] = fingerprint;
+  flags.entered.store(fingerprint.sequence);
   ring_all();
 }
 
@@ -65,31 +48,19 @@ void Board::ring_all() {
 
 bool Board::is_produced(std::size_t local, std::size_t lane, std::uint64_t round) {
   const bool is_there = segment_->flags(local).produced[lane].load() >= round;
-  stalled_on(local);
-  if (!is_there) return false;
-  if (verified_[local] == sequence_) return true;
-  // If it is still in an operation before, that took more rounds there than here.
-  const std::uint64_t entered = segment_->flags(local).entered.load();
-  if (entered < sequence_) verify(local, entered);
-  return false;
+  return has_met(local) && is_there;
 }
 
-// Compares fingerprints once the peer has entered this operation. Never true: it throws or goes on waiting.
-bool Board::stalled_on(std::size_t local) {
-  if (verified_[local] != sequence_ && segment_->flags(local).entered.load() >= sequence_) {
-    // The operation before may have ended without a wait for this peer.
-    if (verified_[local] + 1 < sequence_) verify(local, sequence_ - 1);
-    verify(local, sequence_);
-    verified_[local] = sequence_;
+bool Board::has_met(std::size_t local) {
+  if (met_[local] == mine_.sequence) return true;
+  RankFlags& flags = segment_->flags(local);
+  if (flags.entered.load() < mine_.sequence) return false;
+  const Fingerprint& theirs = flags.fingerprints[mine_.sequence % kFingerprints];
+  if (!mine_.matches(theirs)) {
+    throw MismatchError(describe_mismatch(members_.tag(), mine_, members_.who(rank_of(local)), theirs));
   }
-  return false;
-}
-
-void Board::verify(std::size_t local, std::uint64_t sequence) const {
-  const Fingerprint& theirs = segment_->flags(local).fingerprints[sequence % kFingerprints];
-  const Fingerprint& own = mine_[sequence % kFingerprints];
-  if (own.matches(theirs)) return;
-  throw MismatchError(describe_mismatch(members_.tag(), own, members_.who(rank_of(local)), theirs));
+  met_[local] = mine_.sequence;
+  return true;
 }
 
 }  // namespace smdp

@@ -33,14 +33,11 @@ class Board {
   std::size_t me() const { return me_; }
   std::size_t slot_bytes() const { return segment_->slot_bytes(); }
 
-  // An operation begins. can_enter: no peer is more than two operations behind, which is how far fingerprints are kept.
-  // enter compares what the peers did two operations ago, so that even an operation in which this rank never waits
-  // for a peer is verified; throws MismatchError.
-  bool can_enter(std::uint64_t sequence, std::size_t& laggard) const;
+  // An operation begins. Every operation ends with met() for all peers, so none is ever more than one away.
   void enter(const Fingerprint& fingerprint);
 
   // What it entered last.
-  const Fingerprint& operation() const { return mine_[sequence_ % kFingerprints]; }
+  const Fingerprint& operation() const { return mine_; }
 
   // First of `count` new rounds.
   std::uint64_t take_rounds(std::size_t lane, std::uint64_t count) {
@@ -67,17 +64,19 @@ class Board {
   // seconds: from when all were there, for `chunks` slots of each rank that has as many.
   void record(SlotUse use, double seconds, std::size_t chunks);
 
-  // Awaitables. met: `local` has entered this operation, or one after it, and called the same. produced: it has
-  // published `round`. writable: it has read what round's slot held before.
+  // Awaitables; they throw MismatchError. met: `local` has entered this operation, or the next, and called the same.
+  // produced: it has published `round`. writable: it has read what round's slot held before.
   auto met(std::size_t local) {
-    return until(rank_of(local), [this, local] { return stalled_on(local) || verified_[local] == sequence_; });
+    return until(rank_of(local), [this, local] { return has_met(local); });
   }
   auto produced(std::size_t local, std::size_t lane, std::uint64_t round) {
     return until(rank_of(local), [this, local, lane, round] { return is_produced(local, lane, round); });
   }
   auto writable(std::size_t local, std::size_t lane, std::uint64_t round) {
     return until(rank_of(local), [this, local, lane, round] {
-      return segment_->flags(local).consumed[lane].load() + 2 >= round || stalled_on(local);
+      if (segment_->flags(local).consumed[lane].load() + 2 >= round) return true;
+      has_met(local);
+      return false;
     });
   }
 
@@ -86,8 +85,7 @@ class Board {
 
  private:
   bool is_produced(std::size_t local, std::size_t lane, std::uint64_t round);
-  bool stalled_on(std::size_t local);
-  void verify(std::size_t local, std::uint64_t sequence) const;
+  bool has_met(std::size_t local);
   void ring_all();
 
   std::shared_ptr<Segment> segment_;
@@ -95,11 +93,10 @@ class Board {
   std::vector<int> eventfds_;
   std::size_t size_;
   std::size_t me_;
-  std::uint64_t sequence_ = 0;
+  Fingerprint mine_;
   std::uint64_t next_round_[kLanes] = {1, 1};  // both slots are free at the start
-  std::vector<std::uint64_t> verified_;        // by local rank: last sequence compared
+  std::vector<std::uint64_t> met_;             // by local rank: last sequence compared
   Trials trials_[kSlotUses];                   // of local rank 0: the second way is past the caches
-  std::vector<Fingerprint> mine_;              // the last kFingerprints of this rank
 };
 
 }  // namespace smdp

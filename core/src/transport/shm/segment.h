@@ -16,8 +16,8 @@ namespace smdp {
 
 inline constexpr std::size_t kCacheLine = 128;  // two lines: the prefetcher pairs them
 inline constexpr std::size_t kLanes = 2;
-// A rank reads those of peers up to two operations behind it, while they may run on to two ahead: not one is lost.
-inline constexpr std::size_t kFingerprints = 8;
+// Ranks are at most one operation apart: what is compared is there still.
+inline constexpr std::size_t kFingerprints = 2;
 inline constexpr std::size_t kSlots = 2;  // per rank and lane
 inline constexpr std::size_t kSlotUses = 3;
 

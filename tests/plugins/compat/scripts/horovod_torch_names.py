@@ -394,6 +394,18 @@ thawed = torch.nn.Parameter(torch.ones(2))
 lonely.add_param_group({"params": [thawed]})
 (weight * thawed).sum().backward()
 refused(lonely.step, RuntimeError, "a parameter of shape [2] has a gradient that is not averaged")
+frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+idle = hvd.DistributedOptimizer(torch.optim.SGD([frozen], 1.0))
+frozen.requires_grad_()
+frozen.sum().backward()
+refused(idle.step, RuntimeError, "a parameter of shape [2] has a gradient that is not averaged")
+summed = torch.nn.Parameter(torch.zeros(1))
+total = hvd.DistributedOptimizer(torch.optim.SGD([summed], 1.0), op=hvd.Sum)
+summed.sum().backward()
+total.synchronize()
+total.synchronize()  # nothing new has come
+total.step()
+assert summed.item() == -size, summed
 # A batch that the other rank does not have.
 refused(lambda: hvd.join() if rank == 0 else hvd.allreduce(x), hvd.HorovodInternalError, "barrier")
 hvd.shutdown()

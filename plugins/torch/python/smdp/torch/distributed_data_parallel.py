@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
+from torch.utils._pytree import tree_leaves
 
 from smdp.torch.comm_hook import CommHook, comm_hook
 from smdp.torch.gradient_hooks import GradientHooks
@@ -292,10 +293,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._is_armed = self.require_backward_grad_sync
         if self._is_armed and not torch.compiler.is_compiling():
             # A second backward through this output counts, too; one through the module alone does not.
-            found = [tensor for tensor in _tensors_in(output) if tensor.grad_fn is not None]
+            tensors, is_all = _tensors_in(output)
+            found = [tensor for tensor in tensors if tensor.grad_fn is not None]
             for tensor in found:
                 tensor.register_hook(_arming(weakref.ref(self._hooks)))
-            self._is_visible = bool(found)
+            self._is_visible = is_all and bool(found)
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
@@ -304,9 +306,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._is_armed = self.require_forward_param_sync = self.require_backward_grad_sync
 
     def _disarm(self) -> None:
-        # Nobody tells of a second backward past the output: no tensor was found in it, or it is a gradient's.
-        passes_output = self._is_visible and not (self._hooks is not None and self._hooks.has_made_graph)
-        self._is_armed = self._is_armed and not passes_output
+        # Nobody tells of a second backward where not all tensors of the output were found.
+        self._is_armed = self._is_armed and not self._is_visible
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if self._hook_options is None:
@@ -326,16 +327,32 @@ def _check_group(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    """As torch looks for them, and among the attributes of an object of any other class."""
-    found = list(_find_tensors(output))
-    return found or list(_find_tensors(list(getattr(output, "__dict__", {}).values())))
+def _tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
+    """As torch looks for them, and in objects of other classes; and whether each of those has some."""
+    found = {id(tensor): tensor for tensor in _find_tensors(output)}
+    is_all = True
+    for leaf in tree_leaves(output):
+        if leaf is None or isinstance(leaf, (torch.Tensor, complex, float, int, str, bytes)):
+            continue
+        held = _tensors_of(leaf)
+        found.update({id(tensor): tensor for tensor in held})
+        is_all = is_all and bool(held)
+    return list(found.values()), is_all
 
 
-def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor], None]:
-    def arm(_: torch.Tensor) -> None:
-        if (found := hooks()) is not None:
-            found.arm()
+def _tensors_of(holder: Any, depth: int = 3) -> list[torch.Tensor]:
+    """Those that an object or what it holds has as attributes: distributions, caches of keys and values."""
+    held = tree_leaves(list(getattr(holder, "__dict__", {}).values()))
+    tensors = [one for one in held if isinstance(one, torch.Tensor)]
+    if depth > 1:
+        others = (one for one in held if not isinstance(one, (torch.Tensor, torch.nn.Module)))
+        tensors += [tensor for one in others for tensor in _tensors_of(one, depth - 1)]
+    return tensors
+
+
+def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    def arm(grad: torch.Tensor) -> torch.Tensor | None:
+        return None if (found := hooks()) is None else found.pass_on(grad)
 
     return arm
 

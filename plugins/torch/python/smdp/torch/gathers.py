@@ -53,7 +53,7 @@ class Gathers(Calls):
         self._check_gathered(outputs, source, "all_gather")
         dtype = common_dtype([source, *outputs])
         staging = Staging("all_gather")
-        host = staging.read(source)
+        host = staging.read(_apart(source, outputs, self._rank))
         targets = [staging.write(output) for output in outputs]
         staging.ready()
         self._sequence += 1
@@ -88,6 +88,7 @@ class Gathers(Calls):
             self._check_gathered(outputs, source, "all_gather_coalesced")
             dtype = common_dtype([source, *outputs])
             shapes = [output.shape for output in outputs]
+            source = _apart(source, outputs, self._rank)
             calls.append((staging.read(source), [staging.write(output) for output in outputs], dtype, shapes))
         staging.ready()
         self._sequence += 1
@@ -279,3 +280,20 @@ class Gathers(Calls):
             raise ValueError(
                 f"{call}: this rank sends {source.numel()} elements, output {self._rank} holds {own}"
             )
+
+
+def _apart(source: Tensor, outputs: list[Tensor], own: int) -> Tensor:
+    """Give a copy of an input that lies in another rank's output, where torch lets it lie."""
+    begin, end = _span(source)
+    for rank, output in enumerate(outputs):
+        first, last = _span(output)
+        if rank != own and first < end and begin < last:
+            return source.clone()
+    return source
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()

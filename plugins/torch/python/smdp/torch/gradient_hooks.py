@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
@@ -50,8 +50,6 @@ class GradientHooks:
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
-        has_made_graph: There was a backward with `create_graph=True`: of what it gave there may be another
-            one, which does not pass the model's output.
         parameters: Those whose gradients are averaged, by index.
         deferral: Who waits for the means instead of the end of backward; at first nobody.
     """
@@ -84,7 +82,7 @@ class GradientHooks:
         described = [(name, one.numel(), DTYPES[one.dtype], _shape_of(one)) for name, one in parameters]
         self._is_closed = False
         self.scale = 1.0
-        self.has_made_graph = False
+        self._marks: dict[torch.dtype, tuple[Tensor, Node]] = {}
         self.deferral: Deferral | None = None
         # What the core writes to: the gradients themselves, or copies of those that are not dense.
         self._dense: dict[int, Tensor] = {}
@@ -150,13 +148,31 @@ class GradientHooks:
             return
         self._backward = number
         self._root = torch._C._current_autograd_node()
-        self.has_made_graph = self.has_made_graph or torch.is_grad_enabled()
         Variable._execution_engine.queue_callback(self._end_backward)
+
+    def pass_on(self, grad: Tensor) -> Tensor | None:
+        """Arm at a gradient of the model's output.
+
+        With `create_graph=True` there may be a backward of what comes of it, which does not pass the output
+        (a gradient penalty): a leaf that the gradient is multiplied with, one, tells of that.
+        """
+        self.arm()
+        if not torch.is_grad_enabled():
+            return None
+        if grad.dtype not in self._marks:
+            leaf = torch.ones((), dtype=grad.dtype, requires_grad=True)
+            leaf.register_post_accumulate_grad_hook(_marked(weakref.ref(self)))
+            self._marks[grad.dtype] = (leaf, get_gradient_edge(leaf).node)
+        return grad * self._marks[grad.dtype][0]
+
+    def _is_past_output(self) -> bool:
+        """Whether the backward under way is one of gradients that passed the model's output."""
+        return any(torch._C._will_engine_execute_node(node) for _, node in self._marks.values())
 
     def take(self, index: int, parameter: Tensor) -> None:
         """Average a gradient that backward has just completed, if it is wanted."""
         if self._backward == _NONE:
-            if not self._is_wanted():
+            if not self._is_wanted() and not self._is_past_output():
                 return
             self.arm()
         if self.deferral is not None and not self._has_come:
@@ -304,6 +320,15 @@ def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], N
             found.take(index, parameter)
 
     return ready
+
+
+def _marked(hooks: weakref.ref[GradientHooks]) -> Callable[[Tensor], None]:
+    def marked(leaf: Tensor) -> None:
+        leaf.grad = None
+        if (found := hooks()) is not None:
+            found.arm()
+
+    return marked
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:

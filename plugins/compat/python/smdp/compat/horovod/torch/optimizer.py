@@ -113,7 +113,9 @@ class _DistributedOptimizer:
         self._compression = compression
         self._begin_step()
         self._hooks: GradientHooks | None = None
-        self._takes_part = bool(members.included() and parameters)
+        self._known = {id(parameter) for parameter in self._parameters}
+        self._is_member = members.included()
+        self._takes_part = bool(self._is_member and parameters)
         if not self._takes_part:
             return
         me = weakref.ref(self)
@@ -200,6 +202,8 @@ class _DistributedOptimizer:
         Raises:
             RuntimeError: There is a gradient that nobody averages.
         """
+        if self._is_synchronized:  # a second time: nothing has come since
+            return
         self._check_known()
         if self._takes_part and (self._pass == 0 or self._pass % self._passes):
             self._check_sum()
@@ -211,11 +215,10 @@ class _DistributedOptimizer:
         self._is_synchronized = True
 
     def _check_known(self) -> None:
-        known = {id(parameter) for parameter in self._parameters}
         for group in self.param_groups:  # type: ignore[attr-defined]
             for parameter in group["params"]:
                 is_trained = parameter.requires_grad and parameter.grad is not None
-                if self._takes_part and is_trained and id(parameter) not in known:
+                if self._is_member and is_trained and id(parameter) not in self._known:
                     raise RuntimeError(
                         f"[smdp] DistributedOptimizer: a parameter of shape {list(parameter.shape)} has a"
                         " gradient that is not averaged: it was added by add_param_group(), or frozen, when"
