@@ -70,7 +70,7 @@ TEST_P(Deadlock, BetweenACollectiveAndATrainingStep) {
         reducer.finish();
         reducer.wait();
       },
-      {"rank 0", "all_reduce #1 float32[8] SUM of group", "rank 1", "which", "it waits in all_reduce #", "gradients-0'",
+      {"rank 0", "all_reduce #1 float32[8] SUM of group", "which rank", "it waits in all_reduce #", "gradients-0'",
        "Neither can end before the other"});
 }
 
