@@ -347,8 +347,6 @@ def translated() -> Any:
         logging_steps=1,
         predict_with_generate=True,
         generation_max_length=6,
-        # T5 takes the number of tokens and does not divide by it: over gloo, too, its losses are doubled.
-        average_tokens_across_devices=False,
         save_strategy="no",
         report_to=[],
         seed=3,

@@ -19,6 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.training_args import ParallelMode
 
 from smdp.torch.input_wait import uncounted
+from smdp.transformers.loss_items import watched
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.preemption import PreemptionCallback, owes_evaluation, spare_workers
 
@@ -48,9 +49,17 @@ class _WithPlugins:
         self.plugins = _checked(plugins)
         self._made: torch.optim.Optimizer | None = None
         self._train_loader: DataLoader[Any] | None = None
+        self._is_wrapped_for_evaluation = False
         super().__init__(*args, **kwargs)
         trainer: Any = self
         callbacks = trainer.callback_handler.callbacks
+        # Who places the model takes means over its parts; a function for the loss gets the number itself.
+        self._is_loss_known = (
+            not self.plugins
+            or any(plugin.places_model for plugin in self.plugins)
+            or trainer.compute_loss_func is not None
+            or trainer.label_smoother is not None
+        )
         self._is_sparing = any(isinstance(one, PreemptionCallback) for one in callbacks)
         if not self._is_sparing and any(plugin.preemption for plugin in self.plugins):
             self._is_sparing = True
@@ -78,7 +87,19 @@ class _WithPlugins:
         trainer: Any = self
         if resume_from_checkpoint is True:
             resume_from_checkpoint = _newest_complete(trainer.args.output_dir) or True
+        self._unwrap_after_evaluation()
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _unwrap_after_evaluation(self) -> None:
+        # Accelerate takes a model that has been prepared to be evaluated for one that is ready to be trained,
+        # and wraps it no more: each rank would train by itself.
+        trainer: Any = self
+        if self._is_wrapped_for_evaluation:
+            self._is_wrapped_for_evaluation = False
+            trainer.model_wrapped = trainer.model
+            # Takes autocast off the model's forward.
+            trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False, keep_torch_compile=False)
+            vars(trainer.model).pop("_is_accelerate_prepared", None)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As the Trainer's."""
@@ -124,6 +145,23 @@ class _WithPlugins:
         for plugin in self.plugins:
             run = functools.partial(plugin.run_step, self, run)
         return run(model, inputs, num_items_in_batch)
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, which learns here whether the model divides its loss by the number of items."""
+        compute = functools.partial(super().compute_loss, model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if self._is_loss_known or kwargs.get("num_items_in_batch") is None:
+            return compute()
+        trainer: Any = self
+
+        def learn(divides: bool) -> None:
+            trainer.model_accepts_loss_kwargs = divides
+
+        # To keep the compiler's wrapper would mean to take torch's out of it.
+        inner = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
+        with watched(model, inner, learn):
+            loss = compute()
+        self._is_loss_known = True
+        return loss
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, with the model where plugins put it."""
@@ -262,6 +300,7 @@ def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args
     names = ("device_placement", "evaluation_mode")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     if options.get("evaluation_mode"):
+        trainer._is_wrapped_for_evaluation = trainer.model_wrapped is trainer.model
         return prepare(model, **options)
     return plugin.wrap_model(trainer, prepare, model, **options)
 
