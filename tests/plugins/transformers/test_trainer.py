@@ -20,6 +20,7 @@ from transformers_spawn import run
 import smdp.torch
 from smdp.transformers import (
     DataParallel,
+    ModelParallel,
     Plugin,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -475,3 +476,33 @@ def refused() -> Any:
 
 def test_refusals() -> None:
     assert run(refused, 2) == [True, True]
+
+
+def differing() -> Any:
+    """Told at once, on all ranks, instead of one of them waiting for the other to make a group."""
+    is_last = os.environ["RANK"] == "1"
+    args = lm.arguments(max_steps=1, ddp_backend=os.environ["BACKEND"])
+    for name, value in {
+        "algorithm": "ring",
+        "trace": "traces",
+        "preemption": False,
+        "topk_ratio": 0.5,
+    }.items():
+        shown = "..." if name == "trace" else value
+        told = rf"\[DataParallel\({name}={shown!r}\)\] on rank 1 of 2, but \[DataParallel\(\)\] on rank 0"
+        with pytest.raises(smdp.MismatchError, match=told):
+            lm.trainer(args, plugins=[DataParallel(**({name: value} if is_last else {}))])
+    with pytest.raises(smdp.MismatchError, match=r"\[\] on rank 1 of 2, but \[Counting\(\)\] on rank 0"):
+        lm.trainer(args, plugins=[] if is_last else [Counting()])
+    with pytest.raises(
+        smdp.MismatchError, match=r"\[ModelParallel\(stages=1\)\] on rank 1 .* \[ModelParallel\(\)\]"
+    ):
+        lm.trainer(args, plugins=[ModelParallel(stages=1 if is_last else 2)])
+    folder = os.path.join(lm.folder(), os.environ["RANK"])  # which may differ
+    lm.trainer(args, plugins=[DataParallel(trace=folder)]).train()
+    return True
+
+
+@pytest.mark.parametrize("backend", ["smdp", "gloo"])
+def test_plugins_that_differ(backend: str) -> None:
+    assert run(differing, 2, env={"BACKEND": backend}, timeout=60) == [True, True]

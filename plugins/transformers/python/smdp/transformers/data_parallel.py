@@ -19,7 +19,7 @@ from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
-from smdp.transformers.plugin import Plugin
+from smdp.transformers.plugin import Plugin, described_by
 from smdp.transformers.started_processes import check_started
 
 
@@ -82,6 +82,9 @@ class DataParallel(Plugin):
             "trace": trace is not None,
         }
         self.changed = [name for name, is_changed in given.items() if is_changed]
+        # Ranks may write their traces to different folders.
+        where = None if trace is None else "..."
+        self._agreed = {**self._options, "algorithm": algorithm, "trace": where, "preemption": preemption}
         self.preemption = preemption
         self._group: Any = None
         self._numbers = GradientNumbers()
@@ -91,6 +94,10 @@ class DataParallel(Plugin):
         if isinstance(other, DataParallel):
             return "there are two DataParallel; gradients can be averaged only once"
         return None
+
+    def described(self) -> str:
+        """Give its arguments."""
+        return described_by(self, self._agreed)
 
     def set_up(self, args: TrainingArguments) -> None:
         """Make a group over smdp, beside the default one where that is of another backend.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,10 @@ class Plugin:
     def conflict(self, other: Plugin) -> str | None:
         """Say why this plugin cannot work with another one of the list; None: it can."""
         return None
+
+    def described(self) -> str:
+        """Say what must be the same on all ranks; where one says something else, all fail at the start."""
+        return described_by(self, {})
 
     def set_up(self, args: TrainingArguments) -> None:
         """Check arguments and make process groups, before the Trainer makes its Accelerator."""
@@ -109,3 +114,10 @@ class Plugin:
     def report(self) -> dict[str, float]:
         """Give numbers for the Trainer's log, over the time since the last call."""
         return {}
+
+
+def described_by(plugin: Plugin, arguments: dict[str, Any]) -> str:
+    """Write a plugin as it was made, without the arguments that are as by default."""
+    parameters = inspect.signature(type(plugin)).parameters
+    changed = {name: value for name, value in arguments.items() if value != parameters[name].default}
+    return f"{type(plugin).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"

@@ -22,6 +22,7 @@ from smdp.torch.input_wait import uncounted
 from smdp.transformers.loss_items import watched
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.preemption import PreemptionCallback, owes_evaluation, spare_workers
+from smdp.transformers.same_plugins import check_same_plugins
 
 
 def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers.Trainer]:
@@ -68,6 +69,8 @@ class _WithPlugins:
     def create_accelerator_and_postprocess(self) -> None:
         """As the Trainer's; then plugins wrap what Accelerate would."""
         trainer: Any = self
+        if trainer.args.world_size > 1 and torch.distributed.is_initialized():
+            check_same_plugins(self.plugins)
         for plugin in self.plugins:
             plugin.set_up(trainer.args)
         super().create_accelerator_and_postprocess()  # type: ignore[misc]

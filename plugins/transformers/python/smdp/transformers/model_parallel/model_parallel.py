@@ -20,7 +20,7 @@ from smdp.transformers.model_parallel.arguments import check_arguments, check_ba
 from smdp.transformers.model_parallel.example_batch import example_batch, kept_random_state
 from smdp.transformers.model_parallel.optimizer import make_optimizer
 from smdp.transformers.model_parallel.step_times import StepTimes
-from smdp.transformers.plugin import Plugin
+from smdp.transformers.plugin import Plugin, described_by
 from smdp.transformers.started_processes import check_started
 
 # Random generators that have gone apart stay apart: a batch now and then finds them.
@@ -96,6 +96,10 @@ class ModelParallel(Plugin):
         self._batches = 0
         self._unread: Callable[[], None] | None = None
         self._times = StepTimes()
+
+    def described(self) -> str:
+        """Give its arguments, but for the example."""
+        return described_by(self, {**self._options, "preemption": self.preemption})
 
     @property
     def pipe(self) -> PipelinedModule | None:
