@@ -7,21 +7,20 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 
 from smdp.torch.input_wait import uncounted
 from smdp.transformers.loss_items import watched
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.preemption import PreemptionCallback, owes_evaluation, spare_workers
+from smdp.transformers.resumption import check_complete, newest_complete
 from smdp.transformers.same_plugins import check_same_plugins
 
 
@@ -86,10 +85,16 @@ class _WithPlugins:
             super()._move_model_to_device(model, device)  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; True means the newest checkpoint that was written to its end."""
+        """As the Trainer's; True means the newest checkpoint that was written to its end.
+
+        Raises:
+            ValueError: None of those that are there was, or the given one was not.
+        """
         trainer: Any = self
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = _newest_complete(trainer.args.output_dir) or True
+            resume_from_checkpoint = newest_complete(trainer.args.output_dir) or True
+        elif resume_from_checkpoint:
+            check_complete(resume_from_checkpoint)
         self._unwrap_after_evaluation()
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
@@ -290,13 +295,6 @@ class _WithPlugins:
             for plugin in self.plugins:
                 logs.update(plugin.report())
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
-
-
-def _newest_complete(folder: str) -> str | None:
-    """Give the newest checkpoint that holds what the Trainer writes last."""
-    found = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
-    steps = {int(step): path.parent for path in found if (step := path.parent.name.split("-")[-1]).isdigit()}
-    return str(steps[max(steps)]) if steps else None
 
 
 def _prepare(trainer: Any, plugin: Plugin, prepare: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:

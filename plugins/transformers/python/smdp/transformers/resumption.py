@@ -1,0 +1,111 @@
+"""Which checkpoint a Trainer goes on from: a run that is killed may leave one that is half written."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import torch.distributed as dist
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from smdp.torch.model_parallel.agreement import together
+
+_log = logging.get_logger(__name__)
+# Archives, whose table of contents is at their end.
+_ARCHIVES = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model*.bin")
+_PARTS = ("*.safetensors", "*.index.json", *_ARCHIVES)
+
+
+def newest_complete(folder: str) -> str | None:
+    """Give the newest checkpoint of a Trainer that is whole; the same on all ranks, which all call it.
+
+    Args:
+        folder: The Trainer's output_dir.
+
+    Returns:
+        The checkpoint's folder; None if there are no checkpoints.
+
+    Raises:
+        ValueError: There are some, and none is whole on all ranks.
+    """
+
+    def damages() -> dict[int, str | None]:
+        found = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/")
+        steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in found}
+        return {int(step): damage(path) for path, step in steps.items() if step.isdecimal()}
+
+    told = together(damages) if dist.is_initialized() else [damages()]
+    seen: list[str] = []
+    for step in sorted({step for own in told for step in own}, reverse=True):
+        path = Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+        what = next((found for own in told if (found := own.get(step, "it is missing on a rank"))), None)
+        if what is None:
+            for one in seen:
+                _log.warning("[smdp] passed over, because it was not written to its end: %s", one)
+            return str(path)
+        seen.append(f"{path.name}: {what}")
+    if not seen:
+        return None
+    raise ValueError(
+        f"[smdp] no checkpoint in {folder} was written to its end: {'; '.join(seen)}. Begin anew, without"
+        " resume_from_checkpoint, or from an earlier copy of one."
+    )
+
+
+def check_complete(checkpoint: str) -> None:
+    """Refuse a checkpoint that is half written; what is no folder is left to the Trainer.
+
+    Raises:
+        ValueError: One of its files is missing or cut off.
+    """
+    what = damage(Path(checkpoint)) if Path(checkpoint).is_dir() else None
+    if what is not None:
+        raise ValueError(
+            f"[smdp] the checkpoint {checkpoint} was not written to its end: {what}. Give another one;"
+            " resume_from_checkpoint=True takes the newest that is whole."
+        )
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Say which of the Trainer's files in a checkpoint is missing or cut off; None: it is whole."""
+    state = checkpoint / TRAINER_STATE_NAME  # which the Trainer writes last
+    if not state.exists():
+        return f"{state.name} is missing"
+    if _json(state) is None:
+        return f"{state.name} is cut off"
+    for path in sorted(path for pattern in _PARTS for path in checkpoint.glob(pattern)):
+        if path.name.endswith(".index.json"):
+            index = _json(path)
+            if index is None:
+                return f"{path.name} is cut off"
+            for name in sorted(set(index.get("weight_map", {}).values())):
+                if not (checkpoint / name).exists():
+                    return f"{name} is missing"
+        elif not (_is_whole(path) if path.suffix == ".safetensors" else zipfile.is_zipfile(path)):
+            return f"{path.name} is cut off"
+    split = checkpoint / "model_parallel"  # by ModelParallel
+    is_cut = split.is_dir() and not (split / ".metadata").exists()
+    return f"{split.name}/.metadata is missing" if is_cut else None
+
+
+def _json(path: Path) -> dict[str, dict[str, str]] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Compare the length of a file of safetensors with what its beginning tells."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(min(length, path.stat().st_size)))
+        except ValueError:
+            return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return path.stat().st_size >= 8 + length + max(ends, default=0)
