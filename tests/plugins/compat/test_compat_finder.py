@@ -215,6 +215,18 @@ def test_modules_of_horovod_that_are_not_there(line: str, cure: str) -> None:
     assert "[smdp] horovod." in last and f" is not there: {cure}" in last
 
 
+@pytest.mark.parametrize(
+    "module", ["common.elastic", "torch.elastic", "spark", "ray", "run", "runner", "mxnet"]
+)
+def test_scripts_may_do_without(module: str) -> None:
+    """As where Horovod was built without it: they catch an ImportError."""
+    if "torch" in module:
+        pytest.importorskip("torch")
+    script = f"try:\n    import horovod.{module}\nexcept ImportError as error:\n    print(error.name, error)"
+    done = python(script, SMDP_COMPAT="1")
+    assert done.stdout.startswith(f"horovod.{module} [smdp] horovod.{module} is not there: "), done.stderr
+
+
 def test_names_of_large_scripts_can_be_imported() -> None:
     """At their top they import what they may never use."""
     pytest.importorskip("torch")

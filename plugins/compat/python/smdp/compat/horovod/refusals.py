@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import NoReturn
 
 _START = "start the script with smdp run, torchrun or mpirun."
+_ELASTIC = (
+    "smdp's worlds have a fixed size. Start with torchrun --max-restarts, save checkpoints, and load the"
+    " newest at the start."
+)
 _MODULES = {
+    "elastic": _ELASTIC,
     "data": "use torch.utils.data.DataLoader or tf.data.",
     "mxnet": "smdp works with PyTorch and TensorFlow.",
     "ray": "see the page on Ray, or " + _START,
@@ -17,6 +22,7 @@ _TIMELINE = "set SMDP_TRACE=FOLDER before the start, and look at it with smdp tr
 _SETS = "after init() give process_set=smdp.world().split(color) to the calls."
 _PARTIAL = "take the gradients of local layers by a tape or optimizer that is not distributed."
 _NAMES = {
+    "elastic": _ELASTIC,
     "start_timeline": _TIMELINE,
     "stop_timeline": _TIMELINE,
     # PyTorch has these.
@@ -34,25 +40,17 @@ class NotThereError(NotImplementedError, AttributeError):
     """So that hasattr() answers no."""
 
 
-def refuse(what: str) -> NoReturn:
-    """Raise the error that says what to do instead of the elastic mode.
-
-    Raises:
-        NotThereError: Always.
-    """
-    raise NotThereError(
-        f"[smdp] {what} is not there: smdp's worlds have a fixed size. Start with torchrun --max-restarts,"
-        " save checkpoints, and load the newest at the start."
-    )
-
-
 def refuse_module(name: str) -> NoReturn:
     """Raise for a module that a script imports.
 
+    Args:
+        name: Of the module, without the first word.
+
     Raises:
-        ImportError: Always.
+        ImportError: Always; it says what to use instead.
     """
-    raise ImportError(f"[smdp] horovod.{name} is not there: {_MODULES[name]}", name=f"horovod.{name}")
+    cure = _MODULES[name.rpartition(".")[2]]
+    raise ImportError(f"[smdp] horovod.{name} is not there: {cure}", name=f"horovod.{name}")
 
 
 def no_attribute(module: str, name: str) -> NoReturn:
@@ -61,8 +59,6 @@ def no_attribute(module: str, name: str) -> NoReturn:
     Raises:
         AttributeError: Always.
     """
-    if name == "elastic":
-        refuse(f"{module}.elastic")
     if name == "Adasum":
         raise NotThereError("[smdp] Adasum is not there; use Average or Sum.")
     cure = (_MODULES if module == "horovod" else _NAMES).get(name)

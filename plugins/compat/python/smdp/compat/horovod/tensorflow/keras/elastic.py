@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from smdp.compat.horovod.refusals import refuse
+from smdp.compat.horovod.refusals import refuse_module
 
-refuse("horovod.tensorflow.keras.elastic")
+refuse_module("tensorflow.keras.elastic")
