@@ -87,6 +87,24 @@ def test_made_and_taken_back(framework: str, is_first: bool, tmp_path: Path) -> 
     )
 
 
+def test_data_loaders_are_given_back(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    passes(
+        "import torch, torch.utils.data.dataloader as loader\n"
+        "import smdp.compat\n"
+        "plain = loader._BaseDataLoaderIter.__next__\n"
+        "smdp.compat.install()\n"
+        "import smdistributed.dataparallel.torch.distributed as dist\n"
+        "from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel\n"
+        "dist.init_process_group()\n"
+        "DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "assert loader._BaseDataLoaderIter.__next__ is not plain\n"
+        "smdp.compat.uninstall()\n"
+        "assert loader._BaseDataLoaderIter.__next__ is plain\n",
+        tmp_path,
+    )
+
+
 def test_newer_package_is_left_as_it_is() -> None:
     pytest.importorskip("torch")
     done = python(

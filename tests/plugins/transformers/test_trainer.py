@@ -421,6 +421,8 @@ class HandsOn(transformers.Trainer):
 
 
 def refused() -> Any:
+    loader = torch.utils.data.dataloader._BaseDataLoaderIter
+    plain_next = loader.__next__
     with pytest.raises(ValueError, match="DataParallel and DataParallel contradict: there are two"):
         lm.trainer(plugins=[DataParallel(), DataParallel("bf16")])
     with pytest.raises(ValueError, match="DataParallel and the argument fsdp contradict: fsdp averages"):
@@ -445,7 +447,10 @@ def refused() -> Any:
         transformers.Seq2SeqTrainer(lm.model(), lm.arguments(), plugins=[DataParallel()])
     with pytest.raises(TypeError, match="HandsOn takes no plugins"):
         HandsOn(model=lm.model(), args=lm.arguments(), plugins=[DataParallel()])
+    lm.trainer()
+    assert loader.__next__ is not plain_next  # timed
     smdp.transformers.uninstall()
+    assert loader.__next__ is plain_next
     for plain in (transformers.Trainer, transformers.Seq2SeqTrainer):
         with pytest.raises(TypeError, match="unexpected keyword argument 'plugins'"):
             lm.trainer(cls=plain)

@@ -46,9 +46,14 @@ def activate() -> None:
 
 
 def uninstall() -> None:
-    """Undo install(): finder, variables and bridges. Modules that scripts have imported stay with them."""
+    """Undo install(): finder, variables, bridges, and the timing of torch's DataLoader that training began.
+
+    Modules that scripts have imported stay with them.
+    """
     for bridge in _bridges():
         bridge.take_back()
+    if "smdp.torch.input_wait" in sys.modules:
+        sys.modules["smdp.torch.input_wait"].unwatch()
     ours = AliasFinder | Bridges | RefusalFinder
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ours)]
     for name in [name for name in sys.modules if AliasFinder.serves(name)]:

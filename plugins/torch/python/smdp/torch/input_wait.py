@@ -13,7 +13,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from smdp import _core
 
 _is_counting = True
-_is_watching = False
+# What stood there, and what stands there now.
+_taught: tuple[Any, Any] | None = None
 
 
 @contextmanager
@@ -29,10 +30,9 @@ def uncounted() -> Iterator[None]:
 
 def watch() -> None:
     """Time every wait for a batch of any DataLoader of this process, from now on."""
-    global _is_watching
-    if _is_watching:
+    global _taught
+    if _taught is not None:
         return
-    _is_watching = True
     plain = _BaseDataLoaderIter.__next__
 
     @functools.wraps(plain)
@@ -41,7 +41,16 @@ def watch() -> None:
         try:
             return plain(loader)
         finally:
-            if _is_counting:
+            if _is_counting and _taught is not None:
                 _core.count_input(begin, time.monotonic_ns())
 
+    _taught = plain, timed
     _BaseDataLoaderIter.__next__ = timed
+
+
+def unwatch() -> None:
+    """Give DataLoader back as it was; what somebody else has put over it since stays, and counts nothing."""
+    global _taught
+    if _taught is not None and _BaseDataLoaderIter.__next__ is _taught[1]:
+        _BaseDataLoaderIter.__next__ = _taught[0]
+    _taught = None

@@ -8,6 +8,8 @@ from typing import Any
 
 import transformers
 
+from smdp.torch.input_wait import unwatch
+
 # Subclasses hand on to them what they do not know. No __new__: a class cannot get its own back.
 _CLASSES = (transformers.Trainer, transformers.Seq2SeqTrainer)
 # What stood there, and what stands there now.
@@ -26,11 +28,15 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give both Trainers back as they were; one that somebody else has changed since stays."""
+    """Give both Trainers, and torch's DataLoader, back as they were.
+
+    What somebody else has changed since stays.
+    """
     for trainer_class, (plain, own) in _taught.items():
         if trainer_class.__init__ is own:
             trainer_class.__init__ = plain
     _taught.clear()
+    unwatch()
     atexit.unregister(uninstall)
 
 
