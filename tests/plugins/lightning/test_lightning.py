@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -179,8 +180,16 @@ def too_few_devices() -> None:
         trainer.fit(Regression(), torch.utils.data.DataLoader(data(), 8))
 
 
+def of_other_options() -> None:
+    is_last = os.environ["RANK"] == "1"
+    told = "the options on rank 1 are compression bf16, .*; on rank 0: compression none, "
+    with pytest.raises(smdp.MismatchError, match=told):
+        fitted(SmdpStrategy(compression="bf16" if is_last else "none"), Regression())
+
+
 def test_refusals() -> None:
     run(too_few_devices, 2)
+    run(of_other_options, 2)
     with pytest.raises(ValueError, match="process_group_backend is 'gloo'; it must be 'smdp'"):
         SmdpStrategy(process_group_backend="gloo")
     with pytest.raises(ValueError, match="SmdpStrategy: compression is 'zip'; allowed: none, fp16"):
@@ -196,6 +205,7 @@ def test_refusals() -> None:
 
 
 BY_NAME_ALONE = """
+import os
 import sys
 import lightning
 import torch
@@ -220,13 +230,18 @@ model = Line()
 trainer.fit(model, torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=4))
 assert "smdp.lightning" not in sys.modules
 weights = model.layer.weight.tolist()
-print("trained", trainer.world_size, torch.distributed.get_backend(), trainer.global_step, weights)
+words = ["trained", trainer.world_size, torch.distributed.get_backend(), trainer.global_step, weights]
+os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece: both ranks write to one pipe
 """
 
 
 def started(launcher: list[str], *words: str) -> str:
+    return run_command([sys.executable, *launcher, *words])
+
+
+def run_command(words: list[str]) -> str:
     done = subprocess.run(
-        [sys.executable, *launcher, *words],
+        words,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -244,6 +259,51 @@ def test_by_name_alone(launcher: list[str], tmp_path: Path) -> None:
     script.write_text(BY_NAME_ALONE)
     first, second = re.findall(r"trained 2 smdp 2 (.+)", started(launcher, str(script)))
     assert first == second
+
+
+BY_MPIRUN = """
+import os
+import lightning
+import torch
+import smdp.lightning
+from lightning.pytorch.plugins.environments import MPIEnvironment
+
+MPIEnvironment.detect = staticmethod(lambda: False)  # as without mpi4py
+
+class Line(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+for _ in range(2):
+    quiet = dict.fromkeys(silent, False)
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="smdp", max_epochs=1, **quiet)
+    model = Line()
+    trainer.fit(model, torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=4))
+    place = [trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size]
+    # In one piece: the lines of both ranks go to one pipe.
+    text = f"trained {trainer.global_step} {model.layer.weight.tolist()} at {place}\\n"
+    os.write(1, text.encode())
+"""
+
+
+@pytest.mark.timeout(300)
+def test_mpirun_without_mpi4py(tmp_path: Path) -> None:
+    """One job of two ranks, where Lightning would start another process beside each."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not here")
+    script = tmp_path / "by_mpirun.py"
+    script.write_text(BY_MPIRUN)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(script)]
+    told = re.findall(r"trained (.+) at (.+)", run_command(mpirun))
+    assert sorted(place for _, place in told) == ["[0, 0, 0, 2]"] * 2 + ["[1, 1, 0, 2]"] * 2
+    assert len({weights for weights, _ in told}) == 2  # one of each training
+    assert all(weights.startswith("2 ") for weights, _ in told)  # steps: each rank has half of the rows
 
 
 @pytest.mark.timeout(300)

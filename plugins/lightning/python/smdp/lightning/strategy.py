@@ -6,12 +6,14 @@ import inspect
 from typing import Any
 
 import torch.nn.parallel
+from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 
 from smdp import environments
+from smdp.lightning.launched import launched
 from smdp.lightning.layer_sync import SyncBatchNorms
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.reducer_options import check_reducer_options
@@ -40,6 +42,7 @@ class SmdpStrategy(DDPStrategy):
     """
 
     _layer_sync: LayerSync | None
+    cluster_environment: ClusterEnvironment | None
 
     def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
         backend = kwargs.setdefault("process_group_backend", "smdp")
@@ -65,6 +68,12 @@ class SmdpStrategy(DDPStrategy):
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
         super().__init__(*args, **kwargs)
         self._compression = compression
+
+    def _configure_launcher(self) -> None:
+        # Before Lightning starts processes, beside those that mpirun has started.
+        if self.cluster_environment is not None:
+            self.cluster_environment = launched(self.cluster_environment)
+        super()._configure_launcher()
 
     def setup_environment(self) -> None:
         """As DDPStrategy's.
