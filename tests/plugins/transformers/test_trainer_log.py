@@ -9,6 +9,7 @@ from typing import Any
 import language_model as lm
 import pytest
 import torch
+import transformers
 from transformers_spawn import run
 
 import smdp
@@ -67,11 +68,25 @@ class TorchsReducer(torch.nn.parallel.DistributedDataParallel):
         super().__init__(module, **options)
 
 
+class Listening(transformers.TrainerCallback):
+    """As W&B and the others are told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, float]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.told.append(dict(logs))
+
+
 def over_torchs_reducer() -> Any:
     data_parallel.DistributedDataParallel = TorchsReducer
     args = lm.arguments(max_steps=6, logging_steps=3, gradient_accumulation_steps=2)
-    trainer = lm.trainer(args, train_dataset=Slow())
+    listening = Listening()
+    trainer = lm.trainer(args, train_dataset=Slow(), callbacks=[listening])
     trainer.train()
+    told = [logs for logs in listening.told if "loss" in logs]
+    kept = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(told) == 2 and [{**logs, "step": 3 * i + 3} for i, logs in enumerate(told)] == kept
     assert trainer.model_wrapped.reducer is not None and smdp.stats()["steps"] == 0
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     return [{name[5:]: entry[name] for name in entry if name.startswith("smdp_")} for entry in entries]
