@@ -79,9 +79,33 @@ def after_a_state_without_it() -> Any:
         Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
 
 
+def after_a_group_over_it() -> Any:
+    """What Accelerate calls gloo is the group that is there, of whatever backend."""
+    from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import InitProcessGroupKwargs
+
+    torch.distributed.init_process_group("smdp")
+    named = [InitProcessGroupKwargs(backend="smdp")]
+    for first in (PartialState, Accelerator):
+        assert first(cpu=True).num_processes == 2
+        assert PartialState().backend == "gloo"
+        accelerator = Accelerator(cpu=True, kwargs_handlers=named)
+        assert accelerator.state.backend == PartialState().backend == "smdp"
+        ranks = accelerator.gather(torch.tensor([accelerator.process_index]))
+        assert ranks.tolist() == [0, 1] and lm.is_over_smdp()
+        AcceleratorState._reset_state(reset_partial_state=True)
+    # Without cpu=True it sees one process, wherever there is no GPU.
+    if not torch.cuda.is_available():
+        assert PartialState().num_processes == 1
+        with pytest.raises(ValueError, match=r"was made before without it, and its backend is None: each"):
+            Accelerator(kwargs_handlers=named)
+
+
 def test_groups_of_other_kinds() -> None:
     run(over_gloo_already, 2)
     run(after_a_state_without_it, 2)
+    run(after_a_group_over_it, 2)
     assert run(by_address, 2) == [[True, [0, 1]]] * 2
 
 

@@ -108,10 +108,16 @@ def _stands(owner: type, made: Any) -> bool:
 
 def _check_earlier_state() -> None:
     # Accelerate takes the state that is there, whatever backend it is asked for.
-    backend = PartialState._shared_state.get("backend")
-    if PartialState._shared_state and backend != _NAME and set_torch_variables():
-        raise ValueError(
-            '[smdp] Accelerate was given backend="smdp", but a PartialState or Accelerator was made before'
-            f" without it, and its backend is {backend!r}: each rank would train alone, or over that one."
-            ' Give the first one the backend: PartialState(backend="smdp").'
-        )
+    state = PartialState._shared_state
+    backend = state.get("backend")
+    if not state or backend == _NAME or not set_torch_variables():
+        return
+    if backend is not None and isinstance(dist.group.WORLD, ProcessGroupSmdp):
+        # On CPUs it calls each group that it finds gloo.
+        state["backend"] = _NAME
+        return
+    raise ValueError(
+        '[smdp] Accelerate was given backend="smdp", but a PartialState or Accelerator was made before'
+        f" without it, and its backend is {backend!r}: each rank would train alone, or over that one."
+        ' Give the first one the backend: PartialState(backend="smdp").'
+    )
