@@ -32,12 +32,17 @@ _OFTEN = " All ranks must call smdp.preempted() equally often: once per step."
 # How long a rank whose program has ended waits for those that have still to make its last call.
 _FAREWELL_S = 5.0
 
-# What the process was told, and which process it is.
-_received: int | None = None
+# What the process was told, first signal first: whether no handler of Python code has heard it, too.
+_received: dict[int, bool] = {}
+# Whether preempted() has been true since.
+_is_acted_on = False
+# Which process it is.
 _owner = 0
 # Of every watched signal: the handlers that were there before, newest last, and how many of them run now.
 _before: dict[int, list[Any]] = {}
 _running: dict[int, int] = {}
+# Those that the program itself has asked for, which give_back() leaves as they are.
+_lasting: set[int] = set()
 
 _exchange: _Exchange | None = None
 
@@ -58,7 +63,13 @@ def watch_preemption(*signals: int) -> None:
         ValueError: The system knows no such signal, or lets nobody handle it.
         TypeError: It is no number.
     """
-    global _owner, _received
+    watch(*signals)
+    _lasting.update(signals or (signal.SIGTERM,))
+
+
+def watch(*signals: int) -> None:
+    """As watch_preemption(), but only until give_back(), whoever calls that: a training may fail before."""
+    global _owner, _is_acted_on
     thread = threading.current_thread()
     if thread is not threading.main_thread():
         if is_watching() and all(number in _before for number in signals or (signal.SIGTERM,)):
@@ -70,14 +81,19 @@ def watch_preemption(*signals: int) -> None:
     exit_code()  # what is wrong with it should be known now
     if _owner != os.getpid():
         # Forked from a process that watches: its handler stays, what it was told does not.
-        _owner, _received = os.getpid(), None
+        _owner, _is_acted_on = os.getpid(), False
+        _received.clear()
         _running.clear()
     for number in signals or (signal.SIGTERM,):
         if not isinstance(number, int):
             raise TypeError(f"[smdp] watch_preemption() takes signals, e.g. signal.SIGTERM; got {number!r}.")
         previous = signal.getsignal(number) if number in signal.valid_signals() else None
         if previous is _note:
-            continue
+            if number in _before:
+                continue
+            previous = signal.SIG_DFL  # somebody kept ours, and put it back after give_back()
+        if not callable(previous):
+            _before.pop(number, None)  # nothing calls a handler that stood there earlier
         # Before the handler is there: it needs this as soon as a signal comes.
         _before.setdefault(number, []).append(previous)
         try:
@@ -99,14 +115,18 @@ def preempted() -> bool:
         TimeoutError: Another rank has not called it, or not as often.
         SmdpError: A rank was lost.
     """
-    global _exchange
-    if not is_watching():
+    global _exchange, _is_acted_on
+    if not _before:
         watch_preemption()
+    elif not is_watching():
+        watch(*_before)
     world = _world.any_core()
     if _exchange is None or _exchange.world != world.id:
         forget()
         _exchange = _Exchange(world)
-    return _exchange.answer()
+    is_told = _exchange.answer()
+    _is_acted_on = _is_acted_on or is_told
+    return is_told
 
 
 def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) -> None:
@@ -172,28 +192,36 @@ def can_watch() -> bool:
 
 
 def is_watching() -> bool:
-    """Tell whether signals are watched already."""
-    return bool(_before) and _owner == os.getpid()
+    """Tell whether signals are watched already, perhaps beneath a handler that Python code has set since."""
+    return _owner == os.getpid() and any(callable(signal.getsignal(number)) for number in _before)
 
 
-def give_back() -> None:
-    """Handle signals again as before watch_preemption(), in the main thread; what somebody set since stays.
+def give_back(*, is_failing: bool = False) -> None:
+    """Handle signals again as before watch(), in the main thread; what somebody set since stays.
 
-    A signal that was noted and that nobody has acted on comes again.
+    So do signals that the program itself has asked for by watch_preemption() or preempted(). A signal that
+    was noted comes again, unless preempted() has been true since or a handler of Python code has heard it.
+
+    Args:
+        is_failing: An exception is under way, which a signal must not hide: what was noted is kept for the
+            next training. Default: no.
     """
-    global _received
-    if not is_watching() or threading.current_thread() is not threading.main_thread():
+    global _is_acted_on
+    if _owner != os.getpid() or threading.current_thread() is not threading.main_thread():
         return
-    for number, before in list(_before.items()):
-        if signal.getsignal(number) is not _note:
-            continue
-        previous = before.pop()
-        if not before:
+    given = [one for one in _before if one not in _lasting and signal.getsignal(one) is _note]
+    for number in given:
+        previous = _before[number].pop()
+        if not _before[number]:
             del _before[number]
         signal.signal(number, signal.SIG_DFL if previous is None else previous)
-    noted, _received = _received, None
-    if noted is not None:
-        os.kill(os.getpid(), noted)
+    if is_failing:
+        return
+    is_over, _is_acted_on = _is_acted_on, False
+    for number in [one for one in _received if one not in _lasting]:
+        is_unheard = _received.pop(number)
+        if is_unheard and number in given and not is_over:
+            os.kill(os.getpid(), number)
 
 
 def has_world() -> bool:
@@ -220,19 +248,20 @@ def finish() -> None:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    global _received
-    before = _before[number]
-    if os.getpid() != _owner:  # a forked child, whose parent may end it by this signal: as without us
-        signal.signal(number, signal.SIG_DFL if before[0] is None else before[0])
+    before = _before.get(number, [])
+    if os.getpid() != _owner or not before:
+        # A forked child, whose parent may end it by this signal, or put back by somebody: as without us.
+        signal.signal(number, (before and before[0]) or signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
-    _received = number
     # A handler that was put before us may call us in turn: then it is the turn of the one before it.
     depth = _running.get(number, 0)
-    if depth < len(before) and callable(before[-1 - depth]):
+    previous = before[-1 - depth] if depth < len(before) else None
+    _received.setdefault(number, not callable(previous))
+    if callable(previous):
         _running[number] = depth + 1
         try:
-            before[-1 - depth](number, frame)
+            previous(number, frame)
         finally:
             _running[number] = depth
 
@@ -256,7 +285,7 @@ class _Exchange:
             return True
         self._calls += 1
         if self._group is None:
-            self._all[0] = _received is not None
+            self._all[0] = bool(_received)
         elif self._in_flight is not None:
             try:
                 self._in_flight.wait()
@@ -266,7 +295,7 @@ class _Exchange:
             self._is_over = True
             self._tell()
         elif self._group is not None:
-            self._own[0] = _received is not None
+            self._own[0] = bool(_received)
             self._in_flight = self._group.all_gather(self._own, out=self._all[:, None], async_op=True)
         return self._is_over
 
@@ -289,7 +318,7 @@ class _Exchange:
     def _tell(self) -> None:
         told = [int(rank) for rank in self._all.nonzero()[0]]
         if self._rank == told[0]:
-            name = signal.Signals(_received).name if _received is not None else "a signal"
+            name = signal.Signals(next(iter(_received))).name if _received else "a signal"
             _log.warning(
                 "[smdp] ranks %s of %d got %s: all ranks stop at call %d of smdp.preempted()",
                 told,

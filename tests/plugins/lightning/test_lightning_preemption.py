@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers_spawn import run
 
+from smdp import preemption
 from smdp.lightning import PreemptionCallback, SmdpStrategy
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,7 +41,7 @@ class Regression(lightning.LightningModule):
 
 def train() -> list[Any]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    preemption = PreemptionCallback(os.environ["KEPT"])
+    callback = PreemptionCallback(os.environ["KEPT"])
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=size,
@@ -50,14 +51,55 @@ def train() -> list[Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[preemption],
+        callbacks=[callback],
     )
     module = Regression()
-    start = preemption.checkpoint
+    start = callback.checkpoint
     trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(4 * size, 1), 1), ckpt_path=start)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "SIGTERM no longer ends this process"
     bits = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
     return [start is not None, trainer.global_step, hashlib.sha256(bits).hexdigest()]
+
+
+class Failing(Regression):
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        super().training_step(batch, index)
+        raise OSError("no more data")
+
+
+def fail() -> None:
+    """The exception is seen, whatever has been noted; what was, the next training hears."""
+
+    def fit(module: lightning.LightningModule) -> None:
+        callback = PreemptionCallback(os.environ["KEPT"])
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_steps=5,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[callback],
+        )
+        trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(5, 1), 1))
+
+    def mine(number: int, frame: Any) -> None: ...
+
+    for handler, at in ((signal.SIG_DFL, ""), (mine, ""), (signal.SIG_DFL, "0 0")):
+        signal.signal(signal.SIGTERM, handler)
+        os.environ["AT"] = at
+        with pytest.raises(OSError, match="no more data"):
+            fit(Failing())
+        os.environ["AT"] = ""
+        for _ in range(2):
+            assert signal.getsignal(signal.SIGTERM) is handler and not preemption.is_watching()
+            fit(Regression())
+
+
+def test_handlers_after_a_training_that_failed(tmp_path: Path) -> None:
+    (output,) = run(fail, 1, env={"KEPT": str(tmp_path)}, exits={0: 75})
+    assert "ranks [0] of 1 got SIGTERM" in output
+    assert (tmp_path / "preempted.ckpt").exists()
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])

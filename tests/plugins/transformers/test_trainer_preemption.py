@@ -18,6 +18,7 @@ import transformers
 from torch.utils.data import DataLoader
 from transformers_spawn import run
 
+import smdp
 from smdp.torch import spared_workers
 from smdp.torch.model_parallel.agreement import together
 from smdp.transformers import DataParallel, ModelParallel, PreemptionCallback, Trainer
@@ -110,6 +111,46 @@ def test_one_process_and_a_plain_trainer(tmp_path: Path) -> None:
     run(train, 1, env={**kept, "VICTIM": "0", "AT": "6"}, exits={0: 75})
     assert (tmp_path / "kept" / "checkpoint-7").is_dir()
     assert run(train, 1, env=kept) == whole
+
+
+class Failing(transformers.TrainerCallback):
+    """Fails in the second step of each training but the last."""
+
+    def __init__(self, error: Exception, trainings: int = 1) -> None:
+        self.error = error
+        self.trainings = trainings
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1 and self.trainings:
+            self.trainings -= 1
+            raise self.error
+
+
+def failing() -> None:
+    memory = RuntimeError("CUDA out of memory.")
+    for cls, own in ((Trainer, {"plugins": [DataParallel()]}), (transformers.Trainer, {})):
+        for again in (True, False):
+            args = lm.arguments(max_steps=2, auto_find_batch_size=again)
+            callbacks = [Failing(memory)] + ([] if own else [PreemptionCallback()])
+            trainer = cls(lm.model(), args, train_dataset=lm.rows(40), callbacks=callbacks, **own)
+            if not again:
+                with pytest.raises(RuntimeError, match="out of memory"):
+                    trainer.train()
+                # No callback of a plain Trainer hears of it.
+                is_given = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+                assert is_given == (cls is Trainer)
+            trainer.train()
+            assert trainer.state.global_step == 2
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, (cls, again)
+    # Whoever asked first stays asked.
+    smdp.watch_preemption()
+    ours = signal.getsignal(signal.SIGTERM)
+    trainer.train()
+    assert signal.getsignal(signal.SIGTERM) is ours
+
+
+def test_handlers_after_a_training_that_failed() -> None:
+    run(failing, 1)
 
 
 def loader(context: str | None) -> DataLoader[Any]:

@@ -82,7 +82,7 @@ def preempt(folder: Path, at: int, **options: Any) -> str:
     preemption.forget()
     with pytest.raises(SystemExit, match="75"):
         make(folder, at, **options).train()
-    preemption._received = None
+    preemption._received.clear()
     preemption.forget()
     return str(folder / f"checkpoint-{at + 1}")
 

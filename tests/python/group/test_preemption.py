@@ -245,27 +245,117 @@ assert os.waitpid(pid, 0)[1] == signal.SIGUSR1
     assert output.count("theirs\n") == output.count("mine\n") == 1
 
 
-def test_handlers_are_given_back(job: Job) -> None:
-    code = """
+GIVING_BACK = """
 from smdp import preemption
-mine = lambda *_: print("mine", flush=True)
-signal.signal(signal.SIGTERM, mine)
+term = signal.SIGTERM
 joined()
-smdp.watch_preemption()
-os.kill(os.getpid(), signal.SIGTERM)
-preemption.give_back()  # nobody has acted on it
-assert signal.getsignal(signal.SIGTERM) is mine and not preemption.is_watching()
-preemption.give_back()
-assert not smdp.preempted()
-preemption.give_back()
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-smdp.watch_preemption()
-os.kill(os.getpid(), signal.SIGTERM)
-preemption.give_back()
+
+def told():
+    os.kill(os.getpid(), term)
+
+def end():
+    preemption.give_back()
+    assert signal.getsignal(term) is signal.SIG_DFL and not preemption.is_watching()
 """
-    (rank,) = job(1, code)
-    assert rank.finish(20) == -15
-    assert rank.output.count("mine\n") == 2, rank.output
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("preemption.watch(); told()", id="that nobody has heard"),
+        pytest.param("preemption.watch(); told(); preemption.watch()", id="before a training begins again"),
+        pytest.param(
+            "preemption.watch(); told(); preemption.give_back(is_failing=True); preemption.watch()",
+            id="in a training that failed, whose next one does not ask",
+        ),
+        pytest.param(
+            "preemption.watch(); told(); assert smdp.preempted(); end();"
+            " smdp.shutdown(); smdp.init(rank=0, world_size=1); preemption.watch(); told()",
+            id="that is another one than preempted() told of",
+        ),
+        pytest.param(
+            "smdp.watch_preemption(signal.SIGUSR1); preemption.watch(); told();"
+            " os.kill(os.getpid(), signal.SIGUSR1)",
+            id="beside one that the program watches",
+        ),
+        pytest.param(
+            "preemption.watch(); ours = signal.getsignal(term); end(); signal.signal(term, ours); told()",
+            id="at a handler of ours that was put back later",
+        ),
+    ],
+)
+def test_a_signal_comes_again(body: str, job: Job) -> None:
+    (rank,) = job(1, f"{GIVING_BACK}\n{body}\nprint('still here', flush=True)\npreemption.give_back()\n")
+    assert rank.finish(20) == -signal.SIGTERM, rank.output
+    assert ("still here" in rank.output) == ("signal(term, ours)" not in body)
+
+
+def test_a_signal_that_was_acted_on_does_not_come_again(job: Job) -> None:
+    code = """
+preemption.watch()
+told()
+assert smdp.preempted() and smdp.preempted()
+told()  # further ones change nothing
+end()
+# A handler of Python code has been called already.
+heard = []
+mine = lambda *_: heard.append(1)
+signal.signal(term, mine)
+preemption.watch()
+told()
+preemption.give_back()
+assert signal.getsignal(term) is mine and len(heard) == 1
+preemption.give_back()
+assert len(heard) == 1
+"""
+    finish(job(1, GIVING_BACK + code))
+
+
+def test_handlers_are_given_back_after_a_training_that_failed(job: Job) -> None:
+    code = """
+for _ in range(3):  # the first two fail without a word
+    preemption.watch()
+end()
+preemption.watch()
+assert not smdp.preempted()
+preemption.give_back(is_failing=True)
+end()
+# Somebody else has put the handlers back.
+preemption.watch()
+signal.signal(term, signal.SIG_DFL)
+assert not preemption.is_watching()
+end()
+assert not smdp.preempted() and preemption.is_watching()
+end()
+# One of ours, which somebody had kept.
+preemption.watch()
+ours = signal.getsignal(term)
+end()
+signal.signal(term, ours)
+preemption.watch()
+end()
+# What a failed training was told, the next one hears.
+preemption.watch()
+told()
+preemption.give_back(is_failing=True)
+assert signal.getsignal(term) is signal.SIG_DFL
+preemption.watch()
+assert smdp.preempted()
+end()
+"""
+    finish(job(1, GIVING_BACK + code))
+
+
+@pytest.mark.parametrize("wish", ["smdp.watch_preemption()", "assert not smdp.preempted()"])
+@pytest.mark.parametrize("order", ["WISH; preemption.watch()", "preemption.watch(); WISH"])
+def test_what_the_program_watches_stays(wish: str, order: str, job: Job) -> None:
+    is_lasting = order.startswith("WISH") or "watch" in wish
+    code = f"""
+{order.replace("WISH", wish)}
+preemption.give_back()
+assert preemption.is_watching() == {is_lasting}
+"""
+    finish(job(1, GIVING_BACK + code))
 
 
 def test_a_thread_asks_once_the_main_thread_watches(job: Job) -> None:

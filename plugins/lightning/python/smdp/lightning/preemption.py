@@ -35,7 +35,6 @@ class PreemptionCallback(Callback):
         self._file = Path(folder) / "preempted.ckpt"
         self._steps = 0
         self._is_watching = False
-        self._gives_back = False
         self._group: Any = None
 
     @property
@@ -55,17 +54,17 @@ class PreemptionCallback(Callback):
         if threading.current_thread() is threading.main_thread():  # elsewhere Lightning sets no handlers
             handlers = trainer._signal_connector._original_handlers
             signal.signal(signal.SIGTERM, handlers.get(signal.SIGTERM) or signal.SIG_DFL)
-        self._gives_back = (
-            not preemption.is_watching()
-        )  # else the program wants to hear of it afterwards, too
-        smdp.watch_preemption()
+        preemption.watch()
         self._steps = trainer.global_step
         self._group = find_ranks()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let SIGTERM end the process again: nobody asks any more."""
-        if self._gives_back:
-            preemption.give_back()
+        preemption.give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """As at the end of training, without hiding the exception."""
+        preemption.give_back(is_failing=True)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Ask, after each step of the optimizer; if so, save and exit."""

@@ -22,12 +22,12 @@ class PreemptionCallback(TrainerCallback):
     """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
 
     The plugins' Trainer has it by itself. It asks after every step of the optimizer, and lets no evaluation
-    come before the checkpoint: that Trainer makes up for it when it goes on, others leave it out.
+    come before the checkpoint: that Trainer makes up for it when it goes on, others leave it out. After a
+    training that failed, that Trainer lets SIGTERM end the process again; with others the next one does.
     """
 
     def __init__(self) -> None:
         self._is_watching = False
-        self._gives_back = False
         self._is_leaving = False
         self._group: Any = None
 
@@ -51,10 +51,7 @@ class PreemptionCallback(TrainerCallback):
                 " smdp.watch_preemption() there first."
             )
             return
-        self._gives_back = (
-            not preemption.is_watching()
-        )  # else the program wants to hear of it afterwards, too
-        smdp.watch_preemption()
+        preemption.watch()
         self._group = find_ranks()
 
     def on_step_end(
@@ -73,8 +70,7 @@ class PreemptionCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Let SIGTERM end the process again: nobody asks any more."""
-        if self._gives_back:
-            preemption.give_back()
+        preemption.give_back()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

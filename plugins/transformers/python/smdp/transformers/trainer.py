@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 
+from smdp.preemption import give_back
 from smdp.torch.input_wait import uncounted
 from smdp.transformers.loss_items import watched
 from smdp.transformers.plugin import Plugin
@@ -96,7 +97,12 @@ class _WithPlugins:
         elif resume_from_checkpoint:
             check_complete(resume_from_checkpoint)
         self._unwrap_after_evaluation()
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            if self._is_sparing:
+                give_back(is_failing=True)  # no callback hears of it
+            raise
 
     def _unwrap_after_evaluation(self) -> None:
         # Accelerate takes a model that has been prepared to be evaluated for one that is ready to be trained,
