@@ -81,8 +81,17 @@ def check_fit() -> None:
     with pytest.raises(ValueError, match=r"XLA cannot compile communication.*or the BroadcastGlobalVar"):
         ours.fit(x, y, verbose=0)
     ours.compile(wrapped, "mse", jit_compile=True)
+    given = {"verbose": 0, "callbacks": [callbacks.BroadcastGlobalVariablesCallback()]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        ours.evaluate(x, y, **given)
+        ours.predict(x, **given)
+        model().predict(x, **given)  # not compiled
+    assert ours.jit_compile is True
     with pytest.warns(RuntimeWarning, match=r"fit\(\) goes without XLA"):
-        ours.fit(x, y, verbose=0, callbacks=[callbacks.BroadcastGlobalVariablesCallback()])
+        ours.fit(x, y, **given)
+    assert ours.jit_compile is False
+    ours.fit(x, y, verbose=0)
     with pytest.raises(ValueError, match="distributed already"):
         sdp.DistributedOptimizer(wrapped)
     with pytest.raises(TypeError, match="takes an optimizer of Keras 3; this is Sequential"):

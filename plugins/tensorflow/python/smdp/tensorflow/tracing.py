@@ -48,9 +48,15 @@ def refuse_xla() -> None:
 
 
 def leave_out_xla(model: Any) -> None:
-    """Has Keras train a model with a distributed optimizer without XLA, which `"auto"` means on GPUs."""
+    """Has fit() train a model with a distributed optimizer without XLA, which `"auto"` means on GPUs.
+
+    In on_train_begin(), which comes in fit() only, and before the first step is traced.
+    """
     if hasattr(model.optimizer, "_smdp_reduction") and model.jit_compile:
         model.jit_compile = False
+        # Keras has made it already.
+        model.train_function = None
+        model.make_train_function()
         warnings.warn(
             "[smdp] fit() goes without XLA, which cannot compile communication; model.compile() had"
             " jit_compile=True, or it followed from 'auto'.",

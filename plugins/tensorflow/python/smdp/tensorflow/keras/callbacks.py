@@ -87,13 +87,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._group = group
         self._is_done = False
 
-    def set_model(self, model: Any) -> None:
-        """Before Keras makes what it trains with."""
-        super().set_model(model)
-        leave_out_xla(model)
-
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks the root, and warns of an optimizer that is not distributed.
+        """Checks the root, warns of an optimizer that is not distributed, and leaves out XLA.
 
         Raises:
             TypeError: root_rank is no integer.
@@ -102,6 +97,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         members = group_of(self._group)
         root_of("BroadcastGlobalVariablesCallback", self._root, members)
         _warn_of_training_apart(self.model, members)
+        leave_out_xla(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Once."""
