@@ -1,5 +1,6 @@
 #include "collectives/routes.h"
 
+#include <cstring>
 #include <memory>
 #include <utility>
 
