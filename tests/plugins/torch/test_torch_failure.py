@@ -73,7 +73,7 @@ def a_step_more() -> None:
 
     net = smdp.torch.DistributedDataParallel(nn.Linear(4, 4))
     steps = 2 + dist.get_rank()
-    words = ("rank 0", "rank 1", "all_reduce #2 float32[7]", "group 'torch:0/gradients-0'")
+    words = ("rank 0", "rank 1", "float32[7] SUM of group 'torch:0'", "group 'torch:0/gradients-0'")
     with raises_within(20, *words, "Neither can end", kind=smdp.MismatchError):
         for _ in range(steps):
             net(torch.ones(2, 4)).sum().backward()
