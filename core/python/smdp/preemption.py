@@ -118,7 +118,7 @@ def preempted() -> bool:
     global _exchange, _is_acted_on
     if not _before:
         watch_preemption()
-    elif not is_watching():
+    elif not is_watching() and threading.current_thread() is threading.main_thread():
         watch(*_before)
     world = _world.any_core()
     if _exchange is None or _exchange.world != world.id:

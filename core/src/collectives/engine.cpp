@@ -37,6 +37,7 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
       context_{members_, board_, links_},
       spins_(!members_.is_oversubscribed()),
       fork_generation_(ForkGuard::generation()) {
+  note_caller(members_.world_rank(members_.rank));
   const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
   const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
   mailbox_ = std::make_unique<Mailbox>(members_, on_broken, on_error);
@@ -103,7 +104,10 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
-  last_caller_ = std::this_thread::get_id();
+  if (last_caller_ != this_thread()) {
+    last_caller_ = this_thread();
+    note_caller(members_.world_rank(members_.rank));
+  }
   if (!call.async && members_.hosts.size() == 1 && driver_ == Driver::kNone && queue_.empty()) {
     driver_ = Driver::kCaller;
     caller_ = std::this_thread::get_id();
@@ -141,7 +145,7 @@ void Engine::wait(Operation& operation, const Call& call) {
 void Engine::begin(Collective& collective) {
   collective.fingerprint.sequence = last_.sequence + 1;
   last_ = collective.fingerprint;
-  running_ = collective.handle.get();
+  running_ = is_patient(collective) ? collective.handle.get() : nullptr;
   collective.handle->begin();
   collective.began = collective.since = Clock::now();
   set_looks(collective);

@@ -114,6 +114,8 @@ class Engine final : public Progress::Client {
   // True if a wait may be over now.
   bool check(Collective& collective);
   bool check_departed(Collective& collective);
+  // Whoever gives it less time than is usual here may do without it.
+  bool is_patient(const Collective& collective) const { return collective.timeout >= options_.timeout; }
   void check_inquiry(Collective& collective, Clock::time_point now);
   void check_stall(Collective& collective, Clock::time_point now);
   // Counts and traces an operation that has ended.
@@ -171,11 +173,11 @@ class Engine final : public Progress::Client {
   std::shared_ptr<Operation> alive_token_ = std::make_shared<Operation>();  // expires with shutdown()
 
   mutable std::mutex mutex_;
-  std::condition_variable idle_;                              // the caller has stopped driving
-  Driver driver_ = Driver::kNone;                             // guarded by mutex_, as all below
-  std::thread::id caller_;                                    // who drives, if it is a caller
-  std::thread::id last_caller_ = std::this_thread::get_id();  // of a collective; before the first, who made the group
-  const Operation* running_ = nullptr;
+  std::condition_variable idle_;               // the caller has stopped driving
+  Driver driver_ = Driver::kNone;              // guarded by mutex_, as all below
+  std::thread::id caller_;                     // who drives, if it is a caller
+  std::uint64_t last_caller_ = this_thread();  // of a collective; before the first, who made the group
+  const Operation* running_ = nullptr;         // unless it has a shorter deadline than the group's others
   std::deque<std::unique_ptr<Collective>> queue_;
   Fingerprint last_;  // of the running or last collective
   std::exception_ptr error_;

@@ -64,7 +64,7 @@ std::string Engine::in_flight() const {
 
 Control::Status Engine::status() {
   Control::Status status;
-  std::thread::id caller;
+  std::uint64_t caller = 0;
   {
     const std::lock_guard lock(mutex_);
     status.last = last_;
@@ -78,6 +78,7 @@ Control::Status Engine::status() {
   } else {
     status.elsewhere = elsewhere(wait);
   }
+  if (!is_only_caller(members_.world_rank(members_.rank), caller)) status.wait = status.elsewhere.wait = 0;
   return status;
 }
 
@@ -88,7 +89,7 @@ std::optional<Control::Elsewhere> Engine::place_of(const Operation* operation) c
   if (operation != running_) {
     const auto queued = std::find_if(queue_.begin(), queue_.end(),
                                      [operation](const auto& one) { return one->handle.get() == operation; });
-    if (queued == queue_.end()) return std::nullopt;
+    if (queued == queue_.end() || !is_patient(**queued)) return std::nullopt;
     fingerprint = (*queued)->fingerprint;
     fingerprint.sequence = last_.sequence + 1 + static_cast<std::uint64_t>(queued - queue_.begin());
   }

@@ -137,13 +137,13 @@ void Engine::check_suspects(Clock::time_point now) {
 }
 
 void Engine::fail_elsewhere(const Failure& failure) {
-  std::thread::id caller;
+  std::uint64_t caller = 0;
   {
     const std::lock_guard lock(mutex_);
     caller = last_caller_;
   }
   const std::optional<ThreadWait> wait = wait_of(caller);
-  if (!wait) return;
+  if (!wait || !is_only_caller(members_.world_rank(members_.rank), caller)) return;
   if (wait->operation == nullptr) {
     const Failure own{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
     break_wait(wait->id, own.exception());

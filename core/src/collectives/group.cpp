@@ -165,7 +165,12 @@ Connections meet(Store& store, int rank, int size, GroupOptions options) {
     meeting.check();
     return asked && asked();
   };
-  return bootstrap(store, rank, size, options);
+  try {
+    return bootstrap(store, rank, size, options);
+  } catch (const Error&) {
+    meeting.check();  // and not what a store makes of it
+    throw;
+  }
 }
 
 }  // namespace

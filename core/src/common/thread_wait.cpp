@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "common/fork_guard.h"
@@ -19,7 +20,8 @@ std::uint64_t random_start() {
 
 struct Waits {
   std::mutex mutex;  // guards all below; nothing is called under it
-  std::map<std::thread::id, ThreadWait> by_thread;
+  std::map<std::uint64_t, ThreadWait> by_thread;
+  std::map<int, std::set<std::uint64_t>> callers;  // by rank of the world
   std::uint64_t last_id = random_start();
   const std::uint64_t generation = ForkGuard::generation();
 };
@@ -49,7 +51,7 @@ void WaitScope::enter(ThreadWait wait) {
   wait.id = ++all.last_id;
   if (wait.id == 0) wait.id = ++all.last_id;
   id_ = wait.id;
-  ThreadWait& mine = all.by_thread[std::this_thread::get_id()];
+  ThreadWait& mine = all.by_thread[this_thread()];
   if (mine.id != 0) outer_ = std::move(mine);
   mine = std::move(wait);
 }
@@ -58,13 +60,43 @@ WaitScope::~WaitScope() {
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   if (outer_) {
-    all.by_thread[std::this_thread::get_id()] = std::move(*outer_);
+    all.by_thread[this_thread()] = std::move(*outer_);
   } else {
-    all.by_thread.erase(std::this_thread::get_id());
+    all.by_thread.erase(this_thread());
   }
 }
 
-std::optional<ThreadWait> wait_of(std::thread::id thread) {
+std::uint64_t this_thread() {
+  static std::atomic<std::uint64_t> last{0};
+  thread_local const std::uint64_t number = ++last;
+  return number;
+}
+
+void note_caller(int world_rank) {
+  // One that has ended calls nothing any more.
+  struct Life {
+    ~Life() {
+      Waits& all = waits();
+      const std::lock_guard lock(all.mutex);
+      for (auto& [rank, callers] : all.callers) callers.erase(thread);
+    }
+    const std::uint64_t thread = this_thread();
+  };
+  thread_local const Life life;
+  (void)life;
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  all.callers[world_rank].insert(this_thread());
+}
+
+bool is_only_caller(int world_rank, std::uint64_t thread) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  const std::set<std::uint64_t>& callers = all.callers[world_rank];
+  return callers.size() == 1 && *callers.begin() == thread;
+}
+
+std::optional<ThreadWait> wait_of(std::uint64_t thread) {
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_thread.find(thread);

@@ -6,7 +6,6 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <thread>
 
 namespace smdp {
 
@@ -43,7 +42,15 @@ class WaitScope {
   std::optional<ThreadWait> outer_;
 };
 
-std::optional<ThreadWait> wait_of(std::thread::id thread);
+// Of this thread, among those of this process; unlike its std::thread::id it is never used again.
+std::uint64_t this_thread();
+
+std::optional<ThreadWait> wait_of(std::uint64_t thread);
+
+// This thread calls operations as this rank of the world. What one thread waits for keeps the rank from coming only if
+// no other one calls any.
+void note_caller(int world_rank);
+bool is_only_caller(int world_rank, std::uint64_t thread);
 
 // Tells whoever waits there why it is in vain; they ask for it themselves.
 void break_wait(std::uint64_t id, std::exception_ptr error);

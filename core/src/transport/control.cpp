@@ -214,6 +214,7 @@ void Control::on_message(int rank, const std::string& body) {
     case Type::kPing: {
       const Status status = callbacks_.status();
       std::string answer = start(Type::kPong, members_.rank);
+      put(answer, reader.get<std::uint64_t>());
       put(answer, status.last);
       put(answer, static_cast<std::uint8_t>(status.busy));
       put(answer, status.called);
@@ -225,7 +226,7 @@ void Control::on_message(int rank, const std::string& body) {
       break;
     }
     case Type::kPong: {
-      if (inquiries_.empty()) break;
+      if (inquiries_.empty() || reader.get<std::uint64_t>() != number_) break;
       const auto index = static_cast<std::size_t>(origin);
       answered_[index] = true;
       Status& status = statuses_[index];
@@ -287,7 +288,9 @@ void Control::start_inquiry(Inquiry inquiry) {
   answered_[0] = true;
   statuses_[0] = callbacks_.status();
   inquiry_ends_ = Clock::now() + kInquiry;
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) ask(static_cast<int>(rank), start(Type::kPing, 0));
+  std::string question = start(Type::kPing, 0);
+  put(question, ++number_);
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) ask(static_cast<int>(rank), question);
 }
 
 Control::Verdict Control::verdict(std::uint64_t sequence) const {
@@ -325,7 +328,7 @@ void Control::hand_out(const Verdict& verdict) {
   for (auto& [sequence, answer] : std::exchange(waiting_, {})) {
     if (sequence == verdict.sequence) {
       answer(verdict);
-    } else {
+    } else if (sequence == 0 || sequence > verdict.sequence) {
       waiting_.emplace_back(sequence, std::move(answer));
     }
   }

@@ -108,6 +108,7 @@ class Control final : public Progress::Client {
   std::vector<Peer> peers_;                                // by rank; on others than rank 0 only [0] is used
   std::vector<std::pair<std::uint64_t, Answer>> waiting_;  // own inquiries, by sequence
   // Rank 0: the inquiry under way.
+  std::uint64_t number_ = 0;  // of rounds of questions so far
   std::vector<Inquiry> inquiries_;
   std::vector<bool> answered_;
   std::vector<Status> statuses_;

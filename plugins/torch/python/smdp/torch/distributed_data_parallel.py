@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ _NO_COMM_HOOKS = (
     "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
     "torch.nn.parallel.DistributedDataParallel on smdp"
 )
+# What is in an output without holding a tensor that has a gradient; a torch.Size is a tuple.
+_PLAIN = (torch.Tensor, complex, float, int, str, bytes, tuple, Enum, torch.dtype, torch.device, torch.layout)
 _SIGNATURE = inspect.signature(TorchDistributedDataParallel.__init__)
 
 
@@ -332,7 +335,7 @@ def _tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
     found = {id(tensor): tensor for tensor in _find_tensors(output)}
     is_all = True
     for leaf in tree_leaves(output):
-        if leaf is None or isinstance(leaf, (torch.Tensor, complex, float, int, str, bytes)):
+        if leaf is None or isinstance(leaf, _PLAIN):
             continue
         held = _tensors_of(leaf)
         found.update({id(tensor): tensor for tensor in held})
@@ -350,8 +353,8 @@ def _tensors_of(holder: Any, depth: int = 3) -> list[torch.Tensor]:
     return tensors
 
 
-def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    def arm(grad: torch.Tensor) -> torch.Tensor | None:
+def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor | None], torch.Tensor | None]:
+    def arm(grad: torch.Tensor | None) -> torch.Tensor | None:
         return None if (found := hooks()) is None else found.pass_on(grad)
 
     return arm

@@ -150,17 +150,17 @@ class GradientHooks:
         self._root = torch._C._current_autograd_node()
         Variable._execution_engine.queue_callback(self._end_backward)
 
-    def pass_on(self, grad: Tensor) -> Tensor | None:
-        """Arm at a gradient of the model's output.
+    def pass_on(self, grad: Tensor | None) -> Tensor | None:
+        """Arm at a gradient of the model's output; None where nothing came of that output.
 
         With `create_graph=True` there may be a backward of what comes of it, which does not pass the output
         (a gradient penalty): a leaf that the gradient is multiplied with, one, tells of that.
         """
         self.arm()
-        if not torch.is_grad_enabled():
+        if grad is None or not torch.is_grad_enabled():
             return None
         if grad.dtype not in self._marks:
-            leaf = torch.ones((), dtype=grad.dtype, requires_grad=True)
+            leaf = torch.ones((), dtype=grad.dtype, device="cpu", requires_grad=True)
             leaf.register_post_accumulate_grad_hook(_marked(weakref.ref(self)))
             self._marks[grad.dtype] = (leaf, get_gradient_edge(leaf).node)
         return grad * self._marks[grad.dtype][0]

@@ -117,7 +117,10 @@ class Plugin:
 
 
 def described_by(plugin: Plugin, arguments: dict[str, Any]) -> str:
-    """Write a plugin as it was made, without the arguments that are as by default."""
-    parameters = inspect.signature(type(plugin)).parameters
-    changed = {name: value for name, value in arguments.items() if value != parameters[name].default}
+    """Write a plugin as it was made, without the arguments that are as by default.
+
+    A subclass may take others, or have other defaults.
+    """
+    defaults = {name: one.default for name, one in inspect.signature(type(plugin)).parameters.items()}
+    changed = {name: value for name, value in arguments.items() if value != defaults.get(name, ...)}
     return f"{type(plugin).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
