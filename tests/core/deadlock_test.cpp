@@ -138,6 +138,33 @@ TEST(Deadlocks, AreNotSeenWhereThreadsComeLate) {
   });
 }
 
+// A thread that saves, in a group that it has not used yet, while the other ones make groups.
+TEST(Deadlocks, AreNotSeenWhereAThreadBesideCallsFirst) {
+  run(Layout{2}, [](Group& group) {
+    const std::unique_ptr<Group> saving = group.split(0, 0, "saving");
+    std::thread beside([&] {
+      if (group.rank() == 0) std::this_thread::sleep_for(seconds(4));
+      saving->barrier();
+    });
+    if (group.rank() == 1) std::this_thread::sleep_for(seconds(4));
+    group.twin("late", 0)->barrier();
+    beside.join();
+  });
+}
+
+// Who gives an operation less time than is usual does without it, and without what waits elsewhere for this rank.
+TEST(Deadlocks, LeaveShortDeadlinesAlone) {
+  run(Layout{2}, [](Group& group) {
+    const std::unique_ptr<Group> other = group.split(0, 0, "other");
+    if (group.rank() == 1) {
+      Call call;
+      call.timeout = std::chrono::milliseconds(3500);
+      EXPECT_THROW(other->barrier(call), TimeoutError);
+    }
+    sum(group);
+  });
+}
+
 // Called is called: what waits in the queue comes without the thread.
 TEST(Deadlocks, AreNotSeenWhereOperationsAreQueued) {
   run(Layout{3}, [](Group& group) {

@@ -68,6 +68,26 @@ def penalises_in_any_order() -> None:
     dist.barrier()
 
 
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = self.layer(x).tanh().chunk(2, -1)
+        return first, second
+
+
+def penalises_one_half() -> None:
+    """Nothing comes of the other output of chunk()."""
+    model = DistributedDataParallel(Halves())
+    torch.manual_seed(dist.get_rank())
+    x = torch.randn(3, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x)[0].sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    assert torch.equal(*gathered(model.module.layer.weight.grad))
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -193,6 +213,7 @@ CHECKS = [
     goes_back_for_some_alone,
     goes_back_twice,
     goes_back_past_what_was_found,
+    penalises_one_half,
     skips_the_model,
 ]
 
