@@ -2,10 +2,8 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/unique_ptr.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "bind.h"

@@ -2,6 +2,7 @@
 // that only come late, or by another thread, do not.
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -30,6 +31,7 @@ void sum(Group& group, bool async = false) {
 // Every rank's part ends in a MismatchError that has the texts.
 void expect_deadlock(const Layout& layout, const std::function<void(Group&)>& prepare,
                      const std::function<void(Group&)>& part, const std::vector<std::string>& texts) {
+  std::barrier over(world_size(layout));
   const auto body = [&](Group& group) {
     prepare(group);
     const auto start = steady_clock::now();
@@ -45,8 +47,8 @@ void expect_deadlock(const Layout& layout, const std::function<void(Group&)>& pr
       ADD_FAILURE() << "rank " << group.rank() << ": " << error.what();
     }
     EXPECT_LT(steady_clock::now() - start, seconds(20));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // nobody hears of a departure instead
-    throw ClosedError("the test is over");                        // instead of run()'s barrier
+    over.arrive_and_wait();                 // nobody hears of a departure instead
+    throw ClosedError("the test is over");  // instead of run()'s barrier
   };
   EXPECT_THROW(run(layout, body), ClosedError);
 }

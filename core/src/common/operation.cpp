@@ -11,6 +11,7 @@
 
 #include "common/completion.h"
 #include "common/fork_guard.h"
+#include "common/per_process.h"
 #include "common/thread_wait.h"
 #include "common/wait_clock.h"
 #include "smdp/error.h"
@@ -23,21 +24,10 @@ struct CompletionQueue {
   std::mutex mutex;
   std::condition_variable condition;
   std::deque<std::uint64_t> tokens;  // guarded by mutex
-  const std::uint64_t generation = ForkGuard::generation();
 };
 
-// A forked child gets its own: a thread of the parent's may hold the lock of the inherited one.
-CompletionQueue& completion_queue() {
-  static std::atomic<CompletionQueue*> current{new CompletionQueue};  // never destroyed: threads may outlive main
-  CompletionQueue* known = current.load();
-  if (!ForkGuard::in_forked_child(known->generation)) return *known;
-  auto fresh = std::make_unique<CompletionQueue>();
-  if (current.compare_exchange_strong(known, fresh.get())) known = fresh.release();
-  return *known;
-}
-
 void push_completion(std::uint64_t token) {
-  CompletionQueue& queue = completion_queue();
+  auto& queue = per_process<CompletionQueue>();
   const std::lock_guard lock(queue.mutex);
   queue.tokens.push_back(token);
   queue.condition.notify_one();
@@ -188,7 +178,7 @@ void Operation::complete(std::exception_ptr error, int source) {
 }
 
 std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout) {
-  CompletionQueue& queue = completion_queue();
+  auto& queue = per_process<CompletionQueue>();
   std::unique_lock lock(queue.mutex);
   if (!queue.condition.wait_until(lock, WaitClock::now() + timeout, [&] { return !queue.tokens.empty(); })) {
     return std::nullopt;

@@ -2,13 +2,12 @@
 
 #include <atomic>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
 #include <utility>
 
-#include "common/fork_guard.h"
+#include "common/per_process.h"
 
 namespace smdp {
 namespace {
@@ -23,18 +22,9 @@ struct Waits {
   std::map<std::uint64_t, ThreadWait> by_thread;
   std::map<int, std::set<std::uint64_t>> callers;  // by rank of the world
   std::uint64_t last_id = random_start();
-  const std::uint64_t generation = ForkGuard::generation();
 };
 
-// A forked child gets its own: a thread of the parent's may hold the lock of the inherited one.
-Waits& waits() {
-  static std::atomic<Waits*> current{new Waits};  // never destroyed: threads may outlive main
-  Waits* known = current.load();
-  if (!ForkGuard::in_forked_child(known->generation)) return *known;
-  auto fresh = std::make_unique<Waits>();
-  if (current.compare_exchange_strong(known, fresh.get())) known = fresh.release();
-  return *known;
-}
+Waits& waits() { return per_process<Waits>(); }
 
 }  // namespace
 

@@ -204,12 +204,10 @@ def test_refusals() -> None:
         SmdpStrategy(ddp_comm_hook=print)
 
 
-BY_NAME_ALONE = """
+LINE = """
 import os
-import sys
 import lightning
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 
 class Line(lightning.LightningModule):
     def __init__(self):
@@ -219,6 +217,11 @@ class Line(lightning.LightningModule):
         return self.layer(batch).square().mean()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+
+BY_NAME_ALONE = """
+import sys
+from lightning.pytorch.strategies import DDPStrategy
 
 assert not [name for name in sys.modules if name.split(".")[0] == "smdp"]
 strategy = DDPStrategy(process_group_backend="smdp")
@@ -256,29 +259,16 @@ def run_command(words: list[str]) -> str:
 def test_by_name_alone(launcher: list[str], tmp_path: Path) -> None:
     """Nobody imports smdp."""
     script = tmp_path / "by_name.py"
-    script.write_text(BY_NAME_ALONE)
+    script.write_text(LINE + BY_NAME_ALONE)
     first, second = re.findall(r"trained 2 smdp 2 (.+)", started(launcher, str(script)))
     assert first == second
 
 
 BY_MPIRUN = """
-import os
-import lightning
-import torch
 import smdp.lightning
 from lightning.pytorch.plugins.environments import MPIEnvironment
 
 MPIEnvironment.detect = staticmethod(lambda: False)  # as without mpi4py
-
-class Line(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch).square().mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 for _ in range(2):
     quiet = dict.fromkeys(silent, False)
@@ -298,7 +288,7 @@ def test_mpirun_without_mpi4py(tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not here")
     script = tmp_path / "by_mpirun.py"
-    script.write_text(BY_MPIRUN)
+    script.write_text(LINE + BY_MPIRUN)
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(script)]
     told = re.findall(r"trained (.+) at (.+)", run_command(mpirun))
     assert sorted(place for _, place in told) == ["[0, 0, 0, 2]"] * 2 + ["[1, 1, 0, 2]"] * 2

@@ -39,20 +39,18 @@ class Regression(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.05)
 
 
+def trainer_with(callback: PreemptionCallback, **options: Any) -> lightning.Trainer:
+    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return lightning.Trainer(
+        accelerator="cpu", callbacks=[callback], **dict.fromkeys(silent, False), **options
+    )
+
+
 def train() -> list[Any]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     callback = PreemptionCallback(os.environ["KEPT"])
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=size,
-        strategy=SmdpStrategy() if size > 1 else "auto",
-        max_steps=15,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
+    strategy = SmdpStrategy() if size > 1 else "auto"
+    trainer = trainer_with(callback, devices=size, strategy=strategy, max_steps=15)
     module = Regression()
     start = callback.checkpoint
     trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(4 * size, 1), 1), ckpt_path=start)
@@ -72,15 +70,7 @@ def fail() -> None:
 
     def fit(module: lightning.LightningModule) -> None:
         callback = PreemptionCallback(os.environ["KEPT"])
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_steps=5,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[callback],
-        )
+        trainer = trainer_with(callback, max_steps=5)
         trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(5, 1), 1))
 
     def mine(number: int, frame: Any) -> None: ...

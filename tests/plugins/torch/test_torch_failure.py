@@ -32,6 +32,13 @@ def raises_within(seconds: float, *words: str, kind: type[BaseException] = Runti
         assert word in str(caught.value), caught.value
 
 
+def stay() -> None:
+    """Until all ranks are here, past the groups that have failed: nobody hears of a departure instead."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"over/{dist.get_rank()}", "")
+    store.wait([f"over/{rank}" for rank in range(dist.get_world_size())])
+
+
 def different_shape() -> None:
     import smdp
 
@@ -78,7 +85,7 @@ def a_step_more() -> None:
         for _ in range(steps):
             net(torch.ones(2, 4)).sum().backward()
         dist.all_reduce(torch.ones(7))
-    time.sleep(0.5)  # nobody hears of a departure instead
+    stay()
 
 
 def wrapped_on_one_rank() -> None:
@@ -91,7 +98,7 @@ def wrapped_on_one_rank() -> None:
             dist.all_reduce(torch.ones(7))
         else:
             smdp.torch.DistributedDataParallel(nn.Linear(4, 4))
-    time.sleep(0.5)
+    stay()
 
 
 def new_group_on_one_rank() -> None:
@@ -102,7 +109,7 @@ def new_group_on_one_rank() -> None:
             dist.new_group([0, 1])
         else:
             dist.all_reduce(torch.ones(7))
-    time.sleep(0.5)
+    stay()
 
 
 def timeout() -> None:

@@ -52,6 +52,9 @@ def check_all_gather() -> None:
     dist.all_gather(outputs, outputs[0])
     for rank, output in enumerate(outputs):
         same(output, torch.full((3,), float(rank)), "all_gather of an output")
+    whole = torch.full((dist.get_world_size(), 3), float(dist.get_rank()))
+    dist.all_gather_single(whole, whole[0])
+    same(whole[:, 0], torch.arange(float(dist.get_world_size())), "all_gather_single of a part of the output")
 
 
 def check_all_to_all() -> None:

@@ -128,6 +128,8 @@ class Gathers(Calls):
                     f"all_gather: the output has {output.numel()} elements, "
                     f"needs {tensor.numel()} x {self._size} ranks"
                 )
+            if _overlap(tensor, output):
+                tensor = _apart(tensor, list(output.flatten().chunk(self._size)), self._rank)
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         staging.ready()
         self._sequence += 1
@@ -284,16 +286,18 @@ class Gathers(Calls):
 
 def _apart(source: Tensor, outputs: list[Tensor], own: int) -> Tensor:
     """Give a copy of an input that lies in another rank's output, where torch lets it lie."""
-    begin, end = _span(source)
-    for rank, output in enumerate(outputs):
-        first, last = _span(output)
-        if rank != own and first < end and begin < last:
-            return source.clone()
-    return source
+    is_apart = not any(rank != own and _overlap(source, output) for rank, output in enumerate(outputs))
+    return source if is_apart else source.clone()
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    begin, end = _span(one)
+    first, last = _span(other)
+    return first < end and begin < last
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    if tensor.numel() == 0:
-        return 0, 0
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     steps = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
