@@ -121,9 +121,9 @@ def test_other_backends_that_cannot_be() -> None:
 
 
 def timed() -> Any:
-    """The default group and a plugin's own."""
-    plugin = DataParallel(algorithm="ring")
-    for _ in range(2):  # the second Trainer takes the plugin's group of the first
+    """The default group and that of the plugins."""
+    for _ in range(2):  # the second Trainer's takes the group of the first one's
+        plugin = DataParallel(algorithm="ring")
         lm.trainer(lm.arguments(**json.loads(os.environ["OPTIONS"])), plugins=[plugin])
     groups = torch.distributed.distributed_c10d._world.pg_map
     return [group.timeout_s for group in groups if isinstance(group, ProcessGroupSmdp)]

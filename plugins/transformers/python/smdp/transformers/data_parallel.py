@@ -116,18 +116,15 @@ class DataParallel(Plugin):
                     " itself. Leave one of them out."
                 )
         check_started("DataParallel", args)
-        before, self._group = self._group, None
+        self._group = None
         if args.world_size == 1 or not dist.is_initialized():
             return
         watch()  # also where the model is wrapped by another plugin, or left to torch's reducer
         default = dist.distributed_c10d._get_default_group()
         if isinstance(default, ProcessGroupSmdp) and not self._variables:
             self._group = default
-        elif before in dist.distributed_c10d._world.pg_map:  # an earlier Trainer's, of the same options
-            self._group = before
         else:
-            with _environment(self._variables):
-                self._group = dist.new_group(backend="smdp", timeout=_timeout(args))
+            self._group = _group_of(self._variables, _timeout(args))
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
@@ -161,6 +158,18 @@ class DataParallel(Plugin):
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
+
+
+# What earlier Trainers train over, by what it was made with: a search makes many.
+_groups: dict[tuple[Any, ...], Any] = {}
+
+
+def _group_of(variables: dict[str, str], timeout: timedelta | None) -> Any:
+    asked = (*sorted(variables.items()), timeout)
+    if _groups.get(asked) not in dist.distributed_c10d._world.pg_map:
+        with _environment(variables):
+            _groups[asked] = dist.new_group(backend="smdp", timeout=timeout)
+    return _groups[asked]
 
 
 def _text_of(name: str, value: Any) -> str:
