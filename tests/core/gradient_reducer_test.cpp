@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "cost/fusion_cost.h"
+#include "fusion/explanation.h"
 #include "fusion/layout.h"
 #include "fusion/sending_order.h"
 #include "ranks.h"
@@ -428,7 +429,7 @@ TEST(FusionLayout, SkewedListsAreBalanced) {
   std::vector<std::size_t> order(gradients.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   const std::size_t cap = std::size_t{25} << 20;
-  const smdp::Layout layout = lay_out(gradients, order, cost::fusion_sizes({200e-6, 50e6}, 4, cap), cap);
+  const smdp::Layout layout = lay_out(gradients, order, cost::fusion_sizes({200e-6, 50e6}, 4, 1, cap), cap);
   constexpr std::size_t kOwners = 8;
   std::vector<std::size_t> bytes(kOwners);
   for (const PlannedBuffer& buffer : layout.buffers) {
@@ -448,14 +449,78 @@ TEST(FusionLayout, SkewedListsAreBalanced) {
 
 TEST(FusionCost, BuffersGrowWithLatencyAndBandwidth) {
   const std::size_t cap = std::size_t{25} << 20;
-  const auto slow = cost::fusion_sizes({200e-6, 50e6}, 4, cap);
+  const auto slow = cost::fusion_sizes({200e-6, 50e6}, 4, 1, cap);
   EXPECT_EQ(slow.usual, std::size_t{4} << 20);
   EXPECT_EQ(slow.smallest, std::size_t{512} << 10);
-  const auto fast = cost::fusion_sizes({100e-6, 1e9}, 1, cap);
+  const auto fast = cost::fusion_sizes({100e-6, 1e9}, 1, 1, cap);
   EXPECT_EQ(fast.usual, 5'000'000U);
   EXPECT_EQ(fast.smallest, 1'000'000U);
-  EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9}, 1, cap).usual, cap);
-  EXPECT_GT(cost::fusion_sizes({1e-3, 10e9}, 4096, cap).usual, 5 * cap);
+  EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9}, 1, 1, cap).usual, cap);
+  EXPECT_GT(cost::fusion_sizes({1e-3, 10e9}, 4096, 1, cap).usual, 5 * cap);
+}
+
+// A short look at a link may promise more than a rank can sum: two passes over a buffer inside a host, and one over its
+// lane of it between hosts.
+TEST(FusionCost, ABufferFlowsNoFasterThanItIsSummed) {
+  const cost::Measured slow_sums{1e-3, 10e9, 6e9};
+  EXPECT_EQ(cost::flow(slow_sums, 1, 1), 10e9);  // nothing to sum
+  EXPECT_EQ(cost::flow(slow_sums, 1, 4), 6e9);
+  EXPECT_EQ(cost::flow(slow_sums, 4, 1), 6e9);
+  EXPECT_EQ(cost::flow(slow_sums, 4, 2), 4e9);
+  EXPECT_EQ(cost::flow({1e-3, 1e9, 6e9}, 4, 2), 1e9);
+  const std::size_t cap = std::size_t{1} << 30;
+  EXPECT_EQ(cost::fusion_sizes(slow_sums, 4, 2, cap).usual, 200'000'000U);
+  EXPECT_EQ(cost::fusion_sizes({1e-3, 10e9, 1e12}, 4, 2, cap).usual, 500'000'000U);
+  // The wire of a lane is busy for less long, so an owner pays off sooner.
+  EXPECT_LT(cost::exchange_sizes({20e-6, 10e9, 5e9}, 2, 1).least, cost::exchange_sizes({20e-6, 10e9}, 2, 1).least);
+}
+
+// 10 MB and little of float32, some float16, between two hosts of two ranks.
+std::string explained(Compression compression, Algorithm algorithm = Algorithm::kDirect) {
+  std::vector<Gradient> gradients{{"a", 2'500'000, DType::kFloat32}, {"b", 100, DType::kFloat32}};
+  if (compression == Compression::kBfloat16) gradients.push_back({"c", 100, DType::kFloat16});
+  std::vector<std::size_t> order(gradients.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  Reasons reasons;
+  reasons.compression = compression;
+  reasons.cap = std::size_t{25} << 20;
+  reasons.hosts = reasons.lanes = 2;
+  reasons.ranks = 4;
+  reasons.algorithm = algorithm;
+  reasons.measured = {250e-6, 2e9, 3e9, 1};
+  reasons.sizes =
+      cost::fusion_sizes(has_fixed_buffers(compression) ? cost::Measured{} : reasons.measured, 2, 2, reasons.cap);
+  reasons.exchange = cost::exchange_sizes(reasons.measured, 2, 2);
+  return explain(lay_out(gradients, order, reasons.sizes, reasons.cap), reasons);
+}
+
+void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+}
+
+TEST(Explanation, SaysWhatIsTrueOfEachWireType) {
+  const std::string plain = explained(Compression::kNone);
+  expect_parts(plain,
+               {"2 gradients in 2 fusion buffers between 4 ranks on 2 hosts; compression between hosts: none.",
+                "Measured: the smallest all_reduce takes 250 us, large ones 2000 MB/s, sums 3000 MB/s, so that a "
+                "buffer flows at 2000 MB/s. Hence buffers of at most 25.00 MB",
+                "Between hosts, direct: every host owns a part of a chunk, at most 128 KiB; where they would be "
+                "below 2944 bytes, fewer hosts do; over one connection to each rank.",
+                "1 gradients, 2 owners of 0.00 MB", "10.00 MB float32, 1 gradients, 4 owners of 2.50 MB"});
+  const std::string cast = explained(Compression::kBfloat16);
+  expect_parts(cast, {"Measured: ",
+                      "Between hosts, float32 direct: every host owns a part of a chunk, at most 512 KiB before "
+                      "encoding; over one connection",
+                      "Between hosts, other dtypes direct: every host owns a part of a chunk, at most 128 KiB; where",
+                      "1 gradients, 4 owners of 0.00 MB"});
+  const std::string coded = explained(Compression::kInt8);
+  expect_parts(coded, {"Where buffers end decides what int8 loses, so no measurement has a say in it. Assumed: the "
+                       "smallest all_reduce takes 100 us, large ones 1000 MB/s",
+                       "at most 512 KiB before encoding"});
+  EXPECT_EQ(coded.find("Measured"), std::string::npos) << coded;
+  EXPECT_EQ(coded.find("fewer hosts do"), std::string::npos) << coded;
+  expect_parts(explained(Compression::kNone, Algorithm::kRecursiveDoubling),
+               {"recursive_doubling: each pair of hosts exchanges whole chunks, at most 1024 KiB"});
 }
 
 }  // namespace

@@ -171,8 +171,11 @@ class SMDP_API Group {
   // it waits for the others.
   std::unique_ptr<Group> twin(const std::string& name, int streams);
 
-  // Which algorithm an all_reduce of so many bytes takes in this group, and the cost model's figures for all, as text.
+  // Which algorithm an all_reduce of so many bytes takes in this group, the cost model's figures for all, chunks,
+  // owners and connections, as text.
   std::string explain(std::size_t bytes) const;
+  // The name of what all_reduce_batch() of so many bytes takes between hosts.
+  std::string batch_algorithm(std::size_t bytes) const;
 
   // Fails what is in flight on all ranks with this reason and closes the group everywhere.
   void abort(const std::string& reason);

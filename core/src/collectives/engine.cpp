@@ -38,6 +38,7 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
       spins_(!members_.is_oversubscribed()),
       fork_generation_(ForkGuard::generation()) {
   note_caller(members_.world_rank(members_.rank));
+  for (const auto& to_one : connections_.data) streams_ = std::max(streams_, to_one.size());
   const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
   const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
   mailbox_ = std::make_unique<Mailbox>(members_, on_broken, on_error);

@@ -64,6 +64,8 @@ class Engine final : public Progress::Client {
   const GroupOptions& options() const { return options_; }
   const Planner& planner() const { return planner_; }
   std::size_t slot_bytes() const { return board_.slot_bytes(); }
+  // Connections to a rank on another host; 0: there is none.
+  std::size_t streams() const { return streams_; }
   // Throws if the group is closed or this is a forked child.
   void check_usable() const;
 
@@ -166,6 +168,7 @@ class Engine final : public Progress::Client {
   std::unique_ptr<Control> control_;
   const bool spins_;
   const std::uint64_t fork_generation_;
+  std::size_t streams_ = 0;
 
   std::unique_ptr<Collective> active_;                                 // driven by the progress thread
   std::map<int, std::pair<Clock::time_point, std::string>> suspects_;  // ranks with a broken stream: blamed then

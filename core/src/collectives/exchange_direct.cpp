@@ -3,8 +3,8 @@
 // fewer owners, each of a longer shard.
 #include <vector>
 
+#include "collectives/chunks.h"
 #include "collectives/exchange.h"
-#include "sharding/equal_shards.h"
 
 namespace smdp {
 
@@ -12,9 +12,7 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
                      std::size_t owners) {
   const std::size_t hosts = lane.ranks.size();
   const std::size_t element = size_of(reduction.dtype);
-  const auto shard = [&](std::size_t host) {
-    return host < owners ? slice_of(count, owners, host, element) : Slice{count, count};
-  };
+  const auto shard = [&](std::size_t host) { return shard_of(count, owners, host, element); };
   const Slice own = shard(lane.me);
   std::vector<std::byte> scratch(hosts * own.size() * element);
   std::vector<Link::Pending> partials(hosts, 0);

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "collectives/chunks.h"
 #include "collectives/engine.h"
 #include "collectives/hierarchical.h"
 #include "collectives/local.h"
@@ -514,9 +515,12 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {
 }
 
 std::string Group::explain(std::size_t bytes) const {
-  const Members& all = impl_->members();
-  return impl_->engine->planner().explain(bytes, all.hosts.size(), all.local_ranks().size(),
-                                          impl_->engine->slot_bytes());
+  return impl_->engine->planner().explain(bytes, hosts().size(), lanes_of(hosts()), impl_->engine->slot_bytes(),
+                                          impl_->engine->streams());
+}
+
+std::string Group::batch_algorithm(std::size_t bytes) const {
+  return name_of(impl_->engine->planner().batch_choice(bytes / lanes_of(hosts()), hosts().size()));
 }
 
 void Group::abort(const std::string& reason) { impl_->engine->abort(reason); }

@@ -2,46 +2,34 @@
 // stages run at once, each on another chunk: sum inside the host (board lane 0), exchange across hosts (links), spread
 // inside the host (board lane 1). `out` holds the partial sums, so no stage needs memory of its own.
 #include <algorithm>
-#include <limits>
+#include <utility>
+#include <vector>
 
+#include "collectives/chunks.h"
 #include "collectives/exchange.h"
 #include "collectives/hierarchical.h"
-#include "sharding/equal_shards.h"
 
 namespace smdp {
 namespace {
 
-// Before encoding.
-constexpr std::size_t kCodedShardBytes = std::size_t{512} << 10;
-// Of a lane: every step of recursive doubling sends the whole chunk.
-constexpr std::size_t kDoublingBytes = std::size_t{1} << 20;
 // Chunks under way between hosts. None starts before all that are this far behind it are over, so that no message of a
 // later one keeps one that is awaited from coming.
 constexpr std::size_t kWindow = 3;
 
-struct Chunk {
-  std::size_t item;
-  std::size_t begin;  // element of the item
-  std::size_t size;   // elements
-  bool is_last;       // of its item
-};
-
 struct Pipeline {
   Context& context;
   const Batch& batch;
-  const Planner& planner;
   std::size_t lanes;
-  std::vector<Chunk> chunks = {};
-  std::vector<Algorithm> algorithms = {};  // between hosts, by item
-  std::size_t summed = 0;                  // chunks that have left the first stage
-  std::vector<bool> exchanged = {};        // chunks that have left the second
-  std::size_t over = 0;                    // of those, the first ones without a gap
+  std::vector<Chunk> chunks;
+  std::vector<Algorithm> algorithms;  // between hosts, by item
+  std::size_t summed = 0;             // chunks that have left the first stage
+  std::vector<bool> exchanged = {};   // chunks that have left the second
+  std::size_t over = 0;               // of those, the first ones without a gap
 
   const Batch::Item& item(std::size_t k) const { return batch.items()[chunks[k].item]; }
   // Within the item.
   Slice slice(std::size_t k, std::size_t lane) const {
-    const Slice within = slice_of(chunks[k].size, lanes, lane, size_of(item(k).reduction.dtype));
-    return {chunks[k].begin + within.begin, chunks[k].begin + within.end};
+    return slice_of_lane(chunks[k], lanes, lane, size_of(item(k).reduction.dtype));
   }
   // Whether partial sums are stored before the one that makes the result.
   bool has_stages(std::size_t k) const {
@@ -60,36 +48,6 @@ struct Pipeline {
   void end_exchange(std::size_t k) {
     exchanged[k] = true;
     while (over < chunks.size() && exchanged[over]) ++over;
-  }
-
-  // A measurement has no say where ends of shards decide what is lost, or in what order a sum is formed.
-  std::size_t chunk_bytes(const Batch::Item& one, Algorithm algorithm) const {
-    if (one.codec == nullptr && algorithm == Algorithm::kRecursiveDoubling) return kDoublingBytes * lanes;
-    const std::size_t parts = context.members.hosts.size() * lanes;
-    if (one.codec != nullptr) return kCodedShardBytes * parts;
-    return parts * (algorithm == Algorithm::kRing ? cost::ExchangeSizes{}.shard : batch.sizes().shard);
-  }
-
-  // An empty item is a chunk, too: it ends when its turn comes.
-  void cut() {
-    const std::size_t hosts = context.members.hosts.size();
-    std::size_t bytes = 0;
-    for (const Batch::Item& one : batch.items()) bytes += one.bytes();
-    const Algorithm usual = batch.items().size() == 1 ? planner.host_exchange(bytes / lanes, hosts)
-                                                      : planner.batch_exchange(bytes / lanes, hosts);
-    for (std::size_t i = 0; i < batch.items().size(); ++i) {
-      const Batch::Item& one = batch.items()[i];
-      algorithms.push_back(one.codec == nullptr ? usual : Algorithm::kDirect);
-      const std::size_t most =
-          std::max<std::size_t>(1, chunk_bytes(one, algorithms.back()) / size_of(one.reduction.dtype));
-      std::size_t begin = 0;
-      do {
-        const std::size_t size = std::min(most, one.count - begin);
-        chunks.push_back({i, begin, size, begin + size == one.count});
-        begin += size;
-      } while (begin < one.count);
-    }
-    exchanged.resize(chunks.size(), false);
   }
 };
 
@@ -153,7 +111,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
       default:
         co_await exchange_direct(
             p.context, lane, data, slice.size(), reduction,
-            p.batch.sizes().owners(slice.size() * size_of(item.reduction.dtype), members.hosts.size()));
+            owners_of(p.chunks[k], p.batch.sizes(), members.hosts.size(), p.lanes, size_of(item.reduction.dtype)));
     }
     p.end_exchange(k);
   }
@@ -180,11 +138,11 @@ Task spread_chunks(Pipeline& p) {
 }  // namespace
 
 Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner) {
-  std::size_t lanes = std::numeric_limits<std::size_t>::max();
-  for (const std::vector<int>& host : context.members.hosts) lanes = std::min(lanes, host.size());
+  const std::size_t lanes = lanes_of(context.members.hosts);
   context.streams = batch.sizes().streams;
-  Pipeline pipeline{context, batch, planner, lanes};
-  pipeline.cut();
+  Cut all = cut(batch, planner, context.members.hosts.size(), lanes);
+  Pipeline pipeline{context, batch, lanes, std::move(all.chunks), std::move(all.algorithms)};
+  pipeline.exchanged.resize(pipeline.chunks.size(), false);
   std::vector<Task> stages;
   stages.push_back(sum_locally(pipeline));
   if (pipeline.has_lane()) {

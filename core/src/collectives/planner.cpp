@@ -1,8 +1,11 @@
 #include "collectives/planner.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
+#include "collectives/chunks.h"
 #include "common/log.h"
 #include "cost/collective_cost.h"
 #include "smdp/error.h"
@@ -24,6 +27,30 @@ Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, co
                               where + ": " + name_of(choice));
   }
   return choice;
+}
+
+std::string counted(std::size_t number, const char* what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+// Of equal chunks and shards.
+std::string owned_text(std::size_t chunks, std::size_t bytes, std::size_t owners) {
+  return counted(chunks, "chunk") + " of " + std::to_string(bytes / chunks) + " bytes, " + counted(owners, "owner") +
+         " of " + std::to_string(bytes / chunks / owners) + " bytes in each";
+}
+
+// Of an all_reduce by itself, which no measurement goes before.
+std::string cut_text(std::size_t bytes, Algorithm algorithm, std::size_t hosts, std::size_t lanes) {
+  const cost::ExchangeSizes sizes;
+  const Batch::Item item{nullptr, nullptr, bytes, {DType::kUint8, ReduceOp::kSum}};
+  const std::vector<Chunk> chunks = chunks_of(0, item, algorithm, sizes, hosts, lanes);
+  if (algorithm == Algorithm::kRecursiveDoubling) {
+    return counted(chunks.size(), "chunk") + " of " + std::to_string(bytes / chunks.size()) +
+           " bytes, of which every host sums all";
+  }
+  const bool is_direct = algorithm == Algorithm::kDirect;
+  const std::size_t owners = is_direct ? owners_of(chunks.front(), sizes, hosts, lanes, 1) : hosts;
+  return owned_text(chunks.size(), bytes, owners * lanes);
 }
 
 }  // namespace
@@ -60,9 +87,12 @@ Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {
 }
 
 Algorithm Planner::batch_exchange(std::size_t bytes, std::size_t hosts) const {
-  Algorithm choice = best_exchange(bytes, hosts);
-  if (choice == Algorithm::kRing && forced_ != Algorithm::kRing) choice = Algorithm::kDirect;
-  return announced(choice, bytes, hosts, "hosts");
+  return announced(batch_choice(bytes, hosts), bytes, hosts, "hosts");
+}
+
+Algorithm Planner::batch_choice(std::size_t bytes, std::size_t hosts) const {
+  const Algorithm choice = best_exchange(bytes, hosts);
+  return choice == Algorithm::kRing && forced_ != Algorithm::kRing ? Algorithm::kDirect : choice;
 }
 
 Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
@@ -77,23 +107,29 @@ Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
   return cost::ring(size, hosts) < direct ? Algorithm::kRing : Algorithm::kDirect;
 }
 
-std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes) const {
+std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes,
+                             std::size_t streams) const {
   const auto microseconds = [](double seconds) { return std::to_string(std::lround(seconds * 1e6)) + " us"; };
   const std::string what = "all_reduce of " + std::to_string(bytes) + " bytes ";
   const std::string by = forced_ == Algorithm::kAuto ? "" : std::string("; SMDP_ALGORITHM=") + name_of(forced_);
   const auto size = static_cast<double>(bytes);
   if (hosts == 1) {
-    return what + "between " + std::to_string(ranks) +
-           " ranks of one host: " + name_of(local_all_reduce(bytes, ranks, slot_bytes)) + " (cost model: one_shot " +
-           microseconds(cost::one_shot(size, ranks)) + ", two_shot " + microseconds(cost::two_shot(size, ranks)) +
-           "; one_shot up to " + std::to_string(slot_bytes) + " bytes" + by + ")";
+    const Algorithm choice = local_all_reduce(bytes, ranks, slot_bytes);
+    const std::size_t chunks = std::max<std::size_t>(1, (bytes + slot_bytes - 1) / slot_bytes);
+    return what + "between " + std::to_string(ranks) + " ranks of one host: " + name_of(choice) +
+           " (cost model: one_shot " + microseconds(cost::one_shot(size, ranks)) + ", two_shot " +
+           microseconds(cost::two_shot(size, ranks)) + "; one_shot up to " + std::to_string(slot_bytes) + " bytes" +
+           by + "), in " +
+           (choice == Algorithm::kOneShot ? "1 chunk, of which every rank sums all" : owned_text(chunks, bytes, ranks));
   }
+  const Algorithm choice = best_exchange(bytes / ranks, hosts);
   const double lane = size / static_cast<double>(ranks);
   return what + "between " + std::to_string(hosts) + " hosts of " + std::to_string(ranks) +
-         " ranks: summed inside each host, then each rank's part between hosts by " +
-         name_of(best_exchange(bytes / ranks, hosts)) + " (cost model: direct " +
-         microseconds(cost::direct(lane, hosts)) + ", ring " + microseconds(cost::ring(lane, hosts)) +
-         ", recursive_doubling " + microseconds(cost::recursive_doubling(lane, hosts)) + by + ")";
+         " ranks: summed inside each host, then each rank's part between hosts by " + name_of(choice) +
+         " (cost model: direct " + microseconds(cost::direct(lane, hosts)) + ", ring " +
+         microseconds(cost::ring(lane, hosts)) + ", recursive_doubling " +
+         microseconds(cost::recursive_doubling(lane, hosts)) + by + "), in " + cut_text(bytes, choice, hosts, ranks) +
+         ", over " + counted(streams, "connection") + " to each rank";
 }
 
 }  // namespace smdp

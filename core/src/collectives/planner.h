@@ -28,8 +28,13 @@ class Planner {
   // for there the order of a sum depends on where its element lies. bytes: of one lane of all items.
   Algorithm batch_exchange(std::size_t bytes, std::size_t hosts) const;
 
-  // The choice for an all_reduce between `hosts` of `ranks` each, with the cost of every algorithm.
-  std::string explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes) const;
+  // As batch_exchange(), without a word in the log.
+  Algorithm batch_choice(std::size_t bytes, std::size_t hosts) const;
+
+  // The choice for an all_reduce between `hosts` of `ranks` each, with the cost of every algorithm, and how it is cut:
+  // chunks, owners, streams (connections to a rank on another host).
+  std::string explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes,
+                      std::size_t streams) const;
 
  private:
   Algorithm best_exchange(std::size_t bytes, std::size_t hosts) const;

@@ -24,7 +24,7 @@ ExchangeSizes exchange_sizes(const Measured& measured, std::size_t hosts, std::s
   if (hosts < 2) return {};
   const auto peers = static_cast<double>(hosts - 1);
   // Of a lane: an all_reduce of S bytes sends 2 (M - 1) / M of S / lanes.
-  const double wire = measured.bandwidth * 2 * peers / static_cast<double>(hosts * lanes);
+  const double wire = flow(measured, hosts, lanes) * 2 * peers / static_cast<double>(hosts * lanes);
   const double message = Network{}.message;
   const double by_messages = kMessagesPerWire * message * wire;
   const double by_latency = measured.latency * wire / (2 * peers);

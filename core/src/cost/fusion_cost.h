@@ -12,10 +12,14 @@ namespace smdp::cost {
 struct Measured {
   double latency = 100e-6;  // s, of the smallest all_reduce
   double bandwidth = 1e9;   // bytes of buffer per second
-  double reduction = 10e9;  // bytes/s that a rank sums, of float32
+  double reduction = 10e9;  // bytes/s that a rank sums, of float32, counted where they are read
   // Connections to each peer that gave this bandwidth; fewer were slower. Default: all there are.
   std::size_t streams = std::numeric_limits<std::size_t>::max();
 };
+
+// Bytes of buffer per second: as measured, but no more than a rank can sum. Inside a host it reads as much as a buffer
+// holds, between hosts its lane of that; a short look at a fast link may promise more.
+double flow(const Measured& measured, std::size_t hosts, std::size_t lanes);
 
 struct FusionSizes {
   std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host; its messages take no longer than it
@@ -23,7 +27,8 @@ struct FusionSizes {
   std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 128 KiB per host
 };
 
-// cap: most bytes of a buffer, unless there are so many hosts that their messages would take longer than the bytes.
-FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_t cap);
+// lanes: ranks of a host that share its link. cap: most bytes of a buffer, unless there are so many hosts that their
+// messages would take longer than the bytes.
+FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_t lanes, std::size_t cap);
 
 }  // namespace smdp::cost

@@ -100,7 +100,8 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
   // What measure() would find: the smallest all_reduce, and the rate of large ones.
   const auto hosts = static_cast<double>(setting.hosts);
   const cost::Measured measured{2 * network.hop, setting.bandwidth * hosts / std::max(1.0, 2 * (hosts - 1))};
-  const cost::FusionSizes sizes = cost::fusion_sizes(measured, setting.hosts, setting.buffer_bytes);
+  const cost::FusionSizes sizes =
+      cost::fusion_sizes(measured, setting.hosts, setting.ranks_per_host, setting.buffer_bytes);
   const cost::ExchangeSizes exchange = cost::exchange_sizes(measured, setting.hosts, setting.ranks_per_host);
   std::vector<std::size_t> order(gradients.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});

@@ -13,8 +13,10 @@
 #include <utility>
 
 #include "collectives/batch.h"
+#include "collectives/chunks.h"
 #include "common/log.h"
 #include "common/thread_wait.h"
+#include "fusion/explanation.h"
 #include "fusion/finite.h"
 #include "fusion/fusion_buffer.h"
 #include "fusion/layout.h"
@@ -65,20 +67,17 @@ class GradientReducer::Impl {
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure(*group_, streams > 1);
-    // Where buffers end decides what int8 and top-k lose, so there no measurement may have a say.
-    const bool is_lossy = options_.compression == Compression::kInt8 || options_.compression == Compression::kTopK;
-    sizes_ = cost::fusion_sizes(is_lossy ? cost::Measured{} : measured_, group_->hosts().size(), options_.buffer_bytes);
-    const std::vector<std::vector<int>>& hosts = group_->hosts();
-    const auto fewest = std::min_element(hosts.begin(), hosts.end(),
-                                         [](const auto& one, const auto& other) { return one.size() < other.size(); });
-    exchange_ = cost::exchange_sizes(measured_, hosts.size(), fewest->size());
+    const std::size_t hosts = group_->hosts().size();
+    const std::size_t lanes = lanes_of(group_->hosts());
+    sizes_ = cost::fusion_sizes(has_fixed_buffers(options_.compression) ? cost::Measured{} : measured_, hosts, lanes,
+                                options_.buffer_bytes);
+    exchange_ = cost::exchange_sizes(measured_, hosts, lanes);
     std::vector<std::size_t> order(gradients_.size());
     std::iota(order.rbegin(), order.rend(), std::size_t{0});
     lay_out_by(order);
     used_.resize(gradients_.size());
     targets_.resize(gradients_.size());
     late_.resize(gradients_.size());
-    if (is_logged(LogLevel::kDebug)) log(LogLevel::kDebug, explain());
   }
 
   Impl(const Impl&) = delete;
@@ -223,34 +222,12 @@ class GradientReducer::Impl {
   Stats stats() const { return stats_; }
 
   std::string explain() const {
-    const auto megabytes = [](std::size_t bytes) {
-      std::string text = std::to_string(static_cast<double>(bytes) / 1e6);
-      return text.substr(0, text.find('.') + 3) + " MB";
-    };
-    std::string text = std::to_string(gradients_.size()) + " gradients in " + std::to_string(buffers_.size()) +
-                       " fusion buffers between " + std::to_string(group_->size()) + " ranks on " +
-                       std::to_string(group_->hosts().size()) +
-                       " hosts; compression between hosts: " + name_of(options_.compression) + ".\n";
-    const auto rate = [](double bytes) { return std::to_string(static_cast<int>(bytes / 1e6)) + " MB/s"; };
-    text += "Measured: the smallest all_reduce takes " + std::to_string(static_cast<int>(measured_.latency * 1e6)) +
-            " us, large ones " + rate(measured_.bandwidth) + ", sums " + rate(measured_.reduction) +
-            ". Hence buffers of at most " + megabytes(sizes_.usual) +
-            " (latency is 2 % of their time, or 1 MiB per host; limit " + megabytes(options_.buffer_bytes) +
-            "), the first and the last of about " + megabytes(sizes_.smallest) + ".\n";
-    if (group_->hosts().size() > 1) {
-      const std::string streams = measured_.streams == 1 ? "one connection" : "all connections";
-      text += "Between hosts: every host owns a part of a chunk, " + std::to_string(exchange_.shard >> 10) +
-              " KiB each; where they would be below " + std::to_string(exchange_.least) +
-              " bytes, fewer hosts do; over " + streams + " to each rank.\n";
-    }
-    for (std::size_t i = 0; i < buffers_.size(); ++i) {
-      const PlannedBuffer& plan = buffers_[i].plan;
-      const std::size_t bytes = plan.count * size_of(plan.dtype);
-      text += "buffer " + std::to_string(i) + ": " + megabytes(bytes) + " " + name_of(plan.dtype) + ", " +
-              std::to_string(plan.members.size()) + " gradients, " +
-              megabytes(bytes / static_cast<std::size_t>(group_->size())) + " per owner\n";
-    }
-    return text;
+    // As begin_batch() lists it.
+    const auto ranks = static_cast<std::size_t>(group_->size());
+    const std::size_t batch_bytes = step_bytes() + gradients_.size() + sizeof(std::uint32_t) * kToldCount * ranks;
+    return smdp::explain(
+        layout_, {options_.compression, options_.buffer_bytes, group_->hosts().size(), lanes_of(group_->hosts()), ranks,
+                  parse_algorithm(group_->batch_algorithm(batch_bytes)), measured_, sizes_, exchange_});
   }
 
  private:
@@ -322,6 +299,7 @@ class GradientReducer::Impl {
       }
       buffers_.push_back(std::move(buffer));
     }
+    if (is_logged(LogLevel::kDebug)) log(LogLevel::kDebug, explain());
   }
 
   // Under mutex_.
