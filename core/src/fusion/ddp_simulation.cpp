@@ -4,9 +4,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "collectives/chunks.h"
 #include "collectives/planner.h"
 #include "cost/collective_cost.h"
 #include "cost/exchange_cost.h"
+#include "fusion/explanation.h"
 #include "fusion/layout.h"
 #include "smdp/error.h"
 #include "smdp/simulation.h"
@@ -39,15 +41,19 @@ struct Transfer {
   double latency;  // seconds from then to the end
 };
 
-// bytes: of a buffer. Inside a host at the rate of shared memory, at the same time as the link.
-Transfer transfer(double bytes, const DdpSetting& setting, Algorithm algorithm, const cost::Network& network,
+// What is encoded goes direct, in chunks of its own, whatever the planner chooses for the rest.
+bool is_coded(const DdpSetting& setting) { return setting.compression != Compression::kNone && setting.hosts > 1; }
+
+// count: elements of a buffer. Inside a host at the rate of shared memory, at the same time as the link.
+Transfer transfer(std::size_t count, const DdpSetting& setting, Algorithm algorithm, const cost::Network& network,
                   const cost::ExchangeSizes& sizes) {
   const auto hosts = static_cast<double>(setting.hosts);
-  const auto ranks = static_cast<double>(setting.ranks_per_host);
+  const auto bytes = static_cast<double>(count * sizeof(float));
   const double local = setting.ranks_per_host == 1 ? 0 : cost::two_shot(bytes, setting.ranks_per_host);
   if (setting.hosts == 1) return {local, 0};
   const double wire = bytes * wire_ratio(setting) / network.bandwidth;
-  const double chunks = std::ceil(bytes / (static_cast<double>(sizes.shard) * hosts * ranks));
+  const std::size_t most = chunk_bytes(is_coded(setting), algorithm, sizes, setting.hosts, setting.ranks_per_host);
+  const double chunks = std::max(1.0, std::ceil(bytes / static_cast<double>(most)));
   const double spread = local / chunks;  // of the last chunk
   const double step = network.hop + network.message;
   switch (algorithm) {
@@ -60,10 +66,16 @@ Transfer transfer(double bytes, const DdpSetting& setting, Algorithm algorithm, 
       return {std::max(steps * wire, local), steps * step + spread};
     }
     default: {
-      const double messages = 2 * (hosts - 1) * network.message * chunks;
+      const Chunk chunk{0, 0, static_cast<std::size_t>(static_cast<double>(count) / chunks), true};
+      const double owners =
+          is_coded(setting)
+              ? hosts
+              : static_cast<double>(owners_of(chunk, sizes, setting.hosts, setting.ranks_per_host, sizeof(float)));
+      // What an owner sends: parts of the others' shards, and everybody the sum of its own.
+      const double messages = (owners + hosts - 2) * network.message * chunks;
       // The second hop of the last chunk: nothing of this buffer overlaps it.
-      const double last = wire * (hosts - 1) / hosts / chunks;
-      const double busy = std::max({2 * (hosts - 1) / hosts * wire, messages, local});
+      const double last = wire * (hosts - 1) / owners / chunks;
+      const double busy = std::max({(owners + hosts - 2) / owners * wire, messages, local});
       return {busy, 2 * network.hop + std::min(last, busy) / 2 + spread};
     }
   }
@@ -101,7 +113,8 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
   const auto hosts = static_cast<double>(setting.hosts);
   const cost::Measured measured{2 * network.hop, setting.bandwidth * hosts / std::max(1.0, 2 * (hosts - 1))};
   const cost::FusionSizes sizes =
-      cost::fusion_sizes(measured, setting.hosts, setting.ranks_per_host, setting.buffer_bytes);
+      cost::fusion_sizes(has_fixed_buffers(setting.compression) ? cost::Measured{} : measured, setting.hosts,
+                         setting.ranks_per_host, setting.buffer_bytes);
   const cost::ExchangeSizes exchange = cost::exchange_sizes(measured, setting.hosts, setting.ranks_per_host);
   std::vector<std::size_t> order(gradients.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
@@ -109,15 +122,15 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
 
   std::size_t bytes = 0;
   for (const PlannedBuffer& buffer : layout.buffers) bytes += buffer.count * sizeof(float);
-  const Algorithm algorithm = planner.batch_exchange(bytes / setting.ranks_per_host, setting.hosts);
+  const Algorithm algorithm =
+      is_coded(setting) ? Algorithm::kDirect : planner.batch_choice(bytes / setting.ranks_per_host, setting.hosts);
 
   double link = 0;
   double end = prediction.compute_seconds;
   for (const PlannedBuffer& buffer : layout.buffers) {
     double filled = 0;
     for (const std::size_t member : buffer.members) filled = std::max(filled, ready[member]);
-    const Transfer one =
-        transfer(static_cast<double>(buffer.count * sizeof(float)), setting, algorithm, network, exchange);
+    const Transfer one = transfer(buffer.count, setting, algorithm, network, exchange);
     const bool alone = setting.hosts == 1 && setting.ranks_per_host == 1;
     link = std::max(link, filled) + (alone ? 0 : one.busy);
     prediction.communication_seconds += alone ? 0 : one.busy;
