@@ -223,30 +223,60 @@ TEST_P(Reducer, CompressionLosesNothingForGood) {
   }
 }
 
-// A step with an infinity is skipped by loss scaling: training must go on as if it had never been.
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNotFinite[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
+
+// A step that is not finite is skipped by loss scaling: training must go on as if it had never been.
 TEST_P(Reducer, NonFiniteStepLeavesNoTrace) {
   for (const Compression compression : {Compression::kInt8, Compression::kTopK}) {
     run(GetParam(), [compression](Group& group) {
       const auto gradients = model();
-      const auto train = [&](bool with_infinity) {
+      const auto train = [&](float bad) {
         GradientReducerOptions options;
         options.compression = compression;
         options.topk_momentum = 0.9;
         GradientReducer reducer(group, gradients, options);
         Data last;
         for (int number = 0; number < 5; ++number) {
-          if (number == 3 && with_infinity) {
+          if (number == 3 && !std::isfinite(bad)) {
             Data data = random_data(gradients, group.rank(), 99);
-            if (group.rank() == group.size() - 1) data[4][123] = std::numeric_limits<float>::infinity();
+            if (group.rank() == group.size() - 1) data[4][123] = bad;
             step(reducer, data, number);
-            EXPECT_FALSE(std::isfinite(data[4][123]));
+            EXPECT_FALSE(std::isfinite(data[4][123])) << bad;
           }
           last = random_data(gradients, group.rank(), number);
           step(reducer, last, number);
         }
         return last;
       };
-      EXPECT_EQ(train(true), train(false)) << name_of(compression) << " on " << describe(GetParam());
+      const Data expected = train(0);
+      for (const float bad : kNotFinite) {
+        EXPECT_EQ(train(bad), expected) << bad << " by " << name_of(compression) << " on " << describe(GetParam());
+      }
+    });
+  }
+}
+
+TEST_P(Reducer, CastsPassOnWhatIsNotFinite) {
+  for (const Compression compression : {Compression::kNone, Compression::kFloat16, Compression::kBfloat16}) {
+    run(GetParam(), [compression](Group& group) {
+      const auto gradients = model();
+      GradientReducerOptions options;
+      options.compression = compression;
+      GradientReducer reducer(group, gradients, options);
+      for (int number = 0; number < 2; ++number) {  // the second has another layout
+        Data data = random_data(gradients, group.rank(), number);
+        for (std::size_t i = 0; group.rank() == group.size() - 1 && i < std::size(kNotFinite); ++i) {
+          data[4][100 + i] = data[1][i] = kNotFinite[i];
+        }
+        step(reducer, data, number);
+        for (const auto* mean : {&data[4][100], &data[1][0]}) {
+          EXPECT_EQ(mean[0], kInfinity) << name_of(compression);
+          EXPECT_EQ(mean[1], -kInfinity) << name_of(compression);
+          EXPECT_TRUE(std::isnan(mean[2])) << name_of(compression);
+        }
+        EXPECT_TRUE(std::isfinite(data[4][99]) && std::isfinite(data[4][103])) << name_of(compression);
+      }
     });
   }
 }
