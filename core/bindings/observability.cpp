@@ -48,6 +48,7 @@ void bind_observability(nb::module_& m) {
       "count_input", [](std::int64_t begin_ns, std::int64_t end_ns) { count_input(at(begin_ns), at(end_ns)); },
       nb::arg("begin_ns"), nb::arg("end_ns"), "Times of time.monotonic_ns().");
   m.def("trace_is_on", &trace::is_on);
+  m.def("trace_set_limit", &trace::set_limit, nb::arg("bytes"));
   m.def(
       "trace_span",
       [](const std::string& track, const std::string& category, const std::string& name, std::int64_t begin_ns,

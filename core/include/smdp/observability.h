@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -42,7 +43,11 @@ namespace trace {
 
 using Arguments = std::vector<std::pair<std::string, std::string>>;  // values as JSON
 
+// Also false once the file is full.
 SMDP_API bool is_on();
+// Bytes of a file, default 256 MiB, of any that is open, too. A last event, "trace is full", says that later ones are
+// not there.
+SMDP_API void set_limit(std::size_t bytes);
 // track: a line of the timeline.
 SMDP_API void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
                    TimePoint end, const Arguments& arguments = {});

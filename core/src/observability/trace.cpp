@@ -21,10 +21,10 @@ namespace smdp::trace {
 namespace {
 
 constexpr std::size_t kFlushBytes = std::size_t{64} << 10;
-// Of one file. What comes later is dropped.
-constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of one file
 
 std::atomic<bool> on{false};
+std::atomic<std::size_t> limit{kMostBytes};
 
 // Machines that share it share the clock.
 std::string boot_id() {
@@ -63,7 +63,7 @@ class File {
   void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
             TimePoint end, const Arguments& arguments) {
     const std::lock_guard lock(mutex_);
-    if (ForkGuard::in_forked_child(fork_generation_) || written_ >= kMostBytes) return;
+    if (ForkGuard::in_forked_child(fork_generation_) || is_full_) return;
     const std::string thread = number_of(track);
     pending_ += R"({"ph":"X","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"cat":)" + quoted(category) +
                 R"(,"name":)" + quoted(name) + R"(,"ts":)" + microseconds(begin.time_since_epoch()) + R"(,"dur":)" +
@@ -74,7 +74,9 @@ class File {
       comma = ",";
     }
     pending_ += "}},\n";
-    if (pending_.size() >= kFlushBytes) write_pending();
+    const std::size_t most = limit.load(std::memory_order_relaxed);
+    if (written_ + pending_.size() >= most) fill_up(end, most);
+    if (pending_.size() >= kFlushBytes || is_full_) write_pending();
   }
 
   void flush() {
@@ -95,6 +97,14 @@ class File {
                 arguments + "},\n";
   }
 
+  // `smdp trace` warns of it.
+  void fill_up(TimePoint now, std::size_t most) {
+    is_full_ = true;
+    on.store(false);
+    pending_ += R"({"ph":"i","s":"p","pid":)" + rank_ + R"(,"tid":0,"cat":"smdp","name":"trace is full","ts":)" +
+                microseconds(now.time_since_epoch()) + R"(,"args":{"limit_bytes":)" + std::to_string(most) + "}},\n";
+  }
+
   std::string number_of(const std::string& track) {
     const auto [found, is_new] = tracks_.try_emplace(track, tracks_.size() + 1);
     const std::string number = std::to_string(found->second);
@@ -109,7 +119,8 @@ class File {
       const ssize_t wrote = ::write(descriptor_, pending_.data() + done, pending_.size() - done);
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote <= 0) {
-        written_ = kMostBytes;
+        is_full_ = true;
+        on.store(false);
         break;
       }
       done += static_cast<std::size_t>(wrote);
@@ -124,6 +135,7 @@ class File {
   std::string rank_;
   std::string pending_;
   std::size_t written_ = 0;
+  bool is_full_ = false;
   std::map<std::string, std::size_t> tracks_;
 };
 
@@ -143,6 +155,8 @@ void flush() {
 }
 
 bool is_on() { return on.load(std::memory_order_relaxed); }
+
+void set_limit(std::size_t bytes) { limit.store(bytes, std::memory_order_relaxed); }
 
 void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
           TimePoint end, const Arguments& arguments) {

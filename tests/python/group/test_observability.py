@@ -41,6 +41,8 @@ def test_explain_says_why(job: Job) -> None:
             assert small in lines[0].split("(")[0], rank.output
             assert large in lines[1].split("(")[0], rank.output
             assert "TypeError" in lines[2]
+            assert "of which every" in lines[0] and "2 owners of" in lines[1], rank.output
+            assert all(("1 connection to each rank" in line) == (hosts == [0, 1]) for line in lines[:2])
 
 
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["one host", "two hosts"])
@@ -79,6 +81,26 @@ def test_traces_that_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture
         (tmp_path / "rank1-1.json").write_text(f"[\n{json.dumps(first)},\n")
         with pytest.raises(ValueError, match="is damaged: its first event names no rank, size or clock"):
             read(tmp_path)
+
+
+def test_a_full_trace_says_so(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "traces"
+    limit = "from smdp import _core\nif os.environ['SMDP_RANK'] == '1': _core.trace_set_limit(2000)\n"
+    code = limit + WORK.replace("range(5)", "range(30)") + "print(_core.trace_is_on())"
+    whole, full = job(2, code, environ={"SMDP_TRACE": str(folder)})
+    assert whole.finish(30) == full.finish(30) == 0, full.output
+    assert "True" in whole.output and "False" in full.output
+    last = (folder / next(path.name for path in folder.glob("rank1-*"))).read_text().splitlines()[-1]
+    assert '"name":"trace is full"' in last
+    first, second = read(folder)
+    assert len(first.spans) > len(second.spans) > 0
+    assert first.ends == [] and second.ends[0]["args"] == {"limit_bytes": 2000}
+    message = "smdp: the traces of ranks [1] are full: at 0.001907 MiB they ended"
+    assert message in capsys.readouterr().err
+    merged = json.loads(trace.merge(folder).read_text())
+    assert [event["pid"] for event in merged if event["name"] == "trace is full"] == [1]
+    assert message in capsys.readouterr().err
+    assert "all_reduce" in trace.report_text(folder)
 
 
 def test_directory_that_cannot_be_written(job: Job) -> None:

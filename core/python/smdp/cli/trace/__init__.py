@@ -33,7 +33,7 @@ def merge(directory: Path, output: Path | None = None) -> Path:
             for event in trace.names:
                 file.write(separator + json.dumps(event))
                 separator = ",\n"
-            for event in trace.spans:
+            for event in [*trace.spans, *trace.ends]:
                 file.write(separator + json.dumps(event | {"ts": event["ts"] + shifts[trace.rank] - first}))
                 separator = ",\n"
         file.write("\n]\n")

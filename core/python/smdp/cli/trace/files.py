@@ -10,23 +10,32 @@ from typing import Any
 
 Event = dict[str, Any]
 
+# The last event of a file that has reached its limit.
+_FULL = "trace is full"
 # What reports read of an event; other lines are somebody else's.
 _SPAN = {"name", "cat", "ts", "dur", "args"}
 
 
 @dataclass
 class Trace:
-    """What one rank wrote. Times are microseconds of that machine's clock."""
+    """What one rank wrote. Times are microseconds of that machine's clock.
+
+    Attributes:
+        ends: The event that says that the file was full, where it was.
+    """
 
     rank: int
     size: int
     clock: str
     names: list[Event] = field(default_factory=list)
     spans: list[Event] = field(default_factory=list)
+    ends: list[Event] = field(default_factory=list)
 
 
 def read(directory: Path) -> list[Trace]:
     """Read all ranks' traces, by rank; of several by one rank (a restarted job) the newest.
+
+    Says on stderr which ranks' traces are not there, and which ones were full.
 
     Raises:
         ValueError: There are none, they belong to jobs of different sizes, or one is damaged.
@@ -48,6 +57,13 @@ def read(directory: Path) -> list[Trace]:
             f"{', ...' if len(missing) > 8 else ''}. If they ran on other hosts, bring their files here.",
             file=sys.stderr,
         )
+    if full := [rank for rank in sorted(newest) if newest[rank].ends]:
+        limit = newest[full[0]].ends[0].get("args", {}).get("limit_bytes", 0)
+        print(
+            f"smdp: the traces of ranks {full[:8]}{', ...' if len(full) > 8 else ''} are full: at"
+            f" {limit / 2**20:.4g} MiB they ended, and what came later is not in them. Trace fewer steps.",
+            file=sys.stderr,
+        )
     return [newest[rank] for rank in sorted(newest)]
 
 
@@ -55,6 +71,7 @@ def _read_file(path: Path) -> Trace | None:
     trace: Trace | None = None
     names: list[Event] = []
     spans: list[Event] = []
+    ends: list[Event] = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
@@ -66,7 +83,7 @@ def _read_file(path: Path) -> Trace | None:
             if event.get("name") == "smdp":
                 try:
                     values = event["args"]
-                    trace = Trace(values["rank"], values["size"], values["clock"], names, spans)
+                    trace = Trace(values["rank"], values["size"], values["clock"], names, spans, ends)
                     if type(trace.rank) is not int or type(trace.size) is not int:
                         raise TypeError
                 except (KeyError, TypeError):
@@ -75,6 +92,8 @@ def _read_file(path: Path) -> Trace | None:
                     ) from None
             elif event.get("ph") == "M":
                 names.append(event)
+            elif event.get("ph") == "i" and event.get("name") == _FULL and "ts" in event:
+                ends.append(event)
             elif event.keys() >= _SPAN:
                 spans.append(event)
     return trace

@@ -1,0 +1,48 @@
+// A trace has a limit, and says when it was reached.
+#include "observability/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace smdp::test {
+namespace {
+
+std::vector<std::string> lines_of(const std::filesystem::path& folder) {
+  std::vector<std::string> lines;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream file(entry.path());
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(Trace, AFullFileEndsWithAnEventThatSaysSo) {
+  const std::filesystem::path folder = testing::TempDir() + "smdp_full_trace";
+  std::filesystem::remove_all(folder);
+  trace::open(folder.string(), 3, 4, "here");
+  EXPECT_TRUE(trace::is_on());
+  trace::set_limit(20'000);
+  TimePoint now{};
+  for (int i = 0; i < 1000; ++i, now += std::chrono::microseconds(2)) {
+    trace::span("track", "category", "event " + std::to_string(i), now, now + std::chrono::microseconds(1));
+  }
+  EXPECT_FALSE(trace::is_on());
+  trace::flush();
+  const std::vector<std::string> lines = lines_of(folder);
+  std::size_t bytes = 0;
+  for (const std::string& line : lines) bytes += line.size() + 1;
+  EXPECT_GE(bytes, 20'000U);
+  EXPECT_LT(bytes, 20'500U);
+  ASSERT_GT(lines.size(), 100U);
+  EXPECT_NE(lines[lines.size() - 2].find("\"event "), std::string::npos) << lines[lines.size() - 2];
+  EXPECT_NE(lines.back().find(R"("name":"trace is full")"), std::string::npos) << lines.back();
+  EXPECT_NE(lines.back().find(R"("args":{"limit_bytes":20000}},)"), std::string::npos) << lines.back();
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace smdp::test
