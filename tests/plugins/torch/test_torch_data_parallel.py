@@ -182,7 +182,7 @@ def check_compression() -> None:
     assert smdp.explain(1 << 20) == smdp.explain(1 << 20, group)
     with pytest.raises(TypeError, match=r"explain\(\): group is of type str; it takes a smdp.Group"):
         smdp.explain(1 << 20, "x")
-    for part in ("us, large ones", "MB/s, sums", "every host owns a part of a chunk,", "to each rank"):
+    for part in ("us, large ones", "MB/s, sums", "pair of hosts exchanges whole chunks", "to each rank"):
         assert part in words, words
 
 
@@ -222,6 +222,11 @@ def check_wrong_input() -> None:
         DistributedDataParallel(nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
     with pytest.raises(RuntimeError, match="compression="):
         DistributedDataParallel(nn.Linear(2, 2)).register_comm_hook(None, None)
+    for name in ("mixed_precision", "delay_all_reduce_named_params"):
+        with pytest.raises(ValueError, match=rf"^\[smdp\] DistributedDataParallel: {name} is given"):
+            DistributedDataParallel(nn.Linear(2, 2), **{name: object()})
+    with pytest.raises(ValueError, match=r"bucket_cap_mb_list is \[1, 25\] for a module on the CPU"):
+        DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb_list=[1, 25])
     sparse = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
     with pytest.raises(RuntimeError, match="sparse=False"):
         sparse(torch.tensor([1])).sum().backward()

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils._pytree import tree_leaves
 
+from smdp._shown import shown
 from smdp.torch.comm_hook import CommHook, comm_hook
 from smdp.torch.gradient_hooks import GradientHooks
 from smdp.torch.input_wait import watch
@@ -80,14 +81,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         topk_momentum: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        if (
-            kwargs.get("mixed_precision") is not None
-            or kwargs.get("delay_all_reduce_named_params") is not None
-        ):
-            raise ValueError(
-                "smdp.torch.DistributedDataParallel takes neither mixed_precision nor "
-                "delay_all_reduce_named_params; use torch.nn.parallel.DistributedDataParallel for those"
-            )
         check_reducer_options(
             "DistributedDataParallel",
             compression,
@@ -101,6 +94,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise TypeError(f"[smdp] wrong arguments for DistributedDataParallel: {error}") from None
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronises = given.arguments.pop("init_sync", True)
+        if is_on_cpu:
+            _refuse_what_only_torch_has(given.arguments)
         # Ranks compare lists of named parameters first: what torch says of shapes names none.
         given.arguments["init_sync"] = synchronises and not is_on_cpu
         if is_on_cpu or compression != "none":
@@ -316,6 +311,23 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._hook_options is None:
             return super()._get_ddp_logging_data()  # type: ignore[no-any-return]
         return {"explain": self.explain()}
+
+
+def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
+    """Refuse what torch's reducer does, which modules on the CPU do not have."""
+    for name in ("mixed_precision", "delay_all_reduce_named_params"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"[smdp] DistributedDataParallel: {name} is given for a module on the CPU, where smdp's own"
+                " reducer has nothing of the kind. Use torch.nn.parallel.DistributedDataParallel for it."
+            )
+    caps = arguments.get("bucket_cap_mb_list")
+    if caps is not None:
+        raise ValueError(
+            f"[smdp] DistributedDataParallel: bucket_cap_mb_list is {shown(caps)} for a module on the CPU,"
+            " where smdp's fusion buffers follow the cost model and have one upper bound. Give that as"
+            " bucket_cap_mb."
+        )
 
 
 def _check_group(arguments: Mapping[str, Any]) -> None:
