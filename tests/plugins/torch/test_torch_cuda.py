@@ -125,7 +125,38 @@ def training() -> None:
                 torch.testing.assert_close(ours, expected, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("function", [all_reduces, polled_and_dropped, odd_tensors, captured, training])
+def batch_norm() -> None:
+    """Forward, backward and running statistics of the global batch, of which the ranks have 5 and 3 rows."""
+    device = take_device()
+    begin, end = ((0, 5), (5, 8))[dist.get_rank()]
+    for shape, layer in (((6,), nn.BatchNorm1d), ((6, 5, 4), nn.BatchNorm2d)):
+        torch.manual_seed(0)
+        alone = nn.Sequential(nn.Flatten(0, 0), layer(6, momentum=0.2), nn.Tanh()).to(device)
+        synced = smdp.torch.SyncBatchNorm.convert(copy.deepcopy(alone))
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            batch = (1 + 3 * torch.randn(8, *shape, generator=generator)).to(device)
+            factors = torch.randn(8, *shape, generator=generator).to(device)
+            whole = batch.clone().requires_grad_()
+            part = batch[begin:end].clone().requires_grad_()
+            expected = alone(whole)
+            (expected * factors).sum().backward()
+            output = synced(part)
+            (output * factors[begin:end]).sum().backward()
+            assert whole.grad is not None
+            torch.testing.assert_close(output, expected[begin:end], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(part.grad, whole.grad[begin:end], atol=1e-5, rtol=1e-5)
+        for mine, theirs in zip(synced.buffers(), alone.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+        for mine, theirs in zip(synced.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is not None
+            dist.all_reduce(total := mine.grad.clone())
+            torch.testing.assert_close(total, theirs.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function", [all_reduces, polled_and_dropped, odd_tensors, captured, training, batch_norm]
+)
 def test_cuda(function: Callable[[], None]) -> None:
     run(function, 2)
 

@@ -18,15 +18,19 @@ def check_against_one_process() -> None:
     rows = [3, 5, 4][:size]  # uneven
     kinds = (((6,), nn.BatchNorm1d), ((6, 5, 4), nn.BatchNorm2d))
     # Sums over a batch around 100 lose digits of float32 in one process, too.
-    precisions = ((torch.float32, 1e-5, 1e-4), (torch.float64, 1e-10, 1e-10))
-    for (shape, layer), (dtype, near, near_sums) in itertools.product(kinds, precisions):
+    precisions = (
+        (torch.float32, 100, 1e-5, 1e-4),
+        (torch.float32, 1, 1e-5, 1e-5),
+        (torch.float64, 100, 1e-10, 1e-10),
+    )
+    for (shape, layer), (dtype, middle, near, near_sums) in itertools.product(kinds, precisions):
         torch.manual_seed(0)
         alone = nn.Sequential(nn.Flatten(0, 0), layer(6, momentum=0.2), nn.Tanh()).to(dtype)
         synced = SyncBatchNorm.convert(copy.deepcopy(alone))
         assert list(synced.state_dict()) == list(alone.state_dict())
         for step in range(3):
             torch.manual_seed(step)
-            batch = 100 + 3 * torch.randn(sum(rows), *shape, dtype=dtype)
+            batch = middle + 3 * torch.randn(sum(rows), *shape, dtype=dtype)
             factors = torch.randn(sum(rows), *shape, dtype=dtype)
             whole = batch.clone().requires_grad_()
             expected = alone(whole)
