@@ -224,6 +224,7 @@ void bind_group(nb::module_& m) {
       .def_prop_ro("rank", &Group::rank)
       .def_prop_ro("size", &Group::size)
       .def_prop_ro("name", &Group::name)
+      .def("world_rank", &Group::world_rank, nb::arg("rank"))
       .def_prop_ro("local_rank", &Group::local_rank)
       .def_prop_ro("local_size", &Group::local_size)
       .def_prop_ro("host_index", &Group::host_index)

@@ -45,6 +45,18 @@ void bind_observability(nb::module_& m) {
       .def_ro("slowest", &StepCount::slowest);
   m.def("step_count", &step_count);
   m.def(
+      "seconds_computed", [](std::int64_t now_ns) { return seconds_computed(at(now_ns)); }, nb::arg("now_ns"),
+      "Since the last call, without what was exposed. A time of time.monotonic_ns().");
+  m.def(
+      "count_reduced_step",
+      [](const std::string& group, std::uint64_t number, std::size_t bytes, std::int64_t last_end_ns,
+         std::int64_t begin_ns, std::int64_t end_ns, const std::vector<double>& rank_seconds) {
+        count_reduced_step({group, number, bytes, at(last_end_ns), at(begin_ns), at(end_ns), rank_seconds});
+      },
+      nb::arg("group"), nb::arg("number"), nb::arg("bytes"), nb::arg("last_end_ns"), nb::arg("begin_ns"),
+      nb::arg("end_ns"), nb::arg("rank_seconds"),
+      "A step of a framework's own reducer. Times of time.monotonic_ns(); see observability.h.");
+  m.def(
       "count_input", [](std::int64_t begin_ns, std::int64_t end_ns) { count_input(at(begin_ns), at(end_ns)); },
       nb::arg("begin_ns"), nb::arg("end_ns"), "Times of time.monotonic_ns().");
   m.def("trace_is_on", &trace::is_on);

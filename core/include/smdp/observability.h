@@ -24,7 +24,7 @@ struct OperationCount {
 };
 SMDP_API std::vector<OperationCount> operation_counts();
 
-// Steps of all gradient reducers of the process.
+// Steps of all gradient reducers of the process, and of what is counted by count_reduced_step().
 struct StepCount {
   std::uint64_t steps = 0;
   std::uint64_t bytes = 0;             // of gradients
@@ -35,6 +35,20 @@ struct StepCount {
   std::vector<std::uint64_t> slowest;  // by rank: steps in which it took longest
 };
 SMDP_API StepCount step_count();
+// Since the last call in this process, without what was exposed: models may take turns.
+SMDP_API double seconds_computed(TimePoint now);
+
+// A step in which a framework's own reducer averaged gradients. GradientReducer counts its steps itself.
+struct ReducedStep {
+  std::string group;                      // whose ranks took part, for the trace; another name for each model
+  std::uint64_t number = 0;               // of steps of that model, from 0
+  std::size_t bytes = 0;                  // of gradients
+  TimePoint last_end{};                   // of the step before
+  TimePoint begin{};                      // backward was over
+  TimePoint end{};                        // all gradients were there
+  std::vector<double> rank_seconds = {};  // by rank of the world, that they computed; empty: not known
+};
+SMDP_API void count_reduced_step(const ReducedStep& step);
 // One of the framework's waits for input data.
 SMDP_API void count_input(TimePoint begin, TimePoint end);
 

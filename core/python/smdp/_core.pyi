@@ -68,6 +68,8 @@ class Group:
     @property
     def name(self) -> str: ...
 
+    def world_rank(self, rank: int) -> int: ...
+
     @property
     def local_rank(self) -> int: ...
 
@@ -231,6 +233,16 @@ class StepCount:
     def slowest(self) -> list[int]: ...
 
 def step_count() -> StepCount: ...
+
+def seconds_computed(now_ns: int) -> float:
+    """
+    Since the last call, without what was exposed. A time of time.monotonic_ns().
+    """
+
+def count_reduced_step(group: str, number: int, bytes: int, last_end_ns: int, begin_ns: int, end_ns: int, rank_seconds: Sequence[float]) -> None:
+    """
+    A step of a framework's own reducer. Times of time.monotonic_ns(); see observability.h.
+    """
 
 def count_input(begin_ns: int, end_ns: int) -> None:
     """Times of time.monotonic_ns()."""

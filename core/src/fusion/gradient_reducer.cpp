@@ -255,10 +255,8 @@ class GradientReducer::Impl {
   // Since the last one, the framework computes.
   void trace_wait(TimePoint begin) {
     if (!trace::is_on()) return;
-    const trace::Arguments step{{"step", std::to_string(steps_)}, {"group", trace::quoted(group_->name())}};
-    if (steps_ != 0) trace::span("step", "step", "compute", last_wait_, begin, step);
-    last_wait_ = Clock::now();
-    trace::span("step", "step", "exposed communication", begin, last_wait_, step);
+    const TimePoint last = std::exchange(last_wait_, Clock::now());
+    trace_step(group_->name(), steps_, last, begin, last_wait_);
   }
 
   void check_arguments(const Group& base) const {

@@ -63,6 +63,20 @@ void count_step(std::size_t bytes, double exposed_seconds, const std::vector<dou
   }
 }
 
+void trace_step(const std::string& group, std::uint64_t number, TimePoint last_end, TimePoint begin, TimePoint end) {
+  if (!trace::is_on()) return;
+  const trace::Arguments step{{"step", std::to_string(number)}, {"group", trace::quoted(group)}};
+  if (number != 0) trace::span("step", "step", "compute", last_end, begin, step);
+  trace::span("step", "step", "exposed communication", begin, end, step);
+}
+
+void count_reduced_step(const ReducedStep& step) {
+  const double exposed = std::chrono::duration<double>(step.end - step.begin).count();
+  count_exposed(exposed);
+  count_step(step.bytes, exposed, step.rank_seconds);
+  trace_step(step.group, step.number, step.last_end, step.begin, step.end);
+}
+
 void count_input(TimePoint begin, TimePoint end) {
   {
     Counters& all = counters();

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from pretended_device import on_a_device
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_spawn import run
 
-import smdp.torch
 from smdp.torch import comm_hook
 
 TOLERANCE = {"none": 0.0, "fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2}
@@ -114,20 +113,6 @@ def check_large_halves() -> None:
 
 def test_sums_of_halves_do_not_overflow() -> None:
     run(check_large_halves, 4, hosts=[0, 0, 1, 1])
-
-
-def on_a_device(module: nn.Module, wire: str, **more: Any) -> smdp.torch.DistributedDataParallel:
-    """Wrap a module as if it were on a GPU."""
-
-    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.device_type = "a device"
-
-    original, DistributedDataParallel.__init__ = DistributedDataParallel.__init__, init
-    try:
-        return smdp.torch.DistributedDataParallel(module, compression=wire, topk_ratio=0.2, **more)
-    finally:
-        DistributedDataParallel.__init__ = original
 
 
 def check_copies_on_a_device() -> None:

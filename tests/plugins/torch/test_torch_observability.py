@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pretended_device import on_a_device
 from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils.data import DataLoader, Dataset
@@ -16,6 +18,7 @@ from torch_spawn import run
 
 import smdp
 from smdp.cli import trace
+from smdp.cli.trace.files import read
 from smdp.torch import DistributedDataParallel
 
 
@@ -50,20 +53,106 @@ def check_training() -> None:
     assert "fusion buffers" in smdp.explain(ddp)
 
 
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
+
+
+SMALL_BYTES = 4 * (16 * 17 + 17)
+
+
 def check_hook() -> None:
-    ddp = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1)))
+    ddp = nn.parallel.DistributedDataParallel(small())
     ddp.register_comm_hook(None, smdp.torch.comm_hook("bf16"))
     with profile() as profiler:
         for batch in DataLoader(SlowData(), batch_size=1):
+            if dist.get_rank() == 1:
+                time.sleep(0.05)
             ddp(batch).sum().backward()
     assert "smdp::comm_hook" in {event.key for event in profiler.key_averages()}
-    assert smdp.stats()["input_seconds"] > 0.05
+    stats = smdp.stats()
+    assert stats["input_seconds"] > 0.05
+    assert (stats["steps"], stats["gradient_bytes"]) == (12, 12 * SMALL_BYTES)
+    # Rank 0 waits for rank 1, which computes for longer.
+    assert stats["exposed_seconds"] > (0.3 if dist.get_rank() == 0 else 0), stats
+    # The first step has no beginning; in the second forward torch agrees on buckets, so all wait there.
+    assert stats["slowest_rank"] == 1 and stats["slowest_steps"][1] >= 8, stats
+    for number, seconds in enumerate(stats["rank_seconds"]):
+        assert 11 * (0.005 + 0.05 * number) < seconds < 30, stats
 
 
 def test_a_hook_of_torchs_class_shows_itself(tmp_path: Path) -> None:
-    run(check_hook, env={"SMDP_TRACE": str(tmp_path)})
+    run(check_hook, env={"SMDP_TRACE": str(tmp_path)}, hosts=[0, 1])
     text = trace.merge(tmp_path).read_text()
     assert "comm_hook: bucket 0 of 4 gradients" in text
+    report = json.loads(trace.report_text(tmp_path, as_json=True))
+    assert (report["steps"], report["slowest_rank"]) == (11, 1)
+    assert report["straggler_seconds"] > 0.01
+
+
+def check_torchs_reducer() -> None:
+    for model in (on_a_device(small()), on_a_device(small(), "int8"), copy.deepcopy(on_a_device(small()))):
+        before = smdp.stats()
+        for batch in DataLoader(SlowData(), batch_size=2):
+            with model.no_sync():
+                model(batch).sum().backward()
+            model(batch).sum().backward()
+        after = smdp.stats()
+        assert after["steps"] - before["steps"] == 6
+        assert after["gradient_bytes"] - before["gradient_bytes"] == 6 * SMALL_BYTES
+        assert after["input_seconds"] - before["input_seconds"] > 0.05
+        assert 0 < after["exposed_seconds"] - before["exposed_seconds"] < 5
+    hooked = on_a_device(small())
+    hooked.register_comm_hook(None, smdp.torch.comm_hook("none"))  # which counts by itself
+    hooked(torch.ones(2, 16)).sum().backward()
+    assert smdp.stats()["steps"] == after["steps"] + 1
+
+
+def test_steps_of_torchs_reducer_count(tmp_path: Path) -> None:
+    run(check_torchs_reducer, env={"SMDP_TRACE": str(tmp_path)}, hosts=[0, 1])
+    report = json.loads(trace.report_text(tmp_path, as_json=True))
+    assert report["steps"] == 3 * 5
+    assert report["communication_seconds"] > 0
+
+
+def check_joined() -> None:
+    """A rank without inputs gives zeros, and counts no steps."""
+    ddp = on_a_device(small(), "bf16")
+    steps = 2 + 2 * dist.get_rank()
+    with ddp.join():
+        for _ in range(steps):
+            ddp(torch.ones(2, 16)).sum().backward()
+    assert smdp.stats()["steps"] == steps
+
+
+def test_steps_count_where_ranks_have_run_out_of_inputs() -> None:
+    run(check_joined, hosts=[0, 1])
+
+
+def check_overlap() -> None:
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
+    for layer in layers:
+        layer.register_full_backward_hook(lambda *_: time.sleep(0.02))
+    ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.25)
+    for _ in range(3):
+        ddp(torch.ones(4, 256)).sum().backward()
+
+
+def test_the_first_sum_is_over_before_the_last_gradient_comes(tmp_path: Path) -> None:
+    run(check_overlap, env={"SMDP_TRACE": str(tmp_path)}, hosts=[0, 1])
+    for one in read(tmp_path):
+        for step in (0, 1, 2):
+            events = [
+                event for event in one.spans if event["cat"] == "buffer" and event["args"]["step"] == step
+            ]
+            fused = sorted(
+                (event for event in events if event["name"] == "fuse"),
+                key=lambda event: float(event["ts"]) + event["dur"],
+            )
+            assert len(fused) > 3
+            (first,) = (
+                event for event in events if event["name"] == "reduce" and event["tid"] == fused[0]["tid"]
+            )
+            assert first["ts"] + first["dur"] < fused[-1]["ts"] + fused[-1]["dur"]
 
 
 def test_the_data_loader_is_blamed(tmp_path: Path) -> None:
@@ -84,6 +173,17 @@ def test_the_slow_rank_is_blamed(tmp_path: Path) -> None:
         if event.get("cat") == "buffer":
             assert event["dur"] >= 0
             assert event["name"] in ("fuse", "queue", "reduce", "return")
+
+
+def check_debug_log() -> None:
+    ddp = DistributedDataParallel(small())
+    for _ in range(3):
+        ddp(torch.ones(2, 16)).sum().backward()
+
+
+def test_the_debug_log_explains_both_layouts() -> None:
+    for output in run(check_debug_log, env={"SMDP_LOG_LEVEL": "debug"}, hosts=[0, 1]):
+        assert output.count("gradients in 1 fusion buffers between 2 ranks on 2 hosts") == 2, output
 
 
 def check_stall() -> None:

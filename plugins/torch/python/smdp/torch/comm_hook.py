@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
+from smdp.torch.counted_steps import CountedSteps, Told
 from smdp.torch.input_wait import watch
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
@@ -45,6 +46,8 @@ class CommHook:
         self._is_first = True
         self._is_in_step = False
         self._counts = True
+        self._steps = CountedSteps(group.name)
+        self._step_bytes = 0
         self.__name__ = self.__qualname__ = "smdp.torch.comm_hook"  # torch takes a hook for a function
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -57,6 +60,7 @@ class CommHook:
         if bucket.index() == 0 and self._is_in_step:
             self._end_step()
         self._is_in_step = True
+        self._step_bytes += buffer.nbytes
         key = self._key_of(bucket)
         is_plain = self._is_first and self._has_state
         compressor = self._plain if is_plain else self._compressor
@@ -79,6 +83,9 @@ class CommHook:
                 _DEFAULT,
                 True,
             )
+        if bucket.is_last():
+            self._steps.count(self._step_bytes, Told(self._group, self._steps.seconds_computed()))
+            self._step_bytes = 0
         work = HandleWork((handle,), [buffer], host, staging if staging.is_needed else None)
         done: Future[list[Tensor]] = work.get_future()
         parts: list[tuple[int, Tensor]] = []

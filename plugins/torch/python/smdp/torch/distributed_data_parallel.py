@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from smdp._shown import shown
 from smdp.torch.comm_hook import CommHook, comm_hook
+from smdp.torch.counted_steps import CountedSteps, bytes_of
 from smdp.torch.gradient_hooks import GradientHooks
 from smdp.torch.input_wait import watch
 from smdp.torch.loss_scale import follow
@@ -69,6 +70,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     _hook_options: dict[str, Any] | None = None
     _comm_hook: CommHook | None = None  # of a module on a GPU
     _wire: dict[str, Any] | None = None
+    _steps: CountedSteps | None = None  # of torch's reducer, where no hook counts them
     _frozen: Sequence[tuple[str, nn.Parameter]] = ()
 
     def __init__(
@@ -104,6 +106,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._is_armed = False
         self._is_visible = True
         self._divides_by_all = True
+        watch()
         if self.device_type != "cpu":
             if compression != "none":
                 self._wire = {
@@ -111,9 +114,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                     "topk_ratio": topk_ratio,
                     "topk_momentum": topk_momentum,
                 }
-                self._hook_wire()
+            self._hook_wire()
             return
-        watch()
         self._hook_options = {
             "compression": compression,
             "bucket_cap_mb": 25 if bucket_cap_mb is None else bucket_cap_mb,
@@ -138,10 +140,32 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             )
 
     def _hook_wire(self) -> None:
-        """Have the buckets of torch's reducer compressed."""
+        """Have the buckets of torch's reducer compressed, and its steps counted."""
         if self._wire is not None:
             self._comm_hook = comm_hook(process_group=self.process_group, **self._wire)
             super().register_comm_hook(None, self._comm_hook)
+        elif self._hook_options is None and isinstance(self.process_group, ProcessGroupSmdp):
+            # No hook: it would add passes over buckets, round means of half precision elsewhere, divide
+            # by all ranks in join(), too, and be the only one that the user could have.
+            self._steps = CountedSteps(self.process_group.core.name)
+
+    def _count_steps(self, output: Any) -> None:
+        """Have a backward through this output counted as a step of torch's reducer."""
+        steps = self._steps
+        if steps is None or not self.require_backward_grad_sync or torch.compiler.is_compiling():
+            return
+        if any(isinstance(hook, CommHook) for hook, _ in self._comm_hooks):
+            return
+        size = bytes_of(
+            [
+                parameter
+                for name, parameter in self.module.named_parameters()
+                if parameter.requires_grad and name not in self.parameters_to_ignore
+            ]
+        )
+        for tensor in _tensors_in(output)[0]:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(lambda _: steps.count(size))
 
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen:
@@ -176,7 +200,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def __getstate__(self) -> dict[str, Any]:
         """As torch's; what averages gradients stays behind."""
         others = [one for one in self._comm_hooks if one[0] is not self._comm_hook]
-        left = {"_hooks": None, "_comm_hook": None, "_comm_hooks": others, "_frozen": ()}
+        left = {"_hooks": None, "_comm_hook": None, "_comm_hooks": others, "_frozen": (), "_steps": None}
         return {**super().__getstate__(), **left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -282,7 +306,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def _post_forward(self, output: Any) -> Any:
         if self._hook_options is None:
-            return super()._post_forward(output)
+            output = super()._post_forward(output)
+            self._count_steps(output)
+            return output
         if self._hooks is None:
             return output
         if self._check_sync_bufs_post_fwd():

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import smdp
@@ -132,28 +132,18 @@ class DataParallel(Plugin):
         """Let Accelerate wrap it, by smdp's class instead of torch's."""
         if self._group is None:
             return prepare(model, **options)
-        group, own, numbers = self._group, self._options, self._numbers
+        group, own = self._group, self._options
 
         class Configured(DistributedDataParallel):
             """With the plugin's options, which Accelerate does not know."""
 
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
-                numbers.is_of_torch = self.reducer is not None
                 if trainer.accelerator.scaler is not None:
                     self.follow(trainer.accelerator.scaler)
 
         with _replaced(Configured):
             return prepare(model, **options)
-
-    def run_step(
-        self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any
-    ) -> Tensor:
-        """Count the steps in which gradients travel."""
-        loss = run(model, inputs, items)
-        if trainer.accelerator.sync_gradients:
-            self._numbers.count_step()
-        return loss
 
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
