@@ -210,17 +210,14 @@ def _rank_in(op: Any) -> tuple[int, int]:
     return group.rank, group.size
 
 
-# Gradients take the token of the op itself: in those of a loop or a condition TensorFlow knows no other.
 def _reduce_again(gradient: Any, op: Any, kind: ReduceOp = ReduceOp.SUM) -> Any:
     with tf.device("CPU:0"):
-        return ops.smdp_allreduce(
-            tensor=gradient, token=op.inputs[1], group=op.get_attr("group"), op=int(kind)
-        )
+        return all_reduce(gradient, op.get_attr("group"), kind)
 
 
 def _gather_again(tensor: Any, op: Any) -> Any:
     with tf.device("CPU:0"):
-        return ops.smdp_allgather(tensor=tensor, token=op.inputs[1], group=op.get_attr("group"))
+        return all_gather(tensor, op.get_attr("group"))
 
 
 def _linear(op: Any, what: str) -> ReduceOp:
@@ -238,7 +235,10 @@ def _allreduce_gradient(op: Any, gradient: Any) -> Any:
 @gradient_of("SmdpBroadcast")
 def _broadcast_gradient(op: Any, gradient: Any) -> Any:
     total = _reduce_again(gradient, op)
-    return (total if _rank_in(op)[0] == op.get_attr("root") else tf.zeros_like(total)), None
+    is_root = _rank_in(op)[0] == op.get_attr("root")
+    # The same ops on all ranks, all of which TensorFlow must run.
+    with tf.control_dependencies([total]):
+        return tf.where(is_root, total, tf.zeros_like(total)), None
 
 
 @gradient_of("SmdpAllgather")
@@ -251,8 +251,9 @@ def _allgather_gradient(op: Any, gradient: Any) -> Any:
 @gradient_of("SmdpAlltoall")
 def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
     with tf.device("CPU:0"):
+        number = op.get_attr("group")
         back, _ = ops.smdp_alltoall(
-            tensor=gradient, splits=op.outputs[1], token=op.inputs[2], group=op.get_attr("group")
+            tensor=gradient, splits=op.outputs[1], token=token_of(number), group=number
         )
     return back, None, None
 

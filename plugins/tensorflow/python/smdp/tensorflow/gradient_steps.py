@@ -13,8 +13,9 @@ import tensorflow as tf
 from smdp import _core
 from smdp._buffers import DType
 from smdp.tensorflow import python_ops
+from smdp.tensorflow.collectives import all_reduce
 from smdp.tensorflow.compression import Compressor
-from smdp.tensorflow.groups import Token, as_seen_in, token_of
+from smdp.tensorflow.groups import Token
 from smdp.tensorflow.library import is_native, ops
 from smdp.tensorflow.reduce_op import ReduceOp
 
@@ -93,13 +94,8 @@ def reduce_gradients(
     results = list(gradients)
     if not own or otherwise:
         return results
-    # For the gradients of these gradients.
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    totals = as_seen_in(graph, token_of(number))
-    if graph is not None:
-        graph.get_collection_ref(_for_totals(number))[:] = [totals]
     if not is_native:
-        means = _through_python(found, own, [gradients[i] for i in own], number, scale, totals)
+        means = _through_python(found, own, [gradients[i] for i in own], number, scale)
         for index, mean in zip(own, means, strict=True):
             results[index] = mean
         return results
@@ -128,13 +124,8 @@ def reduce_gradients(
     return results
 
 
-def _for_totals(number: int) -> Any:
-    """What a graph keeps the token of a group by."""
-    return "smdp totals", number
-
-
 def _through_python(
-    found: _Steps, indices: Sequence[int], gradients: Sequence[Any], number: int, scale: float, totals: Any
+    found: _Steps, indices: Sequence[int], gradients: Sequence[Any], number: int, scale: float
 ) -> Any:
     kept = weakref.ref(found)  # a traced function holds this, and must not keep what forget_all() closes
 
@@ -150,7 +141,7 @@ def _through_python(
     @tf.custom_gradient
     def call(*values: Any) -> Any:
         means = python_ops.reduce_gradients(core, found.token.handle, indices, values)
-        return means, lambda *upper: _sums(number, scale, upper, totals)
+        return means, lambda *upper: _sums(number, scale, upper)
 
     with tf.device("CPU:0"):
         return call(*gradients)
@@ -266,21 +257,16 @@ def forget_all() -> None:
     _steps.clear()
 
 
-def _sums(number: int, scale: Any, gradients: Sequence[Any], token: Any) -> list[Any]:
+def _sums(number: int, scale: Any, gradients: Sequence[Any]) -> list[Any]:
+    """For the gradients of these gradients."""
     with tf.device("CPU:0"):
-        totals = [
-            ops.smdp_allreduce(tensor=gradient, token=token, group=number, op=int(ReduceOp.SUM))
-            for gradient in gradients
-        ]
+        totals = [all_reduce(gradient, number, ReduceOp.SUM) for gradient in gradients]
     return [total * tf.cast(scale, total.dtype) for total in totals]
 
 
 @tf.RegisterGradient("SmdpGradientMeans")
 def _means_gradient(op: Any, *gradients: Any) -> Any:
-    number = op.get_attr("group")
-    graph = getattr(op, "graph", None)  # eager ones have none
-    token = graph.get_collection(_for_totals(number))[0] if graph else token_of(number)
-    return [*_sums(number, op.inputs[-1], gradients, token), None, None]
+    return [*_sums(op.get_attr("group"), op.inputs[-1], gradients), None, None]
 
 
 @tf.RegisterGradient("SmdpGradientReady")

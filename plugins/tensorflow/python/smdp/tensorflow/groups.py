@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import smdp
+from smdp.tensorflow.gradient_order import put_in_order
 from smdp.tensorflow.tracing import refuse_xla
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32"]
@@ -28,12 +29,24 @@ class Token:
     @property
     def handle(self) -> Any:
         """The resource, where ops are made now."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return self._seen_in(graph)
+
+    def _seen_in(self, graph: Any) -> Any:
+        if not hasattr(graph, "capture"):
+            return self._outermost()
+        # Gradients of a loop or a condition take what the graph around them has, and nothing else from outside.
+        is_inner = hasattr(graph, "_forward_graph")
+        return graph.capture(self._seen_in(graph.outer_graph) if is_inner else self._outermost())
+
+    def _outermost(self) -> Any:
         if self._eager is not None and tf.executing_eagerly():
             return self._eager
         with tf.init_scope(), tf.device("CPU:0"):
             if tf.executing_eagerly():
                 if self._eager is None:
                     self._eager = _new_handle()
+                    put_in_order(self._eager)
                 return self._eager
             # A collection by a name would be saved with the graph.
             made = tf.compat.v1.get_default_graph().get_collection_ref(self)
@@ -91,14 +104,6 @@ def token_of(number: int) -> Any:
     if number not in _tokens:
         _tokens[number] = Token()
     return _tokens[number].handle
-
-
-def as_seen_in(graph: Any, token: Any) -> Any:
-    """A token as ops of a function's graph take it: gradients of a loop or a condition can take no other.
-
-    To be asked for while the graph is made: later it would be one more input.
-    """
-    return graph.capture(token) if hasattr(graph, "capture") else token
 
 
 def forget_groups() -> None:

@@ -18,7 +18,7 @@ import smdp
 from smdp import _core
 from smdp._buffers import view
 from smdp.tensorflow.differentiation import differentiate
-from smdp.tensorflow.groups import as_seen_in, by_id
+from smdp.tensorflow.groups import by_id
 
 Array = npt.NDArray[Any]
 
@@ -156,8 +156,6 @@ def _call(
 ) -> Any:
     """`run` on NumPy arrays, with the gradients of the op. The first output has the first input's dtype."""
     dtypes = [inputs[0].dtype, *more]
-    if not tf.executing_eagerly():
-        token = as_seen_in(tf.compat.v1.get_default_graph(), token)
 
     @tf.custom_gradient
     def call(*tensors: Any) -> Any:
