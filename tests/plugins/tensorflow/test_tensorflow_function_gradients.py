@@ -1,4 +1,4 @@
-"""Gradients of a tf.function that another function, or eager code, differentiates: TensorFlow orders nothing there."""
+"""Gradients of a tf.function that other code differentiates, where TensorFlow puts nothing in order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The order of ops in the gradient of a function.
 
-TensorFlow runs ops that take the same resource in the order in which they were made, by control dependencies that
-it adds to every graph it traces, but not to a function's gradient. There it is done here, as ops are made: our own,
-and calls of functions that have some.
+TensorFlow runs ops that take the same resource in the order in which they were made, by control dependencies
+that it adds to every graph it traces, but not to a function's gradient. There it is done here, as ops are
+made: our own, and calls of functions that have some.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _create_op = FuncGraph._create_op_internal
 
 
 def put_in_order(resource: Any) -> None:
-    """From now on ops that take this eager tensor, in whatever graph, run in the order in which they are made."""
+    """From now on ops that take this eager tensor, in any graph, run in the order in which they are made."""
     resource._smdp_is_ordered = True
     FuncGraph._create_op_internal = _create_in_order
 
@@ -36,7 +36,7 @@ def _after_others(graph: Any, tensor: Any) -> Any:
     if not hasattr(graph, "_smdp_given"):
         graph._smdp_given = {}
     given = graph._smdp_given.setdefault(id(outside), [])
-    before = next((ops for one in reversed(given) if (ops := one.consumers())), [])
+    before: list[Any] = next((ops for one in reversed(given) if (ops := one.consumers())), [])
     with graph.as_default(), tf.device("CPU:0"), tf.control_dependencies(before):
         given.append(tf.identity(tensor))
     return given[-1]

@@ -35,7 +35,7 @@ class Token:
     def _seen_in(self, graph: Any) -> Any:
         if not hasattr(graph, "capture"):
             return self._outermost()
-        # Gradients of a loop or a condition take what the graph around them has, and nothing else from outside.
+        # Gradients of a loop or a condition take nothing from outside but what the graph around them has.
         is_inner = hasattr(graph, "_forward_graph")
         return graph.capture(self._seen_in(graph.outer_graph) if is_inner else self._outermost())
 
