@@ -100,7 +100,10 @@ def test_parameters_that_a_job_has_are_kept(given: str, tmp_path: Path) -> None:
         (1, 1, 6, 2, {"GROUP_RANK": "0"}, ["algo-1", "algo-2", "algo-3"], "algo-1"),
         (4, 0, 6, 2, {"GROUP_RANK": "2"}, ["algo-1", "algo-2", "algo-3"], "algo-3"),
         (1, 0, 4, 2, {"SLURM_NODEID": "1"}, ["algo-1", "algo-2"], "algo-2"),  # rank by rank over the hosts
-        (1, 0, 4, 2, {}, None, None),  # nobody tells which host this is
+        (3, 1, 4, 2, {}, ["algo-1", "algo-2"], "algo-2"),  # one host after the other, as mpirun fills them
+        (1, 0, 4, 2, {}, None, None),  # rank by rank, and nobody tells which host this is
+        (2, 0, 8, 2, {"OMPI_MCA_rmaps_base_mapping_policy": "node"}, None, None),
+        (2, 0, 3, 2, {}, None, None),
         (2, 0, 3, 2, {"GROUP_RANK": "1"}, None, None),  # hosts of different sizes
     ],
 )
@@ -141,6 +144,62 @@ def test_process_that_no_launcher_started(tmp_path: Path) -> None:
         tmp_path,
         SMDP_COMPAT="1",
     )
+
+
+def test_script_that_no_launcher_started(tmp_path: Path) -> None:
+    """It reads the names of a job; what it starts must not take them for a launcher's."""
+    passes(
+        "import json, os, smdp.compat, smdp.environments as environments\n"
+        "before = dict(os.environ)\n"
+        "smdp.compat.install()\n"
+        "assert json.loads(os.environ['SM_HOSTS']) == [os.environ['SM_CURRENT_HOST']] == ['algo-1']\n"
+        "assert os.environ['SMDATAPARALLEL_LOCAL_RANK'] == '0'\n"
+        "assert not {'RANK', 'LOCAL_RANK', 'WORLD_SIZE'} & os.environ.keys()\n"
+        "assert environments.detect().source == 'single process'\n"
+        "smdp.compat.uninstall()\n"
+        "assert dict(os.environ) == before",
+        tmp_path,
+    )
+
+
+INDEXED_JOB = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "JOB_COMPLETION_INDEX": "1",
+    "SMDP_WORLD_SIZE": "2",
+    "SMDP_MASTER_ADDR": "10.0.0.1",
+}
+TRAINING_JOB = {"SM_HOSTS": '["10.0.0.1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+
+
+@pytest.mark.parametrize("launcher", [INDEXED_JOB, TRAINING_JOB])
+@pytest.mark.parametrize("is_on", ["0", "1"])
+def test_launchers_whose_names_speak_of_no_rank(is_on: str, launcher: dict[str, str], tmp_path: Path) -> None:
+    """Whether or not the variable has switched the rest on before; a launcher is not to hand a rank on."""
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "SMDATAPARALLEL_LOCAL_RANK": "0"}
+    (tmp_path / "train.py").write_text(
+        "import json, os\n"
+        f"assert os.environ.items() >= {ranks}.items(), os.environ\n"
+        "assert os.environ['MASTER_ADDR'] == '10.0.0.1'\n"
+        "assert json.loads(os.environ['SM_FRAMEWORK_PARAMS'])['sagemaker_distributed_dataparallel_enabled']\n"
+        "assert json.loads(os.environ['SM_HOSTS'])[1] == os.environ['SM_CURRENT_HOST'] == 'algo-2'\n"
+    )
+    passes(
+        "import os, sys\n"
+        "assert 'RANK' not in os.environ\n"
+        "sys.argv = ['compat', 'train.py']\n"
+        "import smdp.compat.__main__",
+        tmp_path,
+        SMDP_COMPAT=is_on,
+        **launcher,
+    )
+
+
+def test_launcher_that_tells_too_little(tmp_path: Path) -> None:
+    launcher = {name: value for name, value in INDEXED_JOB.items() if name != "SMDP_WORLD_SIZE"}
+    done = python("import smdp.compat as c; c.install(); c.install()", cwd=tmp_path, **launcher)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[smdp] SMDP_COMPAT: JOB_COMPLETION_INDEX='1' is set and SMDP_WORLD_SIZE is not;")
 
 
 def test_half_of_a_jobs_variables(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from smdp import config
 from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_master_port
 
 PORT = 7777  # torch's store; smdp's is the next one where a launcher in the container says so
+STAND_IN = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+"""What smdp.compat gives a script that trains alone, on any machine; not what started it."""
 
 
 class SageMaker(Environment):
@@ -22,7 +24,8 @@ class SageMaker(Environment):
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
         """Tell whether this is a training container."""
-        if config.read(environ, "SM_HOSTS"):
+        is_stand_in = all(environ.get(name) == value for name, value in STAND_IN.items())
+        if config.read(environ, "SM_HOSTS") and not (is_stand_in and config.read(environ, "SMDP_COMPAT")):
             return True
         return os.path.exists(resource_config_file(environ))
 

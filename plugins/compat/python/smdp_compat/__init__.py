@@ -19,7 +19,8 @@ _VARIABLE = "SMDP_COMPAT"
 def install() -> None:
     """Make `smdistributed.dataparallel` and `horovod` resolve to smdp, in this process and those it starts.
 
-    Calling it again does nothing.
+    Which rank this process is, it finds out as `smdp.init()` does, also where SMDP_COMPAT=1 has done the rest
+    already. Calling it again changes nothing.
 
     Raises:
         ImportError: Amazon's own smdistributed is installed; smdp does not stand in front of it.
@@ -32,10 +33,14 @@ def install() -> None:
         )
     os.environ[_VARIABLE] = "1"
     activate()
+    set_job_variables(is_script=True)
 
 
 def activate() -> None:
-    """What install() does, but a smdistributed of Amazon's is an error only when it is imported."""
+    """What install() does, but a smdistributed of Amazon's is an error only when it is imported.
+
+    The process may be a launcher, so it takes itself for a rank only where a variable's name speaks of one.
+    """
     if is_installed():
         return
     sys.meta_path[:0] = [AliasFinder(), Bridges()]
