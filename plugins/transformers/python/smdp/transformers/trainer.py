@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.data import DataLoader
+from transformers.trainer_pt_utils import distributed_concat
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 
@@ -136,8 +137,8 @@ class _WithPlugins:
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         wrap = super()._wrap_model  # type: ignore[misc]
         trainer: Any = self
-        # On its path for SMDDP the Trainer wraps the model itself, and Accelerate does not.
-        if training and trainer.args.parallel_mode == ParallelMode.SAGEMAKER_DATA_PARALLEL:
+        # There the Trainer wraps the model itself, and Accelerate does not.
+        if training and self._is_on_path_for_smddp:
             for plugin in self.plugins:
                 wrap = functools.partial(plugin.wrap_model, trainer, wrap)
         return wrap(model, training=training, dataloader=dataloader)
@@ -289,6 +290,19 @@ class _WithPlugins:
         items = super()._get_num_items_in_batch(*args)  # type: ignore[misc]
         # What such a plugin lets the Accelerator gather has each batch once, so the Trainer divides in vain.
         return items * self._ranks_per_batch if isinstance(items, torch.Tensor) else items
+
+    @property
+    def _is_on_path_for_smddp(self) -> bool:
+        trainer: Any = self
+        return bool(trainer.args.parallel_mode == ParallelMode.SAGEMAKER_DATA_PARALLEL)
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's, which on its path for SMDDP logs each rank's own loss."""
+        trainer: Any = self
+        is_logged = trainer.control.should_log and trainer.state.global_step > trainer._globalstep_last_logged
+        if self.plugins and self._is_on_path_for_smddp and is_logged:
+            tr_loss.copy_(distributed_concat(tr_loss).mean())
+        super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: Any) -> float:
         """As the Trainer's, of which it adds up those of all ranks."""
