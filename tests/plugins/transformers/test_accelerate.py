@@ -222,17 +222,53 @@ def test_example() -> None:
     assert float(loss) < 4 and float(perplexity) < 40
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="accelerate launches CPUs by mpirun, which is not here"
 )
-def test_accelerate_launch(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
+
+
+def launched(folder: Path, *script: str) -> str:
+    hosts = folder / "hosts"
     hosts.write_text("localhost slots=2\n")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1"]
-    launcher += ["--num_processes", "2", "--mpirun_hostfile", str(hosts)]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    by_mpirun = started([*launcher, str(EXAMPLE), "--steps", "10"], **root)
+    launcher += ["--num_processes", "2", "--mpirun_hostfile", str(hosts), *script]
+    return started(launcher, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
+LAUNCHED = """
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+from smdp.torch.process_group import ProcessGroupSmdp
+
+accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
+assert accelerator.num_processes == 2 and accelerator.state.backend == "smdp"
+assert isinstance(torch.distributed.group.WORLD, ProcessGroupSmdp)
+torch.manual_seed(accelerator.process_index)
+model = torch.nn.Linear(1, 1, bias=False)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1.0))
+before = model.module.weight.item()
+accelerator.backward(model(torch.tensor([[1.0 + accelerator.process_index]])).sum())
+optimizer.step()
+assert before - model.module.weight.item() == 1.5, "not the mean of both ranks"
+weights = accelerator.gather(model.module.weight.detach())
+assert weights[0] == weights[1]
+print(f"rank {accelerator.process_index} is right\\n", end="", flush=True)
+"""
+
+
+@needs_mpirun
+def test_accelerate_launch(tmp_path: Path) -> None:
+    script = tmp_path / "launched.py"
+    script.write_text(LAUNCHED)
+    told = launched(tmp_path, str(script))
+    assert sorted(re.findall(r"rank \d is right", told)) == ["rank 0 is right", "rank 1 is right"]
+
+
+@pytest.mark.slow
+@needs_mpirun
+def test_example_by_accelerate_launch(tmp_path: Path) -> None:
+    by_mpirun = launched(tmp_path, str(EXAMPLE), "--steps", "10")
     by_smdp = started([sys.executable, "-m", "smdp", "run", "-n", "2", str(EXAMPLE), "--steps", "10"])
     alone = started([sys.executable, str(EXAMPLE), "--steps", "10"])
     (line,) = [line for line in by_mpirun.splitlines() if "perplexity" in line]
