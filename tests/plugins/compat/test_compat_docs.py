@@ -53,6 +53,11 @@ ORIGINALS = {
         broadcast_variables grouped_allgather grouped_allreduce grouped_reducescatter local_rank_op
         local_size_op process_set_included_op rank_op reducescatter size_op""",
     "smdp.compat.horovod.keras": f"{_KERAS} Adasum",
+    "smdp.compat.horovod.common.util": """extension_available check_extension gpu_available mpi_built
+        mpi_enabled gloo_built gloo_enabled nccl_built ddl_built ccl_built cuda_built rocm_built
+        num_rank_is_power_2 split_list is_iterable""",
+    "smdp.compat.horovod.common.exceptions": """HorovodInternalError HorovodVersionMismatchError
+        HostsUpdatedInterrupt""",
     "smdp.compat.horovod.tensorflow.keras": f"{_KERAS} ProcessSet add_process_set remove_process_set",
     "smdp.compat.sagemaker.dataparallel": "start_profiler stop_profiler _get_id_for_herring_task",
     "smdp.compat.sagemaker.dataparallel.exceptions": "SMDDPError",
@@ -102,6 +107,9 @@ def public_names(module_name: str) -> list[str]:
         ("tensorflow", "smdp.compat.horovod.tensorflow.keras", "horovod.md"),
         ("tensorflow", "smdp.compat.horovod.keras", "horovod.md"),
         ("tensorflow", "smdp.compat.sagemaker.dataparallel.tensorflow", "sagemaker.md"),
+        ("numpy", "smdp.compat.horovod.common.util", "horovod.md"),
+        ("numpy", "smdp.compat.horovod.common.exceptions", "horovod.md"),
+        ("torch", "smdp.compat.horovod.common.process_sets", "horovod.md"),
         ("numpy", "smdp.compat.sagemaker.dataparallel", "sagemaker.md"),
         ("numpy", "smdp.compat.sagemaker.dataparallel.exceptions", "sagemaker.md"),
         ("numpy", "smdp.compat.sagemaker.dataparallel.smddpcommon", "sagemaker.md"),
