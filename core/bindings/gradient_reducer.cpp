@@ -71,6 +71,18 @@ void bind_gradient_reducer(nb::module_& m) {
           },
           nb::arg("index"), nb::arg("out"), Release())
       .def("rescale", &GradientReducer::rescale, nb::arg("factor"))
+      .def(
+          "copy_kept",
+          [](const GradientReducer& reducer, std::size_t index, std::size_t part, Pointer out) {
+            return reducer.copy_kept(index, part, reinterpret_cast<float*>(out));
+          },
+          nb::arg("index"), nb::arg("part"), nb::arg("out"), Release())
+      .def(
+          "set_kept",
+          [](GradientReducer& reducer, std::size_t index, std::size_t part, Pointer values) {
+            reducer.set_kept(index, part, reinterpret_cast<const float*>(values));
+          },
+          nb::arg("index"), nb::arg("part"), nb::arg("values"), Release())
       .def("abort", &GradientReducer::abort, nb::arg("reason"), Release())
       .def("explain", &GradientReducer::explain)
       .def_prop_ro("steps", [](const GradientReducer& reducer) { return reducer.stats().steps; })

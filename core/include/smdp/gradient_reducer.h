@@ -90,6 +90,14 @@ class SMDP_API GradientReducer {
   // The loss scale has been multiplied by this: what compression keeps from earlier steps must be, too.
   void rescale(double factor);
 
+  // What compression keeps of a gradient for later steps, between steps, in parts of as many float32 as it has: 0 is
+  // what this rank has not sent yet, 1 the momentum of kTopK, 2 a mean that nobody has taken, the same on all ranks.
+  static constexpr std::size_t kKeptParts = 3;
+  // False, and nothing is written: all of it is zero.
+  bool copy_kept(std::size_t index, std::size_t part, float* out) const;
+  // Steps go on as after those that left it, with the same buffers and hosts. What is not kept here is passed over.
+  void set_kept(std::size_t index, std::size_t part, const float* values);
+
   struct Stats {
     std::uint64_t steps = 0;
     std::uint64_t bytes = 0;     // of gradients, summed over steps

@@ -8,8 +8,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "collectives/codec.h"
+#include "fusion/residual.h"
 #include "smdp/gradient_reducer.h"
 
 namespace smdp {
@@ -22,6 +24,8 @@ class GradientCodec : public Codec {
   virtual void rescale(float /*factor*/) {}
   // Not finite sums must be looked for: there is state to protect.
   virtual bool has_state() const { return false; }
+  // That state, in the order of GradientReducer::copy_kept().
+  virtual std::vector<Residual*> kept() { return {}; }
 };
 
 // For a buffer of `count` float32. Null for Compression::kNone.

@@ -33,6 +33,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
+constexpr std::size_t kLate = GradientReducer::kKeptParts - 1;  // of what is kept
+
 constexpr std::pair<const char*, Compression> kNames[] = {{"none", Compression::kNone},
                                                           {"fp16", Compression::kFloat16},
                                                           {"bf16", Compression::kBfloat16},
@@ -219,6 +221,20 @@ class GradientReducer::Impl {
     }
   }
 
+  bool copy_kept(std::size_t index, std::size_t part, float* out) {
+    const float* values = kept(index, part);
+    const std::size_t count = gradients_[index].count;
+    if (values == nullptr || std::all_of(values, values + count, [](float value) { return value == 0; })) return false;
+    std::copy(values, values + count, out);
+    return true;
+  }
+
+  void set_kept(std::size_t index, std::size_t part, const float* values) {
+    const std::size_t count = gradients_[index].count;
+    if (part == kLate && keeps_residuals()) late_[index].assign(count, 0);
+    if (float* to = kept(index, part)) std::copy(values, values + count, to);
+  }
+
   Stats stats() const { return stats_; }
 
   std::string explain() const {
@@ -327,6 +343,15 @@ class GradientReducer::Impl {
       buffer.is_finite.reset();
     }
     begin_batch();
+  }
+
+  // Null: there is none.
+  float* kept(std::size_t index, std::size_t part) {
+    if (part == kLate) return late_[index].empty() ? nullptr : late_[index].data();
+    const Place& place = layout_.places[index];
+    const FusionBuffer& buffer = buffers_[place.buffer];
+    const std::vector<Residual*> parts = buffer.codec ? buffer.codec->kept() : std::vector<Residual*>();
+    return part < parts.size() ? parts[part]->now(place.offset) : nullptr;
   }
 
   bool keeps_residuals() const {
@@ -629,6 +654,12 @@ void GradientReducer::then(std::function<void(const std::vector<std::size_t>&)> 
 bool GradientReducer::is_used(std::size_t index) const { return impl_->is_used(index); }
 void GradientReducer::read(std::size_t index, void* out) const { impl_->read(index, out); }
 void GradientReducer::abort(const std::string& reason) { impl_->abort(reason); }
+bool GradientReducer::copy_kept(std::size_t index, std::size_t part, float* out) const {
+  return impl_->copy_kept(index, part, out);
+}
+void GradientReducer::set_kept(std::size_t index, std::size_t part, const float* values) {
+  impl_->set_kept(index, part, values);
+}
 void GradientReducer::rescale(double factor) { impl_->rescale(factor); }
 GradientReducer::Stats GradientReducer::stats() const { return impl_->stats(); }
 std::string GradientReducer::explain() const { return impl_->explain(); }

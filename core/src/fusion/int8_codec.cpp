@@ -45,6 +45,7 @@ class Int8Codec final : public GradientCodec {
   void end_step(bool counts) override { residual_.end_step(counts); }
   void rescale(float factor) override { residual_.rescale(factor); }
   bool has_state() const override { return true; }
+  std::vector<Residual*> kept() override { return {&residual_}; }
 
  private:
   static void encode_block(const float* in, const float* now, float* next, std::size_t n, std::byte* out) {

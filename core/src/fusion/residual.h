@@ -15,6 +15,7 @@ class Residual {
   explicit Residual(std::size_t count) : count_(count), now_(allocate(count)), next_(allocate(count)) {}
 
   const float* now(std::size_t offset) const { return now_.get() + offset; }
+  float* now(std::size_t offset) { return now_.get() + offset; }
   float* next(std::size_t offset) { return next_.get() + offset; }
 
   void end_step(bool counts) {

@@ -97,6 +97,7 @@ class TopKCodec final : public GradientCodec {
     residual_.rescale(factor);
   }
   bool has_state() const override { return true; }
+  std::vector<Residual*> kept() override { return {&residual_, &velocity_}; }
 
  private:
   std::size_t capacity(std::size_t count) const {

@@ -23,6 +23,7 @@ from smdp.torch.comm_hook import CommHook, comm_hook
 from smdp.torch.counted_steps import CountedSteps, bytes_of
 from smdp.torch.gradient_hooks import GradientHooks
 from smdp.torch.input_wait import watch
+from smdp.torch.kept_gradients import copy_kept, set_kept
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor, check_reducer_options
@@ -234,6 +235,29 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._comm_hook.rescale_residuals(factor)
         if self._hook_options is not None:
             self._make_hooks().rescale(factor)
+
+    def residuals(self) -> dict[str, Any]:
+        """Give what "int8" and "topk" keep for later steps, for a checkpoint of this rank; all ranks call it.
+
+        With it, training goes on from the checkpoint as if it had not been interrupted. It is up to three
+        times as large as this rank's part of the gradients.
+
+        Returns:
+            Tensors and plain values, which `torch.save` writes; empty where nothing is ever kept, and of a
+            module on a GPU, whose residuals stay behind.
+        """
+        if self._hook_options is None or self._hook_options["compression"] not in ("int8", "topk"):
+            return {}
+        return copy_kept(self.process_group.core, self._make_hooks(), self._hook_options)
+
+    def load_residuals(self, state: Mapping[str, Any]) -> None:
+        """Take what `residuals()` gave on the same rank, before the first step; all ranks call it.
+
+        Raises:
+            ValueError: It is of other ranks, hosts, parameters or compression. Nothing is changed then.
+        """
+        if self._hook_options is not None and state:
+            set_kept(self.process_group.core, self._make_hooks(), self._hook_options, state)
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
         """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale.

@@ -51,6 +51,8 @@ class GradientHooks:
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
         parameters: Those whose gradients are averaged, by index.
+        registered: (name, dtype, elements) of each, as the core knows them; they may be cast later.
+        velocity: Momentum of what the codec of "topk" does not see, by index.
         deferral: Who waits for the means instead of the end of backward; at first nobody.
     """
 
@@ -76,9 +78,8 @@ class GradientHooks:
         self._momentum = topk_momentum
         is_coding = compression == "topk" and len(group.hosts) > 1
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
-        self._velocity: dict[int, Tensor] = {}
-        # As the core knows them; the parameters themselves may be cast later.
-        self._registered = [(name, one.dtype, one.numel()) for name, one in parameters]
+        self.velocity: dict[int, Tensor] = {}
+        self.registered = [(name, one.dtype, one.numel()) for name, one in parameters]
         described = [(name, one.numel(), DTYPES[one.dtype], _shape_of(one)) for name, one in parameters]
         self._is_closed = False
         self.scale = 1.0
@@ -135,7 +136,7 @@ class GradientHooks:
         if self.deferral is not None:
             self.deferral.settle()
         self.reducer.rescale(factor)
-        for velocity in self._velocity.values():
+        for velocity in self.velocity.values():
             velocity.mul_(factor)
 
     def arm(self) -> None:
@@ -216,7 +217,7 @@ class GradientHooks:
         """Start averaging a gradient that is complete."""
         grad = parameter.grad
         assert grad is not None
-        name, dtype, numel = self._registered[index]
+        name, dtype, numel = self.registered[index]
         if not grad.is_cpu:
             raise RuntimeError(
                 f"[smdp] the gradient of parameter {name!r} is on {grad.device}, but its parameter was on "
@@ -244,7 +245,7 @@ class GradientHooks:
         self.reducer.ready(index, grad.data_ptr())
 
     def _check_unchanged(self, index: int, parameter: Tensor) -> None:
-        name, dtype, numel = self._registered[index]
+        name, dtype, numel = self.registered[index]
         if parameter.dtype is not dtype or parameter.numel() != numel:
             raise RuntimeError(
                 f"[smdp] parameter {name!r} was {dtype} of {numel} elements when the model was wrapped and "
@@ -308,9 +309,9 @@ class GradientHooks:
         for index, grad in found:
             if self._is_coded[index]:
                 continue
-            if index not in self._velocity:
-                self._velocity[index] = torch.zeros_like(grad)
-            grad.copy_(self._velocity[index].mul_(self._momentum).add_(grad))
+            if index not in self.velocity:
+                self.velocity[index] = torch.zeros_like(grad)
+            grad.copy_(self.velocity[index].mul_(self._momentum).add_(grad))
 
 
 def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
