@@ -91,6 +91,32 @@ def test_half_written_checkpoints() -> None:
     assert run(resumed, 2, timeout=280) == [[2] * len(WAYS)] * 2
 
 
+def compressed() -> Any:
+    """What is kept for later steps is in the checkpoint; without a rank's file it is left out on all."""
+    import torch.distributed as dist
+
+    def made() -> Any:
+        args = lm.arguments(max_steps=6, save_strategy="steps", save_steps=3, learning_rate=0.1, optim="sgd")
+        return lm.trainer(args, plugins=[DataParallel(os.environ["WIRE"], topk_momentum=0.5)])
+
+    whole = made()
+    whole.train()
+    found = []
+    for is_there in (True, False):
+        if not is_there and os.environ["RANK"] == "1":
+            Path(lm.folder(), "checkpoint-3", "gradient_residuals_1.pth").unlink()
+        dist.barrier()
+        again = made()
+        again.train(resume_from_checkpoint=os.path.join(lm.folder(), "checkpoint-3"))
+        found.append(lm.weights_hash(again.model) == lm.weights_hash(whole.model))
+    return found
+
+
+@pytest.mark.parametrize("wire", ["int8", pytest.param("topk", marks=pytest.mark.slow)])
+def test_residuals_are_saved(wire: str) -> None:
+    assert run(compressed, 2, hosts=[0, 1], env={"WIRE": wire}) == [[True, False]] * 2
+
+
 def of_shards() -> Any:
     alone = trainer()
     alone.train()

@@ -20,6 +20,7 @@ from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin, described_by
+from smdp.transformers.residuals import load_residuals, save_residuals
 from smdp.transformers.started_processes import check_started
 
 
@@ -145,9 +146,26 @@ class DataParallel(Plugin):
         with _replaced(Configured):
             return prepare(model, **options)
 
+    def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
+        """Add what compression keeps for later steps."""
+        save()
+        if (model := _wrapped(trainer)) is not None:
+            save_residuals(model, folder)
+
+    def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
+        """Read it."""
+        load()
+        if (model := _wrapped(trainer)) is not None:
+            load_residuals(model, folder)
+
     def report(self) -> dict[str, float]:
         """Give milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
+
+
+def _wrapped(trainer: Trainer) -> DistributedDataParallel | None:
+    model = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # torch.compile's
+    return model if isinstance(model, DistributedDataParallel) else None
 
 
 # What earlier Trainers train over, by what it was made with: a search makes many.

@@ -15,7 +15,8 @@ from smdp.torch.model_parallel.agreement import together
 
 _log = logging.get_logger(__name__)
 # Archives, whose table of contents is at their end.
-_ARCHIVES = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model*.bin")
+_OF_A_RANK = ("rng_state*.pth", "gradient_residuals*.pth")
+_ARCHIVES = ("optimizer.pt", "scheduler.pt", "scaler.pt", "pytorch_model*.bin", *_OF_A_RANK)
 _PARTS = ("*.safetensors", "*.index.json", *_ARCHIVES)
 
 

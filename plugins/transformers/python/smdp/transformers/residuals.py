@@ -1,0 +1,48 @@
+"""What compression keeps of gradients, in the Trainer's checkpoints: a file per rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.utils import logging
+
+from smdp.torch.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.model_parallel.agreement import together
+
+_log = logging.get_logger(__name__)
+
+
+def save_residuals(model: DistributedDataParallel, folder: str) -> None:
+    """Write this rank's, if there are any; called on all ranks."""
+    state = model.residuals()
+    if state:
+        os.makedirs(folder, exist_ok=True)
+        torch.save(state, _path(folder))
+
+
+def load_residuals(model: DistributedDataParallel, folder: str) -> None:
+    """Read them on all ranks; where one has none that fit, all go on with nothing kept, and rank 0 warns."""
+    own = model.residuals()
+    if not own:
+        return
+    state: dict[str, Any] = {}
+
+    def read() -> str:
+        path = _path(folder)
+        if not os.path.exists(path):
+            return f"{path} is missing"
+        state.update(torch.load(path, map_location="cpu", weights_only=True))
+        return "" if state["of"] == own["of"] else f"{path} is of {state['of']}, this run is {own['of']}"
+
+    reasons = [reason for reason in together(read) if reason]
+    if not reasons:
+        model.load_residuals(state)
+    elif dist.get_rank() == 0:
+        _log.warning("[smdp] compression begins anew, with nothing kept: %s", reasons[0])
+
+
+def _path(folder: str) -> str:
+    return os.path.join(folder, f"gradient_residuals_{dist.get_rank()}.pth")
