@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from . import _core
 from ._arguments import seconds
+from ._errors import TimeoutError
+
+
+def wait_for_all(handles: Sequence[_core.Handle], limit: float | None) -> None:
+    """Waits for one after the other, at most `limit` seconds in all; None: without a limit.
+
+    Raises:
+        SmdpError: An operation failed.
+        TimeoutError: One is still running.
+    """
+    if limit is None or len(handles) == 1:
+        for handle in handles:
+            handle.wait(limit)
+        return
+    end = time.monotonic() + limit
+    for handle in handles:
+        try:
+            handle.wait(max(0.0, end - time.monotonic()))
+        except TimeoutError:
+            if handle.done():  # its own deadline
+                raise
+            raise TimeoutError(
+                f"[smdp] wait() gave up after {limit:f} s; the operation is still running."
+            ) from None
 
 
 class Handle:
     """An operation in flight, from a call with ``async_op=True``."""
 
     def __init__(
-        self, handles: Sequence[_core.Handle], buffers: Any, result: Any, in_flight: set[Handle]
+        self,
+        handles: Sequence[_core.Handle],
+        buffers: Any,
+        result: Any,
+        group: object,
+        in_flight: set[Handle],
     ) -> None:
         self._handles = handles
         self._buffers = buffers
         self._result = result
+        # A group that nobody has any more is left, and what is in flight in it fails.
+        self._group: object = group
         self._in_flight = in_flight
         # Keeps the arrays alive while the operation runs, even if the caller drops the handle.
         in_flight.add(self)
@@ -26,7 +58,8 @@ class Handle:
         """Blocks until done and returns what the blocking call would have returned.
 
         Args:
-            timeout: Seconds; the operation goes on after it. Default: until the operation's own deadline.
+            timeout: Seconds, for all together where it is several operations; they go on after that. Default:
+                until the operation's own deadline.
 
         Raises:
             SmdpError: The operation failed.
@@ -34,8 +67,7 @@ class Handle:
         """
         limit = None if timeout is None else seconds("timeout", timeout)
         try:
-            for handle in self._handles:
-                handle.wait(limit)
+            wait_for_all(self._handles, limit)
         finally:
             self.done()
         return self._result
@@ -45,7 +77,7 @@ class Handle:
         if not all(handle.done() for handle in self._handles):
             return False
         self._in_flight.discard(self)
-        self._buffers = None
+        self._buffers = self._group = None
         return True
 
     def error(self) -> Exception | None:

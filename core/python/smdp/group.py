@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,15 @@ class _Block(NamedTuple):
     pointer: int
     elements: int
     shape: tuple[int, ...]
+
+
+class _Call(NamedTuple):
+    """An operation that is ready to be started: nothing about it is wrong but what other ranks may find."""
+
+    start: Callable[[float, bool], _core.Handle | None]
+    dtype: int
+    buffers: Any
+    result: Any
 
 
 def _shapes(value: Any, blocks: Sequence[_Block], whole: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -186,21 +195,9 @@ class Group:
             out: One array of shape (size, ...) or a list with one array per rank, whose sizes may differ.
                 Default: a new array of shape (size, *array.shape).
         """
-        source = view(array, writes=False, what="the array")
-        if out is None:
-            out = np.empty((self.size, *source.shape), source.array.dtype)
-        targets = self._blocks(out, "out", source.dtype, writes=True)
-        handle = self._core.all_gather(
-            source.pointer,
-            source.elements,
-            [b.pointer for b in targets],
-            [b.elements for b in targets],
-            source.dtype,
-            self._limit(timeout),
-            flag("async_op", async_op),
-            _shapes(out, targets, source.shape),
-        )
-        return self._finish(handle, (source, out), out)
+        call = self._all_gather(array, out)
+        handle = call.start(self._limit(timeout), flag("async_op", async_op))
+        return self._finish(handle, call.buffers, call.result)
 
     def reduce_scatter(
         self,
@@ -219,34 +216,9 @@ class Group:
                 sizes may differ (but not between ranks).
             out: This rank's block. Default: a new array.
         """
-        if isinstance(array, list | tuple):
-            self._one_per_rank(array, "the array")
-            first = view(array[self.rank], writes=False, what="the array")
-            shape = first.shape
-        else:
-            first = view(array, writes=False, what="the array")
-            shape = self._block_shape(first)
-        if out is None:
-            out = np.empty(shape, first.array.dtype)
-        target = view(out, writes=True, what="out")
-        blocks = self._blocks(array, "the array", first.dtype, writes=False)
-        if target.elements != blocks[self.rank].elements or target.dtype != first.dtype:
-            raise ValueError(
-                f"[smdp] out has {target.elements} elements of {target.array.dtype}; it needs"
-                f" {blocks[self.rank].elements} of {first.array.dtype}."
-            )
-        handle = self._core.reduce_scatter(
-            [b.pointer for b in blocks],
-            [b.elements for b in blocks],
-            target.pointer,
-            first.dtype,
-            as_op(op),
-            number("factor", factor),
-            self._limit(timeout),
-            flag("async_op", async_op),
-            _shapes(array, blocks, first.shape),
-        )
-        return self._finish(handle, (array, target), target.array)
+        call = self._reduce_scatter(array, as_op(op), out, number("factor", factor))
+        handle = call.start(self._limit(timeout), flag("async_op", async_op))
+        return self._finish(handle, call.buffers, call.result)
 
     def all_to_all(
         self, array: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
@@ -395,7 +367,14 @@ class Group:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """all_reduce of several arrays in place, as one operation; returns the list."""
+        """all_reduce of several arrays in place: as many operations, with one handle. Returns the list.
+
+        Nothing is sent unless all arrays can be; the blocking call waits once, after it has begun them all.
+
+        Args:
+            arrays: Of any shapes and dtypes; the same number of them on all ranks.
+            op: As in all_reduce, without a factor.
+        """
         arrays = list(arrays)
         op, limit, is_async = as_op(op), self._limit(timeout), flag("async_op", async_op)
         views = [view(array, writes=True, what=f"array {i}") for i, array in enumerate(arrays)]
@@ -406,6 +385,51 @@ class Group:
         ]
         merged = self._keep(handles, views, arrays)
         return merged if is_async else merged.wait()
+
+    def all_gather_coalesced(
+        self,
+        arrays: Sequence[Any],
+        *,
+        out: Sequence[Any] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """all_gather of several arrays, in the manner of all_reduce_coalesced; returns the list of results.
+
+        Args:
+            arrays: This rank's.
+            out: For each array, what all_gather takes as ``out``. Default: new arrays.
+        """
+        arrays = list(arrays)
+        targets = self._one_per_array(out, len(arrays))
+        calls = [self._all_gather(array, target) for array, target in zip(arrays, targets, strict=True)]
+        return self._start_all(calls, self._limit(timeout), is_async=flag("async_op", async_op))
+
+    def reduce_scatter_coalesced(
+        self,
+        arrays: Sequence[Any],
+        op: ReduceOp = SUM,
+        *,
+        out: Sequence[Any] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """reduce_scatter of several arrays, in the manner of all_reduce_coalesced; returns a list of results.
+
+        Args:
+            arrays: Each as reduce_scatter takes it.
+            op: As in reduce_scatter, without a factor.
+            out: For each array, this rank's block. Default: new arrays.
+        """
+        arrays = list(arrays)
+        op = as_op(op)
+        targets = self._one_per_array(out, len(arrays))
+        calls = [
+            self._reduce_scatter(array, op, target, 1.0)
+            for array, target in zip(arrays, targets, strict=True)
+        ]
+        check_defined(op, (call.dtype for call in calls), "reduce_scatter_coalesced")
+        return self._start_all(calls, self._limit(timeout), is_async=flag("async_op", async_op))
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
         """Divides the group; a collective call.
@@ -432,6 +456,64 @@ class Group:
         """The failure that closed the group; None while it works."""
         return self._core.error()
 
+    def _all_gather(self, array: Any, out: Any) -> _Call:
+        source = view(array, writes=False, what="the array")
+        if out is None:
+            out = np.empty((self.size, *source.shape), source.array.dtype)
+        targets = self._blocks(out, "out", source.dtype, writes=True)
+
+        def start(limit: float, is_async: bool) -> _core.Handle | None:
+            return self._core.all_gather(
+                source.pointer,
+                source.elements,
+                [b.pointer for b in targets],
+                [b.elements for b in targets],
+                source.dtype,
+                limit,
+                is_async,
+                _shapes(out, targets, source.shape),
+            )
+
+        return _Call(start, source.dtype, (source, out), out)
+
+    def _reduce_scatter(self, array: Any, op: int, out: Any, factor: float) -> _Call:
+        if isinstance(array, list | tuple):
+            self._one_per_rank(array, "the array")
+            first = view(array[self.rank], writes=False, what="the array")
+            shape = first.shape
+        else:
+            first = view(array, writes=False, what="the array")
+            shape = self._block_shape(first)
+        if out is None:
+            out = np.empty(shape, first.array.dtype)
+        target = view(out, writes=True, what="out")
+        blocks = self._blocks(array, "the array", first.dtype, writes=False)
+        if target.elements != blocks[self.rank].elements or target.dtype != first.dtype:
+            raise ValueError(
+                f"[smdp] out has {target.elements} elements of {target.array.dtype}; it needs"
+                f" {blocks[self.rank].elements} of {first.array.dtype}."
+            )
+
+        def start(limit: float, is_async: bool) -> _core.Handle | None:
+            return self._core.reduce_scatter(
+                [b.pointer for b in blocks],
+                [b.elements for b in blocks],
+                target.pointer,
+                first.dtype,
+                op,
+                factor,
+                limit,
+                is_async,
+                _shapes(array, blocks, first.shape),
+            )
+
+        return _Call(start, first.dtype, (array, target), target.array)
+
+    def _start_all(self, calls: Sequence[_Call], limit: float, *, is_async: bool) -> Any:
+        handles = [handle for call in calls if (handle := call.start(limit, True)) is not None]
+        merged = self._keep(handles, [call.buffers for call in calls], [call.result for call in calls])
+        return merged if is_async else merged.wait()
+
     def _limit(self, timeout: float | None) -> float:
         return -1.0 if timeout is None else seconds("timeout", timeout)
 
@@ -443,7 +525,7 @@ class Group:
 
     def _keep(self, handles: Sequence[_core.Handle], buffers: Any, result: Any) -> Handle:
         self._forget_ended()
-        return Handle(handles, buffers, result, self._in_flight)
+        return Handle(handles, buffers, result, self, self._in_flight)
 
     def _forget_ended(self) -> None:
         if self._in_flight:
@@ -464,6 +546,14 @@ class Group:
                 f" {self.size} ranks. Pass a list of arrays for blocks of unequal size."
             )
         return (data.shape[0] // self.size, *data.shape[1:])
+
+    @staticmethod
+    def _one_per_array(out: Sequence[Any] | None, count: int) -> Sequence[Any]:
+        if out is None:
+            return [None] * count
+        if len(out) != count:
+            raise ValueError(f"[smdp] out has {len(out)} entries; it needs one per array, {count}.")
+        return out
 
     def _one_per_rank(self, arrays: Sequence[Any], what: str) -> None:
         if len(arrays) != self.size:

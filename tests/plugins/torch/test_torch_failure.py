@@ -147,6 +147,25 @@ def time_limits() -> None:
         group.set_timeout(timedelta(0))
 
 
+def one_limit_for_all() -> None:
+    """wait(timeout) of several operations is over after that time, not after as many times."""
+    import smdp
+
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(3)
+    options = dist.AllreduceCoalescedOptions()
+    options.asyncOp = True
+    tensors = [torch.ones(3) for _ in range(5)]
+    work = dist.group.WORLD.allreduce_coalesced(tensors, options)  # type: ignore[union-attr]
+    if dist.get_rank() == 0:
+        with raises_within(1.5, "gave up after 0.500000 s", kind=smdp.TimeoutError):
+            work.wait(timedelta(seconds=0.5))
+        assert not work.is_completed()
+    work.wait(timedelta(seconds=30))
+    assert all(tensor.tolist() == [2.0] * 3 for tensor in tensors)
+
+
 def killed_in_operation() -> None:
     dist.all_reduce(torch.ones(4))
     if dist.get_rank() == 1:
@@ -306,6 +325,10 @@ def test_made_on_one_rank(body: Callable[[], None]) -> None:
 
 def test_time_limits() -> None:
     run(time_limits, 2)
+
+
+def test_one_limit_for_all() -> None:
+    run(one_limit_for_all, 2)
 
 
 def test_timeout_of_a_group() -> None:

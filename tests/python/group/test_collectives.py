@@ -60,6 +60,20 @@ for count in (0, 1, 17, 70_001):
     assert all((h.wait(30) == i * n).all() and h.done() and h.error() is None for i, h in enumerate(handles))
     pair = g.all_reduce_coalesced([np.ones(count), np.full(count, 2.0, np.float32)])
     assert (pair[0] == n).all() and (pair[1] == 2 * n).all()
+    own, one = np.full(count, g.rank), np.full((2, count), 0.5 * g.rank, np.float32)
+    into = np.full((n, count), -1)
+    gathered = g.all_gather_coalesced([own, one], out=[into, np.empty((n, 2, count), np.float32)])
+    assert gathered[0] is into and all((into[r] == r).all() for r in ranks)
+    assert all((gathered[1][r] == 0.5 * r).all() for r in ranks)
+    handle = g.all_gather_coalesced((own, one), async_op=True)
+    gathered = handle.wait(30)
+    assert all((gathered[0][r] == r).all() for r in ranks) and gathered[1].shape == (n, 2, count)
+    blocks = [np.full(count * r, g.rank) for r in ranks]
+    scattered = g.reduce_scatter_coalesced([np.ones((n, count), np.float32), blocks], smdp.MAX)
+    assert scattered[0].shape == (1, count) and (scattered[0] == 1).all()
+    assert scattered[1].shape == (count * g.rank,) and (scattered[1] == n - 1).all()
+    out = [np.empty(count)]
+    assert g.reduce_scatter_coalesced([np.ones(n * count)], out=out)[0] is out[0] and (out[0] == n).all()
     if n > 1:
         incoming = np.empty(count)
         sent = g.send(np.full(count, float(g.rank)), (g.rank + 1) % n, tag=3, async_op=True)
@@ -85,6 +99,8 @@ for wrong, text in (
     (lambda: g.all_reduce(np.ones(3), out=np.ones(4)), "alike"),
     (lambda: g.reduce_scatter(np.ones(2 * n + 1)) if n > 1 else g.all_reduce(None), ""),
     (lambda: g.all_reduce_coalesced(np.ones(3)), "NumPy scalar (float64)"),
+    (lambda: g.all_gather_coalesced([np.ones(3)], out=[]), "out has 0 entries; it needs one per array, 1"),
+    (lambda: g.reduce_scatter_coalesced([np.ones(n)], out=[np.ones(2)]), "out has 2 elements"),
     (lambda: g.barrier(timeout=0), "timeout"),
     (lambda: g.all_reduce(np.array(["text"])), "dtype"),
 ):
@@ -124,6 +140,18 @@ for wrong, op in (
         raise AssertionError(f"accepted: {wrong}")
     g.barrier()
     assert (fine == g.rank + 1).all(), wrong
+for call in (
+    lambda: g.all_gather_coalesced([np.ones(2), np.ones((4, 4))[:, ::2]]),
+    lambda: g.reduce_scatter_coalesced([np.ones(2), np.ones(3)]),
+    lambda: g.reduce_scatter_coalesced([np.ones(2, np.int64), np.ones(2)], smdp.BAND),
+):
+    try:
+        call()
+    except ValueError as error:
+        assert str(error).startswith("[smdp] "), error
+    else:
+        raise AssertionError("accepted")
+    g.barrier()
 assert [a[0] for a in g.all_reduce_coalesced(np.ones(3) * i for i in range(2))] == [0, g.size]
 """
 
@@ -202,6 +230,52 @@ def test_arrays_are_kept_while_an_operation_runs_and_no_longer(
     job: Callable[..., list[object]], finish: Callable[..., None]
 ) -> None:
     finish(job(2, LET_GO))
+
+
+WAIT_IN_ALL = """
+g = joined()
+g.barrier()
+if g.rank == 0:
+    handle = g.all_reduce_coalesced([np.ones(3) for _ in range(5)], async_op=True)
+    start = time.monotonic()
+    try:
+        handle.wait(0.5)
+        raise AssertionError("rank 1 has not come")
+    except smdp.TimeoutError as error:
+        assert str(error) == "[smdp] wait() gave up after 0.500000 s; the operation is still running.", error
+    took = time.monotonic() - start
+    assert 0.5 <= took < 1.5, took
+    assert not handle.done()
+else:
+    time.sleep(3)
+    handle = g.all_reduce_coalesced([np.ones(3) for _ in range(5)], async_op=True)
+assert all((array == 2).all() for array in handle.wait(30))
+"""
+
+
+def test_several_operations_have_one_limit_to_wait_for(
+    job: Callable[..., list[object]], finish: Callable[..., None]
+) -> None:
+    finish(job(2, WAIT_IN_ALL))
+
+
+GROUP_IN_FLIGHT = """
+import gc, weakref
+g = joined()
+time.sleep(0.5 * g.rank)
+handle = g.split(0).all_reduce(np.ones(3), async_op=True)
+gc.collect()
+assert (handle.wait() == 2).all()
+part = g.split(0)
+gone = weakref.ref(part)
+handle = part.all_reduce(np.ones(3), async_op=True)
+del part
+assert (handle.wait() == 2).all() and gone() is None, "it goes with its last operation"
+"""
+
+
+def test_an_operation_keeps_its_group(job: Callable[..., list[object]], finish: Callable[..., None]) -> None:
+    finish(job(2, GROUP_IN_FLIGHT))
 
 
 @pytest.mark.parametrize(

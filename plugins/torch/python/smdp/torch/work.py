@@ -15,6 +15,7 @@ from torch.distributed import Work
 from torch.futures import Future
 
 from smdp._arguments import seconds
+from smdp._handle import wait_for_all
 from smdp.torch import completion
 
 if TYPE_CHECKING:
@@ -104,12 +105,11 @@ class HandleWork(Work):
         """Wait until all has ended.
 
         Raises:
-            smdp.SmdpError: The operation failed, or `timeout` (0: the group's) is over.
+            smdp.SmdpError: The operation failed, or `timeout` (0: the group's), for all of it, is over.
             ValueError: `timeout` is below 0.
         """
         limit = seconds_of(timeout) if timeout else None
-        for handle in self._handles:
-            handle.wait(limit)
+        wait_for_all(self._handles, limit)
         if self._staging is not None:
             self._copy()
             self._staging.order_stream()
