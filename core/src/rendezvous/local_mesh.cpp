@@ -6,8 +6,12 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <set>
+#include <utility>
 
 #include "common/hmac.h"
+#include "rendezvous/reception.h"
 #include "smdp/error.h"
 #include "transport/handshake.h"
 #include "transport/shm/fd_passing.h"
@@ -17,6 +21,7 @@ namespace smdp {
 namespace {
 
 constexpr char kPurpose[] = "shared memory";
+constexpr std::chrono::seconds kFailureCheck{1};
 
 // What the leader tells the others about the memory.
 struct Offer {
@@ -37,9 +42,51 @@ std::size_t slot_bytes(const GroupOptions& options, const Members& members) {
 std::string joined_key(int rank) { return "local/" + std::to_string(rank); }
 std::string verdict_key(int leader) { return "mapped/" + std::to_string(leader); }
 
+// The users as whom ranks of this host run. Empty if that does not tell strangers: in a namespace of users of its own a
+// rank goes by a number there, and by another one or none here.
+std::set<std::string> users_of(const std::vector<Record>& records, const std::vector<int>& ranks, int leader) {
+  std::set<std::string> users;
+  for (const int rank : ranks) {
+    const Record& record = records[static_cast<std::size_t>(rank)];
+    if (record.user_space != records[static_cast<std::size_t>(leader)].user_space) return {};
+    users.insert(record.user);
+  }
+  return users;
+}
+
+// Calls of the other ranks, of which each gets the memory and goes to its place in `sockets`, which are in the order of
+// `ranks`.
+Reception::Desk desk_for(const std::set<std::string>& users, const std::string& secret, const FileDescriptor& listener,
+                         const Offer& offer, const std::vector<int>& passed, std::vector<FileDescriptor>& sockets) {
+  Reception::Desk desk;
+  desk.accept = [&listener](Deadline soon) { return accept_local(listener, soon); };
+  desk.name = [](const FileDescriptor& socket) {
+    const LocalPeer peer = local_peer(socket);
+    return "process " + std::to_string(peer.process) + " of user " + peer.user;
+  };
+  desk.greet = [&, users, passed](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
+    if (!users.empty() && users.count(local_peer(socket).user) == 0) {
+      throw Error("[smdp] no rank of this host runs as that user.");
+    }
+    handshake(socket, Role::kServer, secret, kPurpose, soon, {}, proved);
+    std::int32_t index = -1;
+    recv_all(socket.get(), &index, sizeof index, soon);
+    if (index <= 0 || index >= static_cast<std::int32_t>(sockets.size())) throw Error("[smdp] a wrong rank.");
+    send_all(socket.get(), &offer, sizeof offer, soon);
+    send_descriptors(socket, passed);
+    return [&socket, &sockets, index] {
+      FileDescriptor& place = sockets[static_cast<std::size_t>(index)];
+      if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
+      place = std::move(socket);
+    };
+  };
+  return desk;
+}
+
 // Makes the memory and hands it to every other rank; returns the connections, in the order of `ranks` without itself.
-void lead(Store& store, const std::vector<int>& ranks, const std::string& secret, const FileDescriptor& listener,
-          const GroupOptions& options, Deadline deadline, Connections& out, std::vector<FileDescriptor>& sockets) {
+void lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, const std::string& secret,
+          const FileDescriptor& listener, const GroupOptions& options, Deadline deadline, Connections& out,
+          std::vector<FileDescriptor>& sockets) {
   Offer offer;
   std::memcpy(&offer.nonce, random_bytes(sizeof offer.nonce).data(), sizeof offer.nonce);
   offer.slot_bytes = slot_bytes(options, out.members);
@@ -52,41 +99,30 @@ void lead(Store& store, const std::vector<int>& ranks, const std::string& secret
     passed.push_back(out.eventfds.back().get());
   }
   sockets.resize(ranks.size());
-  for (std::size_t missing = ranks.size() - 1; missing > 0;) {
-    FileDescriptor socket = accept_local(listener, deadline);
-    if (socket.get() < 0 && std::chrono::steady_clock::now() < deadline) {
-      throw Error("[smdp] accept of a rank of this host: " + std::string(std::strerror(errno)) + ".");
-    }
-    if (socket.get() < 0) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
-    try {
-      const Deadline soon = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(10));
-      handshake(socket, Role::kServer, secret, kPurpose, soon);
-      std::int32_t index = -1;
-      recv_all(socket.get(), &index, sizeof index, soon);
-      if (index <= 0 || index >= static_cast<std::int32_t>(ranks.size())) continue;
-      if (sockets[static_cast<std::size_t>(index)].get() >= 0) continue;
-      send_all(socket.get(), &offer, sizeof offer, soon);
-      send_descriptors(socket, passed);
-      sockets[static_cast<std::size_t>(index)] = std::move(socket);
-      --missing;
-    } catch (const Error&) {
-      // Whoever that was; a rank of ours says in the store that it failed.
-      for (const int rank : ranks) {
-        if (store.check(joined_key(rank)) && store.get(joined_key(rank), std::chrono::seconds(1)) == "0") return;
-      }
+  Reception reception(desk_for(users_of(records, ranks, ranks.front()), secret, listener, offer, passed, sockets),
+                      ranks.size() - 1, deadline);
+  auto next_look = std::chrono::steady_clock::now() + kFailureCheck;
+  while (!reception.is_over_within(kInterruptionCheck)) {
+    if (options.interrupted && options.interrupted()) throw ClosedError("[smdp] interrupted.");
+    if (std::chrono::steady_clock::now() < next_look) continue;
+    next_look += kFailureCheck;
+    // Whoever does not come; a rank of ours says in the store that it failed.
+    for (const int rank : ranks) {
+      if (store.check(joined_key(rank)) && store.get(joined_key(rank), std::chrono::seconds(1)) == "0") return;
     }
   }
+  if (!reception.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
 }
 
 FileDescriptor follow(const Record& leader, std::size_t index, const std::vector<int>& ranks, const std::string& secret,
-                      Deadline deadline, Connections& out) {
+                      Deadline deadline, const Interrupted& interrupted, Connections& out) {
   FileDescriptor socket = connect_local(leader.local_name);
   if (socket.get() < 0) throw Error("[smdp] no local socket");
-  handshake(socket, Role::kClient, secret, kPurpose, deadline);
+  handshake(socket, Role::kClient, secret, kPurpose, deadline, interrupted);
   const auto number = static_cast<std::int32_t>(index);
-  send_all(socket.get(), &number, sizeof number, deadline);
+  send_all(socket.get(), &number, sizeof number, deadline, interrupted);
   Offer offer;
-  recv_all(socket.get(), &offer, sizeof offer, deadline);
+  recv_all(socket.get(), &offer, sizeof offer, deadline, interrupted);
   std::vector<FileDescriptor> received = receive_descriptors(socket, 1 + ranks.size(), deadline);
   out.segment = std::make_shared<Segment>(std::move(received.front()), ranks.size(), offer.slot_bytes, offer.nonce);
   out.eventfds.clear();
@@ -106,7 +142,7 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   const int leader = ranks.front();
   std::vector<FileDescriptor> sockets;
   if (rank == leader) {
-    lead(store, ranks, secret, listener, options, deadline, connections, sockets);
+    lead(store, records, ranks, secret, listener, options, deadline, connections, sockets);
     bool all = true;
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
@@ -123,7 +159,8 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   FileDescriptor socket;
   bool mapped = true;
   try {
-    socket = follow(records[static_cast<std::size_t>(leader)], index, ranks, secret, deadline, connections);
+    socket = follow(records[static_cast<std::size_t>(leader)], index, ranks, secret, deadline, options.interrupted,
+                    connections);
   } catch (const TimeoutError&) {
     throw;
   } catch (const Error&) {

@@ -1,19 +1,12 @@
 #include "rendezvous/remote_mesh.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <exception>
-#include <future>
-#include <list>
-#include <mutex>
-#include <set>
+#include <functional>
 #include <thread>
+#include <utility>
 
-#include "common/log.h"
-#include "rendezvous/strangers.h"
+#include "rendezvous/reception.h"
 #include "smdp/error.h"
 #include "transport/handshake.h"
 #include "transport/tcp/socket.h"
@@ -22,7 +15,6 @@ namespace smdp {
 namespace {
 
 constexpr std::chrono::milliseconds kRetryPause{100};
-constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
 enum class Purpose : std::int32_t { kData = 0, kMail = 1, kControl = 2 };
 
@@ -35,137 +27,38 @@ struct Hello {
 // How the control plane notices a cut link: 1 s idle, then 3 probes 1 s apart.
 void prepare_control(const FileDescriptor& socket) { set_keepalive(socket, 1, 1, 3); }
 
-// Accepts what higher ranks connect, while this rank connects to the lower ones.
-class Acceptor {
- public:
-  Acceptor(std::span<const FileDescriptor> listeners, std::string secret, std::string purpose, std::size_t expected,
-           Deadline deadline, Connections& out)
-      : listeners_(listeners),
-        secret_(std::move(secret)),
-        purpose_(std::move(purpose)),
-        missing_(expected),
-        deadline_(deadline),
-        out_(out) {
-    if (expected > 0) thread_ = std::thread([this] { loop(); });
+// Waits for what higher ranks connect.
+void finish(Reception& reception, const Interrupted& interrupted, const Connections& connections) {
+  while (!reception.is_over_within(kInterruptionCheck)) {
+    if (interrupted && interrupted()) throw ClosedError("[smdp] interrupted.");
   }
-  ~Acceptor() {
-    stop_.store(true);
-    if (thread_.joinable()) thread_.join();
-  }
-  void finish(const Interrupted& interrupted) {
-    if (thread_.joinable()) {
-      const std::future<void> over = over_.get_future();
-      while (interrupted && over.wait_for(kInterruptionCheck) != std::future_status::ready) {
-        if (interrupted()) throw ClosedError("[smdp] interrupted.");
-      }
-      thread_.join();
+  if (reception.have_all_come()) return;
+  const Members& members = connections.members;
+  std::string missing;
+  for (int rank = members.rank + 1; rank < members.size; ++rank) {
+    if (members.host_of(rank) == members.host_index || connections.mail[static_cast<std::size_t>(rank)].get() >= 0) {
+      continue;
     }
-    if (missing_ == 0) return;
-    std::string missing;
-    for (std::size_t rank = 0; rank < out_.mail.size(); ++rank) {
-      const bool higher = static_cast<int>(rank) > out_.members.rank;
-      if (higher && out_.members.host_of(static_cast<int>(rank)) != out_.members.host_index &&
-          out_.mail[rank].get() < 0) {
-        missing += (missing.empty() ? "" : ", ") + out_.members.who(static_cast<int>(rank));
-      }
-    }
-    throw TimeoutError(out_.members.prefix() + "these ranks did not connect in time: " + missing +
-                       ". Can they reach this host? SMDP_SOCKET_IFNAME names the interface to use.");
+    missing += (missing.empty() ? "" : ", ") + members.who(rank);
   }
+  throw TimeoutError(members.prefix() + "these ranks did not connect in time: " + missing +
+                     ". Can they reach this host? SMDP_SOCKET_IFNAME names the interface to use.");
+}
 
- private:
-  void loop() {
-    while (is_wanted()) {
-      const Deadline soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-      FileDescriptor socket;
-      if (has_room()) socket = accept_from(listeners_, std::min(soon, deadline_));
-      if (socket.get() < 0) {
-        // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
-        std::this_thread::sleep_until(std::min(soon, std::chrono::steady_clock::now() + std::chrono::milliseconds(20)));
-        continue;
-      }
-      // Each in a thread of its own: a silent stranger must not hold up the others.
-      const std::lock_guard lock(mutex_);
-      Session& session = sessions_.emplace_back();
-      session.socket = std::move(socket);
-      session.address = peer_address(session.socket);
-      try {
-        session.thread = std::thread([this, &session] { greet(session); });
-      } catch (const std::system_error& error) {
-        log(LogLevel::kError, "no thread for a connection: " + std::string(error.what()));
-        sessions_.pop_back();
-      }
-    }
-    {
-      // Who is not known by now is nobody that is waited for.
-      const std::lock_guard lock(mutex_);
-      for (const Session& session : sessions_) {
-        if (session.socket.get() >= 0) ::shutdown(session.socket.get(), SHUT_RDWR);
-      }
-    }
-    for (Session& session : sessions_) session.thread.join();
-    over_.set_value();
+// Where a connection of a higher rank belongs.
+void place(const Hello& hello, FileDescriptor& socket, Connections& out) {
+  if (hello.rank <= out.members.rank || hello.rank >= out.members.size) throw Error("[smdp] a wrong rank.");
+  const auto rank = static_cast<std::size_t>(hello.rank);
+  if (hello.index < 0 || static_cast<std::size_t>(hello.index) >= out.data[rank].size()) {
+    throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on another host than it said.");
   }
-
-  bool is_wanted() {
-    const std::lock_guard lock(mutex_);
-    return !stop_.load() && missing_ > 0 && std::chrono::steady_clock::now() < deadline_;
-  }
-
-  bool has_room() {
-    const std::lock_guard lock(mutex_);
-    forget_ended(sessions_);
-    return has_room_for_strangers(sessions_, most_strangers_);
-  }
-
-  void greet(Session& session) {
-    FileDescriptor& socket = session.socket;
-    try {
-      const Deadline soon = std::min(deadline_, std::chrono::steady_clock::now() + std::chrono::seconds(10));
-      handshake(socket, Role::kServer, secret_, purpose_, soon, {}, [&] {
-        const std::lock_guard lock(mutex_);
-        session.is_known = true;
-      });
-      Hello hello{};
-      recv_all(socket.get(), &hello, sizeof hello, soon);
-      const std::lock_guard lock(mutex_);
-      if (hello.rank <= out_.members.rank || hello.rank >= out_.members.size) throw Error("[smdp] a wrong rank.");
-      const auto rank = static_cast<std::size_t>(hello.rank);
-      if (hello.index < 0 || static_cast<std::size_t>(hello.index) >= out_.data[rank].size()) {
-        throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on another host than it said.");
-      }
-      FileDescriptor& place = hello.purpose == Purpose::kControl ? out_.control.at(rank)
-                              : hello.purpose == Purpose::kMail
-                                  ? out_.mail[rank]
-                                  : out_.data[rank][static_cast<std::size_t>(hello.index)];
-      if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
-      if (hello.purpose == Purpose::kControl) prepare_control(socket);
-      place = std::move(socket);
-      --missing_;
-    } catch (const std::exception& error) {
-      const std::lock_guard lock(mutex_);
-      if (missing_ > 0 && !stop_.load() && refused_.insert(session.address).second) {
-        log(LogLevel::kWarning, "refused a connection from " + session.address + ": " + error.what());
-      }
-      socket.reset();
-    }
-    session.ended.store(true);
-  }
-
-  const std::span<const FileDescriptor> listeners_;
-  const std::string secret_;
-  const std::string purpose_;
-  std::mutex mutex_;
-  std::size_t missing_;            // guarded by mutex_, as is out_ while the threads run
-  std::list<Session> sessions_;    // guarded by mutex_
-  std::set<std::string> refused_;  // guarded by mutex_
-  const std::size_t most_strangers_ = most_strangers();
-  std::atomic<bool> stop_{false};
-  std::promise<void> over_;  // the thread has nothing more to do
-  const Deadline deadline_;
-  Connections& out_;
-  std::thread thread_;
-};
+  FileDescriptor& place = hello.purpose == Purpose::kControl ? out.control.at(rank)
+                          : hello.purpose == Purpose::kMail  ? out.mail[rank]
+                                                             : out.data[rank][static_cast<std::size_t>(hello.index)];
+  if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
+  if (hello.purpose == Purpose::kControl) prepare_control(socket);
+  place = std::move(socket);
+}
 
 }  // namespace
 
@@ -187,7 +80,16 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
     connections.data[index].resize(streams_to(index));
     expected += streams_to(index) + 1 + (members.rank == 0 ? 1 : 0);
   }
-  Acceptor acceptor(listeners, secret, purpose, expected, deadline, connections);
+  Reception::Desk desk;
+  desk.accept = [listeners](Deadline soon) { return accept_from(listeners, soon); };
+  desk.name = peer_address;
+  desk.greet = [&](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
+    handshake(socket, Role::kServer, secret, purpose, soon, {}, proved);
+    Hello hello{};
+    recv_all(socket.get(), &hello, sizeof hello, soon);
+    return [hello, &socket, &connections] { place(hello, socket, connections); };
+  };
+  Reception reception(std::move(desk), expected, deadline);
   for (int rank = 0; rank < members.rank; ++rank) {
     if (!is_remote(rank)) continue;
     const auto index = static_cast<std::size_t>(rank);
@@ -226,7 +128,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       prepare_control(connections.control[0]);
     }
   }
-  acceptor.finish(options.interrupted);
+  finish(reception, options.interrupted, connections);
 }
 
 }  // namespace smdp

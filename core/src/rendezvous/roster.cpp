@@ -22,15 +22,15 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // First line of the roster: what follows is a list of records, or the reason why there is none.
-constexpr char kGood[] = "roster 3";
-constexpr char kBad[] = "failed 3";
+constexpr char kGood[] = "roster 4";
+constexpr char kBad[] = "failed 4";
 // How long rank 0 waits for the others to read why the group is refused.
 constexpr milliseconds kFarewell{3000};
 
 std::string encode(const Record& record) {
   std::string text;
   for (const std::string& line : {record.host_name, record.host_key, record.local_name, record.master_seen,
-                                  record.cores, std::to_string(record.world_rank)}) {
+                                  record.cores, record.user, record.user_space, std::to_string(record.world_rank)}) {
     text += line + '\n';
   }
   for (const std::string& line : record.shared) text += line + '\n';
@@ -41,8 +41,8 @@ Record decode(std::istream& in) {
   Record record;
   std::string world_rank;
   std::string rails;
-  std::vector<std::string*> lines{&record.host_name,   &record.host_key, &record.local_name,
-                                  &record.master_seen, &record.cores,    &world_rank};
+  std::vector<std::string*> lines{&record.host_name, &record.host_key, &record.local_name, &record.master_seen,
+                                  &record.cores,     &record.user,     &record.user_space, &world_rank};
   for (std::string& value : record.shared) lines.push_back(&value);
   lines.push_back(&rails);
   for (std::string* line : lines) {
@@ -74,12 +74,17 @@ std::string host_name() {
   return name.data();
 }
 
+// Of the namespace of this kind in which this process is.
+std::string namespace_number(const char* kind) {
+  struct stat space{};
+  ::stat((std::string("/proc/self/ns/") + kind).c_str(), &space);
+  return std::to_string(space.st_ino);
+}
+
 std::string machine_key() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  struct stat space{};
-  ::stat("/proc/self/ns/net", &space);
-  return boot_id + "/" + std::to_string(space.st_ino);
+  return boot_id + "/" + namespace_number("net");
 }
 
 // "0-3, 7": ascending numbers, of which there may be thousands.
@@ -131,6 +136,8 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
   if (!options.host_id.empty()) record.host_name = options.host_id;
   record.local_name = "smdp-" + nonce;
   record.cores = core_mask();
+  record.user = std::to_string(::geteuid());
+  record.user_space = namespace_number("user");
   record.world_rank = options.world_rank;
   record.shared = {fingerprint_of(options.secret, options.name), options.algorithm,
                    options.strict ? "strict" : "not strict",

@@ -29,6 +29,8 @@ struct Record {
   std::string local_name;   // of this rank's abstract Unix socket
   std::string master_seen;  // numeric address by which this rank reaches the master; empty on rank 0
   std::string cores;        // affinity mask, see common/cores.h
+  std::string user;         // number of the user it runs as
+  std::string user_space;   // and the namespace in which it is called so
   int world_rank = -1;      // where it is not the rank itself
   std::array<std::string, kShared.size()> shared;  // values of the variables above, of the secret a fingerprint
   std::vector<Rail> rails;                         // where this rank listens

@@ -64,6 +64,13 @@ FileDescriptor accept_local(const FileDescriptor& listener, std::chrono::steady_
   return FileDescriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
 }
 
+LocalPeer local_peer(const FileDescriptor& socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+  return {peer.pid, std::to_string(peer.uid)};
+}
+
 void send_descriptors(const FileDescriptor& socket, const std::vector<int>& descriptors) {
   for (std::size_t begin = 0; begin < descriptors.size(); begin += kPerMessage) {
     const std::size_t count = std::min(kPerMessage, descriptors.size() - begin);

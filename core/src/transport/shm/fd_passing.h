@@ -17,6 +17,13 @@ FileDescriptor connect_local(const std::string& name);
 // Empty descriptor when the deadline passes.
 FileDescriptor accept_local(const FileDescriptor& listener, std::chrono::steady_clock::time_point deadline);
 
+// Who connected, as this process knows it: 0 or 65534 where it is in a namespace that this one does not see into.
+struct LocalPeer {
+  int process = 0;
+  std::string user;  // number
+};
+LocalPeer local_peer(const FileDescriptor& socket);
+
 // One message with at most 200 descriptors per part. Throws Error.
 void send_descriptors(const FileDescriptor& socket, const std::vector<int>& descriptors);
 std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, std::size_t count,

@@ -1,0 +1,117 @@
+#include "rendezvous/reception.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+#include <utility>
+
+#include "common/log.h"
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kGreeting{10};
+
+}  // namespace
+
+Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
+    : desk_(std::move(desk)), deadline_(deadline), missing_(expected) {
+  if (expected > 0) {
+    thread_ = std::thread([this] { loop(); });
+  } else {
+    over_.set_value();
+  }
+}
+
+Reception::~Reception() {
+  stop_.store(true);
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Reception::is_over_within(milliseconds time) { return is_over_.wait_for(time) == std::future_status::ready; }
+
+bool Reception::have_all_come() {
+  const std::lock_guard lock(mutex_);
+  return missing_ == 0;
+}
+
+void Reception::loop() {
+  while (is_wanted()) {
+    const Deadline soon = steady_clock::now() + milliseconds(50);
+    FileDescriptor socket;
+    if (has_room()) socket = desk_.accept(std::min(soon, deadline_));
+    if (socket.get() >= 0) {
+      take(std::move(socket));
+    } else {
+      // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
+      std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
+    }
+  }
+  hang_up();
+  for (Session& session : sessions_) session.thread.join();
+  over_.set_value();
+}
+
+bool Reception::is_wanted() {
+  const std::lock_guard lock(mutex_);
+  return !stop_.load() && missing_ > 0 && steady_clock::now() < deadline_;
+}
+
+bool Reception::has_room() {
+  const std::lock_guard lock(mutex_);
+  forget_ended(sessions_);
+  return has_room_for_strangers(sessions_, most_strangers_);
+}
+
+void Reception::take(FileDescriptor socket) {
+  const std::lock_guard lock(mutex_);
+  Session& session = sessions_.emplace_back();
+  session.socket = std::move(socket);
+  session.address = desk_.name(session.socket);
+  try {
+    session.thread = std::thread([this, &session] { greet(session); });
+  } catch (const std::system_error& error) {
+    log(LogLevel::kError, "no thread for a connection: " + std::string(error.what()));
+    sessions_.pop_back();
+  }
+}
+
+void Reception::greet(Session& session) {
+  try {
+    const Deadline soon = std::min(deadline_, steady_clock::now() + kGreeting);
+    const std::function<void()> place = desk_.greet(session.socket, soon, [&] {
+      const std::lock_guard lock(mutex_);
+      session.is_known = true;
+    });
+    const std::lock_guard lock(mutex_);
+    place();
+    --missing_;
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    if (missing_ > 0 && !stop_.load()) refuse(session.address, error.what());
+    session.socket.reset();
+  }
+  session.ended.store(true);
+}
+
+// Who is not known by now is nobody that is waited for.
+void Reception::hang_up() {
+  const std::lock_guard lock(mutex_);
+  for (const Session& session : sessions_) {
+    if (session.socket.get() < 0) continue;
+    if (missing_ == 0) refuse(session.address, "all ranks have come, and it has not said that it is one of them.");
+    ::shutdown(session.socket.get(), SHUT_RDWR);
+  }
+}
+
+void Reception::refuse(const std::string& who, const std::string& why) {
+  if (refused_.insert(who).second) log(LogLevel::kWarning, "refused a connection from " + who + ": " + why);
+}
+
+}  // namespace smdp

@@ -1,0 +1,69 @@
+// Takes the calls at an address of ours until all that are expected have come. Each is greeted in a thread of its own:
+// a silent stranger must not hold up the others.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <future>
+#include <list>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "common/file_descriptor.h"
+#include "rendezvous/strangers.h"
+#include "transport/tcp/socket.h"
+
+namespace smdp {
+
+// How often who waits for it should look whether to go on.
+inline constexpr std::chrono::milliseconds kInterruptionCheck{200};
+
+class Reception {
+ public:
+  struct Desk {
+    // The next caller; empty if nobody has called by then. From one thread only.
+    std::function<FileDescriptor(Deadline)> accept;
+    // Who that is, for messages.
+    std::function<std::string(const FileDescriptor&)> name;
+    // Talks to a caller, calls proved() once it has shown the secret, and returns what puts the socket in its place, to
+    // be run while nobody else does so. Both throw Error to refuse it. Any thread.
+    std::function<std::function<void()>(FileDescriptor&, Deadline, const std::function<void()>& proved)> greet;
+  };
+
+  Reception(Desk desk, std::size_t expected, Deadline deadline);
+  Reception(const Reception&) = delete;
+  Reception& operator=(const Reception&) = delete;
+  // Hangs up on all that are not in their place.
+  ~Reception();
+
+  // Waits so long; true once all have come, or the deadline has passed, and nothing is put anywhere any more.
+  bool is_over_within(std::chrono::milliseconds time);
+  bool have_all_come();
+
+ private:
+  void loop();
+  bool is_wanted();
+  bool has_room();
+  void take(FileDescriptor socket);
+  void greet(Session& session);
+  void hang_up();
+  void refuse(const std::string& who, const std::string& why);  // under mutex_
+
+  const Desk desk_;
+  const Deadline deadline_;
+  const std::size_t most_strangers_ = most_strangers();
+  std::mutex mutex_;
+  std::size_t missing_;            // guarded by mutex_, as all that is put in its place while the threads run
+  std::list<Session> sessions_;    // guarded by mutex_
+  std::set<std::string> refused_;  // guarded by mutex_
+  std::atomic<bool> stop_{false};
+  std::promise<void> over_;  // the thread has nothing more to do
+  const std::future<void> is_over_ = over_.get_future();
+  std::thread thread_;
+};
+
+}  // namespace smdp
