@@ -210,16 +210,18 @@ void bind_group(nb::module_& m) {
       .def(
           "__init__",
           [](Group* self, Store& store, int rank, int size, const std::string& name, double timeout,
-             const std::map<std::string, std::string>& values) {
+             const std::map<std::string, std::string>& values, const Group* parent, const std::vector<int>& ranks) {
             GroupOptions options = GroupOptions::from(values);
             options.name = name;
             if (timeout >= 0) options.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
             options.interrupted = is_interrupted;
+            if (parent != nullptr) options.obstacle = parent->watch(ranks);
             std::shared_ptr<Store> shared = share(store);
             const nb::gil_scoped_release release;
             new (self) Group(std::move(shared), rank, size, options);
           },
-          nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"))
+          nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"),
+          nb::arg("parent") = nb::none(), nb::arg("ranks") = std::vector<int>())
       .def_prop_ro("id", &Group::id)
       .def_prop_ro("rank", &Group::rank)
       .def_prop_ro("size", &Group::size)

@@ -2,11 +2,15 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bind.h"
+#include "smdp/group.h"
 
 namespace nb = nanobind;
 
@@ -16,19 +20,21 @@ namespace {
 // A context manager: its thread waits between enter and exit.
 class PythonMeeting {
  public:
-  PythonMeeting(std::string group, int size) : group_(std::move(group)), size_(size) {}
+  PythonMeeting(std::string group, int size, const Group* parent, const std::vector<int>& ranks)
+      : group_(std::move(group)), size_(size), obstacle_(parent == nullptr ? Obstacle() : parent->watch(ranks)) {}
   PythonMeeting& enter() {
-    meeting_ = std::make_unique<Meeting>(group_, size_);
+    meeting_ = std::make_unique<Meeting>(group_, size_, obstacle_);
     return *this;
   }
   void exit() { meeting_.reset(); }
-  void check() const {
-    if (meeting_) meeting_->check();
+  void check(bool has_failed) const {
+    if (meeting_) meeting_->check(has_failed);
   }
 
  private:
   std::string group_;
   int size_;
+  Obstacle obstacle_;
   std::unique_ptr<Meeting> meeting_;
 };
 
@@ -36,12 +42,15 @@ class PythonMeeting {
 
 void bind_meeting(nb::module_& m) {
   nb::class_<PythonMeeting>(m, "Meeting", "While this thread waits for the ranks of a new group; see meeting.h.")
-      .def(nb::init<std::string, int>(), nb::arg("group"), nb::arg("size"))
+      .def(nb::init<std::string, int, const Group*, const std::vector<int>&>(), nb::arg("group"), nb::arg("size"),
+           nb::arg("parent") = nb::none(), nb::arg("ranks") = std::vector<int>(),
+           "parent, ranks: the group whose ranks these are, if it is known; see Group::watch().")
       .def("__enter__", &PythonMeeting::enter, nb::rv_policy::reference_internal)
       .def(
           "__exit__", [](PythonMeeting& meeting, nb::args) { meeting.exit(); },
           nb::sig("def __exit__(self, *args: object) -> None"))
-      .def("check", &PythonMeeting::check, "Raises MismatchError if they will never all come.");
+      .def("check", &PythonMeeting::check, nb::arg("has_failed") = false,
+           "Raises MismatchError or PeerLostError if they will never all come.");
 }
 
 }  // namespace smdp

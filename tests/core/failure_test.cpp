@@ -7,10 +7,12 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ranks.h"
 #include "smdp/error.h"
+#include "smdp/store.h"
 
 namespace smdp::test {
 namespace {
@@ -383,6 +385,87 @@ TEST_P(PartOfTheWorld, IsNoneWithAllRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, PartOfTheWorld, testing::Values(Layout{3}, Layout{1, 1, 1}, Layout{2, 1}));
+
+// One rank's view of a store: `before` is called before it writes any key of a group whose name holds "part".
+class WatchedStore final : public Store {
+ public:
+  WatchedStore(std::shared_ptr<Store> base, std::function<void()> before)
+      : base_(std::move(base)), before_(std::move(before)) {}
+  void set(const std::string& key, const std::string& value) override {
+    if (key.find("/part-") != std::string::npos) before_();
+    base_->set(key, value);
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return base_->get(key, timeout);
+  }
+  bool check(const std::string& key) override { return base_->check(key); }
+
+ private:
+  const std::shared_ptr<Store> base_;
+  const std::function<void()> before_;
+};
+
+// What split() throws on each of three ranks, of which the last is in a group of its own color if `is_apart`. before:
+// runs on it once all have agreed on the new groups, before it comes to its own.
+std::vector<std::string> failures_of_split(const Layout& layout, bool is_apart,
+                                           const std::function<void(Group&, int rank)>& before) {
+  const std::shared_ptr<Store> store = make_memory_store();
+  std::vector<std::string> texts(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      Group* own = nullptr;
+      GroupOptions options = quick_options();
+      if (layout.size() > 1) options.host_id = "host" + std::to_string(rank);
+      Group group(std::make_shared<WatchedStore>(store, [&] { before(*own, rank); }), rank, 3, options);
+      own = &group;
+      const auto start = std::chrono::steady_clock::now();
+      try {
+        const std::unique_ptr<Group> part = group.split(is_apart && rank == 2 ? 1 : 0, 0, "part");
+        part->barrier();
+      } catch (const Error& error) {
+        texts[static_cast<std::size_t>(rank)] = error.what();
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+class Split : public testing::TestWithParam<Layout> {};
+
+TEST_P(Split, EndsWhenARankLeavesBeforeItComes) {
+  const std::vector<std::string> texts = failures_of_split(GetParam(), false, [](Group& group, int rank) {
+    if (rank != 2) return;
+    group.shutdown("it had enough");
+    throw ClosedError("[smdp] gone");
+  });
+  for (const int rank : {0, 1}) {
+    expect_all_in({"rank 2 (host ", "has left the group: it had enough"}, texts[static_cast<std::size_t>(rank)]);
+  }
+}
+
+TEST_P(Split, EndsWhenTheGroupFails) {
+  const std::vector<std::string> texts = failures_of_split(GetParam(), false, [](Group& group, int rank) {
+    if (rank != 2) return;
+    group.abort("it had enough");
+    throw ClosedError("[smdp] gone");
+  });
+  for (const std::string& text : texts) expect_all_in({"aborted: it had enough"}, text);
+}
+
+TEST_P(Split, GoesOnWithoutARankOfAnotherPart) {
+  bool has_slept = false;  // of rank 1
+  const std::vector<std::string> texts = failures_of_split(GetParam(), true, [&](Group& group, int rank) {
+    if (rank == 2) group.shutdown();
+    if (rank != 1 || std::exchange(has_slept, true)) return;
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+  });
+  EXPECT_EQ(texts, std::vector<std::string>(3));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Split, testing::Values(Layout{3}, Layout{1, 1, 1}));
 
 // What the group's constructor throws on each rank, which is on a host of its own unless `one_host`.
 std::vector<std::string> refusals(const std::function<void(GroupOptions&, int rank)>& change, bool one_host = false) {

@@ -14,6 +14,7 @@
 
 #include "smdp/dtype.h"
 #include "smdp/export.h"
+#include "smdp/meeting.h"
 #include "smdp/operation.h"
 #include "smdp/store.h"
 
@@ -34,6 +35,8 @@ struct GroupOptions {
   // Asked now and then while this group, or one that is made of it, waits for its store: true ends that with
   // ClosedError. May be empty.
   std::function<bool()> interrupted = {};
+  // Asked likewise: an error ends the wait with it. See Group::watch().
+  Obstacle obstacle = {};
   // Shared secret that every connection must prove. Empty: rank 0 draws one and hands it out through the store.
   std::string secret;
   // Address (name or number) by which others reach rank 0. Empty: taken from the route to it, else the loopback.
@@ -164,7 +167,12 @@ class SMDP_API Group {
   // Sends all that is offered, to be kept at its destinations, so that this rank can leave when the handles have ended.
   void push_offers();
 
-  // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0.
+  // For a group that is made of these ranks of this one by itself: PeerLostError once one of them has died, also after
+  // this group was closed, or has left.
+  Obstacle watch(std::vector<int> ranks) const;
+
+  // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0. Throws as
+  // twin() does, but a rank that has left matters to its own color only.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
   // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
   // another host; 0: as this group. Throws this group's failure, or PeerLostError where a rank has left it, also while

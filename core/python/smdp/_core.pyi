@@ -54,7 +54,7 @@ def next_completion(timeout: float) -> int | None:
 class Group:
     """A set of ranks that communicate. Buffers are given as addresses."""
 
-    def __init__(self, store: Store, rank: int, size: int, name: str, timeout: float, options: Mapping[str, str]) -> None: ...
+    def __init__(self, store: Store, rank: int, size: int, name: str, timeout: float, options: Mapping[str, str], parent: Group | None = None, ranks: Sequence[int] = []) -> None: ...
 
     @property
     def id(self) -> int: ...
@@ -128,14 +128,17 @@ def shutdown_all(reason: str = '') -> None: ...
 class Meeting:
     """While this thread waits for the ranks of a new group; see meeting.h."""
 
-    def __init__(self, group: str, size: int) -> None: ...
+    def __init__(self, group: str, size: int, parent: Group | None = None, ranks: Sequence[int] = []) -> None:
+        """
+        parent, ranks: the group whose ranks these are, if it is known; see Group::watch().
+        """
 
     def __enter__(self) -> Meeting: ...
 
     def __exit__(self, *args: object) -> None: ...
 
-    def check(self) -> None:
-        """Raises MismatchError if they will never all come."""
+    def check(self, has_failed: bool = False) -> None:
+        """Raises MismatchError or PeerLostError if they will never all come."""
 
 class GradientReducer:
     """Sums gradients over a group while backward goes on."""

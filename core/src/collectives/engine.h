@@ -59,6 +59,10 @@ class Engine final : public Progress::Client {
   std::exception_ptr error() const;
   // error(), or the departure of a rank: why nothing new can begin that needs every rank. Null while it can.
   std::exception_ptr obstacle() const;
+  // Why one of these ranks does nothing any more, whatever has closed the group: it has died, or it has left. Else
+  // null.
+  std::exception_ptr death_of(const std::vector<int>& ranks) const;
+  std::exception_ptr departure_of(const std::vector<int>& ranks) const;
 
   const Members& members() const { return members_; }
   const GroupOptions& options() const { return options_; }
@@ -186,8 +190,9 @@ class Engine final : public Progress::Client {
   std::exception_ptr error_;
   bool removed_ = false;             // shutdown() was called
   std::map<int, std::string> left_;  // ranks that left, and why
-  Control::Verdict verdict_;         // the last answer
-  std::uint64_t inquired_ = 0;       // the collective that verdict_ is about
+  std::map<int, std::exception_ptr> dead_;
+  Control::Verdict verdict_;    // the last answer
+  std::uint64_t inquired_ = 0;  // the collective that verdict_ is about
   std::optional<Clock::time_point> unanswered_since_;
   std::atomic<bool> stop_{false};  // error_ or left_ changed: whoever drives must look
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -162,6 +163,7 @@ void Engine::fail(std::exception_ptr error, Tell whom) {
   failure.is_deadlock = whom == Tell::kEveryoneAndBeyond;
   {
     const std::lock_guard lock(mutex_);
+    for (const int rank : failure.lost) dead_.try_emplace(rank, error);
     if (error_) return;
     error_ = std::move(error);
     stop_.store(true);
@@ -242,13 +244,30 @@ std::exception_ptr Engine::error() const {
 
 std::exception_ptr Engine::obstacle() const {
   if (const std::exception_ptr failure = error()) return failure;
-  int rank = -1;
+  std::vector<int> everybody(static_cast<std::size_t>(members_.size));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return departure_of(everybody);
+}
+
+std::exception_ptr Engine::death_of(const std::vector<int>& ranks) const {
+  if (const std::exception_ptr inherited = inherited_error()) return inherited;
+  const std::lock_guard lock(mutex_);
+  for (const int rank : ranks) {
+    if (const auto found = dead_.find(rank); found != dead_.end()) return found->second;
+  }
+  return nullptr;
+}
+
+std::exception_ptr Engine::departure_of(const std::vector<int>& ranks) const {
+  int gone = -1;
   {
     const std::lock_guard lock(mutex_);
-    if (left_.empty()) return nullptr;
-    rank = left_.begin()->first;
+    for (const int rank : ranks) {
+      if (gone < 0 && left_.count(rank) != 0) gone = rank;
+    }
   }
-  return std::make_exception_ptr(PeerLostError(members_.prefix() + members_.who(rank) + left_reason(rank), {rank}));
+  if (gone < 0) return nullptr;
+  return std::make_exception_ptr(PeerLostError(members_.prefix() + members_.who(gone) + left_reason(gone), {gone}));
 }
 
 void Engine::shutdown(const std::string& reason) {

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "collectives/chunks.h"
@@ -17,6 +17,7 @@
 #include "collectives/overlap.h"
 #include "collectives/registry.h"
 #include "collectives/routes.h"
+#include "collectives/watch.h"
 #include "common/directory.h"
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
@@ -159,17 +160,26 @@ Reduction reduction_for(DType dtype, ReduceOp op, int size) {
   return {dtype, op, op == ReduceOp::kAvg ? static_cast<std::uint32_t>(size) : 1U};
 }
 
-// Ends early where another rank waits for this one in another group, and so never comes.
+// A store or a connection may break before this process hears that the rank at its other end is gone.
+constexpr std::chrono::seconds kNews{1};
+constexpr std::chrono::milliseconds kNewsPause{20};
+
+// Ends early where another rank waits for this one in another group, and so never comes, and where one is gone.
 Connections meet(Store& store, int rank, int size, GroupOptions options) {
-  const Meeting meeting(options.name, size);
+  const Meeting meeting(options.name, size, options.obstacle);
   options.interrupted = [asked = options.interrupted, &meeting] {
     meeting.check();
     return asked && asked();
   };
   try {
     return bootstrap(store, rank, size, options);
-  } catch (const Error&) {
-    meeting.check();  // and not what a store makes of it
+  } catch (const Error& error) {
+    meeting.check(true);  // and not what a store makes of it
+    if (!options.obstacle || error.kind() != ErrorKind::kInternal) throw;
+    for (const auto end = Clock::now() + kNews; Clock::now() < end;) {
+      std::this_thread::sleep_for(kNewsPause);
+      meeting.check(true);
+    }
     throw;
   }
 }
@@ -456,6 +466,11 @@ Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag
 
 void Group::push_offers() { impl_->engine->push_offers(); }
 
+Obstacle Group::watch(std::vector<int> ranks) const {
+  for (const int rank : ranks) check_rank(impl_->members(), "a rank to watch", rank);
+  return watch_ranks(impl_->engine, std::move(ranks));
+}
+
 std::unique_ptr<Group> Group::split(int color, int key, const std::string& name) {
   const Members& members = impl_->members();
   struct Choice {
@@ -483,6 +498,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   std::iota(everybody.begin(), everybody.end(), 0);
   if (ranks != everybody) options.world_rank = members.world_rank(members.rank);
   options.name = members.name + "/" + name + "-" + std::to_string(number) + "/" + std::to_string(color);
+  options.obstacle = watch_base(impl_->engine, ranks);
   const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
   return std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
 }
@@ -494,24 +510,10 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {
   options.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
 
   if (const std::exception_ptr obstacle = impl_->engine->obstacle()) std::rethrow_exception(obstacle);
-  // Whoever is lost meanwhile never comes. Who leaves may have been through with it: what it left has a while to
-  // arrive.
-  static constexpr std::chrono::seconds kArrival{2};
-  const std::weak_ptr<Engine> base = impl_->engine;
-  std::optional<Clock::time_point> last_chance;
-  options.interrupted = [base, last_chance, asked = options.interrupted]() mutable {
-    if (asked && asked()) return true;
-    const std::shared_ptr<Engine> engine = base.lock();
-    if (!engine || !engine->obstacle()) return false;
-    if (!last_chance) last_chance = Clock::now() + kArrival;
-    return engine->error() != nullptr || Clock::now() >= *last_chance;
-  };
-  try {
-    return std::make_unique<Group>(impl_->store, rank(), size(), options);
-  } catch (const Error&) {
-    if (const std::exception_ptr obstacle = impl_->engine->obstacle()) std::rethrow_exception(obstacle);
-    throw;
-  }
+  std::vector<int> everybody(static_cast<std::size_t>(size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  options.obstacle = watch_base(impl_->engine, std::move(everybody));
+  return std::make_unique<Group>(impl_->store, rank(), size(), options);
 }
 
 std::string Group::explain(std::size_t bytes) const {

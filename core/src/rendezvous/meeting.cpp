@@ -7,11 +7,14 @@
 
 namespace smdp {
 
-Meeting::Meeting(std::string group, int size) : scope_(std::make_unique<WaitScope>(std::move(group), size)) {}
+Meeting::Meeting(std::string group, int size, Obstacle obstacle)
+    : scope_(std::make_unique<WaitScope>(std::move(group), size)), obstacle_(std::move(obstacle)) {}
 Meeting::~Meeting() = default;
 
-void Meeting::check() const {
+void Meeting::check(bool has_failed) const {
   if (const std::exception_ptr error = broken_wait(scope_->id())) std::rethrow_exception(error);
+  if (!obstacle_) return;
+  if (const std::exception_ptr error = obstacle_(has_failed)) std::rethrow_exception(error);
 }
 
 }  // namespace smdp

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,13 @@ KILLED = {1: -signal.SIGKILL}
 
 
 @contextlib.contextmanager
-def raises_within(seconds: float, *words: str, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
+def raises_within(
+    seconds: float, *words: str, kind: type[BaseException] = RuntimeError
+) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect an error in time, whose message holds the words."""
     started = time.monotonic()
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     took = time.monotonic() - started
     assert took < seconds, f"took {took:.1f} s: {caught.value}"
     for word in words:
@@ -37,6 +40,15 @@ def stay() -> None:
     store = dist.distributed_c10d._get_default_store()
     store.set(f"over/{dist.get_rank()}", "")
     store.wait([f"over/{rank}" for rank in range(dist.get_world_size())])
+
+
+def stay_without(victim: int) -> None:
+    """Likewise, until all but one are here."""
+    store = dist.distributed_c10d._get_default_store()
+    ranks = [rank for rank in range(dist.get_world_size()) if rank != victim]
+    number = store.add(f"arrivals/{dist.get_rank()}", 1)
+    store.set(f"over/{number}/{dist.get_rank()}", "")
+    store.wait([f"over/{number}/{rank}" for rank in ranks])
 
 
 def different_shape() -> None:
@@ -181,6 +193,61 @@ def killed_while_idle() -> None:
     time.sleep(5)
     with raises_within(1, "rank 1"):
         dist.all_reduce(torch.ones(4))
+
+
+def killed_before_new_group() -> None:
+    """A new group with a dead rank ends at once; one without it can be made."""
+    import smdp
+
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for wait in (0, 1):  # before it is known, and after
+        time.sleep(wait)
+        with raises_within(5, "rank 1 (host ", "died", kind=smdp.PeerLostError) as caught:
+            dist.new_group([0, 1, 2])
+        assert caught.value.ranks == [1]
+        stay_without(1)
+    with raises_within(5, "rank 1"):
+        DistributedDataParallel(nn.Linear(4, 4))
+    with raises_within(5, "rank 1"):
+        smdp.torch.DistributedDataParallel(nn.Linear(4, 4))
+    total = torch.ones(3)
+    dist.all_reduce(total, group=dist.new_group([0, 2]))
+    assert total.tolist() == [2.0] * 3
+    stay_without(1)
+
+
+def killed_in_new_group() -> None:
+    import smdp
+
+    victim = int(os.environ["SMDP_TEST_VICTIM"])
+    if dist.get_rank() == victim:
+        die_in = os.environ["SMDP_TEST_DIE_IN"]
+        inner = getattr(smdp._core, die_in)
+
+        def die(*args: object, **kwargs: object) -> None:
+            inner(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(smdp._core, die_in, die)
+    with raises_within(5, f"rank {victim}", kind=smdp.PeerLostError):
+        dist.new_group([0, 1, 2])
+    stay_without(victim)
+
+
+def left_before_new_group() -> None:
+    import smdp
+
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise KeyError("a bug of the user's")
+    with raises_within(5, "rank 1 (host ", "KeyError: ", kind=smdp.PeerLostError):
+        dist.new_group([0, 1, 2])
+    total = torch.ones(3)
+    dist.all_reduce(total, group=dist.new_group([0, 2]))
+    assert total.tolist() == [2.0] * 3
+    stay_without(1)
 
 
 def different_layouts() -> None:
@@ -345,6 +412,25 @@ def test_killed_while_idle() -> None:
 
 def test_killed_with_loader_workers() -> None:
     run(killed_with_loader_workers, 3, exits=KILLED)
+
+
+def test_killed_before_new_group() -> None:
+    run(killed_before_new_group, 3, exits=KILLED)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("die_in", ["Meeting", "prefix_store"], ids=["at its start", "when all have come"])
+def test_killed_in_new_group(victim: int, die_in: str) -> None:
+    run(
+        killed_in_new_group,
+        3,
+        exits={victim: -signal.SIGKILL},
+        env={"SMDP_TEST_VICTIM": str(victim), "SMDP_TEST_DIE_IN": die_in},
+    )
+
+
+def test_left_before_new_group() -> None:
+    run(left_before_new_group, 3, exits={1: 1})
 
 
 def test_different_layouts() -> None:

@@ -249,12 +249,18 @@ def connect(
     init_timeout_s: float,
     options: dict[str, str],
     devices: list[torch.device],
+    ranks: list[int],
 ) -> ProcessGroupSmdp:
-    """Join a group through torch's store; returns when all ranks have joined."""
+    """Join a group through torch's store; returns when all ranks have joined.
+
+    If the default group is over smdp, the death or departure of one of `ranks`, by its numbers, is an error.
+    """
     name = f"torch:{group_id}"
-    prefix = open_session(store, rank, size, name, init_timeout_s)
+    world = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
+    parent = world.core if isinstance(world, ProcessGroupSmdp) else None
+    prefix = open_session(store, rank, size, name, init_timeout_s, parent, ranks)
     core_store = _core.prefix_store(prefix, _core.python_store(store))
-    group = _core.Group(core_store, rank, size, name, timeout_s, options)
+    group = _core.Group(core_store, rank, size, name, timeout_s, options, parent, ranks)
     return ProcessGroupSmdp(group, store, devices, timeout_s)
 
 

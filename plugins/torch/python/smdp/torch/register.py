@@ -73,6 +73,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         config.init_timeout_s,
         options,
         [torch.device(device_type) for device_type in device_types],
+        list(backend_options.global_ranks_in_group),
     )
     # The first group that torch makes is the default one.
     if not dist.is_initialized() or process_group.size() == dist.get_world_size():

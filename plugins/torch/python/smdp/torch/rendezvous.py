@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
@@ -34,26 +34,44 @@ def set_job(name: str) -> None:
     _job = name
 
 
-def open_session(store: Store, rank: int, size: int, group: str, timeout_s: float) -> str:
+def open_session(
+    store: Store,
+    rank: int,
+    size: int,
+    group: str,
+    timeout_s: float,
+    parent: _core.Group | None = None,
+    ranks: Sequence[int] = (),
+) -> str:
     """Give a prefix for keys that no earlier attempt has used; returns when all ranks have come.
+
+    Args:
+        store: Where they meet.
+        rank: This one's number in the new group.
+        size: Number of its ranks.
+        group: Its name.
+        timeout_s: How long to wait for all.
+        parent: A group that knows who is gone. Default: nobody does.
+        ranks: The new group's ranks, by their numbers in `parent`.
 
     Raises:
         smdp.ConfigError: The store belongs to another job.
         smdp.TimeoutError: Not all came in time; the message says who did.
-        smdp.PeerLostError: The process that holds the store ended before all had come.
+        smdp.PeerLostError: A rank, or the process that holds the store, ended before all had come.
         smdp.MismatchError: Another one waits for this one in another group, and will not come.
     """
-    with _core.Meeting(group, size) as meeting:
-        if rank == 0:
-            return _lead(store, size, group, timeout_s, meeting)
+    with _core.Meeting(group, size, parent, list(ranks)) as meeting:
         try:
+            if rank == 0:
+                return _lead(store, size, group, timeout_s, meeting)
             return _follow(store, rank, size, group, timeout_s, meeting)
         except DistNetworkError as error:
+            meeting.check(has_failed=True)
             raise PeerLostError(
                 f"[smdp] rank {rank} of {size}: the store at MASTER_ADDR:MASTER_PORT={_where()} went away "
                 f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the "
                 "launcher that holds the store, has ended; read its output",
-                [0],
+                [0] if rank else [],  # of this group; in another one rank 0 may be somebody else
             ) from error
 
 

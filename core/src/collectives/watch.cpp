@@ -1,0 +1,42 @@
+#include "collectives/watch.h"
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "collectives/engine.h"
+
+namespace smdp {
+namespace {
+
+// Who leaves may have been through with it: what it left has a while to arrive.
+constexpr std::chrono::seconds kArrival{2};
+
+Obstacle watch(const std::shared_ptr<Engine>& base, std::vector<int> ranks, bool needs_base) {
+  std::exception_ptr departure;  // the first: others leave because of it
+  Clock::time_point last_chance;
+  return [weak = std::weak_ptr<Engine>(base), ranks = std::move(ranks), needs_base, departure,
+          last_chance](bool has_failed) mutable -> std::exception_ptr {
+    const std::shared_ptr<Engine> engine = weak.lock();
+    if (!engine) return nullptr;
+    if (const std::exception_ptr end = needs_base ? engine->error() : engine->death_of(ranks)) return end;
+    if (!departure) {
+      departure = engine->departure_of(ranks);
+      last_chance = Clock::now() + kArrival;
+    }
+    return has_failed || Clock::now() >= last_chance ? departure : nullptr;
+  };
+}
+
+}  // namespace
+
+Obstacle watch_ranks(const std::shared_ptr<Engine>& base, std::vector<int> ranks) {
+  return watch(base, std::move(ranks), false);
+}
+
+Obstacle watch_base(const std::shared_ptr<Engine>& base, std::vector<int> ranks) {
+  return watch(base, std::move(ranks), true);
+}
+
+}  // namespace smdp

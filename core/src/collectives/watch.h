@@ -1,0 +1,18 @@
+// While a group is made of ranks of another one: what that one knows of them ends the wait.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "smdp/meeting.h"
+
+namespace smdp {
+
+class Engine;
+
+// For ranks of `base` that meet by themselves: the death or departure of one of them.
+Obstacle watch_ranks(const std::shared_ptr<Engine>& base, std::vector<int> ranks);
+// Where they have agreed on it by operations of `base`: also whatever closes that, since not all may have got so far.
+Obstacle watch_base(const std::shared_ptr<Engine>& base, std::vector<int> ranks);
+
+}  // namespace smdp
