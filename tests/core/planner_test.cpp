@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "cost/collective_cost.h"
 #include "smdp/error.h"
 
@@ -34,6 +36,19 @@ TEST(Planner, ForcedAndStrict) {
   EXPECT_EQ((Planner{Algorithm::kOneShot, false}.local_all_reduce(kSlot, 4, kSlot)), Algorithm::kOneShot);
   EXPECT_EQ((Planner{Algorithm::kOneShot, false}.local_all_reduce(kSlot + 1, 4, kSlot)), Algorithm::kTwoShot);
   EXPECT_THROW(parse_algorithm("fastest"), ConfigError);
+}
+
+TEST(Planner, SaysWhereANameDecidesNothing) {
+  EXPECT_EQ(Planner().why_idle(1), "");
+  EXPECT_EQ((Planner{Algorithm::kTwoShot}.why_idle(1)), "");
+  EXPECT_EQ((Planner{Algorithm::kTree}.why_idle(2)), "");
+  EXPECT_EQ((Planner{Algorithm::kDirect, true}.why_idle(2)), "");
+  EXPECT_NE((Planner{Algorithm::kTwoShot}.why_idle(2)).find("SMDP_ALGORITHM=two_shot has no effect"),
+            std::string::npos);
+  EXPECT_NE((Planner{Algorithm::kTree}.why_idle(1)).find("SMDP_ALGORITHM=tree has no effect"), std::string::npos);
+  EXPECT_NE((Planner{Algorithm::kRing, true}.why_idle(2)).find("SMDP_DETERMINISTIC=strict"), std::string::npos);
+  EXPECT_TRUE((Planner{Algorithm::kTree}.takes_tree()));
+  EXPECT_FALSE((Planner{Algorithm::kTree, true}.takes_tree()));
 }
 
 TEST(Cost, LargeMessagesApproachTheBound) {

@@ -49,7 +49,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SMDP_INIT_TIMEOUT", "300", "Seconds to wait for all ranks to join."),
     Variable("SMDP_SECRET", "drawn by rank 0", "The job's secret; a process without it cannot join."),
     Variable("SMDP_SECRET_FILE", "", "File that holds the secret, instead of SMDP_SECRET."),
-    Variable("SMDP_ALGORITHM", "auto", f"Algorithm of the collectives: {', '.join(ALGORITHMS)}."),
+    Variable(
+        "SMDP_ALGORITHM",
+        "auto",
+        f"Algorithm of all_reduce: {', '.join(ALGORITHMS)}. Each is for one host or for several: see the "
+        "table below.",
+    ),
     Variable("SMDP_FORCE_KERNEL", "the fastest", f"Reduction kernel, for tests: {', '.join(KERNELS)}."),
     Variable(
         "SMDP_SOCKET_IFNAME",

@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 #include <utility>
 
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "common/log.h"
 #include "common/spin.h"
 #include "observability/counters.h"
 #include "smdp/error.h"
@@ -17,6 +20,14 @@
 
 namespace smdp {
 namespace {
+
+// Once in a process, by rank 0, and not of a part of the world, where what is set for the world may not apply.
+void warn_of_idle_algorithm(const Planner& planner, const Members& members) {
+  static std::atomic<bool> is_told{false};
+  if (members.rank != 0 || members.size == 1 || !members.world_ranks.empty()) return;
+  const std::string reason = planner.why_idle(members.hosts.size());
+  if (!reason.empty() && !is_told.exchange(true)) log(LogLevel::kWarning, reason);
+}
 
 std::vector<int> raw(const std::vector<FileDescriptor>& descriptors) {
   std::vector<int> numbers;
@@ -39,6 +50,7 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
       fork_generation_(ForkGuard::generation()) {
   note_caller(members_.world_rank(members_.rank));
   for (const auto& to_one : connections_.data) streams_ = std::max(streams_, to_one.size());
+  warn_of_idle_algorithm(planner_, members_);
   const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
   const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
   mailbox_ = std::make_unique<Mailbox>(members_, on_broken, on_error);

@@ -149,6 +149,8 @@ Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner
     for (std::size_t worker = 0; worker < std::min(kWindow, pipeline.chunks.size()); ++worker) {
       stages.push_back(exchange_chunks(pipeline, worker));
     }
+  } else {
+    context.algorithm = name_of(pipeline.algorithms.back());  // of the ranks that have one
   }
   stages.push_back(spread_chunks(pipeline));
   co_await when_all(std::move(stages));

@@ -107,6 +107,18 @@ Algorithm Planner::best_exchange(std::size_t bytes, std::size_t hosts) const {
   return cost::ring(size, hosts) < direct ? Algorithm::kRing : Algorithm::kDirect;
 }
 
+std::string Planner::why_idle(std::size_t hosts) const {
+  if (forced_ == Algorithm::kAuto) return "";
+  const bool is_for_one = forced_ == Algorithm::kOneShot || forced_ == Algorithm::kTwoShot;
+  const std::string what = std::string("SMDP_ALGORITHM=") + name_of(forced_) + " has no effect: ";
+  if (hosts == 1 && !is_for_one) return what + "all ranks are on one host, where it can be one_shot or two_shot.";
+  if (hosts > 1 && is_for_one) {
+    return what + "ranks are on several hosts, where it can be direct, ring, recursive_doubling or tree.";
+  }
+  if (hosts > 1 && strict_ && forced_ != Algorithm::kDirect) return what + "SMDP_DETERMINISTIC=strict takes direct.";
+  return "";
+}
+
 std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes,
                              std::size_t streams) const {
   const auto microseconds = [](double seconds) { return std::to_string(std::lround(seconds * 1e6)) + " us"; };
@@ -125,11 +137,12 @@ std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t r
   const Algorithm choice = best_exchange(bytes / ranks, hosts);
   const double lane = size / static_cast<double>(ranks);
   return what + "between " + std::to_string(hosts) + " hosts of " + std::to_string(ranks) +
-         " ranks: summed inside each host, then each rank's part between hosts by " + name_of(choice) +
-         " (cost model: direct " + microseconds(cost::direct(lane, hosts)) + ", ring " +
-         microseconds(cost::ring(lane, hosts)) + ", recursive_doubling " +
-         microseconds(cost::recursive_doubling(lane, hosts)) + by + "), in " + cut_text(bytes, choice, hosts, ranks) +
-         ", over " + counted(streams, "connection") + " to each rank";
+         " ranks: summed inside each host, then each rank's part between hosts by " +
+         (takes_tree() ? "tree" : name_of(choice)) + " (cost model: direct " + microseconds(cost::direct(lane, hosts)) +
+         ", ring " + microseconds(cost::ring(lane, hosts)) + ", recursive_doubling " +
+         microseconds(cost::recursive_doubling(lane, hosts)) + by + "), " +
+         (takes_tree() ? "to rank 0's and back" : "in " + cut_text(bytes, choice, hosts, ranks)) + ", over " +
+         counted(streams, "connection") + " to each rank";
 }
 
 }  // namespace smdp

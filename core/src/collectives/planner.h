@@ -31,6 +31,12 @@ class Planner {
   // As batch_exchange(), without a word in the log.
   Algorithm batch_choice(std::size_t bytes, std::size_t hosts) const;
 
+  // An all_reduce of one tensor between hosts is a reduce and a broadcast. Only where SMDP_ALGORITHM says so.
+  bool takes_tree() const { return forced_ == Algorithm::kTree && !strict_; }
+
+  // Why SMDP_ALGORITHM decides nothing in a group on so many hosts; empty if it does, or is not set.
+  std::string why_idle(std::size_t hosts) const;
+
   // The choice for an all_reduce between `hosts` of `ranks` each, with the cost of every algorithm, and how it is cut:
   // chunks, owners, streams (connections to a rank on another host).
   std::string explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes,

@@ -44,9 +44,18 @@ Task across_hosts(Context& context, std::shared_ptr<Batch> batch, const Planner&
   co_await hierarchical_all_reduce(context, *batch, planner);
 }
 
+// Slower than the others, but where a tree of links is all that works well. What goes up and what goes down differ in
+// direction, so that both may have the same numbers.
+Task up_and_down_a_tree(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction) {
+  context.algorithm = name_of(Algorithm::kTree);
+  co_await tree_reduce(context, in, out, count, reduction, 0);
+  co_await tree_broadcast(context, out, count * size_of(reduction.dtype), 0);
+}
+
 Task unscaled(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
               const Planner& planner) {
   if (context.is_single_host()) return all_reduce_here(context, in, out, count, reduction, planner);
+  if (planner.takes_tree()) return up_and_down_a_tree(context, in, out, count, reduction);
   return across_hosts(context, std::make_shared<Batch>(std::vector<Batch::Item>{{in, out, count, reduction}}, 1),
                       planner);
 }

@@ -278,19 +278,58 @@ def test_an_operation_keeps_its_group(job: Callable[..., list[object]], finish: 
     finish(job(2, GROUP_IN_FLIGHT))
 
 
+ALGORITHMS = """
+g = joined()
+for count in (0, 1, 1000, 300_000):
+    for dtype in (np.float64, np.float16):
+        a = (np.arange(count) % 5 + g.rank).astype(dtype)
+        total = (np.arange(count) % 5 * 3 + 3).astype(dtype)
+        assert (g.all_reduce(a.copy()) == total).all()
+        assert np.allclose(g.all_reduce(a.copy(), smdp.AVG), total / 3, rtol=1e-3)
+        for root in range(3):
+            reduced = g.reduce(a.copy(), root)
+            assert reduced is None if g.rank != root else (reduced == total).all()
+            sent = g.broadcast(a + root if g.rank == root else a.copy(), root)
+            assert (sent == a - g.rank + 2 * root).all()
+counted = smdp.stats()["operations"]
+ran = {name: {row["algorithm"] for row in counted if row["operation"] == name} for name in NAMES}
+assert ran == EXPECTED, ran
+"""
+
+
 @pytest.mark.parametrize(
-    "algorithm", ["one_shot", "two_shot", "direct", "ring", "recursive_doubling", "tree"]
+    ("hosts", "algorithm", "expected", "is_idle"),
+    [
+        ([0, 0, 0], "one_shot", ["one_shot two_shot", "two_shot", "spread"], False),
+        ([0, 0, 0], "two_shot", ["two_shot", "two_shot", "spread"], False),
+        ([0, 0, 0], "ring", ["one_shot two_shot", "two_shot", "spread"], True),
+        ([0, 0, 1], "two_shot", ["recursive_doubling direct", "tree", "tree"], True),
+        ([0, 0, 1], "direct", ["direct", "tree", "tree"], False),
+        ([0, 0, 1], "ring", ["ring", "tree", "tree"], False),
+        ([0, 0, 1], "recursive_doubling", ["recursive_doubling", "tree", "tree"], False),
+        ([0, 0, 1], "tree", ["tree", "tree", "tree"], False),
+        ([0, 1, 2], "tree", ["tree", "tree", "tree"], False),
+    ],
 )
 def test_algorithms_agree(
-    algorithm: str, job: Callable[..., list[object]], finish: Callable[..., None]
+    hosts: list[int],
+    algorithm: str,
+    expected: list[str],
+    is_idle: bool,
+    job: Callable[..., list[object]],
+    finish: Callable[..., None],
 ) -> None:
-    code = """
-g = joined()
-for count in (1, 1000, 300_000):
-    a = np.arange(count, dtype=np.float64) * (g.rank + 1)
-    assert (g.all_reduce(a) == np.arange(count) * 6.0).all()
-"""
-    finish(job(3, code, hosts=[0, 0, 1], environ={"SMDP_ALGORITHM": algorithm}))
+    names = ["all_reduce", "reduce", "broadcast"]
+    ran = {name: set(one.split()) for name, one in zip(names, expected, strict=True)}
+    ranks = job(
+        3,
+        ALGORITHMS.replace("NAMES", repr(names)).replace("EXPECTED", repr(ran)),
+        hosts=hosts,
+        environ={"SMDP_ALGORITHM": algorithm},
+    )
+    finish(ranks, 60)
+    text = "".join(rank.output for rank in ranks)  # type: ignore[attr-defined]
+    assert text.count(f"SMDP_ALGORITHM={algorithm} has no effect") == is_idle, text
 
 
 def test_debug_log_names_the_algorithm(job: Callable[..., list[object]]) -> None:
@@ -302,7 +341,10 @@ def test_debug_log_names_the_algorithm(job: Callable[..., list[object]]) -> None
         assert "all_reduce of 8000000 bytes between 2 ranks of this host: two_shot" in text
 
 
-def test_same_bits_on_all_ranks_and_in_all_runs_under_load(job: Callable[..., list[object]]) -> None:
+@pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 1]], ids=str)
+def test_same_bits_on_all_ranks_and_in_all_runs_under_load(
+    hosts: list[int], job: Callable[..., list[object]]
+) -> None:
     code = """
 import hashlib
 g = joined()
@@ -322,7 +364,7 @@ print(digest.hexdigest())
 """
     seen = set()
     for _ in range(2):
-        for rank in job(3, code):
+        for rank in job(3, code, hosts=hosts):
             assert rank.finish(60) == 0, rank.output  # type: ignore[attr-defined]
             seen.add(rank.output)  # type: ignore[attr-defined]
     assert len(seen) == 1
