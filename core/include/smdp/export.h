@@ -2,3 +2,5 @@
 #pragma once
 
 #define SMDP_API __attribute__((visibility("default")))
+// For what a public class keeps to itself.
+#define SMDP_HIDDEN __attribute__((visibility("hidden")))

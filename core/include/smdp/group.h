@@ -193,7 +193,7 @@ class SMDP_API Group {
   std::exception_ptr error() const;
 
  private:
-  class Impl;
+  class SMDP_HIDDEN Impl;
   explicit Group(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };

@@ -31,7 +31,7 @@ class SMDP_API TcpStore final : public Store {
   bool check(const std::string& key) override;
 
  private:
-  class Server;
+  class SMDP_HIDDEN Server;
   class Client;
   Store* own_values();  // null on ranks that do not serve
 
