@@ -72,7 +72,7 @@ for _ in range(5):
     start = time.monotonic()
     g.all_reduce(a)
     times.append(time.monotonic() - start)
-print("median ms", 1e3 * sorted(times)[2])
+print("least ms", 1e3 * min(times), "median ms", 1e3 * sorted(times)[2])
 """
 
 _SUMS = """
@@ -208,19 +208,21 @@ def test_shaped_links_are_used_up(tmp_path: Path) -> None:
     script.write_text(_TIMED)
     with Cluster(4, rate="500mbit") as cluster:
         outputs = succeed(job(cluster, [0, 1, 2, 3], script))
-        took = float(re.findall(r"median ms ([0-9.]+)", outputs[0])[0])
+        took = float(re.findall(r"least ms ([0-9.]+)", outputs[0])[0])
         bound = 1e3 * 2 * 3 / 4 * 25e6 / (0.956 * 500e6 / 8)
         payload = 5 * 2 * 3 / 4 * 25e6
         sent = [cluster.bytes_sent(host) for host in range(4)]
     print(f"{took:.0f} ms, bound {bound:.0f} ms, {took / bound:.3f}; bytes per host / payload:", end=" ")
     print([round(one / payload, 3) for one in sent])
-    assert took < 1.3 * bound
+    assert took < 1.05 * bound
     assert all(0.99 * payload < one < 1.12 * payload for one in sent), (sent, payload)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("layout", "victim"), [([0, 1, 2], 0), ([0, 1, 2], 2), ([0, 0, 1, 1], 0), ([0, 0, 1, 1], 1)], ids=str
+)
 @pytest.mark.parametrize("idle", [0, 2.5, 60], ids=["in an operation", "idle, then in one", "idle"])
-def test_cut_off_host_is_named(victim: int, idle: float, tmp_path: Path) -> None:
+def test_cut_off_host_is_named(layout: list[int], victim: int, idle: float, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"""
 import numpy as np, smdp, time
@@ -237,8 +239,9 @@ try:
 except smdp.PeerLostError as error:
     print("at", time.monotonic(), error.ranks, error, flush=True)
 """)
-    with Cluster(3) as cluster:
-        processes = job(cluster, [0, 1, 2], script)
+    lost = [rank for rank, host in enumerate(layout) if host == victim]
+    with Cluster(len(set(layout))) as cluster:
+        processes = job(cluster, layout, script)
         for process in processes:
             assert process.stdout is not None
             assert "ready" in process.stdout.readline()
@@ -251,5 +254,5 @@ except smdp.PeerLostError as error:
             assert found, (rank, output)
             print(f"rank {rank}: {float(found[1]) - start:.2f} s, {found[3]}")
             assert float(found[1]) - start < 5, output
-            if rank != victim:
-                assert found[2] == str(victim), output
+            if rank not in lost:
+                assert found[2] == ", ".join(map(str, lost)), output

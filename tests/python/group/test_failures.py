@@ -132,7 +132,8 @@ report(second.wait)
         assert 3 < seconds(rank.output) < 6
 
 
-def test_stopped_rank_that_goes_on_in_time(job: Job, finish: Callable[..., None]) -> None:
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+def test_stopped_rank_that_goes_on_in_time(hosts: list[int], job: Job, finish: Callable[..., None]) -> None:
     code = """
 g = joined(timeout=20)
 g.barrier()
@@ -141,7 +142,7 @@ if g.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 assert (g.all_reduce(np.ones(1_000_000)) == 3).all()
 """
-    ranks = job(3, code)
+    ranks = job(3, code, hosts=hosts)
     ranks[1].output += ranks[1].process.stdout.readline()
     time.sleep(2)
     os.kill(ranks[1].process.pid, signal.SIGCONT)
