@@ -141,7 +141,7 @@ std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t r
          (takes_tree() ? "tree" : name_of(choice)) + " (cost model: direct " + microseconds(cost::direct(lane, hosts)) +
          ", ring " + microseconds(cost::ring(lane, hosts)) + ", recursive_doubling " +
          microseconds(cost::recursive_doubling(lane, hosts)) + by + "), " +
-         (takes_tree() ? "to rank 0's and back" : "in " + cut_text(bytes, choice, hosts, ranks)) + ", over " +
+         (takes_tree() ? "to rank 0 and back" : "in " + cut_text(bytes, choice, hosts, ranks)) + ", over " +
          counted(streams, "connection") + " to each rank";
 }
 

@@ -100,6 +100,7 @@ def test_ranks_get_their_variables_and_lines_their_prefix(script: Callable[[str]
         "print(int(os.environ['SMDP_MASTER_PORT']) - int(os.environ['MASTER_PORT']), file=sys.stderr)\n"
         "print(len(os.environ['SMDP_SECRET']))\n"
         "assert int(os.environ['OMP_NUM_THREADS']) >= 1\n"
+        "assert os.environ['TF_NUM_INTEROP_THREADS'] == os.environ['TF_NUM_INTRAOP_THREADS'] > '0'\n"
     )
     done = smdp_run("-n", 2, path, "--lr", "0.1", "-n", "7")
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from smdp import config
 from smdp.cli import system
 
+# Threads of OpenMP's loops, TensorFlow's operations and its graphs; each takes all cores by default.
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -69,12 +72,14 @@ def rank_environments(
     if not has_secret and nproc == place.world_size:  # else rank 0 draws one and hands it out
         common["SMDP_SECRET"] = secrets.token_hex(32)
     common.setdefault("PYTHONUNBUFFERED", "1")
-    if not common.get("OMP_NUM_THREADS"):
-        common["OMP_NUM_THREADS"] = str(max(1, int(system.available_cores()) // nproc))
+    threads = str(max(1, int(system.available_cores()) // nproc))
+    for name in _THREADS:
+        if common.get(name):
+            continue
+        common[name] = threads
         if (common.get("SMDP_LOG_LEVEL") or "").lower() == "debug":
-            text = f"smdp: OMP_NUM_THREADS={common['OMP_NUM_THREADS']}: cores / ranks (torchrun sets 1)\n"
             with contextlib.suppress(OSError):
-                os.write(2, text.encode())
+                os.write(2, f"smdp: {name}={threads}: cores / ranks\n".encode())
     result = []
     for local_rank in range(nproc):
         rank = place.first_rank + local_rank
