@@ -34,25 +34,29 @@ def wait_for_all(handles: Sequence[_core.Handle], limit: float | None) -> None:
             ) from None
 
 
+# Those in flight: their arrays live on while they run, whatever the caller drops.
+_running: set[Handle] = set()
+
+
+def forget_ended() -> None:
+    """Lets go of the arrays of operations that have ended."""
+    if _running:
+        for handle in list(_running):
+            handle.done()
+
+
 class Handle:
     """An operation in flight, from a call with ``async_op=True``."""
 
     def __init__(
-        self,
-        handles: Sequence[_core.Handle],
-        buffers: Any,
-        result: Any,
-        group: object,
-        in_flight: set[Handle],
+        self, handles: Sequence[_core.Handle], buffers: Any, result: Any, group: _core.Group
     ) -> None:
         self._handles = handles
         self._buffers = buffers
         self._result = result
         # A group that nobody has any more is left, and what is in flight in it fails.
-        self._group: object = group
-        self._in_flight = in_flight
-        # Keeps the arrays alive while the operation runs, even if the caller drops the handle.
-        in_flight.add(self)
+        self._group: _core.Group | None = group
+        _running.add(self)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until done and returns what the blocking call would have returned.
@@ -76,7 +80,7 @@ class Handle:
         """True once it has ended, well or not."""
         if not all(handle.done() for handle in self._handles):
             return False
-        self._in_flight.discard(self)
+        _running.discard(self)
         self._buffers = self._group = None
         return True
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import _core
 from ._arguments import flag, integer, number, seconds, text
 from ._buffers import Buffer, view
-from ._handle import Handle
+from ._handle import Handle, forget_ended
 from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 
 Array = npt.NDArray[Any]
@@ -56,7 +56,6 @@ class Group:
     def __init__(self, core: _core.Group, timeout: float) -> None:
         self._core = core
         self._timeout = timeout
-        self._in_flight: set[Handle] = set()
 
     @property
     def rank(self) -> int:
@@ -379,12 +378,8 @@ class Group:
         op, limit, is_async = as_op(op), self._limit(timeout), flag("async_op", async_op)
         views = [view(array, writes=True, what=f"array {i}") for i, array in enumerate(arrays)]
         check_defined(op, (one.dtype for one in views), "all_reduce_coalesced")
-        handles = [
-            self._core.all_reduce(one.pointer, one.pointer, one.shape, one.dtype, op, 1.0, limit, True)
-            for one in views
-        ]
-        merged = self._keep(handles, views, arrays)
-        return merged if is_async else merged.wait()
+        calls = [self._all_reduce_in_place(one, array, op) for one, array in zip(views, arrays, strict=True)]
+        return self._start_all(calls, limit, is_async=is_async)
 
     def all_gather_coalesced(
         self,
@@ -456,11 +451,23 @@ class Group:
         """The failure that closed the group; None while it works."""
         return self._core.error()
 
+    def _all_reduce_in_place(self, own: Buffer, array: Any, op: int) -> _Call:
+        def start(limit: float, is_async: bool) -> _core.Handle | None:
+            place = own.pointer
+            return self._core.all_reduce(place, place, own.shape, own.dtype, op, 1.0, limit, is_async)
+
+        return _Call(start, own.dtype, own, array)
+
     def _all_gather(self, array: Any, out: Any) -> _Call:
         source = view(array, writes=False, what="the array")
         if out is None:
             out = np.empty((self.size, *source.shape), source.array.dtype)
         targets = self._blocks(out, "out", source.dtype, writes=True)
+        if targets[self.rank].elements != source.elements:
+            raise ValueError(
+                f"[smdp] out has {targets[self.rank].elements} elements for rank {self.rank}, whose array has"
+                f" {source.elements}; they must be as many."
+            )
 
         def start(limit: float, is_async: bool) -> _core.Handle | None:
             return self._core.all_gather(
@@ -510,8 +517,16 @@ class Group:
         return _Call(start, first.dtype, (array, target), target.array)
 
     def _start_all(self, calls: Sequence[_Call], limit: float, *, is_async: bool) -> Any:
-        handles = [handle for call in calls if (handle := call.start(limit, True)) is not None]
-        merged = self._keep(handles, [call.buffers for call in calls], [call.result for call in calls])
+        handles: list[_core.Handle] = []
+        buffers, results = [call.buffers for call in calls], [call.result for call in calls]
+        try:
+            for call in calls:
+                if (handle := call.start(limit, True)) is not None:
+                    handles.append(handle)
+        except BaseException:
+            self._keep(handles, buffers, results)  # what has begun still writes to its arrays
+            raise
+        merged = self._keep(handles, buffers, results)
         return merged if is_async else merged.wait()
 
     def _limit(self, timeout: float | None) -> float:
@@ -520,17 +535,12 @@ class Group:
     def _finish(self, handle: _core.Handle | None, buffers: Any, result: Any) -> Any:
         if handle is not None:
             return self._keep([handle], buffers, result)
-        self._forget_ended()
+        forget_ended()
         return result
 
     def _keep(self, handles: Sequence[_core.Handle], buffers: Any, result: Any) -> Handle:
-        self._forget_ended()
-        return Handle(handles, buffers, result, self, self._in_flight)
-
-    def _forget_ended(self) -> None:
-        if self._in_flight:
-            for handle in list(self._in_flight):
-                handle.done()  # which lets go of its arrays
+        forget_ended()
+        return Handle(handles, buffers, result, self._core)
 
     def _same(self, source: Buffer, target: Buffer, what: str) -> None:
         if source.shape != target.shape or source.dtype != target.dtype:

@@ -174,6 +174,8 @@ Connections meet(Store& store, int rank, int size, GroupOptions options) {
   try {
     return bootstrap(store, rank, size, options);
   } catch (const Error& error) {
+    // What the ranks' own settings are is why others leave, and not the other way round.
+    if (error.kind() == ErrorKind::kConfig || error.kind() == ErrorKind::kMismatch) throw;
     meeting.check(true);  // and not what a store makes of it
     if (!options.obstacle || error.kind() != ErrorKind::kInternal) throw;
     for (const auto end = Clock::now() + kNews; Clock::now() < end;) {

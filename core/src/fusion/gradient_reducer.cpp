@@ -222,6 +222,7 @@ class GradientReducer::Impl {
   }
 
   bool copy_kept(std::size_t index, std::size_t part, float* out) {
+    check_index(index);
     const float* values = kept(index, part);
     const std::size_t count = gradients_[index].count;
     if (values == nullptr || std::all_of(values, values + count, [](float value) { return value == 0; })) return false;
@@ -230,6 +231,7 @@ class GradientReducer::Impl {
   }
 
   void set_kept(std::size_t index, std::size_t part, const float* values) {
+    check_index(index);
     const std::size_t count = gradients_[index].count;
     if (part == kLate && keeps_residuals()) late_[index].assign(count, 0);
     if (float* to = kept(index, part)) std::copy(values, values + count, to);

@@ -83,6 +83,16 @@ Reception::Desk desk_for(const std::set<std::string>& users, const std::string& 
   return desk;
 }
 
+// Whether all ranks but the leader have said how it went, and one that it failed.
+bool have_given_up(Store& store, const std::vector<int>& ranks) {
+  bool has_failed = false;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    if (!store.check(joined_key(ranks[i]))) return false;
+    has_failed = store.get(joined_key(ranks[i]), std::chrono::seconds(1)) == "0" || has_failed;
+  }
+  return has_failed;
+}
+
 // Makes the memory and hands it to every other rank; returns the connections, in the order of `ranks` without itself.
 void lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, const std::string& secret,
           const FileDescriptor& listener, const GroupOptions& options, Deadline deadline, Connections& out,
@@ -106,10 +116,8 @@ void lead(Store& store, const std::vector<Record>& records, const std::vector<in
     if (options.interrupted && options.interrupted()) throw ClosedError("[smdp] interrupted.");
     if (std::chrono::steady_clock::now() < next_look) continue;
     next_look += kFailureCheck;
-    // Whoever does not come; a rank of ours says in the store that it failed.
-    for (const int rank : ranks) {
-      if (store.check(joined_key(rank)) && store.get(joined_key(rank), std::chrono::seconds(1)) == "0") return;
-    }
+    // Whoever fails says so in the store and comes no more; others may still be on their way.
+    if (have_given_up(store, ranks)) return;
   }
   if (!reception.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
 }

@@ -109,9 +109,10 @@ def _add_to(name: str, params: dict[str, object]) -> None:
 def _hosts() -> dict[str, str]:
     """Give names in place of SageMaker's, where it is known which host this is and each has as many ranks."""
     size, local_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    host = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", _host_by_slot(local_size)))
     if size == local_size:
         host = "0"
+    else:
+        host = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or _host_by_slot(local_size)
     if not host.isdecimal() or size % local_size or int(host) >= size // local_size:
         return {}
     hosts = [f"algo-{number + 1}" for number in range(size // local_size)]
@@ -121,8 +122,8 @@ def _hosts() -> dict[str, str]:
 def _host_by_slot(local_size: int) -> str:
     """Give the host's number where mpirun filled one host after the other, as it does and SMDDP asks for."""
     is_in_turn = os.environ.get(_MAPPING, "").startswith("node")
-    host, slot = divmod(int(os.environ["RANK"]), local_size)
-    return "" if is_in_turn or slot != int(os.environ["LOCAL_RANK"]) else str(host)
+    host, slot = divmod(int(os.environ["RANK"] or 0), local_size)
+    return "" if is_in_turn or slot != int(os.environ["LOCAL_RANK"] or 0) else str(host)
 
 
 def take_back_job_variables() -> None:

@@ -29,10 +29,13 @@ def _create_in_order(graph: Any, op_type: str, inputs: Any, *args: Any, **more: 
 
 def _after_others(graph: Any, tensor: Any) -> Any:
     """The resource, once what has taken it before is done; other tensors as they are."""
-    tensor = graph.capture(tensor)
-    outside = next((outside for outside, inside in graph.captures if inside is tensor), None)
+    outside = tensor
+    is_of_graph = getattr(tensor, "graph", None) is graph  # an eager one has none
+    if is_of_graph and tensor.op.type == "Placeholder":
+        outside = next((outside for outside, inside in graph.captures if inside is tensor), None)
     if not hasattr(outside, "_smdp_is_ordered"):
         return tensor
+    tensor = graph.capture(tensor)
     if not hasattr(graph, "_smdp_given"):
         graph._smdp_given = {}
     given = graph._smdp_given.setdefault(id(outside), [])

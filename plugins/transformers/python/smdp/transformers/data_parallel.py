@@ -15,6 +15,7 @@ from transformers import Trainer, TrainingArguments
 import smdp
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.input_wait import watch
+from smdp.torch.model_parallel.agreement import together
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 from smdp.torch.reducer_options import check_reducer_options
 from smdp.transformers.gradient_numbers import GradientNumbers
@@ -173,8 +174,16 @@ _groups: dict[tuple[Any, ...], Any] = {}
 
 
 def _group_of(variables: dict[str, str], timeout: timedelta | None) -> Any:
-    asked = (*sorted(variables.items()), timeout)
-    if _groups.get(asked) not in dist.distributed_c10d._world.pg_map:
+    # Ranks may write traces to different folders, each to the one that its first Trainer named.
+    asked = (*sorted({**variables, "SMDP_TRACE": ""}.items()), timeout)
+
+    def is_usable() -> bool:
+        group = _groups.get(asked)
+        if group is None or group not in dist.distributed_c10d._world.pg_map:
+            return False
+        return group.core.error() is None
+
+    if not all(together(is_usable)):
         with _environment(variables):
             _groups[asked] = dist.new_group(backend="smdp", timeout=timeout)
     return _groups[asked]

@@ -34,8 +34,12 @@ def load_residuals(model: DistributedDataParallel, folder: str) -> None:
         path = _path(folder)
         if not os.path.exists(path):
             return f"{path} is missing"
-        state.update(torch.load(path, map_location="cpu", weights_only=True))
-        return "" if state["of"] == own["of"] else f"{path} is of {state['of']}, this run is {own['of']}"
+        try:
+            state.update(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:  # noqa: BLE001 - torch raises what it meets in a damaged file
+            return f"{path} cannot be read ({error})"
+        of = state.get("of")
+        return "" if of == own["of"] else f"{path} is of {of}, this run is {own['of']}"
 
     reasons = [reason for reason in together(read) if reason]
     if not reasons:
