@@ -403,6 +403,17 @@ def check_keras_2() -> None:
     bits = [w.tobytes() for w in weights(net)]
     assert all(other == bits for other in sdp.allgather_object(bits))
 
+    other = model(seed=1)
+    other.compile(keras.optimizers.SGD(0.1), "mse")
+    best = callbacks.BestModelCheckpoint(FOLDER / f"best{sdp.rank()}.keras", monitor="loss")
+    warm = callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)
+    late = callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=2)
+    rates = other.fit(mine(x), mine(y), epochs=3, verbose=0, callbacks=[warm, late, best]).history["lr"]
+    assert rates[0] < rates[1] and rates[2] == pytest.approx(0.05), rates
+    if sdp.rank() == 0:
+        keras.models.load_model(FOLDER / "best0.keras")
+    assert not (FOLDER / "best1.keras").exists()
+
     def old() -> tuple[keras.Model, callbacks.CommitStateCallback]:
         net = model(seed=1 + sdp.rank())
         net.compile(keras.optimizers.legacy.Adam(0.01), "mse")

@@ -18,6 +18,7 @@ from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.arguments import root_of
 from smdp.tensorflow.collectives import allgather
 from smdp.tensorflow.groups import group_of
+from smdp.tensorflow.library import is_keras_3
 from smdp.tensorflow.objects import allgather_object, broadcast_object
 from smdp.tensorflow.tracing import leave_out_xla
 from smdp.tensorflow.variables import broadcast_variables
@@ -289,12 +290,35 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
                     f" monitor={str(filepath)!r}."
                 )
             filepath, monitor = "best.keras", str(filepath)
-        super().__init__(filepath=filepath, monitor=monitor, save_best_only=True, **options)
+        super().__init__(filepath=str(filepath), monitor=monitor, save_best_only=True, **options)
         self._is_root = group_of(group).rank == 0
 
     def _save_model(self, *arguments: Any, **options: Any) -> None:
-        if self._is_root:
+        if not self._is_root:
+            return
+        if is_keras_3:
             super()._save_model(*arguments, **options)
+            return
+        model: Any = getattr(self, "model")  # noqa: B009 - mypy cannot tell its type
+        self.model = _SavedByKeras2(model)
+        try:
+            super()._save_model(*arguments, **options)
+        finally:
+            self.model = model
+
+
+class _SavedByKeras2:
+    """A model: its callback hands the native format options, which that refuses."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def save(self, filepath: str, overwrite: bool = True, options: Any = None) -> None:
+        more = {} if filepath.endswith(".keras") else {"options": options}
+        self._model.save(filepath, overwrite=overwrite, **more)
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
