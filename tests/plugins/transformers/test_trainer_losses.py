@@ -152,7 +152,7 @@ def evaluated_before() -> Any:
     return [once, lm.weights_hash(trainer.model)]
 
 
-@pytest.mark.parametrize("way", ["plain", "bf16", "compiled"])
+@pytest.mark.parametrize("way", ["plain", "bf16", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_evaluation_before_training(way: str) -> None:
     first, second = run(evaluated_before, 2, env={"WAY": way, "EVALUATED": "yes"})
     assert first == second
