@@ -107,7 +107,9 @@ def check_norms() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("ops", "size"), [("native", 2), ("python", 2), ("native", 4)])
+@pytest.mark.parametrize(
+    ("ops", "size"), [("native", 2), ("python", 2), pytest.param("native", 4, marks=pytest.mark.slow)]
+)
 def test_orders(ops: str, size: int) -> None:
     run(check_orders, size, env={"SMDP_TENSORFLOW_OPS": ops})
 
