@@ -21,6 +21,7 @@
 #include "common/directory.h"
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
+#include "rendezvous/farewell.h"
 #include "smdp/error.h"
 #include "smdp/meeting.h"
 
@@ -486,7 +487,16 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   print.count = 2;
   impl_->all_gather(print, {&own, 2}, out, {});
   const int number = impl_->splits++;
-  if (color < 0) return nullptr;
+  const std::string part = members.name + "/" + name + "-" + std::to_string(number);
+  // Rank 0 may hold the store through which the parts find each other.
+  const auto farewell = [&] {
+    if (members.size == 1) return;
+    say_farewell(*make_prefix_store("smdp/" + part, impl_->store), members.rank, all_but_first(members.size));
+  };
+  if (color < 0) {
+    farewell();
+    return nullptr;
+  }
   std::vector<int> ranks;
   for (int rank = 0; rank < members.size; ++rank) {
     if (all[static_cast<std::size_t>(rank)].color == color) ranks.push_back(rank);
@@ -499,10 +509,13 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   std::vector<int> everybody(all.size());
   std::iota(everybody.begin(), everybody.end(), 0);
   if (ranks != everybody) options.world_rank = members.world_rank(members.rank);
-  options.name = members.name + "/" + name + "-" + std::to_string(number) + "/" + std::to_string(color);
+  options.name = part + "/" + std::to_string(color);
   options.obstacle = watch_base(impl_->engine, ranks);
   const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
-  return std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
+  auto made =
+      std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
+  farewell();
+  return made;
 }
 
 std::unique_ptr<Group> Group::twin(const std::string& name, int streams) {

@@ -9,6 +9,7 @@
 #include "common/cores.h"
 #include "common/hmac.h"
 #include "common/log.h"
+#include "rendezvous/farewell.h"
 #include "rendezvous/local_mesh.h"
 #include "rendezvous/remote_mesh.h"
 #include "rendezvous/roster.h"
@@ -112,6 +113,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
       connections.eventfds = std::move(alone.eventfds);
     }
   }
+  if (size > 1) say_farewell(store, rank, all_but_first(size));
   members.local_index = members.local_index_of(rank);
   if (members.hosts.size() > 1) {
     connect_remote_ranks(records, secret, listeners, options, deadline, connections);

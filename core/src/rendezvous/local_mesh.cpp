@@ -59,7 +59,7 @@ std::set<std::string> users_of(const std::vector<Record>& records, const std::ve
 Reception::Desk desk_for(const std::set<std::string>& users, const std::string& secret, const FileDescriptor& listener,
                          const Offer& offer, const std::vector<int>& passed, std::vector<FileDescriptor>& sockets) {
   Reception::Desk desk;
-  desk.accept = [&listener](Deadline soon) { return accept_local(listener, soon); };
+  desk.listeners = {&listener, 1};
   desk.name = [](const FileDescriptor& socket) {
     const LocalPeer peer = local_peer(socket);
     return "process " + std::to_string(peer.process) + " of user " + peer.user;

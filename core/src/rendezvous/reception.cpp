@@ -1,5 +1,6 @@
 #include "rendezvous/reception.h"
 
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,7 +22,10 @@ constexpr std::chrono::seconds kGreeting{10};
 }  // namespace
 
 Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
-    : desk_(std::move(desk)), deadline_(deadline), missing_(expected) {
+    : desk_(std::move(desk)),
+      deadline_(deadline),
+      nobody_is_missing_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      missing_(expected) {
   if (expected > 0) {
     thread_ = std::thread([this] { loop(); });
   } else {
@@ -45,10 +49,10 @@ void Reception::loop() {
   while (is_wanted()) {
     const Deadline soon = steady_clock::now() + milliseconds(50);
     FileDescriptor socket;
-    if (has_room()) socket = desk_.accept(std::min(soon, deadline_));
+    if (has_room()) socket = accept_from(desk_.listeners, std::min(soon, deadline_), nobody_is_missing_.get());
     if (socket.get() >= 0) {
       take(std::move(socket));
-    } else {
+    } else if (is_wanted()) {
       // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
       std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
     }
@@ -91,7 +95,7 @@ void Reception::greet(Session& session) {
     });
     const std::lock_guard lock(mutex_);
     place();
-    --missing_;
+    if (--missing_ == 0) ::eventfd_write(nobody_is_missing_.get(), 1);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     if (missing_ > 0 && !stop_.load()) refuse(session.address, error.what());

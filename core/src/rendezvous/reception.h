@@ -10,6 +10,7 @@
 #include <list>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -25,9 +26,8 @@ inline constexpr std::chrono::milliseconds kInterruptionCheck{200};
 class Reception {
  public:
   struct Desk {
-    // The next caller; empty if nobody has called by then. From one thread only.
-    std::function<FileDescriptor(Deadline)> accept;
-    // Who that is, for messages.
+    std::span<const FileDescriptor> listeners;
+    // Who a caller is, for messages.
     std::function<std::string(const FileDescriptor&)> name;
     // Talks to a caller, calls proved() once it has shown the secret, and returns what puts the socket in its place, to
     // be run while nobody else does so. Both throw Error to refuse it. Any thread.
@@ -56,6 +56,7 @@ class Reception {
   const Desk desk_;
   const Deadline deadline_;
   const std::size_t most_strangers_ = most_strangers();
+  const FileDescriptor nobody_is_missing_;  // an eventfd
   std::mutex mutex_;
   std::size_t missing_;            // guarded by mutex_, as all that is put in its place while the threads run
   std::list<Session> sessions_;    // guarded by mutex_

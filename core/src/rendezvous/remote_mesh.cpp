@@ -81,7 +81,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
     expected += streams_to(index) + 1 + (members.rank == 0 ? 1 : 0);
   }
   Reception::Desk desk;
-  desk.accept = [listeners](Deadline soon) { return accept_from(listeners, soon); };
+  desk.listeners = listeners;
   desk.name = peer_address;
   desk.greet = [&](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
     handshake(socket, Role::kServer, secret, purpose, soon, {}, proved);

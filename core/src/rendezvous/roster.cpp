@@ -12,6 +12,7 @@
 
 #include "common/cores.h"
 #include "common/hmac.h"
+#include "rendezvous/farewell.h"
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
 
@@ -24,8 +25,6 @@ using std::chrono::steady_clock;
 // First line of the roster: what follows is a list of records, or the reason why there is none.
 constexpr char kGood[] = "roster 4";
 constexpr char kBad[] = "failed 4";
-// How long rank 0 waits for the others to read why the group is refused.
-constexpr milliseconds kFarewell{3000};
 
 std::string encode(const Record& record) {
   std::string text;
@@ -101,11 +100,12 @@ std::string ranges(const std::vector<int>& numbers) {
 
 std::string key_of(int rank) { return "record/" + std::to_string(rank); }
 
-// Rank 0: waits for everybody. Returns the records of ranks 1 to size - 1, or says in `problem` who is missing.
-std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::string& problem) {
+// Rank 0: waits for everybody. Returns the records of ranks 1 to size - 1, or says in `problem` who is missing of them;
+// `came` are the others.
+std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::vector<int>& came,
+                            std::string& problem) {
   const auto deadline = steady_clock::now() + timeout;
   std::vector<Record> records;
-  std::vector<int> came{0};
   std::vector<int> missing;
   for (int rank = 1; rank < size; ++rank) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
@@ -119,7 +119,9 @@ std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::s
     }
   }
   if (!missing.empty()) {
-    problem = "after " + std::to_string(timeout.count() / 1000) + " s only ranks " + ranges(came) + " of " +
+    std::vector<int> here{0};
+    here.insert(here.end(), came.begin(), came.end());
+    problem = "after " + std::to_string(timeout.count() / 1000) + " s only ranks " + ranges(here) + " of " +
               std::to_string(size) + " came; missing: " + ranges(missing) +
               ". Are all processes running, with the same SMDP_MASTER_ADDR, SMDP_MASTER_PORT and world size? "
               "SMDP_INIT_TIMEOUT sets how long to wait.";
@@ -168,9 +170,10 @@ std::vector<Record> exchange_records(
     Store& store, int rank, int size, Record own, const GroupOptions& options,
     const std::function<void(Record& own, const std::vector<Record>& others)>& complete) {
   std::string roster;
+  std::vector<int> came;
   if (rank == 0) {
     std::string problem;
-    const std::vector<Record> others = collect(store, size, options.init_timeout, problem);
+    const std::vector<Record> others = collect(store, size, options.init_timeout, came, problem);
     if (problem.empty()) {
       complete(own, others);
       roster = std::string(kGood) + "\n" + encode(own);
@@ -196,6 +199,7 @@ std::vector<Record> exchange_records(
   if (first == kBad) {
     std::string reason;
     std::getline(in, reason);
+    say_farewell(store, rank, came);
     throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group '" +
                        options.name + "': " + reason);
   }
@@ -220,27 +224,13 @@ void check_shared(Store& store, const std::vector<Record>& records, const Member
   const bool is_one_host = std::all_of(records.begin(), records.end(), [&](const Record& record) {
     return record.host_key == records.front().host_key;
   });
-  const auto seen_key = [](int rank) { return "refused/" + std::to_string(rank); };
   for (std::size_t i = 0; i < kShared.size(); ++i) {
     if (is_one_host && std::string(kShared[i]) == "SMDP_STREAMS") continue;  // between hosts only
     const std::string& first = records.front().shared[i];
     const auto other =
         std::find_if(records.begin(), records.end(), [&](const Record& record) { return record.shared[i] != first; });
     if (other == records.end()) continue;
-    if (members.rank != 0) {
-      store.set(seen_key(members.rank), "1");
-    } else {
-      const auto deadline = steady_clock::now() + kFarewell;
-      for (int rank = 1; rank < members.size; ++rank) {
-        const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-        if (left.count() <= 0) break;
-        try {
-          store.get(seen_key(rank), left);
-        } catch (const Error&) {
-          break;  // it has ended in another way
-        }
-      }
-    }
+    say_farewell(store, members.rank, all_but_first(members.size));
     throw ConfigError(members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) +
                       ", but '" + shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") +
                       "' on " + members.who(static_cast<int>(other - records.begin())) +

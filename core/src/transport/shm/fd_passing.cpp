@@ -59,11 +59,6 @@ FileDescriptor connect_local(const std::string& name) {
   return socket;
 }
 
-FileDescriptor accept_local(const FileDescriptor& listener, std::chrono::steady_clock::time_point deadline) {
-  if (!wait_readable(listener.get(), deadline)) return FileDescriptor();
-  return FileDescriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-}
-
 LocalPeer local_peer(const FileDescriptor& socket) {
   ucred peer{};
   socklen_t length = sizeof peer;

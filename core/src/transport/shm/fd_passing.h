@@ -14,8 +14,6 @@ namespace smdp {
 FileDescriptor listen_local(const std::string& name);
 // Empty descriptor if nobody listens there.
 FileDescriptor connect_local(const std::string& name);
-// Empty descriptor when the deadline passes.
-FileDescriptor accept_local(const FileDescriptor& listener, std::chrono::steady_clock::time_point deadline);
 
 // Who connected, as this process knows it: 0 or 65534 where it is in a namespace that this one does not see into.
 struct LocalPeer {

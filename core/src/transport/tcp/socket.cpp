@@ -218,11 +218,12 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
   }
 }
 
-FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline) {
+FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline, int wake) {
   std::vector<pollfd> waits;
   for (const FileDescriptor& listener : listeners) waits.push_back({listener.get(), POLLIN, 0});
+  if (wake >= 0) waits.push_back({wake, POLLIN, 0});
   const int ready = wait_for_any(waits, deadline);
-  if (ready < 0) return FileDescriptor();
+  if (ready < 0 || ready == wake) return FileDescriptor();
   FileDescriptor socket(::accept4(ready, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.get() >= 0) set_no_delay(socket);
   return socket;

@@ -33,8 +33,9 @@ std::uint16_t local_port(const FileDescriptor& socket);
 // connect from; empty leaves it to the routing table. Throws TimeoutError.
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline,
                           const std::string& source = "", const Interrupted& interrupted = {});
-// From whichever listener somebody calls first. Empty descriptor when the deadline passes.
-FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline);
+// From whichever listener somebody calls first. Empty descriptor when the deadline passes, or `wake`, an eventfd, is
+// set.
+FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline, int wake = -1);
 
 // Numeric addresses of a connection's ends.
 std::string local_address(const FileDescriptor& socket);
