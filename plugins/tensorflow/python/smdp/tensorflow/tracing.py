@@ -40,11 +40,16 @@ def refuse_xla() -> None:
         owner = frame.f_locals.get("self")
         if getattr(owner, "_jit_compile", None) is True and hasattr(owner, "python_function"):
             raise ValueError(
-                f"[smdp] the function {getattr(owner, '__name__', '')!r} has jit_compile=True, and XLA cannot"
+                f"[smdp] the function {_name_of(owner)!r} has jit_compile=True, and XLA cannot"
                 " compile communication. Put tf.function(jit_compile=True) on forward and backward only,"
                 " or use model.compile(jit_compile=False), or the BroadcastGlobalVariablesCallback in fit()."
             )
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _name_of(function: Any) -> str:
+    # In TensorFlow 2.13 tf.function's own class has no name.
+    return str(getattr(function, "__name__", "") or getattr(function.python_function, "__name__", ""))
 
 
 def leave_out_xla(model: Any) -> None:
