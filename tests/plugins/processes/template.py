@@ -6,6 +6,7 @@ answers each with the new process's id; a line {"pid": ..., "status": ...} follo
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -157,4 +158,7 @@ def _become(words: list[str], env: dict[str, str], log: str) -> NoReturn:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    # At its end a process looks at every object: a child would copy all pages of this one for it.
+    gc.collect()
+    gc.freeze()
     _serve()
