@@ -1,9 +1,8 @@
 // Rank 0's program may end as soon as it has its group, or an error, and takes the store with it.
-#include "rendezvous/farewell.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,13 +22,24 @@ using test::world_size;
 // Lives as long as rank 0; the other ranks are slow to read from it.
 class StoreOfRankZero final : public Store {
  public:
+  // silent: a rank that says no farewell.
+  explicit StoreOfRankZero(int silent = -1) : silent_(silent) {}
+
   void end() { has_ended_ = true; }
+  // The silent rank has come so far.
+  bool is_awaited() const { return is_awaited_; }
 
   std::shared_ptr<Store> view_of(int rank) {
     class View final : public Store {
      public:
       View(StoreOfRankZero& store, bool is_slow) : store_(store), is_slow_(is_slow) {}
-      void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+      void set(const std::string& key, const std::string& value) override {
+        if (key.ends_with("farewell/" + std::to_string(store_.silent_))) {
+          store_.is_awaited_ = true;
+        } else {
+          store_.set(key, value);
+        }
+      }
       std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
         std::string value = store_.get(key, timeout);
         if (is_slow_) std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -64,7 +74,9 @@ class StoreOfRankZero final : public Store {
   }
 
   const std::shared_ptr<Store> values_ = make_memory_store();
+  const int silent_;
   std::atomic<bool> has_ended_{false};
+  std::atomic<bool> is_awaited_{false};
 };
 
 // What each rank says: of what `body` throws, or "". Rank 0 ends after it. absent: ranks that do not come.
@@ -128,6 +140,26 @@ TEST_P(Farewell, AllReadWhatDiffers) {
       GetParam(), [](Group&) {},
       [](int rank, GroupOptions& options) { options.algorithm = rank == 1 ? "two_shot" : "auto"; });
   for (const std::string& text : said) EXPECT_NE(text.find("SMDP_ALGORITHM is 'auto'"), std::string::npos) << text;
+}
+
+TEST(RankZero, WaitsNotForEverAndCtrlCEndsIt) {
+  for (const bool is_interrupted : {false, true}) {
+    StoreOfRankZero store(1);
+    std::thread other([&] {
+      Group group(store.view_of(1), 1, 2, quick_options());
+      if (!is_interrupted) group.barrier();
+    });
+    GroupOptions options = quick_options();
+    options.interrupted = [&] { return is_interrupted && store.is_awaited(); };
+    const auto begin = std::chrono::steady_clock::now();
+    if (is_interrupted) {
+      EXPECT_THROW(Group(store.view_of(0), 0, 2, options), ClosedError);
+    } else {
+      Group(store.view_of(0), 0, 2, options).barrier();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(is_interrupted ? 2000 : 4500));
+    other.join();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Farewell, testing::Values(Layout{3}, Layout{1, 1, 1}, Layout{2, 1}));

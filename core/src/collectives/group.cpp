@@ -199,6 +199,12 @@ class Group::Impl {
     Connections connections = meet(*store, rank, size, options);
     engine = std::make_shared<Engine>(shared_progress(options.threads), std::move(connections), options);
     register_engine(engine);
+    try {
+      if (rank == 0) part_company(options.name);
+    } catch (...) {
+      engine->shutdown("");
+      throw;
+    }
     const Members& all = engine->members();
     if (!options.trace.empty()) trace::open(options.trace, rank, size, all.host_names[static_cast<std::size_t>(rank)]);
   }
@@ -208,6 +214,15 @@ class Group::Impl {
     if (engine) engine->shutdown("");
   }
   const Members& members() const { return engine->members(); }
+
+  // Rank 0 waits for the others' last look at these keys.
+  void part_company(const std::string& name) const {
+    const std::shared_ptr<Store> view = view_for_group(store, name, {});
+    if (members().rank != 0) return say_farewell(*view, members().rank);
+    await_farewells(*view, all_but_first(members().size), engine->options().interrupted, [this](int rank) {
+      return engine->error() || engine->death_of({rank}) || engine->departure_of({rank});
+    });
+  }
 
   Handle all_gather(const Fingerprint& print, ConstBuffer in, const std::vector<Buffer>& out, const Call& call) {
     return engine->collective(
@@ -488,15 +503,6 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   impl_->all_gather(print, {&own, 2}, out, {});
   const int number = impl_->splits++;
   const std::string part = members.name + "/" + name + "-" + std::to_string(number);
-  // Rank 0 may hold the store through which the parts find each other.
-  const auto farewell = [&] {
-    if (members.size == 1) return;
-    say_farewell(*make_prefix_store("smdp/" + part, impl_->store), members.rank, all_but_first(members.size));
-  };
-  if (color < 0) {
-    farewell();
-    return nullptr;
-  }
   std::vector<int> ranks;
   for (int rank = 0; rank < members.size; ++rank) {
     if (all[static_cast<std::size_t>(rank)].color == color) ranks.push_back(rank);
@@ -511,10 +517,17 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   if (ranks != everybody) options.world_rank = members.world_rank(members.rank);
   options.name = part + "/" + std::to_string(color);
   options.obstacle = watch_base(impl_->engine, ranks);
-  const auto position = std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin();
-  auto made =
-      std::make_unique<Group>(impl_->store, static_cast<int>(position), static_cast<int>(ranks.size()), options);
-  farewell();
+  const auto position = static_cast<int>(std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin());
+  std::unique_ptr<Group> made;
+  std::exception_ptr failure;
+  try {
+    if (color >= 0) made = std::make_unique<Group>(impl_->store, position, static_cast<int>(ranks.size()), options);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  // Rank 0 may hold the store through which the parts find each other.
+  impl_->part_company(part);
+  if (failure) std::rethrow_exception(failure);
   return made;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "common/cores.h"
 #include "common/hmac.h"
@@ -31,9 +32,14 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
 
 }  // namespace
 
+std::shared_ptr<Store> view_for_group(std::shared_ptr<Store> base, const std::string& name,
+                                      std::function<bool()> interrupted) {
+  return make_prefix_store("smdp/" + name, std::move(base), std::move(interrupted));
+}
+
 Connections bootstrap(Store& base, int rank, int size, const GroupOptions& options) {
   const std::shared_ptr<Store> view =
-      make_prefix_store("smdp/" + options.name, std::shared_ptr<Store>(&base, [](Store*) {}), options.interrupted);
+      view_for_group(std::shared_ptr<Store>(&base, [](Store*) {}), options.name, options.interrupted);
   Store& store = *view;
   const Deadline deadline = std::chrono::steady_clock::now() + options.init_timeout;
   Connections connections;
@@ -60,7 +66,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   }
   introduce(records, members);
   if (size > 1) {
-    check_shared(store, records, members);
+    check_shared(store, records, members, options.interrupted);
     const auto moved_key = [](int mover) { return "moved/" + std::to_string(mover); };
     if (must_move(records, rank)) {
       listeners.clear();
@@ -113,7 +119,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
       connections.eventfds = std::move(alone.eventfds);
     }
   }
-  if (size > 1) say_farewell(store, rank, all_but_first(size));
+  if (rank != 0) say_farewell(store, rank);
   members.local_index = members.local_index_of(rank);
   if (members.hosts.size() > 1) {
     connect_remote_ranks(records, secret, listeners, options, deadline, connections);

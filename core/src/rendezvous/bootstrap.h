@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/file_descriptor.h"
@@ -22,7 +24,12 @@ struct Connections {
   std::vector<FileDescriptor> control;            // on rank 0 by rank, elsewhere one, to rank 0
 };
 
-// Throws TimeoutError, which lists who came and who did not, ConfigError, or Error.
+// The keys of a group.
+std::shared_ptr<Store> view_for_group(std::shared_ptr<Store> base, const std::string& name,
+                                      std::function<bool()> interrupted);
+
+// Rank 0 has await_farewells() to call, once it can tell who is gone. Throws TimeoutError, which lists who came and who
+// did not, ConfigError, or Error.
 Connections bootstrap(Store& store, int rank, int size, const GroupOptions& options);
 
 }  // namespace smdp

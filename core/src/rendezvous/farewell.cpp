@@ -1,10 +1,9 @@
 #include "rendezvous/farewell.h"
 
 #include <chrono>
+#include <exception>
 #include <numeric>
 #include <string>
-
-#include "smdp/error.h"
 
 namespace smdp {
 namespace {
@@ -18,17 +17,31 @@ std::string farewell_key(int rank) { return "farewell/" + std::to_string(rank); 
 
 }  // namespace
 
-void say_farewell(Store& store, int rank, const std::vector<int>& others) {
+void say_farewell(Store& store, int rank) {
   try {
-    if (rank != 0) return store.set(farewell_key(rank), "1");
-    const auto deadline = steady_clock::now() + kLongest;
-    for (const int other : others) {
-      const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-      if (left.count() <= 0) return;
-      store.get(farewell_key(other), left);
+    store.set(farewell_key(rank), "1");
+  } catch (const std::exception&) {
+    // The store has ended: nobody waits for that any more.
+  }
+}
+
+void await_farewells(Store& store, const std::vector<int>& others, const std::function<bool()>& interrupted,
+                     const std::function<bool(int rank)>& is_gone) {
+  const auto deadline = steady_clock::now() + kLongest;
+  for (const int other : others) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    if (left.count() <= 0) return;
+    if (is_gone && is_gone(other)) continue;
+    bool is_interrupted = false;
+    try {
+      store.get_unless(farewell_key(other), left, [&] {
+        is_interrupted = interrupted && interrupted();
+        return is_interrupted || (is_gone && is_gone(other));
+      });
+    } catch (const std::exception&) {
+      if (is_interrupted) throw;
+      // It has ended in another way, or the store has.
     }
-  } catch (const Error&) {
-    // The store has ended, or a rank in another way: nobody waits for that.
   }
 }
 

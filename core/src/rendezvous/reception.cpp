@@ -22,10 +22,7 @@ constexpr std::chrono::seconds kGreeting{10};
 }  // namespace
 
 Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
-    : desk_(std::move(desk)),
-      deadline_(deadline),
-      nobody_is_missing_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      missing_(expected) {
+    : desk_(std::move(desk)), deadline_(deadline), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), missing_(expected) {
   if (expected > 0) {
     thread_ = std::thread([this] { loop(); });
   } else {
@@ -35,6 +32,7 @@ Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
 
 Reception::~Reception() {
   stop_.store(true);
+  ::eventfd_write(wake_.get(), 1);
   if (thread_.joinable()) thread_.join();
 }
 
@@ -49,7 +47,7 @@ void Reception::loop() {
   while (is_wanted()) {
     const Deadline soon = steady_clock::now() + milliseconds(50);
     FileDescriptor socket;
-    if (has_room()) socket = accept_from(desk_.listeners, std::min(soon, deadline_), nobody_is_missing_.get());
+    if (has_room()) socket = accept_from(desk_.listeners, std::min(soon, deadline_), wake_.get());
     if (socket.get() >= 0) {
       take(std::move(socket));
     } else if (is_wanted()) {
@@ -95,7 +93,7 @@ void Reception::greet(Session& session) {
     });
     const std::lock_guard lock(mutex_);
     place();
-    if (--missing_ == 0) ::eventfd_write(nobody_is_missing_.get(), 1);
+    if (--missing_ == 0) ::eventfd_write(wake_.get(), 1);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     if (missing_ > 0 && !stop_.load()) refuse(session.address, error.what());

@@ -56,7 +56,7 @@ class Reception {
   const Desk desk_;
   const Deadline deadline_;
   const std::size_t most_strangers_ = most_strangers();
-  const FileDescriptor nobody_is_missing_;  // an eventfd
+  const FileDescriptor wake_;  // an eventfd, set when nothing more is to be accepted
   std::mutex mutex_;
   std::size_t missing_;            // guarded by mutex_, as all that is put in its place while the threads run
   std::list<Session> sessions_;    // guarded by mutex_

@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // First line of the roster: what follows is a list of records, or the reason why there is none.
-constexpr char kGood[] = "roster 4";
-constexpr char kBad[] = "failed 4";
+constexpr char kGood[] = "roster 5";
+constexpr char kBad[] = "failed 5";
 
 std::string encode(const Record& record) {
   std::string text;
@@ -188,6 +188,7 @@ std::vector<Record> exchange_records(
       // Rank 0's verdict comes a little after its own deadline.
       roster = store.get("roster", options.init_timeout + milliseconds(3000));
     } catch (const TimeoutError&) {
+      say_farewell(store, rank);
       throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ": rank 0 did not " +
                          "open group '" + options.name + "' within " +
                          std::to_string(options.init_timeout.count() / 1000) + " s. Is it running?");
@@ -199,7 +200,8 @@ std::vector<Record> exchange_records(
   if (first == kBad) {
     std::string reason;
     std::getline(in, reason);
-    say_farewell(store, rank, came);
+    if (rank == 0) await_farewells(store, came, options.interrupted);
+    if (rank != 0) say_farewell(store, rank);
     throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group '" +
                        options.name + "': " + reason);
   }
@@ -220,7 +222,8 @@ void introduce(const std::vector<Record>& records, Members& members) {
   }
 }
 
-void check_shared(Store& store, const std::vector<Record>& records, const Members& members) {
+void check_shared(Store& store, const std::vector<Record>& records, const Members& members,
+                  const std::function<bool()>& interrupted) {
   const bool is_one_host = std::all_of(records.begin(), records.end(), [&](const Record& record) {
     return record.host_key == records.front().host_key;
   });
@@ -230,7 +233,8 @@ void check_shared(Store& store, const std::vector<Record>& records, const Member
     const auto other =
         std::find_if(records.begin(), records.end(), [&](const Record& record) { return record.shared[i] != first; });
     if (other == records.end()) continue;
-    say_farewell(store, members.rank, all_but_first(members.size));
+    if (members.rank == 0) await_farewells(store, all_but_first(members.size), interrupted);
+    if (members.rank != 0) say_farewell(store, members.rank);
     throw ConfigError(members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) +
                       ", but '" + shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") +
                       "' on " + members.who(static_cast<int>(other - records.begin())) +

@@ -58,7 +58,8 @@ void introduce(const std::vector<Record>& records, Members& members);
 
 // Throws ConfigError, on all ranks alike, if one of kShared differs between ranks. Rank 0 does so last: its program may
 // end then, and the store with it.
-void check_shared(Store& store, const std::vector<Record>& records, const Members& members);
+void check_shared(Store& store, const std::vector<Record>& records, const Members& members,
+                  const std::function<bool()>& interrupted);
 
 // A rank beside rank 0 may know the master only by a loopback address, where other hosts cannot reach it. True for such
 // a rank once the roster shows that rank 0 has a better address: that is the one to listen on.

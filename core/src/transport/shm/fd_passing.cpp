@@ -82,6 +82,7 @@ void send_descriptors(const FileDescriptor& socket, const std::vector<int>& desc
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(count * sizeof(int));
     std::memcpy(CMSG_DATA(header), descriptors.data() + begin, count * sizeof(int));
+    // Never too much for the socket's buffer, blocking or not.
     if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) != 1) {
       throw Error(std::string("[smdp] cannot pass descriptors to a local rank: ") + std::strerror(errno));
     }

@@ -1,4 +1,5 @@
-// TCP sockets: addresses, listening, connecting, and blocking transfers with a deadline.
+// TCP sockets, and what local ones have in common with them: addresses, listening, connecting, and blocking transfers
+// with a deadline.
 #pragma once
 
 #include <chrono>

@@ -7,6 +7,7 @@ believes in a session only once rank 0 has repeated that token, and answers anew
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -23,6 +24,7 @@ _SESSION = "smdp/session"
 _JOB = "smdp/job"
 _POLL_S = 0.002
 _POLL_MAX_S = 0.05
+_FAREWELL_S = 3.0
 
 
 _job = ""
@@ -91,6 +93,9 @@ def _lead(store: Store, size: int, group: str, timeout_s: float, meeting: _core.
         )
         for rank in came[1:]:
             store.set(_failed(session, store.get(_hello(session, rank)).decode()), text)
+        # This program may end now, and the store with it.
+        tokens = [store.get(_hello(session, rank)).decode() for rank in came[1:]]
+        _wait(store, (_read(session, token) for token in tokens), _FAREWELL_S, meeting)
         raise TimeoutError(f"[smdp] rank 0 of {size}: {text}")
     for rank in others:
         store.set(_go(session, store.get(_hello(session, rank)).decode()), "1")
@@ -131,6 +136,8 @@ def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float, me
                 return f"smdp/{session}"
             if store.check([_failed(session, token)]):
                 failure = store.get(_failed(session, token)).decode()
+                with contextlib.suppress(DistNetworkError):  # it may have ended at that
+                    store.set(_read(session, token), "1")
                 raise TimeoutError(f"[smdp] rank {rank} of {size}: {failure}")
         time.sleep(pause)
         pause = min(pause * 1.5, _POLL_MAX_S)
@@ -165,3 +172,7 @@ def _go(session: str, token: str) -> str:
 
 def _failed(session: str, token: str) -> str:
     return f"smdp/{session}/failed/{token}"
+
+
+def _read(session: str, token: str) -> str:
+    return f"smdp/{session}/read/{token}"
