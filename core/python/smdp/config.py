@@ -65,7 +65,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SMDP_THREADS", "1", "Progress threads per process, 1 to 64."),
     Variable(
         "SMDP_STREAMS",
-        "1 per rail",
+        "1 per network interface",
         "TCP connections to each peer, 1 to 64. Left alone, gradients of up to 16 ranks try 4 when the model "
         "is wrapped, and keep them where they are faster.",
     ),
@@ -78,8 +78,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SMDP_DETERMINISTIC",
         "1",
-        "1: every run of a job gives the same bits; strict: also, only algorithms that add rank by rank; "
-        "0: whatever is fastest.",
+        "1, and 0, which is the same: every run of a job gives the same bits; strict: also, all_reduce adds "
+        "rank by rank.",
     ),
     Variable(
         "SMDP_TENSORFLOW_OPS",

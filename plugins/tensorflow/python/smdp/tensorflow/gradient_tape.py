@@ -95,7 +95,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         compression: What float32 gradients travel as between hosts, one of Compression.
         sparse_as_dense: Reduce IndexedSlices as dense tensors. Otherwise rows and indices are gathered.
         op: A ReduceOp.
-        gradient_predivide_factor: Not used; smdp divides before the sum.
+        gradient_predivide_factor: Not used; smdp's means need none.
         num_groups: Not used; fusion buffers follow from sizes.
         groups: Not used.
         process_set: Another name for group.

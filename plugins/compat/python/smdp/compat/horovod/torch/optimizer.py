@@ -48,7 +48,7 @@ def DistributedOptimizer(
         compression: What float32 gradients travel as between hosts, one of Compression.
         backward_passes_per_step: Gradients of so many backwards add up before they are averaged.
         op: Average or Sum.
-        gradient_predivide_factor: Not used; smdp divides before the sum.
+        gradient_predivide_factor: Not used; smdp's means need none.
         num_groups: Not used; fusion buffers follow from sizes.
         groups: Not used.
         sparse_as_dense: Not used; sparse gradients become dense.
