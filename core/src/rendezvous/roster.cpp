@@ -200,8 +200,7 @@ std::vector<Record> exchange_records(
   if (first == kBad) {
     std::string reason;
     std::getline(in, reason);
-    if (rank == 0) await_farewells(store, came, options.interrupted);
-    if (rank != 0) say_farewell(store, rank);
+    rank == 0 ? await_farewells(store, came, options.interrupted) : say_farewell(store, rank);
     throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group '" +
                        options.name + "': " + reason);
   }
@@ -233,8 +232,8 @@ void check_shared(Store& store, const std::vector<Record>& records, const Member
     const auto other =
         std::find_if(records.begin(), records.end(), [&](const Record& record) { return record.shared[i] != first; });
     if (other == records.end()) continue;
-    if (members.rank == 0) await_farewells(store, all_but_first(members.size), interrupted);
-    if (members.rank != 0) say_farewell(store, members.rank);
+    members.rank == 0 ? await_farewells(store, all_but_first(members.size), interrupted)
+                      : say_farewell(store, members.rank);
     throw ConfigError(members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) +
                       ", but '" + shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") +
                       "' on " + members.who(static_cast<int>(other - records.begin())) +

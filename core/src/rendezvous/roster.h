@@ -56,8 +56,8 @@ std::vector<Record> exchange_records(
 // What the ranks know of each other so far, for messages. Fills host_names and world_ranks.
 void introduce(const std::vector<Record>& records, Members& members);
 
-// Throws ConfigError, on all ranks alike, if one of kShared differs between ranks. Rank 0 does so last: its program may
-// end then, and the store with it.
+// Throws ConfigError, on all ranks alike, if one of kShared differs between ranks. Rank 0 does so last. interrupted:
+// see await_farewells().
 void check_shared(Store& store, const std::vector<Record>& records, const Members& members,
                   const std::function<bool()>& interrupted);
 

@@ -91,10 +91,10 @@ def _lead(store: Store, size: int, group: str, timeout_s: float, meeting: _core.
             f"here are {shown_ranks(came)}; missing are {shown_ranks(missing)} of {size}. "
             "Look at why those did not start; SMDP_INIT_TIMEOUT sets the wait."
         )
-        for rank in came[1:]:
-            store.set(_failed(session, store.get(_hello(session, rank)).decode()), text)
-        # This program may end now, and the store with it.
         tokens = [store.get(_hello(session, rank)).decode() for rank in came[1:]]
+        for token in tokens:
+            store.set(_failed(session, token), text)
+        # This program may end now, and the store with it.
         _wait(store, (_read(session, token) for token in tokens), _FAREWELL_S, meeting)
         raise TimeoutError(f"[smdp] rank 0 of {size}: {text}")
     for rank in others:
