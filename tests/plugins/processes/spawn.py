@@ -65,6 +65,9 @@ def run_script(
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(size)]
         processes: list[Any] = []
+        # Both import before the first rank starts: ranks would else be apart by as long as that takes.
+        suits = bool(modules) and Template.suits(env or {})
+        templates = [template_of(tuple(modules), number) for number in range(min(size, 2) if suits else 0)]
         words = [script, function.__code__.co_filename, function.__name__, *arguments]
         for rank in range(size):
             variables = {
@@ -78,9 +81,8 @@ def run_script(
                 **({} if hosts is None else {"SMDP_HOST_ID": f"host{hosts[rank]}"}),
                 **(env or {}),
             }
-            if modules and Template.suits(env or {}):
-                template = template_of(tuple(modules), rank % 2)
-                processes.append(template.start(words, variables, str(logs[rank])))
+            if templates:
+                processes.append(templates[rank % 2].start(words, variables, str(logs[rank])))
                 continue
             with logs[rank].open("wb") as log:
                 command = [sys.executable, *words]
