@@ -114,6 +114,29 @@ def test_steps_of_torchs_reducer_count(tmp_path: Path) -> None:
     assert report["communication_seconds"] > 0
 
 
+def check_models_in_turn() -> None:
+    often, seldom = DistributedDataParallel(small()), DistributedDataParallel(small())
+    for number, batch in enumerate(DataLoader(SlowData(), batch_size=1)):
+        often(batch).sum().backward()
+        if number % 2:
+            seldom(batch).sum().backward()
+        if dist.get_rank() == 1:
+            time.sleep(0.03)
+    dist.barrier()
+    after = DistributedDataParallel(small())
+    for batch in DataLoader(SlowData(), batch_size=2):
+        after(batch).sum().backward()
+
+
+def test_models_that_are_trained_in_turn_share_their_steps(tmp_path: Path) -> None:
+    run(check_models_in_turn, env={"SMDP_TRACE": str(tmp_path)})
+    report = json.loads(trace.report_text(tmp_path, as_json=True))
+    assert report["steps"] == 11 + 5, "those of the model that has the most, then of the next one"
+    assert 0.005 < report["input_seconds"] < 0.05, "a batch of one or two rows"
+    # Rank 0 waits for rank 1, where two models step in one of them.
+    assert 0.01 < report["straggler_seconds"] < report["step_seconds"]
+
+
 def check_joined() -> None:
     """A rank without inputs gives zeros, and counts no steps."""
     ddp = on_a_device(small(), "bf16")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, TypeAlias
@@ -28,7 +30,10 @@ class Operation:
 
 @dataclass
 class Report:
-    """Seconds are means over steps and ranks, `step_seconds` a median over steps."""
+    """Seconds are means over steps and ranks, `step_seconds` a median over steps.
+
+    Of models trained in turn, a step is one of that which has the most, with what the others do in it.
+    """
 
     ranks: int
     steps: int
@@ -95,14 +100,14 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
     """
     arrivals: dict[_Step, dict[int, float]] = defaultdict(dict)
     exposed: dict[_Step, dict[int, float]] = defaultdict(dict)
-    lengths: list[float] = []
+    lengths: dict[str, list[float]] = defaultdict(list)
     waits = 0.0
     for trace in traces:
-        steps = [event for event in trace.spans if event["cat"] == "step"]
+        events = [event for event in trace.spans if event["cat"] == "step"]
         # The first step has no beginning, so what is before its end does not count.
-        started = min((event["ts"] for event in steps if event["name"] == "compute"), default=float("inf"))
+        started = min((event["ts"] for event in events if event["name"] == "compute"), default=float("inf"))
         ends: dict[str, dict[int, float]] = defaultdict(dict)
-        for event in steps:
+        for event in events:
             group, number = event["args"].get("group", ""), int(event["args"]["step"])
             if event["name"] != "exposed communication":
                 continue
@@ -114,34 +119,51 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
                 step = (group, number)
                 arrivals[step][trace.rank] = min(arrival, arrivals[step].get(trace.rank, arrival))
                 exposed[step][trace.rank] = exposed[step].get(trace.rank, 0.0) + event["dur"] / 1e6
-        for times in ends.values():
-            lengths += [
+        for group, times in ends.items():
+            lengths[group] += [
                 (after - before) / 1e6 for before, after in itertools.pairwise(sorted(times.values()))
             ]
         waits += sum(e["dur"] for e in trace.spans if e["cat"] == "input" and e["ts"] >= started) / 1e6
-    whole = [step for step in exposed if len(exposed[step]) == len(traces)]
+    whole = {step: times for step, times in arrivals.items() if len(times) == len(traces)}
     slowest: dict[int, int] = defaultdict(int)
-    communication, straggling = [], []
-    for step in whole:
-        last = max(arrivals[step], key=lambda rank: arrivals[step][rank])
-        slowest[last] += 1
+    communication = straggling = 0.0
+    for step, times in whole.items():
+        slowest[max(times, key=lambda rank: times[rank])] += 1
         own = min(exposed[step].values())
-        communication.append(own)
-        straggling.append(fmean(exposed[step].values()) - own)
+        communication += own
+        straggling += fmean(exposed[step].values()) - own
     worst = max(slowest, key=lambda rank: slowest[rank], default=None)
-    count = max(1, len(whole))
+    leading = _leading(whole)
+    steps = sum(group in leading for group, _ in whole)
+    count = max(1, steps)
     return Report(
         ranks=len(traces),
-        steps=len(whole),
-        step_seconds=median(lengths) if lengths else 0.0,
+        steps=steps,
+        step_seconds=median([length for group in leading for length in lengths[group]] or [0.0]),
         input_seconds=waits / count / len(traces),
-        communication_seconds=fmean(communication) if communication else 0.0,
-        straggler_seconds=fmean(straggling) if straggling else 0.0,
+        communication_seconds=communication / count,
+        straggler_seconds=straggling / count,
         slowest_rank=worst,
-        slowest_share=slowest[worst] / count if worst is not None else 0.0,
+        slowest_share=slowest[worst] / len(whole) if worst is not None else 0.0,
         operations=_operations(traces),
         pipeline=pipeline_of(traces),
     )
+
+
+def _leading(arrivals: Mapping[_Step, Mapping[int, float]]) -> list[str]:
+    """Of models that are trained in turn give the one with the most steps; one after the other, each."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for (group, _), ranks in arrivals.items():
+        times[group] += ranks.values()
+    leading: list[str] = []
+    end = -math.inf
+    for group in sorted(times, key=lambda group: min(times[group])):
+        if min(times[group]) > end:
+            leading.append(group)
+        elif len(times[group]) > len(times[leading[-1]]):
+            leading[-1] = group
+        end = max(end, *times[group])
+    return leading
 
 
 def _operations(traces: list[Trace]) -> list[Operation]:
