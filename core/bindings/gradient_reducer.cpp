@@ -7,8 +7,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bind.h"
@@ -104,14 +106,17 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("topk_momentum") = 0.0)
       .def(
           "all_reduce",
-          [](GradientCompressor& compressor, Group& group, std::size_t key, Pointer data, std::size_t count,
-             const std::string& label) {
+          [](GradientCompressor& compressor, Group& group, std::size_t key, Pointer data, std::size_t count, int dtype,
+             const std::string& label, std::shared_ptr<Arrival> arrival) {
             Call call;
             call.async = true;
+            call.arrival = std::move(arrival);
             call.label = [label] { return label; };
-            return compressor.all_reduce(group, key, reinterpret_cast<float*>(data), count, call);
+            return compressor.all_reduce(group, key, reinterpret_cast<void*>(data), count, static_cast<DType>(dtype),
+                                         call);
           },
-          nb::arg("group"), nb::arg("key"), nb::arg("data"), nb::arg("count"), nb::arg("label"), Release())
+          nb::arg("group"), nb::arg("key"), nb::arg("data"), nb::arg("count"), nb::arg("dtype"), nb::arg("label"),
+          nb::arg("arrival") = nb::none(), Release())
       .def("end_step", &GradientCompressor::end_step, nb::arg("counts"), Release())
       .def("rescale", &GradientCompressor::rescale, nb::arg("factor"));
 }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,8 +56,9 @@ std::shared_ptr<Store> share(Store& store) {
 
 void* pointer(Pointer value) { return reinterpret_cast<void*>(value); }
 
-Call call(double timeout, bool async) {
+Call call(double timeout, bool async, std::shared_ptr<Arrival> arrival = nullptr) {
   Call result;
+  result.arrival = std::move(arrival);
   if (timeout >= 0) result.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
   result.async = async;
   if (!async) {
@@ -85,12 +87,12 @@ void bind_reductions(nb::class_<Group>& group) {
       .def(
           "all_reduce",
           [](Group& g, Pointer in, Pointer out, const Shape& shape, int dtype, int op, double factor, double timeout,
-             bool async) {
+             bool async, std::shared_ptr<Arrival> arrival) {
             return g.all_reduce(pointer(in), pointer(out), shape, dtype_of(dtype), op_of(op), factor,
-                                call(timeout, async));
+                                call(timeout, async, std::move(arrival)));
           },
           nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
-          nb::arg("timeout"), nb::arg("async_op"), Release())
+          nb::arg("timeout"), nb::arg("async_op"), nb::arg("arrival") = nb::none(), Release())
       .def(
           "reduce",
           [](Group& g, Pointer in, Pointer out, const Shape& shape, int dtype, int op, double factor, int root,
@@ -103,14 +105,15 @@ void bind_reductions(nb::class_<Group>& group) {
       .def(
           "reduce_scatter",
           [](Group& g, const Pointers& in, const Counts& counts, Pointer out, int dtype, int op, double factor,
-             double timeout, bool async, const Shapes& shapes) {
+             double timeout, bool async, const Shapes& shapes, std::shared_ptr<Arrival> arrival) {
             const std::size_t own =
                 counts.size() > static_cast<std::size_t>(g.rank()) ? counts[static_cast<std::size_t>(g.rank())] : 0;
             return g.reduce_scatter(buffers<ConstBuffer>(in, counts), {pointer(out), own}, dtype_of(dtype), op_of(op),
-                                    factor, call(timeout, async), shapes);
+                                    factor, call(timeout, async, std::move(arrival)), shapes);
           },
           nb::arg("in_ptrs"), nb::arg("counts"), nb::arg("out_ptr"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
-          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release());
+          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), nb::arg("arrival") = nb::none(),
+          Release());
 }
 
 void bind_movements(nb::class_<Group>& group) {
@@ -126,12 +129,13 @@ void bind_movements(nb::class_<Group>& group) {
       .def(
           "all_gather",
           [](Group& g, Pointer in, std::size_t count, const Pointers& out, const Counts& counts, int dtype,
-             double timeout, bool async, const Shapes& shapes) {
+             double timeout, bool async, const Shapes& shapes, std::shared_ptr<Arrival> arrival) {
             return g.all_gather({pointer(in), count}, buffers<Buffer>(out, counts), dtype_of(dtype),
-                                call(timeout, async), shapes);
+                                call(timeout, async, std::move(arrival)), shapes);
           },
           nb::arg("in_ptr"), nb::arg("in_count"), nb::arg("out_ptrs"), nb::arg("counts"), nb::arg("dtype"),
-          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), Release())
+          nb::arg("timeout"), nb::arg("async_op"), nb::arg("shapes") = Shapes(), nb::arg("arrival") = nb::none(),
+          Release())
       .def(
           "all_to_all",
           [](Group& g, const Pointers& in, const Counts& in_counts, const Pointers& out, const Counts& out_counts,

@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   smdp::bind_error(m);
   smdp::bind_store(m);
   smdp::bind_operation(m);
+  smdp::bind_arrival(m);
   smdp::bind_group(m);
   smdp::bind_meeting(m);
   smdp::bind_gradient_reducer(m);

@@ -21,6 +21,12 @@
 namespace smdp {
 namespace {
 
+Task once_there(std::shared_ptr<Arrival> arrival, Engine::Body body, Context& context) {
+  co_await until(-1, [&arrival] { return arrival->is_there(); });
+  Task task = body(context);
+  co_await task;
+}
+
 // Once in a process, by rank 0, and not of a part of the world, where what is set for the world may not apply.
 void warn_of_idle_algorithm(const Planner& planner, const Members& members) {
   static std::atomic<bool> is_told{false};
@@ -104,6 +110,15 @@ void Engine::check_usable() const {
 Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call,
                                  std::function<bool()> is_open) {
   check_usable();
+  if (call.arrival) {
+    call.arrival->wake_by([progress = progress_] { progress->wake(); });
+    is_open = [arrival = call.arrival, is_open = std::move(is_open)] {
+      return !arrival->is_there() || (is_open && is_open());
+    };
+    body = [arrival = call.arrival, body = std::move(body)](Context& context) {
+      return once_there(arrival, body, context);
+    };
+  }
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
   collective->bytes = bytes;
@@ -121,7 +136,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     last_caller_ = this_thread();
     note_caller(members_.world_rank(members_.rank));
   }
-  if (!call.async && members_.hosts.size() == 1 && driver_ == Driver::kNone && queue_.empty()) {
+  if (!call.async && !call.arrival && members_.hosts.size() == 1 && driver_ == Driver::kNone && queue_.empty()) {
     driver_ = Driver::kCaller;
     caller_ = std::this_thread::get_id();
     begin(*collective);

@@ -1,4 +1,5 @@
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,18 +30,26 @@ GradientCompressor::GradientCompressor(const GradientReducerOptions& options) : 
 }
 GradientCompressor::~GradientCompressor() = default;
 
-Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, float* data, std::size_t count,
+Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, void* data, std::size_t count, DType dtype,
                                              const Call& call) {
   if (data == nullptr && count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+  if (!is_supported(dtype, ReduceOp::kPremulSum)) {
+    throw InvalidArgument(std::string("[smdp] gradients of ") + name_of(dtype) + " have no mean.");
+  }
+  const bool is_coded = impl_->options.compression != Compression::kNone && dtype == DType::kFloat32;
   Impl::Entry& entry = impl_->entries[key];
-  if (entry.count != count || (!entry.codec && impl_->options.compression != Compression::kNone)) {
-    entry = {count, make_codec(impl_->options, count)};
+  if (entry.count != count || (entry.codec != nullptr) != is_coded) {
+    entry = {count, is_coded ? make_codec(impl_->options, count) : nullptr};
   }
   entry.is_used = true;
+  // Divided before they are added: sums of fp16 overflow.
   const double factor = impl_->options.factor != 0 ? impl_->options.factor : 1.0 / group.size();
-  if (factor != 1 && count != 0) scale(data, data, count, DType::kFloat32, factor);
-  auto* bytes = reinterpret_cast<std::byte*>(data);
-  std::vector<Batch::Item> items{{bytes, bytes, count, {DType::kFloat32, ReduceOp::kSum}, entry.codec.get()}};
+  const auto divide = [=] {
+    if (factor != 1 && count != 0) scale(data, data, count, dtype, factor);
+  };
+  call.arrival ? call.arrival->prepare_by(divide) : divide();
+  auto* bytes = static_cast<std::byte*>(data);
+  std::vector<Batch::Item> items{{bytes, bytes, count, {dtype, ReduceOp::kSum}, entry.codec.get()}};
   return group.all_reduce_batch(std::make_shared<Batch>(std::move(items), 1), call);
 }
 

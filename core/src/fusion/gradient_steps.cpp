@@ -15,7 +15,7 @@ namespace {
 using Done = std::function<void(std::exception_ptr)>;
 
 // One gradient in one step.
-struct Arrival {
+struct GivenGradient {
   void* data = nullptr;
   std::function<void()> release;
   bool has_come = false;
@@ -24,7 +24,7 @@ struct Arrival {
 };
 
 struct Step {
-  std::vector<Arrival> arrivals;
+  std::vector<GivenGradient> given;
   std::vector<std::size_t> queued;  // came before the step's turn, or while others of these are handed on
   bool is_finished = false;
   bool is_ending = false;  // somebody has told the reducer, or is about to
@@ -32,7 +32,7 @@ struct Step {
 
   bool is_untouched() const {
     return !is_finished &&
-           std::none_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.has_come; });
+           std::none_of(given.begin(), given.end(), [](const GivenGradient& gradient) { return gradient.has_come; });
   }
 };
 
@@ -68,7 +68,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       throw Error(text);
     }
     steps_.emplace_back();
-    steps_.back().arrivals.resize(names_.size());
+    steps_.back().given.resize(names_.size());
     if (steps_.size() == 1) is_open_ = true;
     return last();
   }
@@ -78,9 +78,9 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       const std::lock_guard lock(mutex_);
       check_usable();
       Step& step = find(number, index);
-      Arrival& arrival = step.arrivals[index];
-      if (arrival.has_come) throw Error(prefix_ + "gradient '" + names_[index] + "' came twice in one step.");
-      arrival = {data, std::move(release), true, false, std::move(arrival.waiting)};
+      GivenGradient& gradient = step.given[index];
+      if (gradient.has_come) throw Error(prefix_ + "gradient '" + names_[index] + "' came twice in one step.");
+      gradient = {data, std::move(release), true, false, std::move(gradient.waiting)};
       if (number != first_ || !is_open_) {
         step.queued.push_back(index);
         return;
@@ -94,9 +94,9 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     {
       const std::lock_guard lock(mutex_);
       if (number >= first_ && !error_) {
-        Arrival& arrival = find(number, index).arrivals[index];
-        if (!arrival.has_mean) {
-          arrival.waiting.push_back(std::move(done));
+        GivenGradient& gradient = find(number, index).given[index];
+        if (!gradient.has_mean) {
+          gradient.waiting.push_back(std::move(done));
           return;
         }
       }
@@ -196,10 +196,10 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       const std::lock_guard lock(mutex_);
       if (error_) return;
       for (const std::size_t index : indices) {
-        Arrival& arrival = steps_.front().arrivals[index];
-        arrival.has_mean = true;
-        for (Done& done : arrival.waiting) waiting.push_back(std::move(done));
-        arrival.waiting.clear();
+        GivenGradient& gradient = steps_.front().given[index];
+        gradient.has_mean = true;
+        for (Done& done : gradient.waiting) waiting.push_back(std::move(done));
+        gradient.waiting.clear();
       }
     }
     for (const Done& done : waiting) done(nullptr);
@@ -216,8 +216,8 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       ++first_;
       is_open_ = false;
     }
-    for (const Arrival& arrival : ended.arrivals) {
-      if (arrival.release) arrival.release();
+    for (const GivenGradient& gradient : ended.given) {
+      if (gradient.release) gradient.release();
     }
     open_next();
   }
@@ -230,7 +230,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
         const std::lock_guard lock(mutex_);
         if (error_ || steps_.empty()) return;
         Step& step = steps_.front();
-        for (const std::size_t index : step.queued) queued.emplace_back(index, step.arrivals[index].data);
+        for (const std::size_t index : step.queued) queued.emplace_back(index, step.given[index].data);
         step.queued.clear();
         if (queued.empty()) {
           is_open_ = true;
@@ -253,9 +253,9 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     }
     reducer_.abort(text_of(error));
     for (const Step& step : steps) {
-      for (const Arrival& arrival : step.arrivals) {
-        for (const Done& done : arrival.waiting) done(error);
-        if (arrival.release) arrival.release();
+      for (const GivenGradient& gradient : step.given) {
+        for (const Done& done : gradient.waiting) done(error);
+        if (gradient.release) gradient.release();
       }
     }
   }

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 from torch.distributed import Work
 
+from smdp import _core
+from smdp.torch import arrivals
 from smdp.torch.tensors import Staging
 from smdp.torch.work import COMPLETED, HandleWork, seconds_of
 
@@ -50,10 +52,27 @@ class Calls:
         # torch says -1 ms where the caller gave no timeout.
         return self._timeout_s if timeout.days < 0 else seconds_of(timeout)
 
+    def _arrival(self, staging: Staging, is_async: bool) -> _core.Arrival | None:
+        """Give what an operation is to wait for; None where its values are there.
+
+        Pass it to the operation, and to `_end`.
+        """
+        if is_async and staging.is_late:
+            return _core.Arrival()
+        staging.ready()
+        return None
+
     def _end(
-        self, handles: Sequence[Handle | None], tensors: list[Tensor], staging: Staging, keep: object = None
+        self,
+        handles: Sequence[Handle | None],
+        tensors: list[Tensor],
+        staging: Staging,
+        keep: object = None,
+        arrival: _core.Arrival | None = None,
     ) -> Work:
         """Give the Work of operations that were started, or have already ended (handles of None)."""
+        if arrival is not None:
+            arrivals.expect(arrival, staging, keep, self._group)
         pending = [handle for handle in handles if handle is not None]
         if pending:
             return HandleWork(pending, tensors, keep, staging if staging.is_needed else None)
@@ -69,11 +88,12 @@ class Calls:
         staging: Staging,
         keep: object,
         is_async: bool,
+        arrival: _core.Arrival | None = None,
     ) -> Work:
         """Give the Work of several operations started asynchronously; wait for them unless `is_async`."""
         if not handles:
             return COMPLETED
-        work = self._end(handles, tensors, staging, keep)
+        work = self._end(handles, tensors, staging, keep, arrival)
         if is_async:
             return work
         work.wait()

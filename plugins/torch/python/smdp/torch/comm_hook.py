@@ -9,16 +9,15 @@ from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
+from smdp.torch import arrivals
 from smdp.torch.counted_steps import CountedSteps, Told
 from smdp.torch.input_wait import watch
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.profiling import ranged
 from smdp.torch.reducer_options import check_factor, check_reducer_options
-from smdp.torch.tensors import PREMUL_SUM, Staging, dtype_code
+from smdp.torch.tensors import Staging, dtype_code
 from smdp.torch.work import HandleWork
-
-_DEFAULT = -1.0  # the group's timeout
 
 
 class CommHook:
@@ -66,23 +65,13 @@ class CommHook:
         compressor = self._plain if is_plain else self._compressor
         staging = Staging("comm_hook")
         host = staging.update(buffer)
-        staging.ready()
-        pointer = host.data_ptr()
-        if buffer.dtype is torch.float32:
-            label = f"comm_hook: bucket {bucket.index()} of {len(bucket.parameters())} gradients"
-            handle = compressor.all_reduce(self._group, key, pointer, host.numel(), label)
-        else:
-            # Divided before they are added, as torch does it: sums of fp16 overflow.
-            handle = self._group.all_reduce(
-                pointer,
-                pointer,
-                host.shape,
-                dtype_code(buffer.dtype),
-                PREMUL_SUM,
-                1 / self._group.size,
-                _DEFAULT,
-                True,
-            )
+        label = f"comm_hook: bucket {bucket.index()} of {len(bucket.parameters())} gradients"
+        arrival = _core.Arrival() if staging.is_late else None
+        handle = compressor.all_reduce(
+            self._group, key, host.data_ptr(), host.numel(), dtype_code(buffer.dtype), label, arrival
+        )
+        if arrival is not None:
+            arrivals.expect(arrival, staging, host, self._group)
         if bucket.is_last():
             self._steps.count(self._step_bytes, Told(self._group, self._steps.seconds_computed()))
             self._step_bytes = 0

@@ -17,9 +17,9 @@ _storing: dict[torch.device, torch.cuda.Stream] = {}
 class CudaStaging:
     """Copies of one operation between a device and pinned host memory.
 
-    The host waits for the copies from the device (the core may only send what has arrived), never for those
-    to the device. Pinned buffers come from torch's caching allocator, which does not hand one out again while
-    a stream still uses it.
+    A thread of the host waits for the copies from the device (the core may only send what has arrived), none
+    for those to the device. Pinned buffers come from torch's caching allocator, which does not hand one out
+    again while a stream still uses it.
     """
 
     __slots__ = ("_asked", "_loaded", "_stored", "_stores", "device")
@@ -65,9 +65,11 @@ class CudaStaging:
         return host
 
     def wait_loaded(self) -> None:
-        """Block until the values are in host memory; releases the GIL."""
+        """Block until the values are in host memory; any thread; releases the GIL."""
         if self._loaded is not None:
-            self._loaded.synchronize()
+            # Else a thread that has never used this device would get memory on the first one.
+            with torch.cuda.device(self.device):
+                self._loaded.synchronize()
 
     def store(self) -> None:
         """Enqueue the copies of the results to the device."""

@@ -55,7 +55,7 @@ class Gathers(Calls):
         staging = Staging("all_gather")
         host = staging.read(_apart(source, outputs, self._rank))
         targets = [staging.write(output) for output in outputs]
-        staging.ready()
+        arrival = self._arrival(staging, opts.asyncOp)
         self._sequence += 1
         handle = self._group.all_gather(
             host.data_ptr(),
@@ -66,8 +66,9 @@ class Gathers(Calls):
             self._seconds(opts),
             opts.asyncOp,
             [output.shape for output in outputs],
+            arrival,
         )
-        return self._end((handle,), outputs, staging, (host, targets))
+        return self._end((handle,), outputs, staging, (host, targets), arrival)
 
     def allgather_coalesced(
         self,
@@ -131,7 +132,7 @@ class Gathers(Calls):
             if _overlap(tensor, output):
                 tensor = _apart(tensor, list(output.flatten().chunk(self._size)), self._rank)
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
-        staging.ready()
+        arrival = self._arrival(staging, is_async and len(hosts) == 1)
         self._sequence += 1
         handles = [
             self._group.all_gather(
@@ -143,12 +144,13 @@ class Gathers(Calls):
                 seconds,
                 start_async,
                 [shape],
+                arrival,
             )
             for source, target, dtype, shape in hosts
         ]
         if not start_async:
             return self._end(handles, outputs, staging)
-        return self._end_coalesced(handles, outputs, staging, hosts, is_async)
+        return self._end_coalesced(handles, outputs, staging, hosts, is_async, arrival)
 
     # Names before torch 2.13.
     _allgather_base = all_gather_single

@@ -71,13 +71,13 @@ class Reductions(Calls):
         op, factor = reduction(opts.reduceOp)
         staging = Staging("all_reduce")
         host = staging.update(tensor)
-        staging.ready()
+        arrival = self._arrival(staging, opts.asyncOp)
         self._sequence += 1
         pointer = host.data_ptr()
         handle = self._group.all_reduce(
-            pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp
+            pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp, arrival
         )
-        return self._keep(self._end((handle,), [tensor], staging, host), tensor)
+        return self._keep(self._end((handle,), [tensor], staging, host, arrival), tensor)
 
     def _keep(self, work: Work, tensor: Tensor) -> Work:
         """Keep the Work of a single number for a while.
@@ -148,7 +148,7 @@ class Reductions(Calls):
         staging = Staging("reduce_scatter")
         hosts = [staging.read(tensor) for tensor in inputs]
         target = staging.write(output)
-        staging.ready()
+        arrival = self._arrival(staging, opts.asyncOp)
         self._sequence += 1
         handle = self._group.reduce_scatter(
             [host.data_ptr() for host in hosts],
@@ -160,8 +160,9 @@ class Reductions(Calls):
             self._seconds(opts),
             opts.asyncOp,
             [tensor.shape for tensor in inputs],
+            arrival,
         )
-        return self._end((handle,), output_tensors, staging, (hosts, target))
+        return self._end((handle,), output_tensors, staging, (hosts, target), arrival)
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = _REDUCE_SCATTER
@@ -192,7 +193,7 @@ class Reductions(Calls):
                 )
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         check_defined(op, (dtype for _, _, dtype, _ in hosts), "reduce_scatter")
-        staging.ready()
+        arrival = self._arrival(staging, is_async and len(hosts) == 1)
         self._sequence += 1
         handles = [
             self._group.reduce_scatter(
@@ -205,12 +206,13 @@ class Reductions(Calls):
                 seconds,
                 start_async,
                 [shape],
+                arrival,
             )
             for source, target, dtype, shape in hosts
         ]
         if not start_async:
             return self._end(handles, outputs, staging)
-        return self._end_coalesced(handles, outputs, staging, hosts, is_async)
+        return self._end_coalesced(handles, outputs, staging, hosts, is_async, arrival)
 
     # Names before torch 2.13.
     _reduce_scatter_base = reduce_scatter_single

@@ -139,6 +139,11 @@ class Staging:
             self._cuda.wait_loaded()
 
     @property
+    def is_late(self) -> bool:
+        """Whether values are still on their way from a device, so that `ready` may block."""
+        return self._cuda is not None
+
+    @property
     def is_needed(self) -> bool:
         """Whether any tensor is not the core's own memory."""
         return bool(self._copies) or self._cuda is not None

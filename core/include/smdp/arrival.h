@@ -1,0 +1,35 @@
+// Values that are still on their way, e.g. from a device to host memory, when an operation is asked for that needs
+// them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "smdp/export.h"
+
+namespace smdp {
+
+// The operation takes its place in the order of calls at once, waits there for the values, and no time counts against
+// its deadline before. One arrival may be that of several operations of a
+// group.
+// Thread-safe.
+class SMDP_API Arrival : public std::enable_shared_from_this<Arrival> {
+ public:
+  // The values are in place. Once. Their memory must still be there, whether the operations have failed or not.
+  void arrive();
+  bool is_there() const { return is_there_.load(std::memory_order_acquire); }
+
+  // For whoever runs the operations: what is done to the values first, by arrive() or at once, and whom arrive() wakes.
+  void prepare_by(std::function<void()> function);
+  void wake_by(std::function<void()> function);
+
+ private:
+  std::atomic<bool> is_there_{false};
+  std::mutex mutex_;
+  std::function<void()> prepare_;  // guarded by mutex_, as below
+  std::function<void()> wake_;
+};
+
+}  // namespace smdp
