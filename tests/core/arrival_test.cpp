@@ -67,6 +67,26 @@ TEST_P(Arrivals, ValuesComeFromAnotherThreadWhileOtherOperationsWait) {
   });
 }
 
+TEST_P(Arrivals, OneMayBeThatOfSeveralMeans) {
+  run(GetParam(), [](Group& group) {
+    GradientCompressor compressor({});
+    std::vector<std::vector<float>> buffers(2, std::vector<float>(10));
+    const auto arrival = std::make_shared<Arrival>();
+    std::vector<Group::Handle> handles;
+    for (std::size_t key = 0; key < 2; ++key) {
+      handles.push_back(compressor.all_reduce(group, key, buffers[key].data(), 10, DType::kFloat32, later(arrival)));
+    }
+    for (auto& buffer : buffers) buffer.assign(10, 4.0F);
+    arrival->arrive();
+    arrival->arrive();  // the second does nothing
+    for (const auto& handle : handles) handle->wait();
+    EXPECT_EQ(buffers, std::vector<std::vector<float>>(2, std::vector<float>(10, 4.0F)));
+    EXPECT_THROW(
+        group.send({buffers[0].data(), 1}, DType::kFloat32, (group.rank() + 1) % group.size(), 0, later(arrival)),
+        InvalidArgument);
+  });
+}
+
 TEST_P(Arrivals, NoTimeCountsBefore) {
   GroupOptions options = quick_options();
   options.timeout = milliseconds(600);
@@ -77,10 +97,14 @@ TEST_P(Arrivals, NoTimeCountsBefore) {
         const auto arrival = std::make_shared<Arrival>();
         const auto sum =
             group.all_reduce(value.data(), value.data(), Shape{10}, DType::kFloat64, ReduceOp::kMax, 1, later(arrival));
+        Call call;
+        call.async = true;
+        const auto behind = group.barrier(call);
         std::this_thread::sleep_for(milliseconds(1200));
         EXPECT_FALSE(sum->done());
         arrival->arrive();
         sum->wait();
+        behind->wait();
         EXPECT_EQ(value, std::vector<double>(10, 2.0));
       },
       options);

@@ -6,18 +6,19 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "smdp/export.h"
 
 namespace smdp {
 
 // The operation takes its place in the order of calls at once, waits there for the values, and no time counts against
-// its deadline before. One arrival may be that of several operations of a
-// group.
+// its deadline, or those of operations behind it, before. One arrival may be that of several operations of a group.
 // Thread-safe.
 class SMDP_API Arrival : public std::enable_shared_from_this<Arrival> {
  public:
-  // The values are in place. Once. Their memory must still be there, whether the operations have failed or not.
+  // The values are in place. Their memory must still be there, whether the operations have failed or not. Later calls
+  // do nothing.
   void arrive();
   bool is_there() const { return is_there_.load(std::memory_order_acquire); }
 
@@ -28,7 +29,7 @@ class SMDP_API Arrival : public std::enable_shared_from_this<Arrival> {
  private:
   std::atomic<bool> is_there_{false};
   std::mutex mutex_;
-  std::function<void()> prepare_;  // guarded by mutex_, as below
+  std::vector<std::function<void()>> prepare_;  // guarded by mutex_, as below
   std::function<void()> wake_;
 };
 

@@ -87,8 +87,8 @@ using Shapes = std::vector<std::vector<std::int64_t>>;
 struct Call {
   std::optional<std::chrono::milliseconds> timeout;  // default: the group's
   bool async = false;                                // return before it is done
-  std::shared_ptr<Arrival> arrival;    // what the call reads comes later; collectives only. Null: is there
-  std::function<std::string()> label;  // what the data is, for messages; may be empty. Any thread
+  std::shared_ptr<Arrival> arrival;                  // what a collective reads comes later; null: is there
+  std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;
 };

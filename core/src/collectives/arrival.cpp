@@ -8,7 +8,9 @@ void Arrival::arrive() {
   std::function<void()> wake;
   {
     const std::lock_guard lock(mutex_);
-    if (prepare_) prepare_();
+    if (is_there()) return;
+    for (const auto& prepare : prepare_) prepare();
+    prepare_.clear();
     is_there_.store(true, std::memory_order_release);
     wake = wake_;
   }
@@ -17,7 +19,7 @@ void Arrival::arrive() {
 
 void Arrival::prepare_by(std::function<void()> function) {
   const std::lock_guard lock(mutex_);
-  is_there() ? function() : std::swap(prepare_, function);
+  is_there() ? function() : prepare_.push_back(std::move(function));
 }
 
 void Arrival::wake_by(std::function<void()> function) {

@@ -21,12 +21,6 @@
 namespace smdp {
 namespace {
 
-Task once_there(std::shared_ptr<Arrival> arrival, Engine::Body body, Context& context) {
-  co_await until(-1, [&arrival] { return arrival->is_there(); });
-  Task task = body(context);
-  co_await task;
-}
-
 // Once in a process, by rank 0, and not of a part of the world, where what is set for the world may not apply.
 void warn_of_idle_algorithm(const Planner& planner, const Members& members) {
   static std::atomic<bool> is_told{false};
@@ -110,21 +104,14 @@ void Engine::check_usable() const {
 Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call,
                                  std::function<bool()> is_open) {
   check_usable();
-  if (call.arrival) {
-    call.arrival->wake_by([progress = progress_] { progress->wake(); });
-    is_open = [arrival = call.arrival, is_open = std::move(is_open)] {
-      return !arrival->is_there() || (is_open && is_open());
-    };
-    body = [arrival = call.arrival, body = std::move(body)](Context& context) {
-      return once_there(arrival, body, context);
-    };
-  }
+  if (call.arrival) call.arrival->wake_by([progress = progress_] { progress->wake(); });
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
   collective->bytes = bytes;
   collective->label = call.label;
   collective->is_open = std::move(is_open);
-  collective->was_open = static_cast<bool>(collective->is_open);
+  collective->arrival = call.arrival;
+  collective->was_open = collective->arrival || collective->is_open;
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   collective->deadline = Clock::now() + collective->timeout;
@@ -183,6 +170,10 @@ Task Engine::run(Collective& collective) {
   board_.enter(collective.fingerprint);
   for (const auto& link : links_) {
     if (link) link->enter(collective.fingerprint);
+  }
+  if (collective.arrival) {
+    co_await until(-1, [&collective] { return collective.arrival->is_there(); });
+    collective.began = Clock::now();  // before, it was the device's time
   }
   context_.algorithm = "";
   Task body = collective.body(context_);

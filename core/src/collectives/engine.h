@@ -91,6 +91,7 @@ class Engine final : public Progress::Client {
     std::size_t bytes;
     std::function<std::string()> label;
     std::function<bool()> is_open;
+    std::shared_ptr<Arrival> arrival;
     Body body;
     std::shared_ptr<Operation> handle = std::make_shared<Operation>();
     Scheduler scheduler;
@@ -103,9 +104,14 @@ class Engine final : public Progress::Client {
     Clock::time_point next_stall;  // when to ask for the next line about a stall, or to write it
     bool is_stall_inquired = false;
     bool was_open = false;  // when it was looked at last
+    std::optional<Clock::time_point> next_late_line;
 
     // E.g. "all_reduce #12 float32[512] SUM (gradients 'a' to 'b')".
     std::string describe() const;
+    // This rank's values have not left their device.
+    bool is_late() const { return arrival && !arrival->is_there(); }
+    // This rank has not given all it has to.
+    bool waits_for_this_rank() const { return is_late() || (is_open && is_open()); }
     // A rank that it waits for; -1: none in particular.
     int awaited() const;
     Clock::time_point next_look() const { return std::min({next_inquiry, next_stall, deadline}); }
@@ -124,6 +130,7 @@ class Engine final : public Progress::Client {
   bool is_patient(const Collective& collective) const { return collective.timeout >= options_.timeout; }
   void check_inquiry(Collective& collective, Clock::time_point now);
   void check_stall(Collective& collective, Clock::time_point now);
+  void check_late(Collective& collective, Clock::time_point now);
   // Counts and traces an operation that has ended.
   void record(const Collective& collective) const;
   // When to ask who is late, so that the answer is there at the deadline.
@@ -139,7 +146,9 @@ class Engine final : public Progress::Client {
 
   // First error wins. Any thread.
   void fail(std::exception_ptr error, Tell whom);
-  void fail_everything();  // progress thread
+  // Progress thread, both.
+  void tell_failure();
+  void fail_everything();
   void on_abort(const Failure& failure);
   void on_left(int rank, const std::string& reason);
   void on_broken(int rank, const std::string& reason);
@@ -188,6 +197,7 @@ class Engine final : public Progress::Client {
   std::deque<std::unique_ptr<Collective>> queue_;
   Fingerprint last_;  // of the running or last collective
   std::exception_ptr error_;
+  std::optional<Failure> untold_;    // error_, while the other ranks are still to hear of it
   bool removed_ = false;             // shutdown() was called
   std::map<int, std::string> left_;  // ranks that left, and why
   std::map<int, std::exception_ptr> dead_;

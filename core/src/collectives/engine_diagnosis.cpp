@@ -56,6 +56,16 @@ void Engine::check_stall(Collective& collective, Clock::time_point now) {
                               " and goes on: " + verdict_for(collective.awaited()) + ".");
 }
 
+void Engine::check_late(Collective& collective, Clock::time_point now) {
+  if (!collective.is_late() || options_.stall_time.count() == 0) return;
+  if (!collective.next_late_line) collective.next_late_line = collective.began + options_.stall_time;
+  if (now < *collective.next_late_line) return;
+  const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.began);
+  collective.next_late_line = now + waited;
+  log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has waited " + seconds(waited) +
+                              " for values of this rank, which have not left their device.");
+}
+
 std::string Engine::in_flight() const {
   const std::lock_guard lock(mutex_);
   if (last_.kind == OpKind::kNone) return "No operation was in flight.";

@@ -38,8 +38,10 @@ bool Engine::check(Collective& collective) {
     if (check_departed(collective)) return true;
   }
   const auto now = Clock::now();
-  if (collective.is_open && (collective.is_open() || collective.was_open)) {
-    collective.was_open = collective.is_open();
+  const bool is_open = collective.waits_for_this_rank();
+  if (is_open || collective.was_open) {
+    check_late(collective, now);
+    collective.was_open = is_open;
     collective.since = now;
     collective.deadline = now + collective.timeout;
     set_looks(collective);
@@ -64,10 +66,13 @@ void Engine::check_queue(Clock::time_point now) {
     const std::lock_guard lock(mutex_);
     if (error_) return;
     running = last_;
+    bool is_behind_late = active_ && active_->is_late();
     for (std::size_t i = 0; i < queue_.size() && !overdue; ++i) {
       Collective& queued = *queue_[i];
-      if (queued.is_open && (queued.is_open() || queued.was_open)) {
-        queued.was_open = queued.is_open();
+      const bool is_open = is_behind_late || queued.waits_for_this_rank();
+      is_behind_late = is_behind_late || queued.is_late();
+      if (is_open || queued.was_open) {
+        queued.was_open = is_open;
         queued.deadline = now + queued.timeout;
         queued.next_inquiry = inquiry_time(queued.deadline, queued.timeout);
       }
@@ -166,14 +171,26 @@ void Engine::fail(std::exception_ptr error, Tell whom) {
     for (const int rank : failure.lost) dead_.try_emplace(rank, error);
     if (error_) return;
     error_ = std::move(error);
+    if (whom != Tell::kNobody) untold_ = std::move(failure);
     stop_.store(true);
   }
   wake_caller();
-  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), failure = std::move(failure), whom] {
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_)] {
     if (alive.expired() || !control_) return;
-    if (whom != Tell::kNobody) control_->abort(failure);
+    tell_failure();
     fail_everything();
   });
+}
+
+// Whoever comes first: a program that has seen the error may shut down before the thread that failed has asked for
+// this.
+void Engine::tell_failure() {
+  std::optional<Failure> failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure.swap(untold_);
+  }
+  if (failure) control_->abort(*failure);
 }
 
 void Engine::fail_everything() {
@@ -283,6 +300,7 @@ void Engine::shutdown(const std::string& reason) {
   }
   wake_caller();
   progress_->run([&] {
+    tell_failure();
     fail_everything();
     control_->leave(reason);
     control_.reset();

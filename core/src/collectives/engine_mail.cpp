@@ -69,6 +69,7 @@ Group::Handle Engine::mail(Mailbox::Request request, bool is_send) {
 }
 
 Group::Handle Engine::mail_until(Mailbox::Request request, const Call& call, bool is_send) {
+  if (call.arrival) throw InvalidArgument(members_.prefix() + "send and recv take no values that come later.");
   request.timeout = call.timeout.value_or(options_.timeout);
   request.deadline = Clock::now() + request.timeout;
   const Group::Handle handle = mail(std::move(request), is_send);

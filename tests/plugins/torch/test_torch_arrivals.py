@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -120,15 +123,78 @@ def test_backward_goes_on_while_buckets_are_on_their_way(hosts: list[int] | None
     run(check_backward, hosts=hosts)
 
 
+def check_memory() -> None:
+    """Of an operation that has failed: copies may still write there."""
+    with late_values() as staging:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        held = weakref.ref(work._keep)
+        dist.group.WORLD.core.abort("in the middle")
+        with pytest.raises(smdp.SmdpError, match="in the middle"):
+            work.wait()
+        del work
+        gc.collect()
+        assert held() is not None
+        staging.gate.set()
+        deadline = time.monotonic() + 10
+        while held() is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_memory_is_held_until_copies_are_over() -> None:
+    run(check_memory, 1)
+
+
+def check_dropped() -> None:
+    with late_values() as staging:
+        dist.all_reduce(
+            total := torch.full((3,), dist.get_rank() + 1.0), async_op=True
+        )  # its Work is dropped
+        gc.collect()
+        staging.gate.set()
+        deadline = time.monotonic() + 10
+        while total.tolist() != [3.0] * 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_work_may_be_dropped() -> None:
+    run(check_dropped)
+
+
+def check_steps() -> None:
+    """What a device computes is computing, not communication, also where its backward is only launched."""
+    with late_values() as staging:
+        staging.gate.set()
+        ddp = DistributedDataParallel(nn.Linear(10, 10))
+        ddp.register_comm_hook(None, comm_hook("none"))
+        for _ in range(4):
+            loss = ddp(torch.ones(2, 10)).sum()
+            staging.gate.clear()
+            timer = threading.Timer(0.2 + 0.2 * dist.get_rank(), staging.gate.set)
+            timer.start()
+            loss.backward()
+    stats = smdp.stats()
+    assert stats["steps"] == 4
+    assert 3 * 0.15 < stats["rank_seconds"][0] < stats["rank_seconds"][1], stats
+    assert stats["slowest_rank"] == 1
+    # Rank 0 waits for rank 1, not for its own device.
+    assert stats["exposed_seconds"] < (1.4 if dist.get_rank() == 0 else 0.6), stats
+
+
+def test_a_device_that_computes_is_no_slow_network() -> None:
+    run(check_steps)
+
+
 def check_failed_copy() -> None:
     with late_values() as staging:
         staging.gate.set()
         if dist.get_rank() == 1:
             staging.error = RuntimeError("CUDA error: an illegal memory access was encountered")
         begin = time.monotonic()
-        work = dist.all_reduce(torch.ones(3), async_op=True)
-        with pytest.raises(smdp.SmdpError, match=r"rank 1.*have not arrived from their device: CUDA error"):
-            work.wait()
+        with pytest.raises(smdp.SmdpError, match=r"have not arrived from their device: CUDA error") as found:
+            dist.all_reduce(torch.ones(3), async_op=True).wait()
+        assert "rank 1 of 2" in str(found.value)
         assert time.monotonic() - begin < 5
 
 

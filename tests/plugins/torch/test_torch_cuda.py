@@ -67,6 +67,21 @@ def polled_and_dropped() -> None:
     assert (future.wait()[0] == 3).all()
 
 
+def returns_at_once() -> None:
+    """Before the kernels that make its values have run."""
+    device = take_device()
+    tensor = late(device)
+    torch.cuda.synchronize()
+    for _ in range(2000):
+        tensor = tensor @ torch.eye(1000, device=device)
+    work = dist.all_reduce(tensor, async_op=True)
+    is_done = work.is_completed()
+    is_computed = torch.cuda.current_stream().query()
+    work.wait()
+    assert (tensor == 3).all()
+    assert not is_done and not is_computed
+
+
 def odd_tensors() -> None:
     device = take_device()
     gathered = [torch.empty(3, 2, device=device).t() for _ in range(2)]
@@ -155,7 +170,8 @@ def batch_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [all_reduces, polled_and_dropped, odd_tensors, captured, training, batch_norm]
+    "function",
+    [all_reduces, polled_and_dropped, returns_at_once, odd_tensors, captured, training, batch_norm],
 )
 def test_cuda(function: Callable[[], None]) -> None:
     run(function, 2)

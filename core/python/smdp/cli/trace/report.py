@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,14 +155,16 @@ def _leading(arrivals: Mapping[_Step, Mapping[int, float]]) -> list[str]:
     for (group, _), ranks in arrivals.items():
         times[group] += ranks.values()
     leading: list[str] = []
-    end = -math.inf
-    for group in sorted(times, key=lambda group: min(times[group])):
-        if min(times[group]) > end:
+    for group in sorted(times, key=lambda group: -len(times[group])):
+        if not any(_overlap(times[group], times[other]) for other in leading):
             leading.append(group)
-        elif len(times[group]) > len(times[leading[-1]]):
-            leading[-1] = group
-        end = max(end, *times[group])
     return leading
+
+
+def _overlap(some: list[float], others: list[float]) -> bool:
+    """Tell whether most of the shorter stretch of time lies in the other."""
+    common = min(max(some), max(others)) - max(min(some), min(others))
+    return common > min(max(some) - min(some), max(others) - min(others)) / 2
 
 
 def _operations(traces: list[Trace]) -> list[Operation]:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 from torch.distributed import Work
 
-from smdp import _core
 from smdp.torch import arrivals
 from smdp.torch.tensors import Staging
 from smdp.torch.work import COMPLETED, HandleWork, seconds_of
 
 if TYPE_CHECKING:
-    from smdp._core import Group, Handle
+    from smdp._core import Arrival, Group, Handle
 
 
 class Options(Protocol):
@@ -52,13 +51,10 @@ class Calls:
         # torch says -1 ms where the caller gave no timeout.
         return self._timeout_s if timeout.days < 0 else seconds_of(timeout)
 
-    def _arrival(self, staging: Staging, is_async: bool) -> _core.Arrival | None:
-        """Give what an operation is to wait for; None where its values are there.
-
-        Pass it to the operation, and to `_end`.
-        """
+    def _arrival(self, staging: Staging, keep: object, is_async: bool) -> Arrival | None:
+        """Give what the operations that are started next wait for; None where their values are there."""
         if is_async and staging.is_late:
-            return _core.Arrival()
+            return arrivals.expect(staging, keep, self._group)
         staging.ready()
         return None
 
@@ -68,11 +64,8 @@ class Calls:
         tensors: list[Tensor],
         staging: Staging,
         keep: object = None,
-        arrival: _core.Arrival | None = None,
     ) -> Work:
         """Give the Work of operations that were started, or have already ended (handles of None)."""
-        if arrival is not None:
-            arrivals.expect(arrival, staging, keep, self._group)
         pending = [handle for handle in handles if handle is not None]
         if pending:
             return HandleWork(pending, tensors, keep, staging if staging.is_needed else None)
@@ -88,12 +81,11 @@ class Calls:
         staging: Staging,
         keep: object,
         is_async: bool,
-        arrival: _core.Arrival | None = None,
     ) -> Work:
         """Give the Work of several operations started asynchronously; wait for them unless `is_async`."""
         if not handles:
             return COMPLETED
-        work = self._end(handles, tensors, staging, keep, arrival)
+        work = self._end(handles, tensors, staging, keep)
         if is_async:
             return work
         work.wait()

@@ -1,16 +1,21 @@
 """The thread that waits until values have come from a device: who asked for the operation has more to do.
 
-It waits in the order in which the copies were enqueued, and does so outside the GIL.
+It waits in the order in which the copies were enqueued, and outside of the GIL.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import queue
 import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from smdp import _core
 
 if TYPE_CHECKING:
     from smdp._core import Arrival, Group
@@ -19,44 +24,54 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("smdp.torch")
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
+_last_ns = 0
 
 
 class _Awaited:
     """Values on their way. Holds their memory: the operation may have failed before they come."""
 
-    __slots__ = ("arrival", "group", "keep", "staging")
+    __slots__ = ("arrival", "before", "group", "keep", "staging")
 
-    def __init__(self, arrival: Arrival, staging: Staging, keep: object, group: Group) -> None:
-        self.arrival = arrival
+    def __init__(
+        self, staging: Staging, keep: object, group: Group, before: Callable[[], None] | None
+    ) -> None:
+        self.arrival: Arrival = _core.Arrival()
         self.staging = staging
         self.keep = keep
         self.group = group
+        self.before = before
 
     def wait(self) -> None:
-        """Wait for them. Where they do not come, all ranks are told why."""
-        try:
-            self.staging.ready()
-        except Exception as error:
-            _logger.exception("values have not arrived from their device")
-            self.group.abort(f"values of this rank have not arrived from their device: {error}")
-            return
+        global _last_ns
+        self.staging.ready()
+        _last_ns = time.monotonic_ns()
+        if self.before is not None:
+            self.before()
         self.arrival.arrive()
 
 
 _queue: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
+_inherited: list[object] = []
 
 
-def expect(arrival: Arrival, staging: Staging, keep: object, group: Group) -> None:
-    """Have `arrival.arrive()` called once the copies that `staging` has begun are over.
+def expect(staging: Staging, keep: object, group: Group, before: Callable[[], None] | None = None) -> Arrival:
+    """Give what operations that read staged values are to wait for; to be asked for before they are started.
 
     Args:
-        arrival: What an operation that has been started waits for.
-        staging: The copies.
+        staging: The copies, which have begun.
         keep: Every tensor that they fill.
-        group: Closed on all ranks if a copy fails.
+        group: That of the operations; closed on all ranks if a copy fails.
+        before: Called when the values are there, before the operations hear of it. Another thread calls it.
     """
     _start()
-    _queue.put(_Awaited(arrival, staging, keep, group))
+    awaited = _Awaited(staging, keep, group, before)
+    _queue.put(awaited)
+    return awaited.arrival
+
+
+def last_ns() -> int:
+    """Say when values came last, by `time.monotonic_ns`; 0: none have."""
+    return _last_ns
 
 
 def _start() -> None:
@@ -65,13 +80,22 @@ def _start() -> None:
         return
     with _lock:
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="smdp-arrivals", daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_run, name="smdp-arrivals", daemon=True)
+            thread.start()
+            _thread = thread
 
 
 def _run() -> None:
+    has_failed = False
     while (awaited := _queue.get()) is not None:
-        awaited.wait()
+        try:
+            awaited.wait()
+        except Exception as error:
+            with contextlib.suppress(Exception):  # it is closed
+                awaited.group.abort(f"values of this rank have not arrived from their device: {error}")
+            if not has_failed:  # what fails once on a device does so from then on
+                _logger.exception("values have not arrived from their device")
+            has_failed = True
         del awaited  # holds tensors
 
 
@@ -84,9 +108,11 @@ def _stop() -> None:
 
 def _forget() -> None:
     """Start anew in a forked child, which has no such thread."""
-    global _thread, _queue
+    global _thread, _queue, _lock
+    _inherited.append(_queue)  # what it holds of a device must not end in this process
     _thread = None
     _queue = queue.SimpleQueue()
+    _lock = threading.Lock()
 
 
 atexit.register(_stop)

@@ -66,14 +66,22 @@ class CommHook:
         staging = Staging("comm_hook")
         host = staging.update(buffer)
         label = f"comm_hook: bucket {bucket.index()} of {len(bucket.parameters())} gradients"
-        arrival = _core.Arrival() if staging.is_late else None
+        told = Told(self._group) if bucket.is_last() else None
+
+        def tell() -> None:
+            if told is not None:
+                told.set(self._steps.seconds_computed())
+
+        # Of values that come later this rank's computing ends when they do.
+        arrival = arrivals.expect(staging, host, self._group, tell) if staging.is_late else None
+        if arrival is None:
+            tell()
         handle = compressor.all_reduce(
             self._group, key, host.data_ptr(), host.numel(), dtype_code(buffer.dtype), label, arrival
         )
-        if arrival is not None:
-            arrivals.expect(arrival, staging, host, self._group)
-        if bucket.is_last():
-            self._steps.count(self._step_bytes, Told(self._group, self._steps.seconds_computed()))
+        if told is not None:
+            told.start(arrival)
+            self._steps.count(self._step_bytes, told)
             self._step_bytes = 0
         work = HandleWork((handle,), [buffer], host, staging if staging.is_needed else None)
         done: Future[list[Tensor]] = work.get_future()

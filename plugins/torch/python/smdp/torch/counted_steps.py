@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from smdp import _core
+from smdp.torch import arrivals
 from smdp.torch.tensors import DTYPES, REDUCTIONS
 from smdp.torch.work import HandleWork
 
@@ -25,16 +26,22 @@ class Told:
 
     Args:
         group: Which averages the gradients.
-        seconds: This rank's.
     """
 
-    def __init__(self, group: _core.Group, seconds: float) -> None:
+    def __init__(self, group: _core.Group) -> None:
         self._group = group
         self._seconds = torch.zeros(group.size, dtype=torch.float64)
-        self._seconds[group.rank] = seconds
+
+    def set(self, seconds: float) -> None:
+        """Take this rank's, before what `start` waits for arrives."""
+        self._seconds[self._group.rank] = seconds
+
+    def start(self, arrival: _core.Arrival | None) -> None:
+        """Start to tell, when `arrival` has come; None: at once. Collective."""
         pointer = self._seconds.data_ptr()
         shape = self._seconds.shape
-        handle = group.all_reduce(pointer, pointer, shape, DTYPES[torch.float64], _MAX, 1.0, _DEFAULT, True)
+        dtype = DTYPES[torch.float64]
+        handle = self._group.all_reduce(pointer, pointer, shape, dtype, _MAX, 1.0, _DEFAULT, True, arrival)
         self._work = HandleWork((handle,), [self._seconds], self._seconds)
 
     def seconds(self) -> list[float]:
@@ -94,6 +101,8 @@ class CountedSteps:
     def _end(self, size: int, told: Told | None, begin: int) -> None:
         seconds = [] if told is None else told.seconds()
         end = time.monotonic_ns()
+        # A device computes until its last values come.
+        begin = max(begin, arrivals.last_ns())
         _core.count_reduced_step(self._name, self._number, size, self._last_end, begin, end, seconds)
         self._number += 1
         self._last_end = end

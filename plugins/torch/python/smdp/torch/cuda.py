@@ -56,7 +56,9 @@ class CudaStaging:
                 with torch.cuda.stream(stream):
                     # Resolved on the device: torch conjugates what it copies before it has arrived.
                     host.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=True)
-                    self._loaded = stream.record_event()
+                    # One that lets the thread which waits for it sleep.
+                    self._loaded = torch.cuda.Event(blocking=True)
+                    self._loaded.record(stream)
             if store:
                 # What the current stream does with `tensor` comes before the results.
                 self._asked = current.record_event()

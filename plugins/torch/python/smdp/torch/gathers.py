@@ -55,7 +55,7 @@ class Gathers(Calls):
         staging = Staging("all_gather")
         host = staging.read(_apart(source, outputs, self._rank))
         targets = [staging.write(output) for output in outputs]
-        arrival = self._arrival(staging, opts.asyncOp)
+        arrival = self._arrival(staging, (host, targets), opts.asyncOp)
         self._sequence += 1
         handle = self._group.all_gather(
             host.data_ptr(),
@@ -68,7 +68,7 @@ class Gathers(Calls):
             [output.shape for output in outputs],
             arrival,
         )
-        return self._end((handle,), outputs, staging, (host, targets), arrival)
+        return self._end((handle,), outputs, staging, (host, targets))
 
     def allgather_coalesced(
         self,
@@ -91,7 +91,7 @@ class Gathers(Calls):
             shapes = [output.shape for output in outputs]
             source = _apart(source, outputs, self._rank)
             calls.append((staging.read(source), [staging.write(output) for output in outputs], dtype, shapes))
-        staging.ready()
+        arrival = self._arrival(staging, calls, opts.asyncOp)
         self._sequence += 1
         handles = [
             self._group.all_gather(
@@ -103,6 +103,7 @@ class Gathers(Calls):
                 seconds,
                 True,
                 shapes,
+                arrival,
             )
             for host, targets, dtype, shapes in calls
         ]
@@ -132,7 +133,7 @@ class Gathers(Calls):
             if _overlap(tensor, output):
                 tensor = _apart(tensor, list(output.flatten().chunk(self._size)), self._rank)
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
-        arrival = self._arrival(staging, is_async and len(hosts) == 1)
+        arrival = self._arrival(staging, hosts, is_async)
         self._sequence += 1
         handles = [
             self._group.all_gather(
@@ -150,7 +151,7 @@ class Gathers(Calls):
         ]
         if not start_async:
             return self._end(handles, outputs, staging)
-        return self._end_coalesced(handles, outputs, staging, hosts, is_async, arrival)
+        return self._end_coalesced(handles, outputs, staging, hosts, is_async)
 
     # Names before torch 2.13.
     _allgather_base = all_gather_single

@@ -71,13 +71,13 @@ class Reductions(Calls):
         op, factor = reduction(opts.reduceOp)
         staging = Staging("all_reduce")
         host = staging.update(tensor)
-        arrival = self._arrival(staging, opts.asyncOp)
+        arrival = self._arrival(staging, host, opts.asyncOp)
         self._sequence += 1
         pointer = host.data_ptr()
         handle = self._group.all_reduce(
             pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp, arrival
         )
-        return self._keep(self._end((handle,), [tensor], staging, host, arrival), tensor)
+        return self._keep(self._end((handle,), [tensor], staging, host), tensor)
 
     def _keep(self, work: Work, tensor: Tensor) -> Work:
         """Keep the Work of a single number for a while.
@@ -99,11 +99,11 @@ class Reductions(Calls):
         check_defined(op, dtypes, "all_reduce_coalesced")
         staging = Staging("all_reduce_coalesced")
         hosts = [staging.update(tensor) for tensor in tensors]
-        staging.ready()
+        arrival = self._arrival(staging, hosts, opts.asyncOp)
         self._sequence += 1
         handles = [
             self._group.all_reduce(
-                host.data_ptr(), host.data_ptr(), host.shape, dtype, op, factor, seconds, True
+                host.data_ptr(), host.data_ptr(), host.shape, dtype, op, factor, seconds, True, arrival
             )
             for host, dtype in zip(hosts, dtypes, strict=True)
         ]
@@ -148,7 +148,7 @@ class Reductions(Calls):
         staging = Staging("reduce_scatter")
         hosts = [staging.read(tensor) for tensor in inputs]
         target = staging.write(output)
-        arrival = self._arrival(staging, opts.asyncOp)
+        arrival = self._arrival(staging, (hosts, target), opts.asyncOp)
         self._sequence += 1
         handle = self._group.reduce_scatter(
             [host.data_ptr() for host in hosts],
@@ -162,7 +162,7 @@ class Reductions(Calls):
             [tensor.shape for tensor in inputs],
             arrival,
         )
-        return self._end((handle,), output_tensors, staging, (hosts, target), arrival)
+        return self._end((handle,), output_tensors, staging, (hosts, target))
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = _REDUCE_SCATTER
@@ -193,7 +193,7 @@ class Reductions(Calls):
                 )
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         check_defined(op, (dtype for _, _, dtype, _ in hosts), "reduce_scatter")
-        arrival = self._arrival(staging, is_async and len(hosts) == 1)
+        arrival = self._arrival(staging, hosts, is_async)
         self._sequence += 1
         handles = [
             self._group.reduce_scatter(
@@ -212,7 +212,7 @@ class Reductions(Calls):
         ]
         if not start_async:
             return self._end(handles, outputs, staging)
-        return self._end_coalesced(handles, outputs, staging, hosts, is_async, arrival)
+        return self._end_coalesced(handles, outputs, staging, hosts, is_async)
 
     # Names before torch 2.13.
     _reduce_scatter_base = reduce_scatter_single

@@ -108,7 +108,7 @@ def is_plain(tensor: Tensor) -> bool:
 class Staging:
     """Contiguous host tensors in place of those the core cannot work on, and the way back.
 
-    Call `ready` before the core starts reading and `finish` after it has ended. Not thread-safe.
+    Call `ready`, from any thread, before the core starts reading, and `finish` after it has ended.
 
     Args:
         call: Its name in errors.
