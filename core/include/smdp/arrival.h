@@ -14,7 +14,7 @@ namespace smdp {
 
 // The operation takes its place in the order of calls at once, waits there for the values, and no time counts against
 // its deadline, or those of operations behind it, before. One arrival may be that of several operations of a group.
-// Thread-safe.
+// Thread-safe; make it with std::make_shared.
 class SMDP_API Arrival : public std::enable_shared_from_this<Arrival> {
  public:
   // The values are in place. Their memory must still be there, whether the operations have failed or not. Later calls

@@ -64,7 +64,6 @@ class Opens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
         assert Opens.gate is not None
-        time.sleep(0.05)
         Opens.gate.set()
         return gradient
 

@@ -5,25 +5,22 @@ It waits in the order in which the copies were enqueued, and outside of the GIL.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from smdp import _core
+from smdp.torch.background_thread import BackgroundThread
 
 if TYPE_CHECKING:
     from smdp._core import Arrival, Group
     from smdp.torch.tensors import Staging
 
 _logger = logging.getLogger("smdp.torch")
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
 _last_ns = 0
 
 
@@ -42,6 +39,7 @@ class _Awaited:
         self.before = before
 
     def wait(self) -> None:
+        """Wait for them, and tell the operations."""
         global _last_ns
         self.staging.ready()
         _last_ns = time.monotonic_ns()
@@ -63,7 +61,7 @@ def expect(staging: Staging, keep: object, group: Group, before: Callable[[], No
         group: That of the operations; closed on all ranks if a copy fails.
         before: Called when the values are there, before the operations hear of it. Another thread calls it.
     """
-    _start()
+    _thread.start()
     awaited = _Awaited(staging, keep, group, before)
     _queue.put(awaited)
     return awaited.arrival
@@ -72,17 +70,6 @@ def expect(staging: Staging, keep: object, group: Group, before: Callable[[], No
 def last_ns() -> int:
     """Say when values came last, by `time.monotonic_ns`; 0: none have."""
     return _last_ns
-
-
-def _start() -> None:
-    global _thread
-    if _thread is not None:
-        return
-    with _lock:
-        if _thread is None:
-            thread = threading.Thread(target=_run, name="smdp-arrivals", daemon=True)
-            thread.start()
-            _thread = thread
 
 
 def _run() -> None:
@@ -99,21 +86,12 @@ def _run() -> None:
         del awaited  # holds tensors
 
 
-def _stop() -> None:
-    """End the thread before the interpreter: one that wakes up in a dying interpreter crashes it."""
-    if _thread is not None and _thread.is_alive():
-        _queue.put(None)
-        _thread.join(timeout=5.0)
-
-
 def _forget() -> None:
-    """Start anew in a forked child, which has no such thread."""
-    global _thread, _queue, _lock
-    _inherited.append(_queue)  # what it holds of a device must not end in this process
-    _thread = None
+    """Keep what a forked child has inherited of a device from ending in that process."""
+    global _queue
+    _inherited.append(_queue)
     _queue = queue.SimpleQueue()
-    _lock = threading.Lock()
 
 
-atexit.register(_stop)
+_thread = BackgroundThread("smdp-arrivals", _run, lambda: _queue.put(None))
 os.register_at_fork(after_in_child=_forget)

@@ -67,14 +67,12 @@ class CommHook:
         host = staging.update(buffer)
         label = f"comm_hook: bucket {bucket.index()} of {len(bucket.parameters())} gradients"
         told = Told(self._group) if bucket.is_last() else None
-
-        def tell() -> None:
-            if told is not None:
-                told.set(self._steps.seconds_computed())
-
-        # Of values that come later this rank's computing ends when they do.
-        arrival = arrivals.expect(staging, host, self._group, tell) if staging.is_late else None
-        if arrival is None:
+        # What this rank computes ends when the last values come.
+        tell = None if told is None else lambda: told.set(self._steps.seconds_computed())
+        arrival = None
+        if staging.is_late:
+            arrival = arrivals.expect(staging, host, self._group, before=tell)
+        elif tell is not None:
             tell()
         handle = compressor.all_reduce(
             self._group, key, host.data_ptr(), host.numel(), dtype_code(buffer.dtype), label, arrival

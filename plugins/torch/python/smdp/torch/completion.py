@@ -6,16 +6,14 @@ daemon thread blocks in the core until there is one.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from smdp import _core
+from smdp.torch.background_thread import BackgroundThread
 
 if TYPE_CHECKING:
     from smdp._core import Handle
@@ -24,10 +22,8 @@ _STOP = 0
 _IDLE_S = 3600.0
 
 _logger = logging.getLogger("smdp.torch")
-_lock = threading.Lock()
 _tokens = itertools.count(1)
 _watched: dict[int, _Watch] = {}
-_thread: threading.Thread | None = None
 _waker: Handle | None = None
 
 
@@ -44,7 +40,7 @@ class _Watch:
 def watch(handles: Sequence[Handle], action: Callable[[], None]) -> None:
     """Call `action` once, on the completion thread, when all handles have ended, well or not."""
     global _waker
-    _start()
+    _thread.start()
     _waker = handles[-1]
     entry = _Watch(len(handles), action)
     for handle in handles:
@@ -55,18 +51,7 @@ def watch(handles: Sequence[Handle], action: Callable[[], None]) -> None:
 
 def is_current_thread() -> bool:
     """Tell whether the caller is a callback of a Future."""
-    return _thread is not None and _thread.ident == threading.get_ident()
-
-
-def _start() -> None:
-    global _thread
-    if _thread is not None:
-        return
-    with _lock:
-        if _thread is None:
-            thread = threading.Thread(target=_run, name="smdp-completion", daemon=True)
-            thread.start()
-            _thread = thread
+    return _thread.is_current()
 
 
 def _run() -> None:
@@ -86,24 +71,19 @@ def _run() -> None:
             del entry  # holds tensors
 
 
-def _stop() -> None:
-    """End the thread before the interpreter: one that wakes up in a dying interpreter crashes it."""
-    thread, waker = _thread, _waker
-    if thread is None or waker is None or not thread.is_alive():
-        return
-    with contextlib.suppress(Exception):
-        waker.notify(_STOP)
-        thread.join(timeout=5.0)
+def _end() -> None:
+    if _waker is not None:
+        _waker.notify(_STOP)
 
 
 def _forget() -> None:
-    """Start anew in a forked child, which has no completion thread."""
-    global _thread, _waker
-    _thread = _waker = None
+    """Leave to a forked child's parent what that waits for."""
+    global _waker
+    _waker = None
     _watched.clear()
 
 
-# Registered before the hook of process_group.py, hence run after it: all operations have ended by then, so
+# Ended after the hook of process_group.py, which is registered later: all operations have ended by then, so
 # that the waker's token is pushed at once.
-atexit.register(_stop)
+_thread = BackgroundThread("smdp-completion", _run, _end)
 os.register_at_fork(after_in_child=_forget)
