@@ -41,7 +41,6 @@ void bind_gradient_steps(nb::module_& m) {
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.")
       .def_prop_ro("id", &GradientSteps::id)
-      .def("rescale", &GradientSteps::rescale, nb::arg("factor"))
       .def("explain", &GradientSteps::explain)
       .def("abort", &GradientSteps::abort, nb::arg("reason"), Release());
 }

@@ -100,7 +100,7 @@ def launch(contender: str, steps: int) -> dict[str, float]:
     return result
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
@@ -129,7 +129,8 @@ def main() -> None:
     print(f"gloo's step less 0.8 of the difference: {limit:.1f} ms ({'met' if smdp <= limit else 'missed'})")
     added = statistics.median(overhead["overhead"]) - statistics.median(overhead["plain"])
     print(f"the plugin adds {1e3 * added:.0f} us to a step: {100 * added / smdp:.2f} % of the one above")
+    return 0 if smdp <= limit and added < 0.01 * smdp else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from smdp.torch import DistributedDataParallel
 
 FOLDS, SEEDS, EPOCHS, BATCH = 5, 3, 30, 32
+LEAST = 97.5  # per cent, without compression; 98.2 is usual
 # Points of accuracy that a wire type may lose.
 ALLOWED = {"none": 0.0, "fp16": 0.3, "bf16": 0.3, "int8": 0.7, "topk": 0.7}
 
@@ -34,8 +35,9 @@ def network() -> nn.Module:
 def accuracy(wire: str, seed: int, train: Tensor, test: Tensor, pixels: Tensor, digits: Tensor) -> float:
     torch.manual_seed(seed)
     # top-k carries the momentum itself.
-    ddp = DistributedDataParallel(network(), compression=wire, topk_ratio=0.01, topk_momentum=0.9)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.0 if wire == "topk" else 0.9)
+    carried, left = (0.9, 0.0) if wire == "topk" else (0.0, 0.9)
+    ddp = DistributedDataParallel(network(), compression=wire, topk_ratio=0.01, topk_momentum=carried)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=left)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=0.05, total_steps=EPOCHS * (len(train) // BATCH), cycle_momentum=False
     )
@@ -69,9 +71,9 @@ def main() -> int:
         if dist.get_rank() == 0:
             print(f"{wire:>5}: {means[wire]:.2f} % over {len(found)} trainings", flush=True)
     dist.destroy_process_group()
-    bad = [wire for wire, lost in ALLOWED.items() if means[wire] < means["none"] - lost]
+    bad = [wire for wire, lost in ALLOWED.items() if means[wire] < max(means["none"], LEAST) - lost]
     if bad:
-        print(f"too far below none: {', '.join(bad)}")
+        print(f"too far below none, or {LEAST} %: {', '.join(bad)}")
     return 1 if bad else 0
 
 

@@ -370,6 +370,9 @@ TEST(ReducerRegistration, WrongOptionsAreRefused) {
     options.buffer_bytes = 0;
     EXPECT_THROW(GradientReducer(group, model(), options), InvalidArgument);
     EXPECT_THROW(GradientReducer(group, {{"steps", 1, DType::kInt64}}, {}), InvalidArgument);
+    std::int64_t steps = 3;
+    GradientCompressor compressor({});
+    EXPECT_THROW(compressor.all_reduce(group, 0, &steps, 1, DType::kInt64, {}), InvalidArgument);
     EXPECT_THROW(parse_compression("zip"), InvalidArgument);
     GradientReducer reducer(group, model(), {});
     float x = 0;

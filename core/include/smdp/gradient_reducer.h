@@ -124,7 +124,8 @@ class SMDP_API GradientCompressor {
 
   // Collective: replaces a buffer by its mean over the group. key: which of the framework's buffers it is, the same in
   // every step; what compression keeps of a key is lost when its count changes. Only float32 is compressed. The memory,
-  // and this object, must live until the operation is done. Throws InvalidArgument for bool.
+  // and this object, must live until the operation is done. Throws InvalidArgument for what is no float or
+  // complex number.
   Group::Handle all_reduce(Group& group, std::size_t key, void* data, std::size_t count, DType dtype, const Call& call);
   // After all of a step's operations. False: a result was not finite, so forget what the step would leave behind.
   void end_step(bool counts);

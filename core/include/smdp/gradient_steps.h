@@ -46,7 +46,6 @@ class SMDP_API GradientSteps {
   void leave(std::uint64_t step);
 
   // As GradientReducer's.
-  void rescale(double factor);
   std::string explain() const;
   // Fails what is in flight on all ranks, and all that comes.
   void abort(const std::string& reason);

@@ -88,6 +88,7 @@ struct Call {
   std::optional<std::chrono::milliseconds> timeout;  // default: the group's
   bool async = false;                                // return before it is done
   std::shared_ptr<Arrival> arrival;                  // what a collective reads comes later; null: is there
+  bool is_counted = true;                            // in operation_counts()
   std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;

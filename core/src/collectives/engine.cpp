@@ -109,6 +109,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->fingerprint = fingerprint;
   collective->bytes = bytes;
   collective->label = call.label;
+  collective->is_counted = call.is_counted;
   collective->is_open = std::move(is_open);
   collective->arrival = call.arrival;
   collective->was_open = collective->arrival || collective->is_open;
@@ -220,8 +221,10 @@ int Engine::Collective::awaited() const {
 void Engine::record(const Collective& collective) const {
   const Clock::time_point now = Clock::now();
   const char* kind = name_of(collective.fingerprint.kind);
-  count_operation(kind, context_.algorithm, collective.bytes,
-                  std::chrono::duration<double>(now - collective.began).count());
+  if (collective.is_counted) {
+    const double seconds = std::chrono::duration<double>(now - collective.began).count();
+    count_operation(kind, context_.algorithm, collective.bytes, seconds);
+  }
   if (!trace::is_on()) return;
   trace::span("group " + members_.name, "operation", kind, collective.began, now,
               {{"sequence", std::to_string(collective.fingerprint.sequence)},

@@ -90,6 +90,7 @@ class Engine final : public Progress::Client {
     Fingerprint fingerprint;
     std::size_t bytes;
     std::function<std::string()> label;
+    bool is_counted = true;
     std::function<bool()> is_open;
     std::shared_ptr<Arrival> arrival;
     Body body;

@@ -38,8 +38,10 @@ struct FusionBuffer {
   std::size_t missing = 0;        // places not filled in this step
   std::optional<bool> is_finite;  // the sum; only where compression keeps something of a step
   Group::Handle done;
-  TimePoint first{};  // gradient came
-  TimePoint filled{};
+  // For the trace: when its first gradient came, when its last, and when its means were back in their places.
+  TimePoint first{};
+  TimePoint full{};
+  TimePoint returned{};
 
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };

@@ -33,8 +33,9 @@ GradientCompressor::~GradientCompressor() = default;
 Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, void* data, std::size_t count, DType dtype,
                                              const Call& call) {
   if (data == nullptr && count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
-  if (!is_supported(dtype, ReduceOp::kPremulSum)) {
-    throw InvalidArgument(std::string("[smdp] gradients of ") + name_of(dtype) + " have no mean.");
+  if (!has_mean(dtype)) {
+    throw InvalidArgument(std::string("[smdp] a buffer of gradients is ") + name_of(dtype) +
+                          "; a mean is only defined on floats and complex numbers.");
   }
   const bool is_coded = impl_->options.compression != Compression::kNone && dtype == DType::kFloat32;
   Impl::Entry& entry = impl_->entries[key];

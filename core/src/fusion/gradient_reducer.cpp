@@ -112,7 +112,7 @@ class GradientReducer::Impl {
     lock.unlock();  // the copy of one gradient must not hold up another's
     fill(buffer, index, data);
     lock.lock();
-    --buffer.missing;
+    came(buffer);
     send_filled();
   }
 
@@ -127,7 +127,7 @@ class GradientReducer::Impl {
       if (used_[index] != 0) continue;
       FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
       fill(buffer, index, nullptr);
-      --buffer.missing;
+      came(buffer);
     }
     std::copy(used_.begin(), used_.end(), everywhere_.begin());
     if (steps_ == 0 && group_->rank() == 0) {
@@ -282,19 +282,9 @@ class GradientReducer::Impl {
         "[smdp] rank " + std::to_string(base.rank()) + " of " + std::to_string(base.size()) + ": ";
     check_options(options_, prefix);
     for (const Gradient& gradient : gradients_) {
-      switch (gradient.dtype) {
-        case DType::kFloat16:
-        case DType::kBfloat16:
-        case DType::kFloat32:
-        case DType::kFloat64:
-        case DType::kComplex32:
-        case DType::kComplex64:
-        case DType::kComplex128:
-          continue;
-        default:
-          throw InvalidArgument(prefix + "gradient '" + gradient.name + "' is " + name_of(gradient.dtype) +
-                                "; a mean is only defined on floats and complex numbers. Leave it out.");
-      }
+      if (has_mean(gradient.dtype)) continue;
+      throw InvalidArgument(prefix + "gradient '" + gradient.name + "' is " + name_of(gradient.dtype) +
+                            "; a mean is only defined on floats and complex numbers. Leave it out.");
     }
   }
 
@@ -342,6 +332,7 @@ class GradientReducer::Impl {
     for (FusionBuffer& buffer : buffers_) {
       buffer.missing = buffer.plan.members.size();
       buffer.first = {};
+      buffer.returned = {};
       buffer.is_finite.reset();
     }
     begin_batch();
@@ -413,6 +404,11 @@ class GradientReducer::Impl {
     }
   }
 
+  // A gradient has filled its place. Under mutex_.
+  static void came(FusionBuffer& buffer) {
+    if (--buffer.missing == 0 && trace::is_on()) buffer.full = Clock::now();
+  }
+
   // Tells the operation of this step what is filled, in an order that is the same on all ranks. Under mutex_.
   void send_filled() {
     const std::size_t before = next_;
@@ -420,7 +416,6 @@ class GradientReducer::Impl {
       FusionBuffer& buffer = buffers_[sequence_[next_]];
       if (buffer.missing != 0) break;
       batch_->place(next_, buffer.data);
-      if (trace::is_on()) buffer.filled = Clock::now();
     }
     if (next_ == before && !is_finished_) return;
     batch_->fill(next_ + (is_finished_ ? 1 : 0));
@@ -563,10 +558,10 @@ class GradientReducer::Impl {
     const trace::Arguments arguments{{"step", std::to_string(steps_)},
                                      {"bytes", std::to_string(buffer.plan.count * size_of(buffer.plan.dtype))},
                                      {"what", trace::quoted(label_of(buffer))}};
-    if (buffer.first != TimePoint{}) trace::span(track, "buffer", "fuse", buffer.first, buffer.filled, arguments);
-    trace::span(track, "buffer", "queue", buffer.filled, buffer.done->began(), arguments);
+    if (buffer.first != TimePoint{}) trace::span(track, "buffer", "fuse", buffer.first, buffer.full, arguments);
+    trace::span(track, "buffer", "queue", buffer.full, buffer.done->began(), arguments);
     trace::span(track, "buffer", "reduce", buffer.done->began(), buffer.done->ended(), arguments);
-    trace::span(track, "buffer", "return", buffer.done->ended(), Clock::now(), arguments);
+    trace::span(track, "buffer", "return", buffer.done->ended(), buffer.returned, arguments);
   }
 
   // After abort() nobody touches gradients any more: they may be gone.
@@ -577,15 +572,19 @@ class GradientReducer::Impl {
       if (is_aborted_) return false;
     }
     look_at(buffer);
-    for (const std::size_t index : indices) write_back(index);
+    bool is_new = buffer.returned == TimePoint{};
+    for (const std::size_t index : indices) is_new = write_back(index) || is_new;
+    if (is_new && trace::is_on()) buffer.returned = Clock::now();
     return true;
   }
 
-  void write_back(std::size_t index) {
+  // False: it was there already, or lies where it is.
+  bool write_back(std::size_t index) {
     void*& target = targets_[index];
-    if (target == nullptr) return;
+    if (target == nullptr) return false;
     read(index, target);
     target = nullptr;
+    return true;
   }
 
   void check_index(std::size_t index) const {

@@ -293,7 +293,6 @@ void GradientSteps::mean(std::uint64_t step, std::size_t index, std::function<vo
 }
 void GradientSteps::finish(std::uint64_t step) { impl_->finish(step); }
 void GradientSteps::leave(std::uint64_t step) { impl_->leave(step); }
-void GradientSteps::rescale(double factor) { impl_->reducer().rescale(factor); }
 std::string GradientSteps::explain() const { return impl_->reducer().explain(); }
 void GradientSteps::abort(const std::string& reason) { impl_->abort(reason); }
 

@@ -75,10 +75,18 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
   }
 }
 
-// As gradients are summed, by the progress thread; the median.
+// Rank 0 decides for all.
+bool agreed(Group& group, bool mine) {
+  auto value = static_cast<std::uint8_t>(mine);
+  group.broadcast(&value, std::array<std::int64_t, 1>{1}, DType::kUint8, 0);
+  return value != 0;
+}
+
+// As gradients are summed, by the progress thread; the median, after one more that does not count.
 double seconds_of(Group& group, std::vector<float>& data, int times, const cost::ExchangeSizes& sizes = {}) {
   Call call;
   call.async = true;
+  call.is_counted = false;  // it is no training
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
   std::vector<double> taken;
   for (int i = 0; i <= times; ++i) {
@@ -105,6 +113,21 @@ double bytes_summed_per_second(const std::vector<float>& data) {
 }
 
 }  // namespace
+
+bool has_mean(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBfloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kComplex32:
+    case DType::kComplex64:
+    case DType::kComplex128:
+      return true;
+    default:
+      return false;
+  }
+}
 
 void check_options(const GradientReducerOptions& options, const std::string& prefix) {
   if (options.buffer_bytes == 0) throw InvalidArgument(prefix + "buffer_bytes is 0; it must be above 0.");
@@ -139,14 +162,17 @@ void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, 
 
 cost::Measured measure(Group& group, bool tries_streams) {
   std::vector<float> small(1);
-  std::vector<float> large(std::size_t{64} << 10);  // 256 KiB
+  std::vector<float> large(std::size_t{16} << 10);
   cost::Measured measured;
   measured.latency = seconds_of(group, small, 5);
-  double taken = seconds_of(group, large, 2);
-  // A fast link deserves a longer look; rank 0 decides for all.
-  std::int32_t is_fast = taken < 5e-3 ? 1 : 0;
-  group.broadcast(&is_fast, std::array<std::int64_t, 1>{1}, DType::kInt32, 0);
-  if (is_fast != 0) {
+  double taken = seconds_of(group, large, 1);
+  // The faster a link, the longer a look it needs, and the less that takes.
+  if (agreed(group, taken < 10e-3)) {
+    large.resize(std::size_t{64} << 10);
+    taken = seconds_of(group, large, 2);
+  }
+  const bool is_fast = agreed(group, large.size() > std::size_t{16} << 10 && taken < 5e-3);
+  if (is_fast) {
     large.resize(std::size_t{1} << 20);
     taken = seconds_of(group, large, 3);
   }
@@ -154,7 +180,7 @@ cost::Measured measure(Group& group, bool tries_streams) {
     // They share a link less evenly, so they must be worth it.
     cost::ExchangeSizes one;
     one.streams = 1;
-    const double alone = is_fast != 0 ? seconds_of(group, large, 3, one) : taken;
+    const double alone = is_fast ? seconds_of(group, large, 3, one) : taken;
     if (alone <= kWorthIt * taken) {
       taken = alone;
       measured.streams = 1;

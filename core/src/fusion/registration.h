@@ -9,6 +9,9 @@
 
 namespace smdp {
 
+// Floats and complex numbers.
+bool has_mean(DType dtype);
+
 // Throws InvalidArgument, the text after `prefix`.
 void check_options(const GradientReducerOptions& options, const std::string& prefix);
 

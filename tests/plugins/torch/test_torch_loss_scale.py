@@ -211,6 +211,10 @@ def test_a_scale_of_nothing_is_not_told() -> None:
         ({"topk_ratio": 7}, "topk_ratio is 7; it must be a number above 0 and at most 1"),
         ({"topk_momentum": None}, "topk_momentum is None; it must be a number"),
         ({"topk_momentum": 1.0}, "topk_momentum is 1.0; it must be a number of at least 0 and below 1"),
+        (
+            {"topk_momentum": 0.9, "compression": "int8"},
+            "topk_momentum is 0.9 with compression 'int8'; it takes",
+        ),
     ],
 )
 def test_figures_of_other_types(options: dict[str, Any], message: str) -> None:

@@ -176,6 +176,8 @@ def test_the_first_sum_is_over_before_the_last_gradient_comes(tmp_path: Path) ->
                 event for event in events if event["name"] == "reduce" and event["tid"] == fused[0]["tid"]
             )
             assert first["ts"] + first["dur"] < fused[-1]["ts"] + fused[-1]["dur"]
+            returned = [event["ts"] + event["dur"] for event in events if event["name"] == "return"]
+            assert len(set(returned)) > 1, "each when its own means were in their places"
 
 
 def test_the_data_loader_is_blamed(tmp_path: Path) -> None:

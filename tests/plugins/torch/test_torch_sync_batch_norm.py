@@ -56,3 +56,25 @@ def check_against_one_process() -> None:
 
 def test_equals_one_process_on_the_global_batch() -> None:
     run(check_against_one_process, 3)
+
+
+def penalty(layer: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Give the weight's gradient of a penalty for gradients."""
+    rows = rows.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(layer(rows).pow(3).sum(), rows, create_graph=True)
+    grad.square().sum().backward()
+    assert layer.weight.grad is not None
+    return layer.weight.grad
+
+
+def check_second_derivative() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    batch = torch.randn(4 * size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    alone = nn.BatchNorm1d(3).double()
+    total = penalty(SyncBatchNorm.convert(copy.deepcopy(alone)), batch[4 * rank : 4 * rank + 4])
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, penalty(alone, batch))
+
+
+def test_second_derivative() -> None:
+    run(check_second_derivative, 2)

@@ -97,7 +97,9 @@ def compressed() -> Any:
 
     def made() -> Any:
         args = lm.arguments(max_steps=6, save_strategy="steps", save_steps=3, learning_rate=0.1, optim="sgd")
-        return lm.trainer(args, plugins=[DataParallel(os.environ["WIRE"], topk_momentum=0.5)])
+        wire = os.environ["WIRE"]
+        plugin = DataParallel(wire, topk_momentum=0.5 if wire == "topk" else 0.0)
+        return lm.trainer(args, plugins=[plugin])
 
     whole = made()
     whole.train()

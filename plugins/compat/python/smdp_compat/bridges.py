@@ -61,6 +61,31 @@ def _keras_variables_can_be_called(module: Any) -> _Undo:
     return lambda: setattr(module.BaseOptimizer, "variables", plain)
 
 
+def _keras_takes_lr(module: Any) -> _Undo:
+    """Scripts for Keras 2 give optimizers lr=."""
+    plain = module.BaseOptimizer.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "lr" in kwargs:
+            kwargs["learning_rate"] = kwargs.pop("lr")
+        plain(self, *args, **kwargs)
+
+    module.BaseOptimizer.__init__ = init
+    return lambda: setattr(module.BaseOptimizer, "__init__", plain)
+
+
+def _keras_optimizers_take_old_words(module: Any) -> _Undo:
+    """Scripts for Keras 2 say lr= and opt.variables() to optimizers."""
+    return _together(module, _keras_variables_can_be_called, _keras_takes_lr)
+
+
+def _keras_metrics_take_old_words(module: Any) -> _Undo:
+    """Scripts for Keras 2 call metric.reset_states()."""
+    module.Metric.reset_states = lambda self: self.reset_state()
+    return lambda: delattr(module.Metric, "reset_states")
+
+
 def _ddp_ignores_device_ids_on_cpu(module: Any) -> _Undo:
     """Transformers 4.20 to 5.23 wraps with device_ids=[local rank]; torch refuses them for a CPU module."""
     ddp = module.DistributedDataParallel
@@ -140,9 +165,24 @@ def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
     return lambda: setattr(module.Trainer, "save_model", plain)
 
 
+def _accelerate_wraps_the_model(module: Any) -> _Undo:
+    """On this path the Trainer does it, and leaves out autocast, the compiler and ddp_* arguments."""
+    plain = module.Trainer._wrap_model
+
+    @functools.wraps(plain)
+    def wrap(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        is_left = self.args.parallel_mode.name == "SAGEMAKER_DATA_PARALLEL"
+        return plain(self, model, training=training and not is_left, dataloader=dataloader)
+
+    module.Trainer._wrap_model = wrap
+    return lambda: setattr(module.Trainer, "_wrap_model", plain)
+
+
 def _trainer_on_paths_of_sagemaker(module: Any) -> _Undo:
-    """The Trainer's own paths for SageMaker's libraries lack a barrier, or an optimizer."""
-    return _together(module, trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint)
+    """The Trainer's own paths for SageMaker's libraries lack a barrier, an optimizer, or autocast."""
+    return _together(
+        module, trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint, _accelerate_wraps_the_model
+    )
 
 
 def _together(module: Any, *changes: Callable[[Any], _Undo]) -> _Undo:
@@ -165,7 +205,8 @@ _BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
     "transformers.training_args": (trainer_computes_on_cpu, "transformers", 6),
     "transformers.trainer": (_trainer_on_paths_of_sagemaker, "transformers", 6),
     "keras.src.trainers.trainer": (_keras_compile_takes_old_words, "keras", 4),
-    "keras.src.optimizers.base_optimizer": (_keras_variables_can_be_called, "keras", 4),
+    "keras.src.optimizers.base_optimizer": (_keras_optimizers_take_old_words, "keras", 4),
+    "keras.src.metrics.metric": (_keras_metrics_take_old_words, "keras", 4),
 }
 
 

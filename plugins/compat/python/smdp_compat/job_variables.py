@@ -33,6 +33,10 @@ def set_job_variables(*, is_script: bool = False) -> None:
         "SM_MODEL_DIR": os.path.join(folder, "model"),
         "SM_OUTPUT_DATA_DIR": os.path.join(folder, "output"),
         "SM_LOG_LEVEL": "20",
+        # A script's arguments are its own here, and no job's.
+        "SM_HPS": "{}",
+        "SM_USER_ARGS": "[]",
+        "SM_NUM_CPUS": str(os.cpu_count()),
     }
     # Only a look at names: every Python of a job comes here, and few are to import the core.
     is_named = any(name.endswith(("RANK", "PROCID")) for name in before)

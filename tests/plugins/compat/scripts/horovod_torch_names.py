@@ -153,6 +153,8 @@ same(hvd.Compression.fp16.decompress(small, dtype), x)
 assert horovod.torch.mpi_ops.allreduce_async_ is hvd.allreduce_async_ and HorovodInternalError
 assert horovod.torch.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
 assert horovod.common.process_sets.global_process_set is hvd.global_process_set
+assert horovod.common.process_sets.get_process_set_ids_and_ranks()[0] == [0, 1]
+assert horovod.common.process_sets.is_process_set_included(even.process_set_id) == (rank == 0)
 check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
 assert extension_available("torch") and hvd.gpu_available("torch") == torch.cuda.is_available()
 assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]

@@ -38,7 +38,7 @@ def reduced(**options):
 
 
 assert reduced() == reduced(op=None) == reduced(async_op=True) == [3, 6]
-assert reduced(op=dist.ReduceOp.AVERAGE) == [1.5, 3]
+assert reduced(op=dist.ReduceOp.AVERAGE) == reduced(op=dist.ReduceOp.AVG) == [1.5, 3]
 assert reduced(op=dist.ReduceOp.MIN) == [1, 2] and reduced(op=dist.ReduceOp.MAX) == [2, 4]
 assert reduced(op=dist.ReduceOp.PRODUCT) == [2, 8]
 
@@ -48,6 +48,9 @@ assert x.item() == 1
 x = torch.tensor([rank + 1.0])
 dist.reduce(x, 1)
 assert rank == 0 or x.item() == 3
+x = torch.tensor([rank + 1.0])
+dist.reduce(x, dst=0, op=dist.ReduceOp.MAX, group=dist.group.WORLD)
+assert rank == 1 or x.item() == 2
 parts = [torch.empty(1) for _ in range(size)]
 dist.all_gather(parts, torch.tensor([rank + 1.0]))
 assert parts == [1, 2]

@@ -55,6 +55,15 @@ assert functions.broadcast_variables is tensorflow_hvd.broadcast_variables
 assert functions.broadcast_object(rank, 1) == 1 and functions.allgather_object(rank) == [0, 1]
 assert functions.broadcast_object_fn(1)(rank) == 1
 assert horovod.tensorflow.compression.Compression is hvd.Compression
+assert horovod.tensorflow.compression.FP16Compressor is hvd.Compression.fp16
+everybody = tensorflow_hvd.global_process_set
+assert hvd.global_process_set is longer.global_process_set is everybody
+assert tensorflow_hvd.allreduce(x, process_set=everybody).numpy().tolist() == [1.5, 3, 6]
+assert tensorflow_hvd.barrier(everybody) is None and int(tensorflow_hvd.size_op(0)) == 2
+metric = tf.keras.metrics.Mean()
+metric.update_state(3.0)
+metric.reset_states()
+assert metric.result() == 0 and float(tf.keras.optimizers.Adadelta(lr=0.25).learning_rate) == 0.25
 assert batch_norm.SyncBatchNormalization is tensorflow_hvd.SyncBatchNormalization
 
 v = tf.Variable([float(rank)])

@@ -19,19 +19,12 @@ data = torch.frombuffer(bytearray(topics["assert"].encode() * 20), dtype=torch.u
 rows = [{"input_ids": row, "labels": row} for row in data[: len(data) // 32 * 32].view(-1, 32)]
 
 
-def made(trainer_class, batch, **options):
+def made(trainer_class, batch, arguments=(), **options):
     torch.manual_seed(0)
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = GPT2LMHeadModel(GPT2Config(**shape, **off, bos_token_id=0, eos_token_id=0))
-    args = TrainingArguments(
-        sys.argv[1],
-        max_steps=20,
-        per_device_train_batch_size=batch,
-        learning_rate=1e-2,
-        logging_steps=5,
-        report_to=[],
-        save_strategy="no",
-    )
+    given = {"max_steps": 20, "logging_steps": 5, "report_to": [], "save_strategy": "no", **dict(arguments)}
+    args = TrainingArguments(sys.argv[1], per_device_train_batch_size=batch, learning_rate=1e-2, **given)
     return trainer_class(model, args, train_dataset=rows, **options)
 
 
@@ -49,6 +42,28 @@ weight = next(trainer.model.parameters()).detach()
 parts = [torch.empty_like(weight) for _ in range(2)]
 torch.distributed.all_gather(parts, weight)
 assert torch.equal(*parts)
+
+
+# What the Trainer's own way there leaves out: autocast, the compiler, DDP's arguments.
+def dtypes(trainer):
+    """Train, and give the dtypes in which a layer computed."""
+    seen = set()
+    trainer.model.transformer.h[0].mlp.c_fc.register_forward_hook(lambda *layer: seen.add(layer[2].dtype))
+    trainer.train()
+    return seen
+
+
+short = {"max_steps": 2, "use_cpu": True, "bf16": True, "ddp_find_unused_parameters": True}
+AcceleratorState._reset_state()  # which keeps the precision that the first Trainer asked for
+for kind, plugins in ((Trainer, {"plugins": [DataParallel()]}), (transformers.Trainer, {})):
+    mixed = made(kind, 8, short, **plugins)
+    assert dtypes(mixed) == {torch.bfloat16}, kind
+    assert plugins or mixed.model_wrapped.find_unused_parameters
+AcceleratorState._reset_state()
+compiled = made(Trainer, 8, {"max_steps": 2, "torch_compile_backend": "aot_eager"}, plugins=[DataParallel()])
+compiled.train()
+assert isinstance(compiled.model_wrapped, torch._dynamo.OptimizedModule)
+
 report = f"accuracy 1.000 on {trainer.args.world_size} ranks, {trainer.args.parallel_mode}"
 rank = trainer.args.process_index
 

@@ -42,7 +42,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """Data parallel training: averages gradients over the ranks of a group while backward runs.
 
     A subclass of torch's class with the same arguments, state dict, `no_sync` and `join`. Without compression
-    it trains to the same bits as torch's own over smdp. Parameters that some ranks do not use need no option.
+    it trains to the same bits as torch's own over smdp; the page on data parallel training has the limits of
+    that. Parameters that some ranks do not use need no option.
     Modules on a GPU are left to torch's own reducer, which fuses on the device; its buckets travel by smdp,
     with `compression` by `comm_hook`.
 
@@ -315,6 +316,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         hooks.check()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._check_frozen()
+            hooks.check_unchanged()
         work = Join.notify_join_context(self)
         hooks.scale = 1.0
         if work:

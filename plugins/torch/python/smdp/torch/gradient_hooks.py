@@ -72,7 +72,8 @@ class GradientHooks:
         self.parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
         self._ended = ended
-        self._has_come: set[int] = set()
+        self._is_added: set[int] = set()  # gradients that this backward has completed
+        self._has_come: set[int] = set()  # those that the reducer has been handed
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
         self._root: Node | None = None  # where it came through the model's output
         self._momentum = topk_momentum
@@ -85,8 +86,6 @@ class GradientHooks:
         self.scale = 1.0
         self._marks: dict[torch.dtype, tuple[Tensor, Node]] = {}
         self.deferral: Deferral | None = None
-        # What the core writes to: the gradients themselves, or copies of those that are not dense.
-        self._dense: dict[int, Tensor] = {}
         self.reducer = _core.GradientReducer(
             group,
             described,
@@ -96,15 +95,21 @@ class GradientHooks:
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
         )
+        # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
+        # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
+        self._lent: dict[int, Tensor] = {}
+        # Hooks of a parameter may change its gradient; those of the node that adds it up run after them.
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self.parameters]
         for parameter in self.parameters:
             older = _owners.get(id(parameter), lambda: None)()
             if older is not None:
                 older.close()
             _owners[id(parameter)] = weakref.ref(self)
-        handles = [
-            parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
-            for index, parameter in enumerate(self.parameters)
-        ]
+        me = weakref.ref(self)
+        handles = []
+        for index, (parameter, node) in enumerate(zip(self.parameters, self._nodes, strict=True)):
+            handles.append(parameter.register_post_accumulate_grad_hook(_added(me, index)))
+            handles.append(node.register_hook(_complete(me, index)))
         self._remove = weakref.finalize(self, _remove, handles)
 
     def close(self) -> None:
@@ -170,26 +175,33 @@ class GradientHooks:
         """Whether the backward under way is one of gradients that passed the model's output."""
         return any(torch._C._will_engine_execute_node(node) for _, node in self._marks.values())
 
-    def take(self, index: int, parameter: Tensor) -> None:
-        """Average a gradient that backward has just completed, if it is wanted."""
+    def add(self, index: int) -> None:
+        """Note a gradient that backward has just added up, if it is wanted."""
         if self._backward == _NONE:
             if not self._is_wanted() and not self._is_past_output():
                 return
             self.arm()
-        if self.deferral is not None and not self._has_come:
+        if self.deferral is not None and not self._is_added:
             self.deferral.settle()
-        if index in self._has_come:
+        if index in self._is_added:
             raise RuntimeError(
                 "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
                 "shared graph: use torch.utils.checkpoint with use_reentrant=False), or the backward "
                 "before this one has failed half-way (start again from a checkpoint)."
             )
-        self.hand_over(index, parameter)
+        self._is_added.add(index)
+
+    def complete(self, index: int) -> None:
+        """Average a gradient that has been added and that the parameter's hooks have seen."""
+        if index in self._is_added and index not in self._has_come:
+            parameter = self.parameters[index]
+            if parameter.grad is not None:  # a hook may have used it up
+                self.hand_over(index, parameter)
 
     def _end_backward(self) -> None:
         self._backward = _NONE
         root, self._root = self._root, None
-        if not self._has_come:
+        if not self._is_added:
             if (
                 root is None
                 or not any(one.requires_grad for one in self.parameters)
@@ -211,7 +223,11 @@ class GradientHooks:
             self._send()
             self.deferral.hold()
         finally:
-            self._has_come.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._is_added.clear()
+        self._has_come.clear()
 
     def hand_over(self, index: int, parameter: Tensor) -> None:
         """Start averaging a gradient that is complete."""
@@ -237,12 +253,20 @@ class GradientHooks:
                 "parameter's dtype. Leave grad_dtype alone, or use torch's class with smdp as its backend."
             )
         self._has_come.add(index)
-        # The order of elements in memory is that of the parameter, on all ranks.
-        if grad.stride() != parameter.stride() or not _is_dense(grad):
-            self._dense[index] = grad = torch.empty_like(
-                parameter, memory_format=torch.preserve_format
-            ).copy_(grad)
+        # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
+        if grad.stride() != parameter.stride() or not _is_dense(grad) or grad.is_conj() or grad.is_neg():
+            grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+        self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr())
+
+    def check_unchanged(self) -> None:
+        """Ask before a forward whether parameters are what they were when the model was wrapped.
+
+        Raises:
+            RuntimeError: One was cast or resized.
+        """
+        for index, parameter in enumerate(self.parameters):
+            self._check_unchanged(index, parameter)
 
     def _check_unchanged(self, index: int, parameter: Tensor) -> None:
         name, dtype, numel = self.registered[index]
@@ -273,15 +297,15 @@ class GradientHooks:
         Returns:
             The mean; None where no rank had one.
         """
-        dense = self._dense.pop(index, None)
+        lent = self._lent.pop(index, None)
         if grad is None:
             if not self.reducer.is_used(index):
                 return None
             self._check_unchanged(index, self.parameters[index])
             grad = torch.empty_like(self.parameters[index], memory_format=torch.preserve_format)
             self.reducer.read(index, grad.data_ptr())
-        elif dense is not None:
-            grad.copy_(dense)
+        elif lent is not None and lent is not grad:
+            grad.copy_(lent)
         return grad if self.scale == 1.0 else grad.mul_(self.scale)
 
     def finish(self) -> None:
@@ -298,8 +322,7 @@ class GradientHooks:
                 if self._momentum:
                     self._add_momentum()
         finally:
-            self._has_come.clear()
-            self._dense.clear()
+            self._forget()
 
     def _add_momentum(self) -> None:
         """Give gradients that the codec has not seen the momentum that the optimizer leaves out."""
@@ -314,13 +337,21 @@ class GradientHooks:
             grad.copy_(self.velocity[index].mul_(self._momentum).add_(grad))
 
 
-def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
-    # The parameter keeps it where no garbage collector sees it: it must not keep what it calls.
-    def ready(parameter: Tensor) -> None:
+# Parameters and nodes keep these where no garbage collector sees them: they must not keep what they call.
+def _added(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
+    def added(_: Tensor) -> None:
         if (found := hooks()) is not None:
-            found.take(index, parameter)
+            found.add(index)
 
-    return ready
+    return added
+
+
+def _complete(hooks: weakref.ref[GradientHooks], index: int) -> Callable[..., None]:
+    def complete(*_: object) -> None:
+        if (found := hooks()) is not None:
+            found.complete(index)
+
+    return complete
 
 
 def _marked(hooks: weakref.ref[GradientHooks]) -> Callable[[Tensor], None]:

@@ -40,6 +40,12 @@ def check_reducer_options(
             f"[smdp] {owner}: topk_momentum is {topk_momentum!r}; it must be a number of at least 0 and"
             " below 1."
         )
+    if topk_momentum and compression != "topk":
+        raise ValueError(
+            f"[smdp] {owner}: topk_momentum is {topk_momentum!r} with compression {compression!r}; it takes"
+            " the place of the optimizer's momentum for 'topk' only. Leave it out, and give the optimizer its"
+            " momentum."
+        )
 
 
 def check_factor(factor: float) -> None:

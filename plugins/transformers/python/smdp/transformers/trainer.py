@@ -135,13 +135,9 @@ class _WithPlugins:
             plugin.place_model(self, loader)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        wrap = super()._wrap_model  # type: ignore[misc]
-        trainer: Any = self
-        # There the Trainer wraps the model itself, and Accelerate does not.
-        if training and self._is_on_path_for_smddp:
-            for plugin in self.plugins:
-                wrap = functools.partial(plugin.wrap_model, trainer, wrap)
-        return wrap(model, training=training, dataloader=dataloader)
+        # There the Trainer would wrap the model itself, without autocast, compiler and ddp_* arguments.
+        training = training and not self._is_on_path_for_smddp
+        return super()._wrap_model(model, training=training, dataloader=dataloader)  # type: ignore[misc]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As the Trainer's, and then the plugins', once, also for one that the user gave."""

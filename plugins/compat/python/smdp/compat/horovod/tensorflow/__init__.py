@@ -26,7 +26,6 @@ from smdp.compat.sagemaker.dataparallel.tensorflow import graph
 from smdp.tensorflow import *  # noqa: F403
 from smdp.tensorflow import allgather as allgather
 from smdp.tensorflow import allgather_object as allgather_object
-from smdp.tensorflow import barrier as barrier
 from smdp.tensorflow import broadcast_object as broadcast_object
 from smdp.tensorflow import broadcast_variables as broadcast_variables
 from smdp.tensorflow import reducescatter as reducescatter
@@ -79,9 +78,23 @@ def rank_op(name: str | None = None) -> Any:
     return tf.constant(smdp.rank())
 
 
-def size_op(name: str | None = None) -> Any:
-    """The number of ranks, as a tensor."""
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """The number of ranks, as a tensor.
+
+    Raises:
+        NotImplementedError: Of a process set.
+    """
+    if process_set_id:
+        raise NotImplementedError(
+            f"[smdp] size_op({process_set_id}): process sets have no numbers for TensorFlow; take .size of"
+            " the smdp.Group that is one."
+        )
     return tf.constant(smdp.size())
+
+
+def barrier(process_set: Any = None, name: str | None = None) -> Any:  # type: ignore[no-redef]
+    """Return when all ranks have called it."""
+    return sdp.barrier(process_set=process_set)
 
 
 def local_rank_op(name: str | None = None) -> Any:
@@ -155,4 +168,6 @@ def join(device: int = -1) -> Any:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "global_process_set" and smdp.is_initialized():
+        return smdp.world()
     no_attribute("horovod.tensorflow", name)

@@ -3,3 +3,6 @@
 from __future__ import annotations
 
 from smdp.tensorflow import Compression as Compression
+
+NoneCompressor = Compression.none
+FP16Compressor = Compression.fp16

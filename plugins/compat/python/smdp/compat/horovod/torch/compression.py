@@ -32,11 +32,15 @@ class Compressor(str):
         return tensor if ctx is None else tensor.to(ctx)
 
 
+NoneCompressor = Compressor("none")
+FP16Compressor = Compressor("fp16")
+
+
 class Compression:
     """Names for compression=, Horovod's two and smdp's."""
 
-    none = Compressor("none")
-    fp16 = Compressor("fp16")
+    none = NoneCompressor
+    fp16 = FP16Compressor
     bf16 = Compressor("bf16")
     int8 = Compressor("int8")
     topk = Compressor("topk")

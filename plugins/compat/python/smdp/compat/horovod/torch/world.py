@@ -122,6 +122,24 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Give the ranks of every known set, by its id."""
+    return {one.process_set_id: list(one.ranks) for one in _known if one.process_set_id is not None}
+
+
+def is_process_set_included(process_set_id: int) -> bool:
+    """Whether this rank is in a set that is known.
+
+    Raises:
+        ValueError: It is not.
+    """
+    for one in _known:
+        if one.process_set_id == process_set_id:
+            return one.included()
+    known = ", ".join(map(str, get_process_set_ids_and_ranks()))
+    raise ValueError(f"[smdp] there is no process set {process_set_id}; there are: {known}.")
+
+
 def check_known(process_set: ProcessSet) -> None:
     """Refuse a set that has no group yet, in whose place torch would take all ranks.
 

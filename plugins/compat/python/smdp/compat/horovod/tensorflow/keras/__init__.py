@@ -34,4 +34,6 @@ def DistributedOptimizer(  # type: ignore[no-redef]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "global_process_set":
+        return hvd.global_process_set
     no_attribute("horovod.tensorflow.keras", name)

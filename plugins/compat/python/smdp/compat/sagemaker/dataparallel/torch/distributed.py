@@ -23,7 +23,7 @@ class ReduceOp:
     """Operations."""
 
     SUM = dist.ReduceOp.SUM
-    AVERAGE = dist.ReduceOp.AVG
+    AVERAGE = AVG = dist.ReduceOp.AVG
     MIN = dist.ReduceOp.MIN
     MAX = dist.ReduceOp.MAX
     PRODUCT = dist.ReduceOp.PRODUCT
@@ -104,14 +104,14 @@ def all_to_all_single(
     )
 
 
-def reduce(tensor: Tensor, dst: int = 0) -> Any:
-    """As torch's."""
-    return dist.reduce(tensor, dst)
+def reduce(tensor: Tensor, dst: int = 0, *args: Any, **kwargs: Any) -> Any:
+    """As torch's, to rank 0 unless told otherwise."""
+    return dist.reduce(tensor, dst, *args, **kwargs)
 
 
-def barrier(group: Any = group.WORLD, async_op: bool = False) -> Any:
+def barrier(group: Any = group.WORLD, async_op: bool = False, **kwargs: Any) -> Any:
     """As torch's."""
-    return dist.barrier(group, async_op)
+    return dist.barrier(group, async_op, **kwargs)
 
 
 def __getattr__(name: str) -> Any:
