@@ -75,18 +75,24 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
   }
 }
 
+// It is no training.
+Call uncounted() {
+  Call call;
+  call.is_counted = false;
+  return call;
+}
+
 // Rank 0 decides for all.
 bool agreed(Group& group, bool mine) {
   auto value = static_cast<std::uint8_t>(mine);
-  group.broadcast(&value, std::array<std::int64_t, 1>{1}, DType::kUint8, 0);
+  group.broadcast(&value, std::array<std::int64_t, 1>{1}, DType::kUint8, 0, uncounted());
   return value != 0;
 }
 
 // As gradients are summed, by the progress thread; the median, after one more that does not count.
 double seconds_of(Group& group, std::vector<float>& data, int times, const cost::ExchangeSizes& sizes = {}) {
-  Call call;
+  Call call = uncounted();
   call.async = true;
-  call.is_counted = false;  // it is no training
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
   std::vector<double> taken;
   for (int i = 0; i <= times; ++i) {
@@ -96,7 +102,7 @@ double seconds_of(Group& group, std::vector<float>& data, int times, const cost:
     if (i != 0) taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::sort(taken.begin(), taken.end());
-  return taken[taken.size() / 2];
+  return taken[(taken.size() - 1) / 2];
 }
 
 // Of two sources, while the other ranks of this host do the same.
@@ -165,9 +171,9 @@ cost::Measured measure(Group& group, bool tries_streams) {
   std::vector<float> large(std::size_t{16} << 10);
   cost::Measured measured;
   measured.latency = seconds_of(group, small, 5);
-  double taken = seconds_of(group, large, 1);
+  double taken = seconds_of(group, large, 2);
   // The faster a link, the longer a look it needs, and the less that takes.
-  if (agreed(group, taken < 10e-3)) {
+  if (agreed(group, taken - measured.latency < 10e-3)) {
     large.resize(std::size_t{64} << 10);
     taken = seconds_of(group, large, 2);
   }
@@ -189,7 +195,7 @@ cost::Measured measure(Group& group, bool tries_streams) {
   const auto bytes = static_cast<double>(large.size() * sizeof(float));
   measured.bandwidth = bytes / std::max(taken - measured.latency, 0.1 * taken);
   measured.reduction = bytes_summed_per_second(large);
-  group.broadcast(&measured, std::array<std::int64_t, 1>{sizeof measured}, DType::kUint8, 0);
+  group.broadcast(&measured, std::array<std::int64_t, 1>{sizeof measured}, DType::kUint8, 0, uncounted());
   return measured;
 }
 

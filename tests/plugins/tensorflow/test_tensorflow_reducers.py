@@ -90,7 +90,7 @@ def check_memory() -> None:
         before = resident_mib()
         for _ in range(8):
             some()
-        assert resident_mib() < before + 4, some
+        assert resident_mib() < before + 2, some
 
 
 def test_memory() -> None:

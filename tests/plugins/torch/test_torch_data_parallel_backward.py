@@ -67,6 +67,9 @@ def check_which_backward() -> None:
     output.register_hook(_fail)
     with pytest.raises(ZeroDivisionError):
         output.sum().backward()
+    with ddp.no_sync():
+        ddp(inputs()).sum().backward()
+    assert not agree(gradients(ddp))
     ddp(inputs()).sum().backward()
     assert agree(gradients(ddp))
 

@@ -46,6 +46,11 @@ def clamped(parameter: Tensor) -> None:
     parameter.grad.clamp_(-1, 1)
 
 
+def early(ddp: DistributedDataParallel, index: int) -> bool:
+    """Whether a gradient is taken as soon as it is there."""
+    return ddp.gradient_hooks()._is_last(index)
+
+
 def changed_by_hooks() -> None:
     """Hooks on parameters, before the wrapper's and after, are seen by all ranks, as with torch's class."""
     found = []
@@ -56,9 +61,13 @@ def changed_by_hooks() -> None:
         ddp = wrap(model)
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(clamped)
-        ddp(inputs()).square().sum().backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(theirs, ours) for theirs, ours in zip(*found, strict=True))
+        for _ in range(2):
+            ddp.zero_grad()
+            ddp(inputs()).square().sum().backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+    assert all(early(ddp, index) for index in range(len(found[0])))
+    for same in zip(*found, strict=True):
+        assert all(torch.equal(same[0], one) for one in same[1:])
 
 
 def used_up_by_hooks() -> None:

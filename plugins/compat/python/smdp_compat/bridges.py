@@ -167,11 +167,16 @@ def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
 
 def _accelerate_wraps_the_model(module: Any) -> _Undo:
     """On this path the Trainer does it, and leaves out autocast, the compiler and ddp_* arguments."""
+    if int(version("transformers").partition(".")[0]) < 5:
+        return lambda: None  # Accelerate learns of ddp_* arguments in the function itself, or does not wrap
     plain = module.Trainer._wrap_model
 
     @functools.wraps(plain)
     def wrap(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        is_left = self.args.parallel_mode.name == "SAGEMAKER_DATA_PARALLEL"
+        is_left = training and self.args.parallel_mode.name == "SAGEMAKER_DATA_PARALLEL"
+        if is_left and vars(model).pop("_is_accelerate_prepared", False):
+            # To be evaluated: Accelerate would wrap it no more, and each rank train by itself.
+            self.accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False)
         return plain(self, model, training=training and not is_left, dataloader=dataloader)
 
     module.Trainer._wrap_model = wrap

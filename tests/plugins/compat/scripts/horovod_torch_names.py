@@ -155,6 +155,9 @@ assert horovod.torch.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
 assert horovod.common.process_sets.global_process_set is hvd.global_process_set
 assert horovod.common.process_sets.get_process_set_ids_and_ranks()[0] == [0, 1]
 assert horovod.common.process_sets.is_process_set_included(even.process_set_id) == (rank == 0)
+first, second = hvd.add_process_set([0]), hvd.add_process_set([1])
+hvd.remove_process_set(first)
+assert second.process_set_id != hvd.add_process_set([0, 1]).process_set_id
 check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
 assert extension_available("torch") and hvd.gpu_available("torch") == torch.cuda.is_available()
 assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]

@@ -56,8 +56,10 @@ def dtypes(trainer):
 short = {"max_steps": 2, "use_cpu": True, "bf16": True, "ddp_find_unused_parameters": True}
 AcceleratorState._reset_state()  # which keeps the precision that the first Trainer asked for
 for kind, plugins in ((Trainer, {"plugins": [DataParallel()]}), (transformers.Trainer, {})):
-    mixed = made(kind, 8, short, **plugins)
+    mixed = made(kind, 8, short, eval_dataset=rows[:8], **plugins)
+    mixed.evaluate()  # after which Accelerate would wrap nothing
     assert dtypes(mixed) == {torch.bfloat16}, kind
+    assert isinstance(mixed.model_wrapped, torch.nn.parallel.DistributedDataParallel), kind
     assert plugins or mixed.model_wrapped.find_unused_parameters
 AcceleratorState._reset_state()
 compiled = made(Trainer, 8, {"max_steps": 2, "torch_compile_backend": "aot_eager"}, plugins=[DataParallel()])

@@ -53,6 +53,8 @@ class _Key:
 
 
 _steps: dict[_Key, _Steps] = {}
+# Eager code runs its ops in order; of a new token TensorFlow would keep a kernel for good.
+_eager_token = Token()
 # By id(), which names a variable only as long as it lives: at another time on every rank.
 _serials: dict[int, int] = {}
 _next_serial = itertools.count(1)
@@ -224,7 +226,8 @@ def _find_or_make(
     found = _steps.pop(key, None)
     is_new = found is None
     if found is None:
-        found = _Steps(_make_core(group, names, described, options), Token())
+        token = _eager_token if key.is_eager else Token()
+        found = _Steps(_make_core(group, names, described, options), token)
     _steps[key] = found  # the last in order
     if is_new and key.is_eager:
         # Ranks make the same calls, so they close the same one, which none uses once all have made the new.

@@ -316,7 +316,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         hooks.check()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._check_frozen()
-            hooks.check_unchanged()
         work = Join.notify_join_context(self)
         hooks.scale = 1.0
         if work:

@@ -98,19 +98,17 @@ class GradientHooks:
         # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
         # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
         self._lent: dict[int, Tensor] = {}
-        # Hooks of a parameter may change its gradient; those of the node that adds it up run after them.
-        self._nodes = [get_gradient_edge(parameter).node for parameter in self.parameters]
         for parameter in self.parameters:
             older = _owners.get(id(parameter), lambda: None)()
             if older is not None:
                 older.close()
             _owners[id(parameter)] = weakref.ref(self)
         me = weakref.ref(self)
-        handles = []
-        for index, (parameter, node) in enumerate(zip(self.parameters, self._nodes, strict=True)):
-            handles.append(parameter.register_post_accumulate_grad_hook(_added(me, index)))
-            handles.append(node.register_hook(_complete(me, index)))
-        self._remove = weakref.finalize(self, _remove, handles)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(_hook(me, index))
+            for index, parameter in enumerate(self.parameters)
+        ]
+        self._remove = weakref.finalize(self, _remove, self._handles)
 
     def close(self) -> None:
         """Take the hooks away; done when another one takes over a parameter."""
@@ -129,7 +127,9 @@ class GradientHooks:
                 "[smdp] this model has been wrapped a second time, and its gradients are averaged there."
                 " Use the newer wrapper."
             )
-        self._root = None  # of a backward that has failed
+        if torch._C._current_graph_task_id() == _NONE:  # what is left is of a backward that has failed
+            self._backward = _NONE
+            self._root = None
 
     def reduce_nothing(self) -> None:
         """Take part in one step without any gradient; what it gives is thrown away."""
@@ -175,8 +175,8 @@ class GradientHooks:
         """Whether the backward under way is one of gradients that passed the model's output."""
         return any(torch._C._will_engine_execute_node(node) for _, node in self._marks.values())
 
-    def add(self, index: int) -> None:
-        """Note a gradient that backward has just added up, if it is wanted."""
+    def take(self, index: int, parameter: Tensor) -> None:
+        """Average a gradient that backward has just completed, if it is wanted."""
         if self._backward == _NONE:
             if not self._is_wanted() and not self._is_past_output():
                 return
@@ -190,13 +190,19 @@ class GradientHooks:
                 "before this one has failed half-way (start again from a checkpoint)."
             )
         self._is_added.add(index)
+        # Hooks that were registered later may yet change it, or use it up: then the end of backward takes it.
+        if parameter.grad is not None and self._is_last(index):
+            self.hand_over(index, parameter)
 
-    def complete(self, index: int) -> None:
-        """Average a gradient that has been added and that the parameter's hooks have seen."""
-        if index in self._is_added and index not in self._has_come:
-            parameter = self.parameters[index]
-            if parameter.grad is not None:  # a hook may have used it up
-                self.hand_over(index, parameter)
+    def _is_last(self, index: int) -> bool:
+        """Whether no hook of the parameter comes after this object's."""
+        hooks = getattr(self.parameters[index], "_post_accumulate_grad_hooks", None)
+        return not hooks or next(reversed(hooks)) == self._handles[index].id
+
+    def _come_last(self, index: int) -> None:
+        self._handles[index].remove()
+        hook = _hook(weakref.ref(self), index)
+        self._handles[index] = self.parameters[index].register_post_accumulate_grad_hook(hook)
 
     def _end_backward(self) -> None:
         self._backward = _NONE
@@ -259,15 +265,6 @@ class GradientHooks:
         self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr())
 
-    def check_unchanged(self) -> None:
-        """Ask before a forward whether parameters are what they were when the model was wrapped.
-
-        Raises:
-            RuntimeError: One was cast or resized.
-        """
-        for index, parameter in enumerate(self.parameters):
-            self._check_unchanged(index, parameter)
-
     def _check_unchanged(self, index: int, parameter: Tensor) -> None:
         name, dtype, numel = self.registered[index]
         if parameter.dtype is not dtype or parameter.numel() != numel:
@@ -280,6 +277,9 @@ class GradientHooks:
     def _send(self) -> None:
         """Say that backward is over."""
         self._backward = _NONE
+        for index in self._is_added - self._has_come:
+            if not self._is_last(index):
+                self._come_last(index)  # from the next step on
         with torch.no_grad():
             for index, parameter in enumerate(self.parameters):
                 # Left by an earlier backward without synchronisation, and not touched by this one.
@@ -337,21 +337,13 @@ class GradientHooks:
             grad.copy_(self.velocity[index].mul_(self._momentum).add_(grad))
 
 
-# Parameters and nodes keep these where no garbage collector sees them: they must not keep what they call.
-def _added(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
-    def added(_: Tensor) -> None:
+def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
+    # The parameter keeps it where no garbage collector sees it: it must not keep what it calls.
+    def ready(parameter: Tensor) -> None:
         if (found := hooks()) is not None:
-            found.add(index)
+            found.take(index, parameter)
 
-    return added
-
-
-def _complete(hooks: weakref.ref[GradientHooks], index: int) -> Callable[..., None]:
-    def complete(*_: object) -> None:
-        if (found := hooks()) is not None:
-            found.complete(index)
-
-    return complete
+    return ready
 
 
 def _marked(hooks: weakref.ref[GradientHooks]) -> Callable[[Tensor], None]:

@@ -134,11 +134,6 @@ class _WithPlugins:
         for plugin in self.plugins:
             plugin.place_model(self, loader)
 
-    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        # There the Trainer would wrap the model itself, without autocast, compiler and ddp_* arguments.
-        training = training and not self._is_on_path_for_smddp
-        return super()._wrap_model(model, training=training, dataloader=dataloader)  # type: ignore[misc]
-
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As the Trainer's, and then the plugins', once, also for one that the user gave."""
         trainer: Any = self

@@ -29,7 +29,7 @@ _NAMES = {
     "ProcessSet": _SETS,
     "add_process_set": _SETS,
     "remove_process_set": _SETS,
-    "global_process_set": _SETS,
+    "global_process_set": "it is after init(), and means all ranks, as does a call without process_set.",
     "process_set_included_op": _SETS,
     "PartialDistributedGradientTape": _PARTIAL,
     "PartialDistributedOptimizer": _PARTIAL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class _World(ProcessSet):
 global_process_set: ProcessSet = _World()
 global_process_set.process_set_id = 0
 _known = [global_process_set]
+_numbers = itertools.count(1)  # none is given twice
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -106,7 +108,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if one.process_set_id is not None:
         raise ValueError(f"[smdp] the process set of ranks {one.ranks} was added already.")
     one.group = dist.new_group(one.ranks)
-    one.process_set_id = len(_known)
+    one.process_set_id = next(_numbers)
     _known.append(one)
     return one
 
