@@ -1,6 +1,7 @@
 """Every name of SMDDP's old API for PyTorch, against what it must give."""
 
 import ctypes
+import itertools
 import mmap
 import os
 import socket
@@ -66,6 +67,31 @@ out = torch.empty(2)
 dist.all_gather_into_tensor(out, torch.tensor([rank + 1.0]), group=dist.new_group([0, 1]))
 assert out.tolist() == [1, 2] and dist.get_backend() == "smddp"
 assert not hasattr(dist, "no_such_name")
+
+
+# A wrapper that one rank moves to another GPU, as SMDDP's examples do; pretended, on the CPU.
+class Moved(DDP):
+    moves = False
+
+    def _devices(self):
+        return {next(places)} if self.moves else set()
+
+
+def pretend(self, *arguments, **options):
+    plain(self, *arguments, **options)
+    self.device_type = "a GPU"
+
+
+places, torchs = itertools.count(), torch.nn.parallel.DistributedDataParallel
+plain, torchs.__init__ = torchs.__init__, pretend
+model = Moved(torch.nn.Linear(3, 1)).eval()
+before = model.reducer
+model.moves = rank == 1
+model.float()
+torchs.__init__ = plain
+assert (model.reducer is before) == (rank == 0) and not model.training
+model.train()(torch.full((1, 3), rank + 1.0)).sum().backward()
+assert model.module.weight.grad.tolist() == [[1.5] * 3]
 
 # Its Python API for the sums of the library below.
 import smddpcommon  # noqa: E402

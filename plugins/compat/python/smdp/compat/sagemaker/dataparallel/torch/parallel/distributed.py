@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -11,7 +12,7 @@ import smdp.torch
 
 
 class DistributedDataParallel(smdp.torch.DistributedDataParallel):
-    """smdp.torch.DistributedDataParallel with SMDDP's arguments.
+    """smdp.torch.DistributedDataParallel with SMDDP's arguments, which may be moved to another GPU.
 
     Args:
         module: The model.
@@ -26,6 +27,8 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
     Raises:
         RuntimeError: init_process_group() was not called.
     """
+
+    _given: dict[str, Any] | None = None  # once it is made
 
     def __init__(
         self,
@@ -46,4 +49,21 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
         # torch 2.13 warns of the argument, whatever it is.
         if not broadcast_buffers:
             options["broadcast_buffers"] = False
-        super().__init__(module, process_group=process_group, bucket_cap_mb=bucket_cap_mb, **options)
+        given = {"process_group": process_group, "bucket_cap_mb": bucket_cap_mb, **options}
+        super().__init__(module, **given)
+        self._given = given
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DistributedDataParallel:
+        before = self._devices()
+        super()._apply(fn, recurse)
+        if self._given is not None and self.device_type != "cpu" and self._devices() != before:
+            # SMDDP's examples wrap the model on the first GPU and then move it to their rank's; torch's
+            # reducer would stay behind. Without init_sync no other rank need do the same.
+            given, self._given = self._given, None
+            is_training = bool(vars(self)["training"])
+            super().__init__(self.module, **{**given, "init_sync": False})
+            self._given, self.training = given, is_training
+        return self
+
+    def _devices(self) -> set[torch.device]:
+        return {parameter.device for parameter in self.module.parameters()}
