@@ -45,7 +45,7 @@ def test_accelerate_by_name() -> None:
 
 
 def test_plugin_on_the_trainers_path(tmp_path: Path) -> None:
-    """There the Trainer wraps the model itself; the plugin is asked all the same."""
+    """There Accelerate wraps the model as elsewhere, with the plugin and all that the arguments ask for."""
     pytest.importorskip("transformers")
     check("smdp run", "transformers_plugin.py", str(tmp_path))
 

@@ -120,7 +120,7 @@ def of_a_backward_that_broke_off() -> None:
         ddp.zero_grad()
         mine = [torch.full((WIDE, WIDE), 7.0) for _ in range(6)]
         dist.barrier()
-        time.sleep(0.5)
+        time.sleep(0.5)  # nothing tells when the other's sums come; too short a time would only prove less
         assert all(bool((values == 7).all()) for values in mine)
         with pytest.raises(RuntimeError, match="the backward before this one has failed half-way"):
             ddp(inputs()).sum().backward()

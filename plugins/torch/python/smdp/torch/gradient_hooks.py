@@ -103,11 +103,7 @@ class GradientHooks:
             if older is not None:
                 older.close()
             _owners[id(parameter)] = weakref.ref(self)
-        me = weakref.ref(self)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(_hook(me, index))
-            for index, parameter in enumerate(self.parameters)
-        ]
+        self._handles = [self._hook(index) for index in range(len(self.parameters))]
         self._remove = weakref.finalize(self, _remove, self._handles)
 
     def close(self) -> None:
@@ -199,10 +195,8 @@ class GradientHooks:
         hooks = getattr(self.parameters[index], "_post_accumulate_grad_hooks", None)
         return not hooks or next(reversed(hooks)) == self._handles[index].id
 
-    def _come_last(self, index: int) -> None:
-        self._handles[index].remove()
-        hook = _hook(weakref.ref(self), index)
-        self._handles[index] = self.parameters[index].register_post_accumulate_grad_hook(hook)
+    def _hook(self, index: int) -> RemovableHandle:
+        return self.parameters[index].register_post_accumulate_grad_hook(_taking(weakref.ref(self), index))
 
     def _end_backward(self) -> None:
         self._backward = _NONE
@@ -279,7 +273,8 @@ class GradientHooks:
         self._backward = _NONE
         for index in self._is_added - self._has_come:
             if not self._is_last(index):
-                self._come_last(index)  # from the next step on
+                self._handles[index].remove()
+                self._handles[index] = self._hook(index)  # the last one from the next step on
         with torch.no_grad():
             for index, parameter in enumerate(self.parameters):
                 # Left by an earlier backward without synchronisation, and not touched by this one.
@@ -337,7 +332,7 @@ class GradientHooks:
             grad.copy_(self.velocity[index].mul_(self._momentum).add_(grad))
 
 
-def _hook(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
+def _taking(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
     # The parameter keeps it where no garbage collector sees it: it must not keep what it calls.
     def ready(parameter: Tensor) -> None:
         if (found := hooks()) is not None:
