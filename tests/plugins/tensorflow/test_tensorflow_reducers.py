@@ -67,7 +67,7 @@ def resident_mib() -> float:
 
 def check_memory() -> None:
     """Neither new shapes nor new variables, and their names, leave anything behind in TensorFlow."""
-    named = [tf.Variable([1.0], name=f"v{i}") for i in range(220)]
+    named = [tf.Variable([1.0], name=f"v{i}") for i in range(460)]
 
     def lists() -> None:
         for count in range(1, 10):
@@ -87,10 +87,14 @@ def check_memory() -> None:
     for some in (lists, variables, names):
         for _ in range(3):
             some()
-        before = resident_mib()
-        for _ in range(8):
-            some()
-        assert resident_mib() < before + 2, some
+        grown = []
+        for _ in range(5):
+            before = resident_mib()
+            for _ in range(4):
+                some()
+            grown.append(resident_mib() - before)
+        # What is kept grows each time; what allocators and threads take for themselves comes now and then.
+        assert min(grown) < 0.5, (some, grown)
 
 
 def test_memory() -> None:
