@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/chunks.h"
+#include "cost/coding_cost.h"
 #include "cost/collective_cost.h"
 
 namespace smdp::test {
@@ -39,6 +40,14 @@ TEST(Simulation, WhatIsEncodedGoesDirect) {
 }
 
 // On a link without end a buffer takes as long as its messages.
+TEST(Simulation, CodingTakesTimeThatNoLinkSaves) {
+  // Every rank of two hosts chooses among its 40 MB.
+  EXPECT_GE(predicted(Compression::kTopK, 1e12).communication_seconds,
+            cost::coding(40e6, 2, cost::kTopKCoding) * 0.999);
+  EXPECT_GT(predicted(Compression::kTopK, 50e9).step_seconds, predicted(Compression::kBfloat16, 50e9).step_seconds);
+  EXPECT_LT(predicted(Compression::kTopK, 50e6).step_seconds, predicted(Compression::kBfloat16, 50e6).step_seconds);
+}
+
 TEST(Simulation, ChunksAreThoseOfTheExchange) {
   DdpSetting setting;
   setting.hosts = 16;
@@ -48,7 +57,11 @@ TEST(Simulation, ChunksAreThoseOfTheExchange) {
   const std::vector<Layer> layers{{1e-3, 2e-3, {4 * coded / sizeof(float)}}};
   const double messages = 2 * static_cast<double>(setting.hosts - 1) * cost::Network{}.message;
   setting.compression = Compression::kBfloat16;
-  EXPECT_NEAR(simulate_ddp(layers, setting).communication_seconds, 4 * messages, 1e-9);
+  const DdpPrediction bf16 = simulate_ddp(layers, setting);
+  const double coding = cost::coding(4.0 * static_cast<double>(coded), setting.hosts, cost::kCastCoding);
+  EXPECT_NEAR(bf16.communication_seconds, coding, 1e-9);
+  // After the link the last chunk: its two hops, and what it codes.
+  EXPECT_NEAR(bf16.exposed_seconds - coding, 2 * setting.hop_seconds + coding / 4, 1e-7);
   setting.compression = Compression::kNone;
   setting.algorithm = "direct";
   const cost::Measured measured{2 * setting.hop_seconds, setting.bandwidth * 16 / 30};

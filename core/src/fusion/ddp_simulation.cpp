@@ -6,6 +6,7 @@
 
 #include "collectives/chunks.h"
 #include "collectives/planner.h"
+#include "cost/coding_cost.h"
 #include "cost/collective_cost.h"
 #include "cost/exchange_cost.h"
 #include "fusion/explanation.h"
@@ -36,6 +37,22 @@ double wire_ratio(const DdpSetting& setting) {
   return 1;
 }
 
+// Seconds that a rank codes its lane of `bytes`.
+double coding(double bytes, const DdpSetting& setting) {
+  switch (setting.compression) {
+    case Compression::kFloat16:
+    case Compression::kBfloat16:
+      return cost::coding(bytes, setting.hosts, cost::kCastCoding);
+    case Compression::kInt8:
+      return cost::coding(bytes, setting.hosts, cost::kInt8Coding);
+    case Compression::kTopK:
+      return cost::coding(bytes, setting.hosts, cost::kTopKCoding);
+    case Compression::kNone:
+      break;
+  }
+  return 0;
+}
+
 struct Transfer {
   double busy;     // seconds that the next buffer has to wait
   double latency;  // seconds from then to the end
@@ -44,7 +61,7 @@ struct Transfer {
 // What is encoded goes direct, in chunks of its own, whatever the planner chooses for the rest.
 bool is_coded(const DdpSetting& setting) { return setting.compression != Compression::kNone && setting.hosts > 1; }
 
-// count: elements of a buffer. Inside a host at the rate of shared memory, at the same time as the link.
+// count: elements of a buffer. Inside a host at the rate of shared memory and of coding, at the same time as the link.
 Transfer transfer(std::size_t count, const DdpSetting& setting, Algorithm algorithm, const cost::Network& network,
                   const cost::ExchangeSizes& sizes) {
   const auto hosts = static_cast<double>(setting.hosts);
@@ -54,16 +71,17 @@ Transfer transfer(std::size_t count, const DdpSetting& setting, Algorithm algori
   const double wire = bytes * wire_ratio(setting) / network.bandwidth;
   const std::size_t most = chunk_bytes(is_coded(setting), algorithm, sizes, setting.hosts, setting.ranks_per_host);
   const double chunks = std::max(1.0, std::ceil(bytes / static_cast<double>(most)));
-  const double spread = local / chunks;  // of the last chunk
+  const double work = local + coding(bytes / static_cast<double>(setting.ranks_per_host), setting);
+  const double spread = work / chunks;  // of the last chunk
   const double step = network.hop + network.message;
   switch (algorithm) {
     case Algorithm::kRing: {
       const double turn = 2 * (hosts - 1) * step;
-      return {std::max({2 * (hosts - 1) / hosts * wire, turn * std::max(1.0, chunks / kWindow), local}), spread};
+      return {std::max({2 * (hosts - 1) / hosts * wire, turn * std::max(1.0, chunks / kWindow), work}), spread};
     }
     case Algorithm::kRecursiveDoubling: {
       const double steps = std::ceil(std::log2(hosts));
-      return {std::max(steps * wire, local), steps * step + spread};
+      return {std::max(steps * wire, work), steps * step + spread};
     }
     default: {
       const Chunk chunk{0, 0, static_cast<std::size_t>(static_cast<double>(count) / chunks), true};
@@ -75,7 +93,7 @@ Transfer transfer(std::size_t count, const DdpSetting& setting, Algorithm algori
       const double messages = (owners + hosts - 2) * network.message * chunks;
       // The second hop of the last chunk: nothing of this buffer overlaps it.
       const double last = wire * (hosts - 1) / owners / chunks;
-      const double busy = std::max({(owners + hosts - 2) / owners * wire, messages, local});
+      const double busy = std::max({(owners + hosts - 2) / owners * wire, messages, work});
       return {busy, 2 * network.hop + std::min(last, busy) / 2 + spread};
     }
   }

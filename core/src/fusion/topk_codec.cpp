@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -42,6 +43,31 @@ struct Sparse {
   }
 };
 
+struct KthLargest {
+  std::uint32_t magnitude;
+  std::size_t equal;  // of those that are as large, how many are among the k
+};
+
+// By their leading bits first, so that only few of many must be put in order.
+KthLargest kth_largest(const float* values, std::size_t count, std::size_t k) {
+  constexpr int kShift = 20;
+  std::array<std::uint32_t, std::size_t{1} << (31 - kShift)> histogram{};
+  for (std::size_t i = 0; i < count; ++i) ++histogram[magnitude(values[i]) >> kShift];
+  std::size_t bin = histogram.size() - 1;
+  std::size_t above = 0;
+  for (; above + histogram[bin] < k; --bin) above += histogram[bin];
+
+  std::vector<std::uint32_t> candidates;
+  candidates.reserve(histogram[bin]);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (const std::uint32_t m = magnitude(values[i]); m >> kShift == bin) candidates.push_back(m);
+  }
+  const auto kth = candidates.begin() + static_cast<std::ptrdiff_t>(k - above - 1);
+  std::nth_element(candidates.begin(), kth, candidates.end(), std::greater<>());
+  const auto larger = std::count_if(candidates.begin(), kth, [&](std::uint32_t m) { return m > *kth; });
+  return {*kth, k - above - static_cast<std::size_t>(larger)};
+}
+
 class TopKCodec final : public GradientCodec {
  public:
   TopKCodec(std::size_t count, double ratio, double momentum)
@@ -57,7 +83,7 @@ class TopKCodec final : public GradientCodec {
     for (std::size_t i = 0; i < count; ++i) {
       velocity[i] = momentum_ * velocity_.now(offset)[i] + in[i];
       residual[i] = residual_.now(offset)[i] + velocity[i];
-      is_finite = is_finite && magnitude(residual[i]) < kInfinityBits;
+      is_finite &= magnitude(residual[i]) < kInfinityBits;
     }
     const std::vector<std::uint32_t> places = largest(residual, count);
     Sparse::write(residual, places, capacity(count), out);
@@ -104,24 +130,19 @@ class TopKCodec final : public GradientCodec {
     return std::min(count, static_cast<std::size_t>(std::ceil(ratio_ * static_cast<double>(count))));
   }
 
-  // Places of the largest, ascending; of equal ones the first.
+  // Places of the largest, ascending; of equal ones the first. A NaN is larger than all numbers.
   std::vector<std::uint32_t> largest(const float* values, std::size_t count) const {
     const std::size_t k = capacity(count);
     std::vector<std::uint32_t> places;
     if (k == 0) return places;
-    std::vector<std::uint32_t> magnitudes(count);
-    std::transform(values, values + count, magnitudes.begin(), magnitude);
-    std::vector<std::uint32_t> ordered = magnitudes;
-    std::nth_element(ordered.begin(), ordered.begin() + static_cast<std::ptrdiff_t>(k - 1), ordered.end(),
-                     std::greater<>());
-    const std::uint32_t limit = ordered[k - 1];
-    auto ties = k - static_cast<std::size_t>(std::count_if(magnitudes.begin(), magnitudes.end(),
-                                                           [limit](std::uint32_t m) { return m > limit; }));
+    places.reserve(k);
+    const auto [limit, equal] = kth_largest(values, count, k);
+    std::size_t ties = equal;
     for (std::size_t i = 0; i < count; ++i) {
-      if (magnitudes[i] > limit || (magnitudes[i] == limit && ties > 0)) {
-        if (magnitudes[i] == limit) --ties;
-        if (magnitudes[i] != 0) places.push_back(static_cast<std::uint32_t>(i));
-      }
+      const std::uint32_t m = magnitude(values[i]);
+      if (m < limit || (m == limit && ties == 0)) continue;
+      if (m == limit) --ties;
+      if (m != 0) places.push_back(static_cast<std::uint32_t>(i));
     }
     return places;
   }
