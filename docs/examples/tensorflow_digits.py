@@ -64,7 +64,7 @@ def resume(directory: str, model: tf.keras.Model, optimizer: tf.keras.optimizers
     if sdp.rank() == 0 and saver.latest_checkpoint:
         checkpoint.restore(saver.latest_checkpoint).expect_partial()
     variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    sdp.broadcast_variables([*model.variables, *variables, seen], root_rank=0)
+    sdp.broadcast_variables([*model.weights, *variables, seen], root_rank=0)
     return saver, seen
 
 
@@ -104,7 +104,7 @@ def train(
         part = batch[rank::size]
         losses.append(step(tf.constant(images[part]), tf.constant(labels[part])))
         if number == 0 and not alone:
-            sdp.broadcast_variables(model.variables, root_rank=0)
+            sdp.broadcast_variables(model.weights, root_rank=0)
             variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
             sdp.broadcast_variables(variables, root_rank=0)
         if saver and sdp.rank() == 0 and (number + 1) % (len(labels) // GLOBAL_BATCH) == 0:

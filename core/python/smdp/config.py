@@ -209,12 +209,12 @@ def read_int(
     text = read(environ, name)
     if text is None:
         return None
-    upper = "" if maximum == 2**31 - 1 else f" and <= {maximum}"
-    allowed = f"an integer >= {minimum}{upper}"
     try:
         value = int(text) if text.isascii() and "_" not in text else None
     except ValueError:
         value = None
+    is_bounded = maximum != 2**31 - 1 or (value is not None and value > maximum)
+    allowed = f"an integer >= {minimum}" + (f" and <= {maximum}" if is_bounded else "")
     if value is None or not minimum <= value <= maximum:
         raise invalid(name, text, allowed)
     return value

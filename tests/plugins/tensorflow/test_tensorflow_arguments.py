@@ -203,6 +203,20 @@ def check_wrong_ones() -> None:
     label = tf.Variable("text", name="label")
     with pytest.raises(TypeError, match=r"rank \d: broadcast_variables got 'label(:0)?', a tensor of string"):
         sdp.broadcast_variables([label], 0)
+    for no_variables, said in (({"kernel": label}, "str"), ([tf.ones(2)], "EagerTensor")):
+        with pytest.raises(TypeError, match=rf"rank \d: broadcast_variables.*; number 0 is {said}"):
+            sdp.broadcast_variables(no_variables, 0)
+    for value, said in (
+        (tf.ragged.constant([[1.0], [2.0, 3.0]]), "a RaggedTensor"),
+        (tf.sparse.from_dense([1.0, 0.0]), "a SparseTensor"),
+        (None, "None"),
+    ):
+        for call in (sdp.allgather, sdp.alltoall, sdp.reducescatter, lambda one: sdp.broadcast(one, 0)):
+            with pytest.raises(TypeError, match=rf"rank \d: \w+ got {said}; it takes dense tensors"):
+                call(value)
+    once = sdp.DistributedGradientTape(tf.GradientTape())
+    with pytest.raises(ValueError, match="would reduce twice"):
+        sdp.DistributedGradientTape(once)
     for other, said in (
         (tf.Variable(tf.zeros([3, 2]), name="kernel"), r"float32\[3, 2\] on rank 1 and"),
         (tf.Variable(tf.zeros([2, 3], tf.float64), name="kernel"), r"float64\[2, 3\] on rank 1 and"),

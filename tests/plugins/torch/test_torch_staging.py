@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch_spawn import run
 
 import smdp.torch
@@ -44,6 +47,66 @@ def check_polling() -> None:
 
 def test_results_are_there_once_it_is_completed() -> None:
     run(check_polling)
+
+
+def check_functional_results() -> None:
+    """What a functional collective has under way is waited for, and then as any other tensor."""
+    rank = dist.get_rank()
+
+    def under_way() -> torch.Tensor:
+        return funcol.all_reduce(torch.full((4,), rank + 1.0), "sum", dist.group.WORLD)
+
+    tensor = under_way()
+    assert type(tensor) is not torch.Tensor
+    dist.all_reduce(tensor)
+    assert (tensor == 6).all()
+    outputs = [torch.zeros(4) for _ in range(2)]
+    dist.all_gather(outputs, under_way())
+    assert all((one == 3).all() for one in outputs)
+    tensor = under_way() + rank
+    dist.broadcast(tensor, 1)
+    assert (tensor == 4).all()
+    if rank == 0:
+        dist.send(under_way(), 1)
+    else:
+        into = under_way() * 0
+        dist.recv(into, 0)
+        assert (into == 3).all()
+
+
+def test_results_of_functional_collectives() -> None:
+    run(check_functional_results)
+
+
+def to_all(tensor: torch.Tensor) -> None:
+    dist.broadcast(tensor, 0)
+
+
+def to_other(tensor: torch.Tensor) -> None:
+    dist.send(tensor, 1 - dist.get_rank())
+
+
+def check_without_memory() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    zeros = torch._efficientzerotensor((4,))
+    for tensor in (sharded, zeros):
+        for call in (dist.all_reduce, to_all, to_other):
+            with pytest.raises(TypeError, match=rf"a {type(tensor).__name__} of shape \[4\] has no memory"):
+                call(tensor)
+    sparse = torch.eye(3).to_sparse_csr()
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for tensor, said in ((sparse, "sparse_csr; use tensor.to_dense"), (nested, "nested ones; use its val")):
+        for call in (dist.all_reduce, to_all):
+            with pytest.raises(TypeError, match=said):
+                call(tensor)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)  # nothing was sent
+    assert (tensor == 2).all()
+
+
+def test_only_memory_is_sent() -> None:
+    run(check_without_memory)
 
 
 def check_inference() -> None:

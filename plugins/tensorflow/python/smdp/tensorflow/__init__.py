@@ -4,7 +4,7 @@ Example:
     >>> import smdp.tensorflow as sdp
     >>> sdp.init()                                                          # doctest: +SKIP
     >>> tape = sdp.DistributedGradientTape(tape)                            # doctest: +SKIP
-    >>> sdp.broadcast_variables(model.variables, root_rank=0)               # doctest: +SKIP
+    >>> sdp.broadcast_variables(model.weights, root_rank=0)                 # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
 
     Raises:
         TypeError: gradtape is no tape, or a factor or bucket_cap_mb is no number.
-        ValueError: A value that is not allowed.
+        ValueError: A value that is not allowed, or gradtape is a DistributedGradientTape.
     """
 
     def __init__(
@@ -132,6 +132,11 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         if not hasattr(gradtape, "gradient"):
             raise TypeError(
                 f"[smdp] DistributedGradientTape takes a tf.GradientTape; this is {type(gradtape).__name__}."
+            )
+        if isinstance(gradtape, DistributedGradientTape):
+            raise ValueError(
+                "[smdp] DistributedGradientTape got a DistributedGradientTape, and would reduce twice. Wrap"
+                " the tf.GradientTape itself."
             )
         # Not the base's: this object only looks like a tape. What records is the wrapped one.
         self._wrapped = gradtape

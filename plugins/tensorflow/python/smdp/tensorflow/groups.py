@@ -116,8 +116,14 @@ def tensor_of(value: Any, what: str, name: str = "") -> Any:
     """The value as a tensor that can be sent; the name is for the error, by default the value's own.
 
     Raises:
-        TypeError: Its dtype cannot.
+        TypeError: Its dtype cannot, or it is no dense tensor.
     """
+    if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise TypeError(
+            f"[smdp] rank {smdp.rank()}: {what} got {kind}{f' for {name!r}' if name else ''}; it takes dense"
+            " tensors. Send the parts of others: flat_values and row_splits, indices and values."
+        )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype.name not in DTYPES:
         name = name or name_of(value)

@@ -27,6 +27,9 @@ def broadcast_variables(
 ) -> Any:
     """Gives every variable the root's value.
 
+    Of a Keras 3 model give it ``model.weights``: ``model.variables`` has the seeds of its dropout layers,
+    too, which would then drop the same on all ranks.
+
     Args:
         variables: The same shapes and dtypes in the same order on all ranks.
         root_rank: Whose values; the same on all ranks.
@@ -38,13 +41,20 @@ def broadcast_variables(
         None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
 
     Raises:
-        TypeError: A variable cannot be sent, or root_rank is no integer.
+        TypeError: A variable cannot be sent, or is none, or root_rank is no integer.
         ValueError: There is no such rank.
         MismatchError: In eager code, on all ranks, before anything is sent: the lists or the roots differ.
     """
     members = group_of(group, process_set)
     root = root_of("broadcast_variables", root_rank, members)
     variables = list(variables)
+    for index, variable in enumerate(variables):
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"[smdp] rank {members.rank}: broadcast_variables() takes a list of variables; number {index}"
+                f" is {type(variable).__name__}. Give it model.weights, or the values of a dict; what is no"
+                " variable has smdp.tensorflow.broadcast()."
+            )
     if tf.executing_eagerly():
         check_same("broadcast_variables", "variable", variables, members, _CURE, root)
     sent: list[Any] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.distributed import Work
 from torch.distributed.distributed_c10d import (
     AllreduceCoalescedOptions,
@@ -46,13 +46,16 @@ class Reductions(Calls):
             or op is None
             or op == PREMUL_SUM
             or not tensor.is_cpu
+            or tensor.layout is not strided
             or not tensor.is_contiguous()
             or tensor.is_neg()
             or (dtype in _COMPLEX and tensor.is_conj())
         ):
             return self._allreduce_staged(tensor, opts)
-        self._sequence += 1
         pointer = tensor.data_ptr()
+        if pointer == 0 and tensor.numel() != 0:  # a tensor around others
+            return self._allreduce_staged(tensor, opts)
+        self._sequence += 1
         timeout = opts.timeout
         handle = self._group.all_reduce(
             pointer,

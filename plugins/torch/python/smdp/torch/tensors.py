@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from smdp.torch.cuda import CudaStaging
 
@@ -99,10 +100,20 @@ def is_plain(tensor: Tensor) -> bool:
     """Tell whether the core can work on the tensor's own memory."""
     return bool(
         tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not (tensor.is_complex() and tensor.is_conj())
+        and _has_memory(tensor)
     )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    try:
+        return bool(tensor.data_ptr() != 0 or tensor.numel() == 0)
+    except RuntimeError:  # one of functorch's, or opaque
+        return False
 
 
 class Staging:
@@ -175,8 +186,19 @@ class Staging:
             self._cuda.order_stream()
 
     def _stage(self, tensor: Tensor, *, load: bool, store: bool) -> Tensor:
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"smdp moves dense tensors, got {tensor.layout}; use tensor.to_dense()")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested ones" if tensor.is_nested else str(tensor.layout)
+            cure = "its values" if tensor.is_nested else "tensor.to_dense()"
+            raise TypeError(f"smdp moves dense tensors, got {kind}; use {cure}")
+        if isinstance(tensor, AsyncCollectiveTensor):  # what a functional collective has under way
+            tensor = tensor.trigger_wait()
+            return tensor if is_plain(tensor) else self._stage(tensor, load=load, store=store)
+        if (tensor.is_cpu or tensor.is_cuda) and not _has_memory(tensor):
+            raise TypeError(
+                f"[smdp] {self._call}: a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory"
+                " of its own, and only memory can be sent. Give it a plain tensor: the local part of a"
+                " DTensor is .to_local(); fake tensors, and those within vmap and grad transforms, have none."
+            )
         if store and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
             raise ValueError(
                 f"[smdp] {self._call}: an output of shape {list(tensor.shape)} and strides "

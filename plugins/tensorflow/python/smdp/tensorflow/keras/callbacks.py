@@ -38,6 +38,9 @@ def _variables_of(optimizer: Any) -> list[Any]:
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
+_LearningRateSchedule = tf.keras.optimizers.schedules.LearningRateSchedule
+
+
 def _is_seed(variable: Any) -> bool:
     """Whether Keras 3 draws dropout from it: all ranks would have the same masks, were it shared."""
     return getattr(variable, "name", "") == "seed_generator_state"
@@ -183,8 +186,13 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         """Finds out how long an epoch is.
 
         Raises:
-            ValueError: It is not known, and needed.
+            ValueError: It is not known, and needed; or the optimizer follows a schedule of its own.
         """
+        if isinstance(rate := getattr(self.model.optimizer, "_learning_rate", None), _LearningRateSchedule):
+            raise ValueError(
+                f"[smdp] {type(self).__name__} sets the optimizer's learning rate, which follows a"
+                f" {type(rate).__name__}. Give the optimizer a number, or leave out this callback."
+            )
         if self._steps is None:
             self._steps = self.params.get("steps")
         if not self._staircase and not self._steps:
