@@ -59,6 +59,28 @@ def test_mismatch_names_both_values(call: str, values: list[str], hosts: list[in
         assert seconds(rank.output) < 5
 
 
+def test_a_call_in_a_signal_handler(job: Job) -> None:
+    """It would wait for the call that it interrupts; that one goes on."""
+    code = """
+g = joined()
+signal.signal(signal.SIGALRM, lambda *_: report(g.barrier))
+if g.rank == 0:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+else:
+    time.sleep(1)
+sums = np.ones(3, np.float32)
+report(lambda: g.all_reduce(sums))
+assert (sums == 2).all(), sums
+report(g.barrier)
+"""
+    ranks = job(2, code, hosts=[0, 0])
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+        assert rank.output.count("no error") == 2, rank.output
+    said = r"SmdpError: \[smdp\] rank 0 .*a signal handler called barrier while all_reduce #\d+ float32\[3\]"
+    assert re.search(said, ranks[0].output), ranks[0].output
+
+
 @pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("busy", [True, False], ids=["in an operation", "idle"])
