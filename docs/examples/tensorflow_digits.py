@@ -159,7 +159,7 @@ def accuracy(model: tf.keras.Model, images: np.ndarray, labels: np.ndarray) -> f
 
 
 def check_same_everywhere(model: tf.keras.Model) -> None:
-    bits = [tf.convert_to_tensor(variable).numpy().tobytes() for variable in model.variables]
+    bits = [tf.convert_to_tensor(variable).numpy().tobytes() for variable in model.weights]
     assert all(other == bits for other in sdp.allgather_object(bits)), "ranks hold different variables"
 
 

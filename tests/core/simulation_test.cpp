@@ -39,7 +39,6 @@ TEST(Simulation, WhatIsEncodedGoesDirect) {
             predicted(Compression::kNone, 1e9, "direct", 64).step_seconds);
 }
 
-// On a link without end a buffer takes as long as its messages.
 TEST(Simulation, CodingTakesTimeThatNoLinkSaves) {
   // Every rank of two hosts chooses among its 40 MB.
   EXPECT_GE(predicted(Compression::kTopK, 1e12).communication_seconds,
@@ -48,6 +47,7 @@ TEST(Simulation, CodingTakesTimeThatNoLinkSaves) {
   EXPECT_LT(predicted(Compression::kTopK, 50e6).step_seconds, predicted(Compression::kBfloat16, 50e6).step_seconds);
 }
 
+// On a link without end a buffer takes as long as its messages, or its coding.
 TEST(Simulation, ChunksAreThoseOfTheExchange) {
   DdpSetting setting;
   setting.hosts = 16;

@@ -120,8 +120,8 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
-  // It would wait for what this very thread has to end first.
-  if (!call.async && driver_ == Driver::kCaller && caller_ == std::this_thread::get_id()) {
+  // It would wait for what this very thread has to end first, at once or in its handle's wait().
+  if (driver_ == Driver::kCaller && caller_ == std::this_thread::get_id()) {
     throw Error(members_.prefix() + "a signal handler called " + name_of(fingerprint.kind) + " while " +
                 last_.describe() +
                 " is under way in the same thread, which it would wait for. Let the handler note the signal, and make "

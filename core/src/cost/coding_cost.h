@@ -11,13 +11,14 @@ struct Coding {
   double decode;      // of one host
   double encode_sum;  // an owner's
   double decode_sum;
+  bool encodes_own;  // Codec::encodes_own()
 };
-inline constexpr Coding kCastCoding{20e9, 40e9, 30e9, 40e9};
-inline constexpr Coding kInt8Coding{4.2e9, 30e9, 4.4e9, 30e9};
-inline constexpr Coding kTopKCoding{1e9, 60e9, 3e9, 40e9};
+inline constexpr Coding kCastCoding{20e9, 40e9, 30e9, 40e9, true};
+inline constexpr Coding kInt8Coding{4.2e9, 30e9, 4.4e9, 30e9, false};
+inline constexpr Coding kTopKCoding{1e9, 60e9, 3e9, 40e9, true};
 
-// Seconds that a rank codes for an all_reduce between `hosts` of its lane of `bytes`: it encodes all of it, and as an
-// owner decodes its share of everybody's, encodes the sum; decodes the sums of all.
+// Seconds that a rank codes for an all_reduce between `hosts` of its lane of `bytes`: it encodes everybody's shards,
+// decodes everybody's parts of its own, each with or without its own part, encodes its sum, and decodes all sums.
 double coding(double bytes, std::size_t hosts, const Coding& rates);
 
 }  // namespace smdp::cost

@@ -209,7 +209,7 @@ def check_wrong_ones() -> None:
     for value, said in (
         (tf.ragged.constant([[1.0], [2.0, 3.0]]), "a RaggedTensor"),
         (tf.sparse.from_dense([1.0, 0.0]), "a SparseTensor"),
-        (None, "None"),
+        (None, "no tensor but None"),
     ):
         for call in (sdp.allgather, sdp.alltoall, sdp.reducescatter, lambda one: sdp.broadcast(one, 0)):
             with pytest.raises(TypeError, match=rf"rank \d: \w+ got {said}; it takes dense tensors"):

@@ -266,9 +266,11 @@ def check_callbacks() -> None:
     warmup = callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
     later = callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5, start_epoch=3)
     scheduled = model(seed=1)
-    scheduled.compile(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)), "mse")
-    with pytest.raises(ValueError, match=r"WarmupCallback sets .* follows a ExponentialDecay"):
-        scheduled.fit(x, y, verbose=0, callbacks=[warmup])
+    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+    for one in (optimizer, keras.optimizers.LossScaleOptimizer(optimizer)):
+        scheduled.compile(one, "mse")
+        with pytest.raises(ValueError, match=r"WarmupCallback sets .* follows ExponentialDecay"):
+            scheduled.fit(x, y, verbose=0, callbacks=[warmup])
     best = FOLDER / f"best{sdp.rank()}.keras"
     commit = callbacks.CommitStateCallback(FOLDER / f"state{sdp.rank()}")
     assert commit.restore(net) == 0

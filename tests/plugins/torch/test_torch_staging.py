@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch_spawn import run
@@ -86,20 +87,33 @@ def to_other(tensor: torch.Tensor) -> None:
     dist.send(tensor, 1 - dist.get_rank())
 
 
+def gathered(tensor: torch.Tensor) -> None:
+    dist.all_gather_into_tensor(torch.zeros(8), tensor)
+
+
 def check_without_memory() -> None:
     mesh = init_device_mesh("cpu", (2,))
     sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
     zeros = torch._efficientzerotensor((4,))
-    for tensor in (sharded, zeros):
-        for call in (dist.all_reduce, to_all, to_other):
+    with FakeTensorMode():
+        fake = torch.ones(4)
+    for tensor in (sharded, zeros, fake):
+        for call in (dist.all_reduce, to_all, to_other, gathered):
             with pytest.raises(TypeError, match=rf"a {type(tensor).__name__} of shape \[4\] has no memory"):
                 call(tensor)
     sparse = torch.eye(3).to_sparse_csr()
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    for tensor, said in ((sparse, "sparse_csr; use tensor.to_dense"), (nested, "nested ones; use its val")):
+    parts = [torch.ones(2), torch.ones(3)]
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    for tensor, said in (
+        (sparse, "sparse_csr; use tensor.to_dense"),
+        (jagged, "nested ones; use its values"),
+        (torch.nested.nested_tensor(parts), "nested ones; use its values"),
+    ):
         for call in (dist.all_reduce, to_all):
             with pytest.raises(TypeError, match=said):
                 call(tensor)
+    with pytest.raises(TypeError, match="has no memory"):
+        torch.vmap(dist.all_reduce)(torch.ones(2, 3))
     tensor = torch.ones(3)
     dist.all_reduce(tensor)  # nothing was sent
     assert (tensor == 2).all()

@@ -119,7 +119,7 @@ def tensor_of(value: Any, what: str, name: str = "") -> Any:
         TypeError: Its dtype cannot, or it is no dense tensor.
     """
     if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        kind = "None" if value is None else f"a {type(value).__name__}"
+        kind = "no tensor but None" if value is None else f"a {type(value).__name__}"
         raise TypeError(
             f"[smdp] rank {smdp.rank()}: {what} got {kind}{f' for {name!r}' if name else ''}; it takes dense"
             " tensors. Send the parts of others: flat_values and row_splits, indices and values."

@@ -53,8 +53,8 @@ class Gathers(Calls):
         self._check_gathered(outputs, source, "all_gather")
         dtype = common_dtype([source, *outputs])
         staging = Staging("all_gather")
-        host = staging.read(_apart(source, outputs, self._rank))
         targets = [staging.write(output) for output in outputs]
+        host = _apart(staging.read(source), targets, self._rank)
         arrival = self._arrival(staging, (host, targets), opts.asyncOp)
         self._sequence += 1
         handle = self._group.all_gather(
@@ -89,8 +89,8 @@ class Gathers(Calls):
             self._check_gathered(outputs, source, "all_gather_coalesced")
             dtype = common_dtype([source, *outputs])
             shapes = [output.shape for output in outputs]
-            source = _apart(source, outputs, self._rank)
-            calls.append((staging.read(source), [staging.write(output) for output in outputs], dtype, shapes))
+            targets = [staging.write(output) for output in outputs]
+            calls.append((_apart(staging.read(source), targets, self._rank), targets, dtype, shapes))
         arrival = self._arrival(staging, calls, opts.asyncOp)
         self._sequence += 1
         handles = [
@@ -130,9 +130,10 @@ class Gathers(Calls):
                     f"all_gather: the output has {output.numel()} elements, "
                     f"needs {tensor.numel()} x {self._size} ranks"
                 )
-            if _overlap(tensor, output):
-                tensor = _apart(tensor, list(output.flatten().chunk(self._size)), self._rank)
-            hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
+            host, target = staging.read(tensor), staging.write(output)
+            if _overlap(host, target):
+                host = _apart(host, list(target.view(-1).chunk(self._size)), self._rank)
+            hosts.append((host, target, dtype, tensor.shape))
         arrival = self._arrival(staging, hosts, is_async)
         self._sequence += 1
         handles = [
@@ -288,19 +289,11 @@ class Gathers(Calls):
 
 
 def _apart(source: Tensor, outputs: list[Tensor], own: int) -> Tensor:
-    """Give a copy of an input that lies in another rank's output, where torch lets it lie."""
+    """Give a copy of an input that lies in another rank's output, where torch lets it lie. All are staged."""
     is_apart = not any(rank != own and _overlap(source, output) for rank, output in enumerate(outputs))
     return source if is_apart else source.clone()
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    begin, end = _span(one)
-    first, last = _span(other)
-    return first < end and begin < last
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    if tensor.is_contiguous():
-        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    steps = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
+    begin, first = one.data_ptr(), other.data_ptr()
+    return bool(first < begin + one.nbytes and begin < first + other.nbytes)

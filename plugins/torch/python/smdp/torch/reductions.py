@@ -52,7 +52,10 @@ class Reductions(Calls):
             or (dtype in _COMPLEX and tensor.is_conj())
         ):
             return self._allreduce_staged(tensor, opts)
-        pointer = tensor.data_ptr()
+        try:
+            pointer, shape = tensor.data_ptr(), tensor.shape
+        except RuntimeError:  # of a fake or nested one, or within vmap
+            return self._allreduce_staged(tensor, opts)
         if pointer == 0 and tensor.numel() != 0:  # a tensor around others
             return self._allreduce_staged(tensor, opts)
         self._sequence += 1
@@ -60,7 +63,7 @@ class Reductions(Calls):
         handle = self._group.all_reduce(
             pointer,
             pointer,
-            tensor.shape,
+            shape,
             dtype,
             op,
             1.0,

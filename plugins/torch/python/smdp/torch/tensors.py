@@ -197,7 +197,7 @@ class Staging:
             raise TypeError(
                 f"[smdp] {self._call}: a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory"
                 " of its own, and only memory can be sent. Give it a plain tensor: the local part of a"
-                " DTensor is .to_local(); fake tensors, and those within vmap and grad transforms, have none."
+                " DTensor is .to_local(); fake and freed ones have none, nor those within vmap and grad."
             )
         if store and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
             raise ValueError(

@@ -38,9 +38,6 @@ def _variables_of(optimizer: Any) -> list[Any]:
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
-_LearningRateSchedule = tf.keras.optimizers.schedules.LearningRateSchedule
-
-
 def _is_seed(variable: Any) -> bool:
     """Whether Keras 3 draws dropout from it: all ranks would have the same masks, were it shared."""
     return getattr(variable, "name", "") == "seed_generator_state"
@@ -188,9 +185,11 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         Raises:
             ValueError: It is not known, and needed; or the optimizer follows a schedule of its own.
         """
-        if isinstance(rate := getattr(self.model.optimizer, "_learning_rate", None), _LearningRateSchedule):
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        rate = getattr(optimizer, "_learning_rate", None)
+        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
-                f"[smdp] {type(self).__name__} sets the optimizer's learning rate, which follows a"
+                f"[smdp] {type(self).__name__} sets the optimizer's learning rate, which follows"
                 f" {type(rate).__name__}. Give the optimizer a number, or leave out this callback."
             )
         if self._steps is None:

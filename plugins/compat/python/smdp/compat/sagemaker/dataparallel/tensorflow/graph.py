@@ -28,7 +28,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly():
         raise RuntimeError(
             "[smdp] broadcast_global_variables() works on a graph; in eager code use"
-            " broadcast_variables(model.variables, root_rank)."
+            " broadcast_variables(model.weights, root_rank)."
         )
     return sdp.broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
