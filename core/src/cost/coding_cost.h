@@ -5,7 +5,7 @@
 
 namespace smdp::cost {
 
-// Bytes of float32 per second and rank. Measured on 2 cores of a server CPU with AVX-512, pieces of 64 KiB to 256 KiB.
+// Bytes of float32 per second and rank: what tests/benchmarks/wire_types.cpp gave on a server CPU with AVX-512.
 struct Coding {
   double encode;      // a contribution
   double decode;      // of one host

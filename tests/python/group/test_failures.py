@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,18 +60,21 @@ def test_mismatch_names_both_values(call: str, values: list[str], hosts: list[in
         assert seconds(rank.output) < 5
 
 
-def test_a_call_in_a_signal_handler(job: Job) -> None:
+def test_a_call_in_a_signal_handler(job: Job, tmp_path: Path) -> None:
     """It would wait for the call that it interrupts; that one goes on."""
-    code = """
+    code = f"""
+import pathlib
+handled = pathlib.Path({str(tmp_path / "handled")!r})
 g = joined()
 def handler(*_):
     report(g.barrier)
     report(lambda: g.barrier(async_op=True))
+    handled.touch()
 signal.signal(signal.SIGALRM, handler)
 if g.rank == 0:
     signal.setitimer(signal.ITIMER_REAL, 2)
-else:
-    time.sleep(4)
+while g.rank == 1 and not handled.exists():
+    time.sleep(0.05)
 sums = np.ones(3, np.float32)
 report(lambda: g.all_reduce(sums))
 assert (sums == 2).all(), sums
