@@ -69,6 +69,19 @@ TEST(TopKCodec, WhatIsNotFiniteComesFirst) {
   EXPECT_TRUE(std::isnan(chosen(values, 0.001)[700]));
 }
 
+// The bound comes from a sample: from one that tells nothing of the rest, the choice is the same.
+TEST(TopKCodec, WhatTheSampleMisses) {
+  constexpr std::size_t kCount = 65'536;
+  std::vector<float> values(kCount, 1e-3F);
+  for (std::size_t i = 0; i < kCount; i += 64) values[i] = 5;  // what a stride of 64 sees
+  expect_same_choice(values);
+  for (std::size_t i = 0; i < kCount; ++i) values[i] = i % 64 == 0 ? 0.0F : static_cast<float>(i % 977);
+  expect_same_choice(values);
+  std::fill(values.begin(), values.end(), 0.0F);
+  values[12'345] = -1;
+  expect_same_choice(values);
+}
+
 TEST(TopKCodec, NothingOfNothing) { EXPECT_TRUE(chosen({}, 0.5).empty()); }
 
 }  // namespace

@@ -141,8 +141,8 @@ class Engine final : public Progress::Client {
   void check_queue(Clock::time_point now);
   void check_suspects(Clock::time_point now);
   bool poll_collective();
-  Group::Handle mail(Mailbox::Request request, bool is_send);
-  Group::Handle mail_until(Mailbox::Request request, const Call& call, bool is_send);
+  Group::Handle mail(Mailbox::Request request);
+  Group::Handle mail_until(Mailbox::Request request, const Call& call);
   void post_to_mailbox(std::function<void(Mailbox&)> work);
 
   // First error wins. Any thread.
@@ -157,7 +157,8 @@ class Engine final : public Progress::Client {
   std::string left_reason(int rank) const;
   std::string in_flight() const;
   void inquire(std::uint64_t sequence);
-  std::string verdict_for(int peer) const;
+  // undone: what is awaited of the peer.
+  std::string verdict_for(int peer, const char* undone = "has not sent its part") const;
   Control::Status status();
   // What it is in, if `operation` is one of its collectives that has not ended, and the last answer of an inquiry.
   std::optional<Control::Elsewhere> place_of(const Operation* operation) const;

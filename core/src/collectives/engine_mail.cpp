@@ -37,17 +37,18 @@ void Engine::check_mail(Clock::time_point now) {
   const Mailbox::Request* request = mailbox_->overdue(now);
   if (request == nullptr) return;
   const std::string whom = request->peer < 0 ? "any rank" : members_.who(request->peer);
-  const std::string text = members_.prefix() + "a message with tag " + std::to_string(request->tag) + " from or to " +
-                           whom + " timed out after " + seconds(request->timeout) + ": " + verdict_for(request->peer) +
-                           ".";
+  const std::string text =
+      members_.prefix() + "a message with tag " + std::to_string(request->tag) +
+      (request->is_send ? " to " : " from ") + whom + " timed out after " + seconds(request->timeout) + ": " +
+      verdict_for(request->peer, request->is_send ? "has not received it" : "has not sent it") + ".";
   fail(std::make_exception_ptr(TimeoutError(text)), Tell::kEveryone);
 }
 
-Group::Handle Engine::mail(Mailbox::Request request, bool is_send) {
+Group::Handle Engine::mail(Mailbox::Request request) {
   check_usable();
   request.operation = std::make_shared<Operation>();
   const Group::Handle handle = request.operation;
-  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), request = std::move(request), is_send] {
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_), request = std::move(request)] {
     if (alive.expired()) {
       request.operation->complete(std::make_exception_ptr(ClosedError("[smdp] the group was shut down.")));
       return;
@@ -59,7 +60,7 @@ Group::Handle Engine::mail(Mailbox::Request request, bool is_send) {
     }
     if (error) {
       request.operation->complete(error);
-    } else if (is_send) {
+    } else if (request.is_send) {
       mailbox_->send(request);
     } else {
       mailbox_->receive(request);
@@ -68,27 +69,28 @@ Group::Handle Engine::mail(Mailbox::Request request, bool is_send) {
   return handle;
 }
 
-Group::Handle Engine::mail_until(Mailbox::Request request, const Call& call, bool is_send) {
+Group::Handle Engine::mail_until(Mailbox::Request request, const Call& call) {
   if (call.arrival) throw InvalidArgument(members_.prefix() + "send and recv take no values that come later.");
   request.timeout = call.timeout.value_or(options_.timeout);
   request.deadline = Clock::now() + request.timeout;
-  const Group::Handle handle = mail(std::move(request), is_send);
+  const Group::Handle handle = mail(std::move(request));
   if (!call.async) wait(*handle, call);
   return handle;
 }
 
 Group::Handle Engine::send(Mailbox::Request request, const Call& call) {
-  return mail_until(std::move(request), call, true);
+  request.is_send = true;
+  return mail_until(std::move(request), call);
 }
 
 Group::Handle Engine::receive(Mailbox::Request request, const Call& call) {
-  return mail_until(std::move(request), call, false);
+  return mail_until(std::move(request), call);
 }
 
 Group::Handle Engine::offer(Mailbox::Request request) {
-  request.is_offer = true;
+  request.is_send = request.is_offer = true;
   request.deadline = Clock::time_point::max();
-  return mail(std::move(request), true);
+  return mail(std::move(request));
 }
 
 void Engine::refuse(int source, std::int64_t tag) {

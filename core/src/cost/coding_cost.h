@@ -15,7 +15,7 @@ struct Coding {
 };
 inline constexpr Coding kCastCoding{20e9, 40e9, 30e9, 40e9, true};
 inline constexpr Coding kInt8Coding{4.2e9, 30e9, 4.4e9, 30e9, false};
-inline constexpr Coding kTopKCoding{1e9, 60e9, 3e9, 40e9, true};
+inline constexpr Coding kTopKCoding{1.3e9, 50e9, 5e9, 45e9, true};
 
 // Seconds that a rank codes for an all_reduce between `hosts` of its lane of `bytes`: it encodes everybody's shards,
 // decodes everybody's parts of its own, each with or without its own part, encodes its sum, and decodes all sums.

@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #include "fusion/float_bits.h"
 #include "fusion/gradient_codec.h"
+#include "fusion/largest.h"
 #include "fusion/residual.h"
 
 namespace smdp {
@@ -43,29 +42,16 @@ struct Sparse {
   }
 };
 
-struct KthLargest {
-  std::uint32_t magnitude;
-  std::size_t equal;  // of those that are as large, how many are among the k
-};
-
-// By their leading bits first, so that only few of many must be put in order.
-KthLargest kth_largest(const float* values, std::size_t count, std::size_t k) {
-  constexpr int kShift = 20;
-  std::array<std::uint32_t, std::size_t{1} << (31 - kShift)> histogram{};
-  for (std::size_t i = 0; i < count; ++i) ++histogram[magnitude(values[i]) >> kShift];
-  std::size_t bin = histogram.size() - 1;
-  std::size_t above = 0;
-  for (; above + histogram[bin] < k; --bin) above += histogram[bin];
-
-  std::vector<std::uint32_t> candidates;
-  candidates.reserve(histogram[bin]);
+// Momentum correction: what has piled up is a sum of velocities. Tells whether all of it is finite.
+bool add_up(const float* in, std::size_t count, float momentum, const float* velocity_now, const float* residual_now,
+            float* __restrict velocity, float* __restrict residual) {
+  std::uint32_t highest = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (const std::uint32_t m = magnitude(values[i]); m >> kShift == bin) candidates.push_back(m);
+    velocity[i] = momentum * velocity_now[i] + in[i];
+    residual[i] = residual_now[i] + velocity[i];
+    highest = std::max(highest, magnitude(residual[i]));
   }
-  const auto kth = candidates.begin() + static_cast<std::ptrdiff_t>(k - above - 1);
-  std::nth_element(candidates.begin(), kth, candidates.end(), std::greater<>());
-  const auto larger = std::count_if(candidates.begin(), kth, [&](std::uint32_t m) { return m > *kth; });
-  return {*kth, k - above - static_cast<std::size_t>(larger)};
+  return highest < kInfinityBits;
 }
 
 class TopKCodec final : public GradientCodec {
@@ -79,13 +65,9 @@ class TopKCodec final : public GradientCodec {
   void encode(std::size_t offset, const float* in, std::size_t count, std::byte* out) override {
     float* velocity = velocity_.next(offset);
     float* residual = residual_.next(offset);
-    bool is_finite = true;
-    for (std::size_t i = 0; i < count; ++i) {
-      velocity[i] = momentum_ * velocity_.now(offset)[i] + in[i];
-      residual[i] = residual_.now(offset)[i] + velocity[i];
-      is_finite &= magnitude(residual[i]) < kInfinityBits;
-    }
-    const std::vector<std::uint32_t> places = largest(residual, count);
+    const bool is_finite =
+        add_up(in, count, momentum_, velocity_.now(offset), residual_.now(offset), velocity, residual);
+    const std::vector<std::uint32_t> places = largest(residual, count, capacity(count));
     Sparse::write(residual, places, capacity(count), out);
     if (!is_finite) {
       std::copy(velocity_.now(offset), velocity_.now(offset) + count, velocity);
@@ -128,23 +110,6 @@ class TopKCodec final : public GradientCodec {
  private:
   std::size_t capacity(std::size_t count) const {
     return std::min(count, static_cast<std::size_t>(std::ceil(ratio_ * static_cast<double>(count))));
-  }
-
-  // Places of the largest, ascending; of equal ones the first. A NaN is larger than all numbers.
-  std::vector<std::uint32_t> largest(const float* values, std::size_t count) const {
-    const std::size_t k = capacity(count);
-    std::vector<std::uint32_t> places;
-    if (k == 0) return places;
-    places.reserve(k);
-    const auto [limit, equal] = kth_largest(values, count, k);
-    std::size_t ties = equal;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::uint32_t m = magnitude(values[i]);
-      if (m < limit || (m == limit && ties == 0)) continue;
-      if (m == limit) --ties;
-      if (m != 0) places.push_back(static_cast<std::uint32_t>(i));
-    }
-    return places;
   }
 
   const double ratio_;

@@ -30,6 +30,46 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
   return secret;
 }
 
+// Each host for itself. Where ranks of one cannot share memory, each counts as a host of its own.
+void connect_hosts(Store& store, const std::vector<Record>& records, int rank, const std::string& secret,
+                   const FileDescriptor& listener, const GroupOptions& options, Deadline deadline,
+                   Connections& connections) {
+  Members& members = connections.members;
+  const auto shared_key = [](int leader) { return "shared/" + std::to_string(leader); };
+  const std::vector<int> neighbours = members.local_ranks();
+  const bool leads = rank == neighbours.front();
+  bool shared = false;
+  try {
+    shared = connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, connections);
+  } catch (const Error& error) {
+    if (leads) store.set(shared_key(rank), error.what());
+    throw;
+  }
+  if (members.size == 1) return;
+  if (leads) store.set(shared_key(rank), shared ? "1" : "0");
+  std::vector<std::vector<int>> hosts;
+  for (const std::vector<int>& host : members.hosts) {
+    if (is_shared(store.get(shared_key(host.front()), options.init_timeout), members, host.front())) {
+      hosts.push_back(host);
+    } else {
+      for (const int member : host) hosts.push_back({member});
+      if (host.front() == rank) {
+        log(LogLevel::kWarning, "ranks on host " + members.host_names[static_cast<std::size_t>(rank)] +
+                                    " cannot share memory; they use TCP instead.");
+      }
+    }
+  }
+  std::sort(hosts.begin(), hosts.end());
+  members.hosts = hosts;
+  members.host_index = members.host_of(rank);
+  if (shared) return;
+  Connections alone;
+  alone.members = members;
+  connect_local_ranks(store, records, {rank}, rank, secret, listener, options, deadline, alone);
+  connections.segment = std::move(alone.segment);
+  connections.eventfds = std::move(alone.eventfds);
+}
+
 }  // namespace
 
 std::shared_ptr<Store> view_for_group(std::shared_ptr<Store> base, const std::string& name,
@@ -91,33 +131,11 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   connections.mail.resize(count);
   connections.control.resize(rank == 0 ? count : 1);
 
-  const std::vector<int> neighbours = members.local_ranks();
-  const bool shared =
-      connect_local_ranks(store, records, neighbours, rank, secret, local_listener, options, deadline, connections);
-  // Every host says whether its ranks share memory; where they do not, each counts as a host of its own.
-  if (size > 1) {
-    if (rank == neighbours.front()) store.set("shared/" + std::to_string(rank), shared ? "1" : "0");
-    std::vector<std::vector<int>> hosts;
-    for (const std::vector<int>& host : members.hosts) {
-      if (store.get("shared/" + std::to_string(host.front()), options.init_timeout) == "1") {
-        hosts.push_back(host);
-      } else {
-        for (const int member : host) hosts.push_back({member});
-        if (host.front() == rank) {
-          log(LogLevel::kWarning, "ranks on host " + own.host_name + " cannot share memory; they use TCP instead.");
-        }
-      }
-    }
-    std::sort(hosts.begin(), hosts.end());
-    members.hosts = hosts;
-    members.host_index = members.host_of(rank);
-    if (!shared) {
-      Connections alone;
-      alone.members = members;
-      connect_local_ranks(store, records, {rank}, rank, secret, local_listener, options, deadline, alone);
-      connections.segment = std::move(alone.segment);
-      connections.eventfds = std::move(alone.eventfds);
-    }
+  try {
+    connect_hosts(store, records, rank, secret, local_listener, options, deadline, connections);
+  } catch (const Error&) {
+    rank == 0 ? await_farewells(store, all_but_first(size), options.interrupted) : say_farewell(store, rank);
+    throw;
   }
   if (rank != 0) say_farewell(store, rank);
   members.local_index = members.local_index_of(rank);

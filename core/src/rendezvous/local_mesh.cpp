@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "common/failure.h"
 #include "common/hmac.h"
 #include "rendezvous/reception.h"
 #include "smdp/error.h"
@@ -120,6 +121,7 @@ void lead(Store& store, const std::vector<Record>& records, const std::vector<in
     if (have_given_up(store, ranks)) return;
   }
   if (!reception.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
+  out.segment->close_descriptor();
 }
 
 FileDescriptor follow(const Record& leader, std::size_t index, const std::vector<int>& ranks, const std::string& secret,
@@ -150,7 +152,12 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   const int leader = ranks.front();
   std::vector<FileDescriptor> sockets;
   if (rank == leader) {
-    lead(store, records, ranks, secret, listener, options, deadline, connections, sockets);
+    try {
+      lead(store, records, ranks, secret, listener, options, deadline, connections, sockets);
+    } catch (const Error& error) {  // out of memory or descriptors
+      store.set(verdict_key(leader), error.what());
+      throw;
+    }
     bool all = true;
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
@@ -175,13 +182,19 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
     mapped = false;  // another network namespace after all, or no permission: TCP does it
   }
   store.set(joined_key(rank), mapped ? "1" : "0");
-  const bool all = store.get(verdict_key(leader), left()) == "1";
+  const bool all = is_shared(store.get(verdict_key(leader), left()), connections.members, leader);
   if (all && !mapped) {
     throw ConfigError("[smdp] the rendezvous store holds keys of an earlier group '" + options.name +
                       "'. Every group needs a name of its own, or a fresh store.");
   }
   if (all && leader == 0) connections.control[0] = std::move(socket);
   return all;
+}
+
+bool is_shared(const std::string& verdict, const Members& members, int leader) {
+  if (verdict == "1" || verdict == "0") return verdict == "1";
+  throw Error(members.prefix() + members.who(leader) +
+              " could not connect the ranks of its host: " + without_tag(verdict));
 }
 
 }  // namespace smdp

@@ -17,4 +17,8 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
                          const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
                          std::chrono::steady_clock::time_point deadline, Connections& connections);
 
+// What a rank that leads its host says in the store of connect_local_ranks(): "1" or "0" for its result, or why it
+// failed, which is thrown here as Error.
+bool is_shared(const std::string& verdict, const Members& members, int leader);
+
 }  // namespace smdp

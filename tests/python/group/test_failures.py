@@ -194,6 +194,51 @@ else:
             assert "rank 1 (host" in rank.output and "has not called it" in rank.output, rank.output
 
 
+@pytest.mark.parametrize(("call", "what", "undone"), [
+    ("g.recv(np.ones(100_000), 1, tag=3, timeout=2)", "from", "has not sent it"),
+    ("g.send(np.ones(100_000), 1, tag=3, timeout=2)", "to", "has not received it"),
+])  # fmt: skip
+def test_message_that_nobody_takes_part_in(job: Job, call: str, what: str, undone: str) -> None:
+    code = f"""
+g = joined()
+if g.rank == 0:
+    report(lambda: {call})
+else:
+    time.sleep(3)
+"""
+    ranks = job(2, code)
+    for rank in ranks:
+        rank.finish(30)
+    expected = f"a message with tag 3 {what} rank 1 (host "
+    assert expected in ranks[0].output and ", but " + undone + "." in ranks[0].output, ranks[0].output
+
+
+def test_limit_of_file_sizes_is_named(job: Job) -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+report(joined)
+"""
+    for rank in job(3, code, hosts=[0, 0, 1]):
+        assert rank.finish(30) == 0, rank.output
+        assert "ulimit -f" in rank.output and seconds(rank.output) < 5, rank.output
+
+
+def test_shared_memory_keeps_no_descriptor(job: Job, finish: Callable[..., None]) -> None:
+    code = """
+g = joined()
+g.barrier()
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        target = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # that of the listing itself
+        continue
+    assert "memfd:smdp" not in target, target
+assert (g.all_reduce(np.ones(3)) == 2).all()
+"""
+    finish(job(2, code))
+
+
 def test_exception_of_a_rank_reaches_the_others(job: Job) -> None:
     code = """
 g = joined()

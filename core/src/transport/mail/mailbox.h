@@ -41,6 +41,7 @@ class Mailbox {
     std::int64_t tag;
     Clock::time_point deadline;  // max() for offers and refusals
     std::chrono::milliseconds timeout;
+    bool is_send = false;
     bool is_offer = false;    // of what is sent
     bool is_refusal = false;  // of what is received: it takes the place of a receive, and has no operation
   };

@@ -29,8 +29,9 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (valu
 Segment::Segment(std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce)
     : memfd_(::memfd_create("smdp", MFD_CLOEXEC)), ranks_(ranks), slot_bytes_(slot_bytes) {
   if (memfd_.get() < 0 || ::ftruncate(memfd_.get(), static_cast<off_t>(total_bytes())) != 0) {
+    const char* limit = errno == EFBIG ? "; ulimit -f, the limit of file sizes, holds for it" : "";
     throw Error("[smdp] cannot make shared memory of " + std::to_string(total_bytes()) +
-                " bytes: " + std::strerror(errno));
+                " bytes: " + std::strerror(errno) + limit + ".");
   }
   map();
   auto* header = new (base_) Header{kMagic, nonce};
@@ -40,6 +41,7 @@ Segment::Segment(std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce)
 Segment::Segment(FileDescriptor memfd, std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce)
     : memfd_(std::move(memfd)), ranks_(ranks), slot_bytes_(slot_bytes) {
   map();
+  close_descriptor();
   Header header;
   std::memcpy(&header, base_, sizeof header);
   if (header.magic != kMagic || header.nonce != nonce) {
@@ -62,7 +64,7 @@ void Segment::map() {
   void* address = ::mmap(nullptr, total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memfd_.get(), 0);
   if (address == MAP_FAILED) {
     throw Error("[smdp] cannot map shared memory of " + std::to_string(total_bytes()) +
-                " bytes: " + std::strerror(errno));
+                " bytes: " + std::strerror(errno) + ".");
   }
   base_ = static_cast<std::byte*>(address);
 }

@@ -43,7 +43,8 @@ class Segment {
   static constexpr std::size_t kRingBytes = std::size_t{1} << 18;
 
   // ranks: local ranks that share it. slot_bytes: of one slot of lane A; lane B has the same.
-  // The first form makes the memfd, the second maps one received from the maker.
+  // The first form makes the memfd, which the others get by its descriptor; the second maps one received from the
+  // maker.
   Segment(std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
   Segment(FileDescriptor memfd, std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
   Segment(const Segment&) = delete;
@@ -51,6 +52,8 @@ class Segment {
   ~Segment();
 
   int descriptor() const { return memfd_.get(); }
+  // Once all have it: mapped memory needs none.
+  void close_descriptor() { memfd_ = FileDescriptor(); }
   std::size_t ranks() const { return ranks_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
