@@ -104,6 +104,7 @@ void bind_gradient_reducer(nb::module_& m) {
           },
           nb::arg("compression"), nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio,
           nb::arg("topk_momentum") = 0.0)
+      .def("check_same", &GradientCompressor::check_same, nb::arg("group"), Release())
       .def(
           "all_reduce",
           [](GradientCompressor& compressor, Group& group, std::size_t key, Pointer data, std::size_t count, int dtype,

@@ -122,6 +122,8 @@ class SMDP_API GradientCompressor {
   GradientCompressor& operator=(const GradientCompressor&) = delete;
   ~GradientCompressor();
 
+  // Collective, before the first all_reduce: throws MismatchError on all ranks if their options differ.
+  void check_same(Group& group) const;
   // Collective: replaces a buffer by its mean over the group. key: which of the framework's buffers it is, the same in
   // every step; what compression keeps of a key is lost when its count changes. Only float32 is compressed. The memory,
   // and this object, must live until the operation is done. Throws InvalidArgument for what is no float or

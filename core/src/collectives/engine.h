@@ -105,6 +105,7 @@ class Engine final : public Progress::Client {
     Clock::time_point next_stall;  // when to ask for the next line about a stall, or to write it
     bool is_stall_inquired = false;
     bool was_open = false;  // when it was looked at last
+    bool is_overdue = false;
     std::optional<Clock::time_point> next_late_line;
 
     // E.g. "all_reduce #12 float32[512] SUM (gradients 'a' to 'b')".

@@ -15,6 +15,8 @@ namespace {
 
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
+// From a deadline to the error, for what has come meanwhile to be read.
+constexpr std::chrono::milliseconds kLastWord{50};
 
 }  // namespace
 
@@ -44,12 +46,19 @@ bool Engine::check(Collective& collective) {
     collective.was_open = is_open;
     collective.since = now;
     collective.deadline = now + collective.timeout;
+    collective.is_overdue = false;
     set_looks(collective);
     return false;
   }
   check_inquiry(collective, now);
   check_stall(collective, now);
   if (now < collective.deadline) return false;
+  if (!collective.is_overdue) {
+    // If this process was stopped, what others have said of that is not read yet.
+    collective.is_overdue = true;
+    collective.deadline = now + kLastWord;
+    return false;
+  }
   collective.scheduler.fail(std::make_exception_ptr(TimeoutError(members_.prefix() + collective.describe() +
                                                                  " timed out after " + seconds(collective.timeout) +
                                                                  ": " + verdict_for(collective.awaited()) + ".")));

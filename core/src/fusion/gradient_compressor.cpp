@@ -30,6 +30,8 @@ GradientCompressor::GradientCompressor(const GradientReducerOptions& options) : 
 }
 GradientCompressor::~GradientCompressor() = default;
 
+void GradientCompressor::check_same(Group& group) const { check_same_gradients(group, {}, impl_->options); }
+
 Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, void* data, std::size_t count, DType dtype,
                                              const Call& call) {
   if (data == nullptr && count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");

@@ -17,9 +17,16 @@ namespace {
 constexpr std::size_t kTextBytes = 512;  // of a difference
 constexpr double kWorthIt = 1.15;
 
+// A name may be anything, but lines are compared.
+std::string one_line(const std::string& name) {
+  std::string text;
+  for (const char c : name) text += c == '\n' ? std::string("\\n") : std::string(1, c);
+  return text;
+}
+
 std::string line_of(const Gradient& gradient) {
   const std::string shape = gradient.shape.empty() ? "[" + std::to_string(gradient.count) + "]" : gradient.shape;
-  return "'" + gradient.name + "' " + name_of(gradient.dtype) + shape;
+  return "'" + one_line(gradient.name) + "' " + name_of(gradient.dtype) + shape;
 }
 
 bool is_same(const std::string& line, const std::string& other, bool with_names) {

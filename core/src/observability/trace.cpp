@@ -13,14 +13,17 @@
 #include <map>
 #include <mutex>
 #include <system_error>
+#include <utility>
 
 #include "common/fork_guard.h"
+#include "common/log.h"
 #include "smdp/error.h"
 
 namespace smdp::trace {
 namespace {
 
 constexpr std::size_t kFlushBytes = std::size_t{64} << 10;
+constexpr std::chrono::seconds kFlushTime{1};               // the most that a rank which is killed takes along
 constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of one file
 
 std::atomic<bool> on{false};
@@ -37,7 +40,7 @@ std::string boot_id() {
 class File {
  public:
   void open(const std::string& directory, int rank, int size, const std::string& host) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (descriptor_ >= 0) return;
     std::error_code error;
     std::filesystem::create_directories(directory, error);
@@ -57,12 +60,13 @@ class File {
              "{\"rank\":" + rank_ + ",\"size\":" + std::to_string(size) + ",\"host\":" + quoted(host) +
                  ",\"clock\":" + quoted(boot_id()) + "}");
     write_pending();
-    on.store(true);
+    if (!is_full_) on.store(true);
+    tell(lock);
   }
 
   void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
             TimePoint end, const Arguments& arguments) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (ForkGuard::in_forked_child(fork_generation_) || is_full_) return;
     const std::string thread = number_of(track);
     pending_ += R"({"ph":"X","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"cat":)" + quoted(category) +
@@ -76,12 +80,18 @@ class File {
     pending_ += "}},\n";
     const std::size_t most = limit.load(std::memory_order_relaxed);
     if (written_ + pending_.size() >= most) fill_up(end, most);
-    if (pending_.size() >= kFlushBytes || is_full_) write_pending();
+    if (pending_.size() >= kFlushBytes || is_full_ || end - flushed_ >= kFlushTime) {
+      write_pending();
+      flushed_ = end;
+      tell(lock);
+    }
   }
 
   void flush() {
-    const std::lock_guard lock(mutex_);
-    if (descriptor_ >= 0 && !ForkGuard::in_forked_child(fork_generation_)) write_pending();
+    std::unique_lock lock(mutex_);
+    if (descriptor_ < 0 || ForkGuard::in_forked_child(fork_generation_)) return;
+    write_pending();
+    tell(lock);
   }
 
  private:
@@ -112,6 +122,13 @@ class File {
     return number;
   }
 
+  // After the lock, which is a leaf.
+  void tell(std::unique_lock<std::mutex>& lock) {
+    const std::string trouble = std::exchange(trouble_, {});
+    lock.unlock();
+    if (!trouble.empty()) log(LogLevel::kWarning, trouble);
+  }
+
   // A full disk ends the trace, not the training.
   void write_pending() {
     std::size_t done = 0;
@@ -119,6 +136,8 @@ class File {
       const ssize_t wrote = ::write(descriptor_, pending_.data() + done, pending_.size() - done);
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote <= 0) {
+        trouble_ = "rank " + rank_ + ": the trace cannot be written (" + std::strerror(errno) +
+                   ") and ends here; the job goes on.";
         is_full_ = true;
         on.store(false);
         break;
@@ -135,7 +154,9 @@ class File {
   std::string rank_;
   std::string pending_;
   std::size_t written_ = 0;
+  TimePoint flushed_{};
   bool is_full_ = false;
+  std::string trouble_;  // not told yet
   std::map<std::string, std::size_t> tracks_;
 };
 

@@ -138,6 +138,18 @@ def test_copies_of_a_model_on_a_device() -> None:
     run(check_copies_on_a_device, hosts=[0, 1])
 
 
+def check_hooks_that_differ() -> None:
+    ddp = DistributedDataParallel(nn.Linear(30, 3))
+    ddp.register_comm_hook(None, comm_hook("bf16" if dist.get_rank() == 0 else "fp16"))
+    message = "the options on rank 1 are compression fp16, .*; on rank 0: compression bf16, "
+    with pytest.raises(RuntimeError, match=message):
+        ddp(torch.ones(1, 30)).sum().backward()
+
+
+def test_hooks_that_differ() -> None:
+    run(check_hooks_that_differ, hosts=[0, 1])
+
+
 def check_wrong_input() -> None:
     with pytest.raises(ValueError, match="compression is 'zip'; allowed: none, fp16"):
         comm_hook("zip")

@@ -228,8 +228,30 @@ def check_wrong_input() -> None:
     with pytest.raises(ValueError, match=r"bucket_cap_mb_list is \[1, 25\] for a module on the CPU"):
         DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb_list=[1, 25])
     sparse = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
-    with pytest.raises(RuntimeError, match="sparse=False"):
+    with pytest.raises(RuntimeError, match=r"gradient of parameter 'weight' is sparse .* Set sparse=False"):
         sparse(torch.tensor([1])).sum().backward()
+
+
+def check_any_name() -> None:
+    """Parameters may be called as one likes."""
+    names = ["two\nlines", "'", "' float32[3]", " "]
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(3)) for name in names})
+    ddp = DistributedDataParallel(_Sum(model))
+    (ddp() * (1 + dist.get_rank())).backward()
+    assert all((parameter.grad == 1.5).all() for parameter in model.values())
+
+
+class _Sum(nn.Module):
+    def __init__(self, parameters: nn.ParameterDict) -> None:
+        super().__init__()
+        self.all = parameters
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack([parameter.sum() for parameter in self.all.values()]).sum()
+
+
+def test_any_name() -> None:
+    run(check_any_name)
 
 
 def test_wrong_input() -> None:

@@ -342,6 +342,21 @@ def missing_rank() -> None:
         )
 
 
+def late_rank() -> None:
+    """Rank 0 has given up on rank 1, which comes after it and says so."""
+    import smdp
+
+    rank = int(os.environ["RANK"])
+    if rank == 1:
+        time.sleep(5)
+    with raises_within(
+        10, "missing are 1 of 2", "too late" if rank else "here are 0", kind=smdp.TimeoutError
+    ):
+        dist.init_process_group(
+            "smdp", init_method=f"file://{os.environ['SMDP_TEST_STORE']}", rank=rank, world_size=2
+        )
+
+
 def exit_in_flight() -> None:
     """An interpreter ends with operations and Futures under way, and without destroying its groups."""
     dist.init_process_group(
@@ -447,6 +462,10 @@ def test_different_secrets() -> None:
 
 def test_missing_rank() -> None:
     run(missing_rank, 2, init=False, env={"SMDP_INIT_TIMEOUT": "4"})
+
+
+def test_late_rank() -> None:
+    run(late_rank, 2, init=False, env={"SMDP_INIT_TIMEOUT": "2"})
 
 
 def test_exit_in_flight() -> None:

@@ -35,9 +35,8 @@ def wrapped(wrapper: str, model: nn.Module, wire: str, momentum: float) -> tuple
     return theirs, hook
 
 
-def trained(
-    wrapper: str, wire: str, momentum: float, *, has_infinity: bool, dtype: torch.dtype
-) -> list[Tensor]:
+def trained(wrapper: str, wire: str, momentum: float, *, infinity: str, dtype: torch.dtype) -> list[Tensor]:
+    """infinity: where it comes in one step, "everywhere" or in the "first layer", or "nowhere"."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).to(dtype)
     net, follower = wrapped(wrapper, model, wire, momentum)
@@ -45,17 +44,23 @@ def trained(
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10_000)
     follower.follow(scaler)
     for step in range(STEPS):
-        if step == SKIPPED and not has_infinity:
+        if step == SKIPPED and infinity == "nowhere":
             continue
+        is_bad = step == SKIPPED and dist.get_rank() == 0
         generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
         loss = net(torch.randn(8, 20, generator=generator).to(dtype)).square().mean()
-        if step == SKIPPED and dist.get_rank() == 0:
+        if is_bad and infinity == "everywhere":
             loss = loss * float("inf")
+        handles = []
+        if is_bad and infinity == "first layer":  # other buckets are fine
+            handles.append(model[0].bias.register_hook(lambda grad: grad * float("inf")))
         optimizer.zero_grad()
         scaler.scale(loss).backward()
+        for handle in handles:
+            handle.remove()
         scaler.step(optimizer)
         scaler.update()
-    assert scaler.get_scale() == (512.0 if has_infinity else 1024.0)
+    assert scaler.get_scale() == (1024.0 if infinity == "nowhere" else 512.0)
     return [parameter.detach() for parameter in model.parameters()]
 
 
@@ -63,11 +68,12 @@ def after_an_infinity() -> None:
     for wrapper in ("ours", "hook"):
         for wire, momentum in (("int8", 0.0), ("topk", 0.0), ("topk", 0.9), ("fp16", 0.0)):
             runs = [
-                trained(wrapper, wire, momentum, has_infinity=has_infinity, dtype=torch.float32)
-                for has_infinity in (False, True)
+                trained(wrapper, wire, momentum, infinity=infinity, dtype=torch.float32)
+                for infinity in ("nowhere", "everywhere", "first layer")
             ]
-            for without, after in zip(*runs, strict=True):
-                torch.testing.assert_close(after, without, atol=1e-5, rtol=1e-5)
+            for without, *after in zip(*runs, strict=True):
+                for one in after:
+                    torch.testing.assert_close(one, without, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("hosts", [None, [0, 1]])
@@ -77,7 +83,7 @@ def test_training_goes_on_as_if_the_step_had_been_skipped(hosts: list[int] | Non
 
 def momentum_of_other_dtypes() -> None:
     ours, hook = (
-        trained(wrapper, "topk", 0.9, has_infinity=False, dtype=torch.float64) for wrapper in ("ours", "hook")
+        trained(wrapper, "topk", 0.9, infinity="nowhere", dtype=torch.float64) for wrapper in ("ours", "hook")
     )
     for one, other in zip(ours, hook, strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)

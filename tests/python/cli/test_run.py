@@ -406,6 +406,26 @@ def test_a_reader_that_leaves_ends_the_job(script: Callable[[str], Path]) -> Non
     assert "failed first" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(closed: str, script: Callable[[str], Path], tmp_path: Path) -> None:
+    path = script(
+        "for stream in (sys.stdout, sys.stderr):\n"
+        "    stream.write('x\\n\\x02\\x0f' * 1000)\n"
+        f"open(f'{tmp_path}/end{{rank}}', 'w').close()\n"
+    )
+    command = f"{sys.executable} -m smdp run -n 2 {path} {closed}"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, timeout=30).returncode == 0
+    assert all((tmp_path / f"end{rank}").exists() for rank in range(2))
+
+
+def test_output_that_cannot_be_written_ends_the_job_and_is_said(script: Callable[[str], Path]) -> None:
+    path = script("while True: print('x' * 1000)\n")
+    command = f"{sys.executable} -m smdp run -n 2 {path} >/dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 74
+    assert "smdp: the output of ranks cannot be written: [Errno 28] No space left on device" in done.stderr
+
+
 def test_standard_input_goes_to_rank_0(script: Callable[[str], Path]) -> None:
     path = script("print(repr(sys.stdin.read()))\n")
     done = smdp_run("-n", 2, path, input="hello")

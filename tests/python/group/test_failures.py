@@ -178,6 +178,30 @@ assert (g.all_reduce(np.ones(1_000_000)) == 3).all()
     finish(ranks)
 
 
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+def test_stopped_rank_that_goes_on_too_late_blames_nobody_else(hosts: list[int], job: Job) -> None:
+    code = """
+g = joined(timeout=2)
+g.barrier()
+print("goes on", flush=True)
+report(lambda: [g.all_reduce(np.ones(1_000_000)) for _ in range(100_000)])
+if g.rank != 1:
+    time.sleep(3)
+"""
+    ranks = job(3, code, hosts=hosts)
+    ranks[1].output += ranks[1].process.stdout.readline()
+    time.sleep(0.3)  # in the middle of an operation
+    os.kill(ranks[1].process.pid, signal.SIGSTOP)
+    time.sleep(4)  # until the others have raised
+    os.kill(ranks[1].process.pid, signal.SIGCONT)
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+        assert "TimeoutError" in rank.output and "rank 1 (host" in rank.output, rank.output
+        assert "waiting for rank 0" not in rank.output and "waiting for rank 2" not in rank.output, (
+            rank.output
+        )
+
+
 def test_late_rank_is_named(job: Job) -> None:
     code = """
 g = joined(timeout=3)

@@ -71,6 +71,36 @@ def test_trace_survives_a_killed_rank(job: Job, tmp_path: Path) -> None:
     assert all(one.spans for one in read(folder))
 
 
+def test_trace_of_a_rank_that_is_killed_without_warning(job: Job, tmp_path: Path) -> None:
+    code = WORK + "time.sleep(1.1)\ng.barrier()\ng.barrier()\nos.kill(os.getpid(), signal.SIGKILL)"
+    folder = tmp_path / "traces"
+    for rank in job(2, code, environ={"SMDP_TRACE": str(folder)}):
+        rank.finish(30)
+    for one in read(folder):
+        assert sum(event["name"] == "all_reduce" for event in one.spans) >= 5
+
+
+def test_trace_that_cannot_be_written_is_said_and_harms_nobody(job: Job, tmp_path: Path) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    code = WORK.replace("range(5)", "range(30)") + limit + "smdp.shutdown()\nprint('went on')"
+    for rank in job(2, code, environ={"SMDP_TRACE": str(tmp_path / "traces")}):
+        assert rank.finish(30) == 0, rank.output
+        message = f"[smdp] rank {rank.rank}: the trace cannot be written (File too large) and ends here"
+        assert message in rank.output and "went on" in rank.output, rank.output
+
+
+def test_traces_that_end_early_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, steps in enumerate((20, 18, 20, 3, 0)):
+        head = {"name": "smdp", "ph": "M", "args": {"rank": rank, "size": 5, "clock": "a"}}
+        lines = [head] + [
+            {"name": "exposed communication", "cat": "step", "ts": 1.0, "dur": 1.0, "args": {}}
+        ] * steps
+        (tmp_path / f"rank{rank}-1.json").write_text("[\n" + "".join(f"{json.dumps(x)},\n" for x in lines))
+    read(tmp_path)
+    message = "the traces of ranks [3, 4] end early: rank 3's has 3 steps, others up to 20."
+    assert message in capsys.readouterr().err
+
+
 def test_traces_that_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = {"name": "smdp", "ph": "M", "args": {"rank": 1, "size": 3, "clock": "a"}}
     (tmp_path / "rank1-1.json").write_text(f"[\n{json.dumps(first)},\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -379,6 +380,15 @@ def _plan(
         raise typer.Exit(1)
 
 
+def _open_standard_streams() -> None:
+    """What starts a daemon may have closed them; a pipe of ours would else get one's number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 _traces = typer.Typer(help="Read the traces that SMDP_TRACE=dir makes.", no_args_is_help=True)
 app.add_typer(_traces, name="trace")
 _Directory = Annotated[Path, typer.Argument(help="What SMDP_TRACE named.")]
@@ -416,4 +426,5 @@ def _report(
 
 def main() -> None:
     """Run the command line."""
+    _open_standard_streams()
     app(prog_name="smdp")

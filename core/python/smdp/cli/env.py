@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
-from smdp import config
+from smdp import config, environments
 from smdp._errors import ConfigError
 from smdp.cli import system
 
@@ -42,7 +42,8 @@ def report(*, as_json: bool = False, environ: Mapping[str, str] = os.environ) ->
 def failures(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Give what keeps smdp from working here, a line each; empty if nothing does.
 
-    Quick, for health checks: it looks at the compiled part and at `SMDP_*`, not at the machine.
+    Quick, for health checks: it looks at the compiled part, at `SMDP_*` and at who this rank is, not at the
+    machine.
     """
     found = _problems(environ)
     core = _smdp().get("core")
@@ -139,8 +140,6 @@ def _libraries() -> dict[str, str]:
 
 
 def _launcher(environ: Mapping[str, str]) -> dict[str, object]:
-    from smdp import environments
-
     environment = environments.find(environ)
     result: dict[str, object] = {"recognised": environment.name}
     try:
@@ -171,6 +170,11 @@ def _problems(environ: Mapping[str, str]) -> list[str]:
         config.Config.from_environ(environ)
     except ConfigError as error:
         problems.append(str(error))
+    try:
+        environments.detect(environ, needs_master=False)
+    except ConfigError as error:
+        if str(error) not in problems:
+            problems.append(str(error))
     return problems
 
 

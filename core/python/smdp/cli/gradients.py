@@ -12,6 +12,10 @@ Layers = list[list[int]]
 # Of a list of equal gradients.
 _LAYERS = 10
 
+# Of which a simulation comes to its end.
+_MOST_GRADIENTS = 1_000_000
+_MOST_HIDDEN = 1_000_000
+
 NAMES = ("bert-base", "bert-large", "gpt2", "gpt2-xl")
 
 
@@ -35,6 +39,8 @@ def parse(option: str, text: str) -> Layers:
         return [[50257 * hidden, 1024 * hidden], *transformer(layers, hidden), [hidden, hidden]]
     found = re.fullmatch(r"transformer-(\d+)x(\d+)", text)
     if found is not None and int(found[1]) and int(found[2]):
+        if 16 * int(found[1]) > _MOST_GRADIENTS or int(found[2]) > _MOST_HIDDEN:
+            raise config.invalid(option, text, f"up to {_MOST_GRADIENTS} gradients and hidden {_MOST_HIDDEN}")
         return transformer(int(found[1]), int(found[2]))
     found = re.fullmatch(r"(\d+)x(\w+)", text)
     size = config.parse_bytes(found[2]) if found else None
@@ -43,6 +49,8 @@ def parse(option: str, text: str) -> Layers:
             option, text, f"{', '.join(NAMES)}, transformer-LAYERSxHIDDEN or COUNTxBYTES, e.g. 1000x4K"
         )
     count = int(found[1])
+    if count > _MOST_GRADIENTS or size > 2**50:
+        raise config.invalid(option, text, f"up to {_MOST_GRADIENTS} gradients of up to 2**50 bytes")
     equal: Layers = [[] for _ in range(min(_LAYERS, count))]
     for index in range(count):
         equal[index * len(equal) // count].append(size // 4)

@@ -430,15 +430,18 @@ class Launcher:
         output.pipe.close()
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Write; if nobody reads our output any more, end the job as a pipe's writer ends."""
+        """Write; if that is over, end the job; where nobody reads any more, as a pipe's writer ends."""
         if self._lost_reader:
             return
         try:
             write()
-        except OSError:
+        except OSError as error:
             self._lost_reader = True
+            is_pipe = isinstance(error, BrokenPipeError)
+            if not is_pipe:
+                _say(f"the output of ranks cannot be written: {error}; stopping the job")
             if self._exit_code is None:
-                self._exit_code = 128 + signal.SIGPIPE
+                self._exit_code = 128 + signal.SIGPIPE if is_pipe else 74  # EX_IOERR
             self.stop()
 
 

@@ -26,6 +26,16 @@ def parse_link(option: str, text: str) -> float:
     return float(found[1]) * _UNITS[found[2]] / 8 * _PAYLOAD
 
 
+def check_time(option: str, value: float) -> None:
+    """Refuse what is no time: infinities pass for numbers above 0.
+
+    Raises:
+        ConfigError: It is not a number from 0 to a billion.
+    """
+    if not 0 <= value <= 1e9:
+        raise config.invalid(option, value, "a number from 0 to 1e9")
+
+
 def simulate_ddp(
     *,
     hosts: list[int],
@@ -50,10 +60,14 @@ def simulate_ddp(
         latency_us: Microseconds from a send to the peer's wake-up.
 
     Raises:
-        ConfigError: The link's rate is none.
+        ConfigError: The link's rate is none, or a time is none.
         ValueError: Another argument is wrong.
     """
     bandwidth = parse_link("--link", link)
+    for option, value in (
+        ("--forward-ms", forward_ms), ("--backward-ms", backward_ms), ("--latency-us", latency_us)
+    ):  # fmt: skip
+        check_time(option, value)
     sizes = [sum(layer) for layer in model]
     # An embedding computes as little as a thin layer, however many rows it has.
     limit = sorted(sizes)[len(sizes) // 2]

@@ -138,11 +138,16 @@ def bench_ddp(
     from smdp.cli import gradients as models
     from smdp.cli.rank_environments import rank_environments
     from smdp.cli.run import Launcher
+    from smdp.cli.simulate import check_time
 
     if against not in ("", "gloo"):
         raise config.invalid("--against", against, "gloo, or nothing")
     _need("operation", "ddp", "torch")
+    for option, value in (("--forward-ms", forward_ms), ("--backward-ms", backward_ms)):
+        check_time(option, value)
     wires = [name.strip() for name in compression.split(",") if name.strip()]
+    if not wires:
+        raise config.invalid("--compression", compression, ", ".join(WIRES))
     for name in wires:
         if name not in WIRES:
             raise config.invalid("--compression", name, ", ".join(WIRES))

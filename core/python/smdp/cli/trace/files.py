@@ -35,7 +35,7 @@ class Trace:
 def read(directory: Path) -> list[Trace]:
     """Read all ranks' traces, by rank; of several by one rank (a restarted job) the newest.
 
-    Says on stderr which ranks' traces are not there, and which ones were full.
+    Says on stderr which ranks' traces are not there, which ones were full, and which ones end early.
 
     Raises:
         ValueError: There are none, they belong to jobs of different sizes, or one is damaged.
@@ -64,7 +64,21 @@ def read(directory: Path) -> list[Trace]:
             f" {limit / 2**20:.4g} MiB they ended, and what came later is not in them. Trace fewer steps.",
             file=sys.stderr,
         )
+    counts = {rank: _steps_of(newest[rank]) for rank in sorted(newest)}
+    most = max(counts.values())
+    short = [rank for rank, count in counts.items() if count < 0.9 * most - 1 and rank not in full]
+    if short:
+        print(
+            f"smdp: the traces of ranks {short[:8]}{', ...' if len(short) > 8 else ''} end early: rank"
+            f" {short[0]}'s has {counts[short[0]]} steps, others up to {most}. Were these ranks killed, or a"
+            " disk full? Steps that one rank lacks are left out.",
+            file=sys.stderr,
+        )
     return [newest[rank] for rank in sorted(newest)]
+
+
+def _steps_of(trace: Trace) -> int:
+    return sum(event["cat"] == "step" and event["name"] == "exposed communication" for event in trace.spans)
 
 
 def _read_file(path: Path) -> Trace | None:

@@ -41,6 +41,8 @@ class CommHook:
         self._has_state = has_state
         self._momentum = momentum
         self._velocity: dict[int, Tensor] = {}  # by the parameter's id
+        self._next_velocity: dict[int, Tensor] = {}  # if the step under way counts
+        self._is_checked = False
         self._keys: dict[tuple[int, ...], int] = {}  # of buckets, by their parameters
         self._is_first = True
         self._is_in_step = False
@@ -56,6 +58,9 @@ class CommHook:
 
     def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
+        if not self._is_checked:
+            self._compressor.check_same(self._group)
+            self._is_checked = True
         if bucket.index() == 0 and self._is_in_step:
             self._end_step()
         self._is_in_step = True
@@ -117,14 +122,18 @@ class CommHook:
         is_finite = not (self._has_state or self._momentum) or bool(torch.isfinite(host).all())
         self._counts = self._counts and is_finite
         for parameter, part in parts if is_finite else ():
-            if parameter not in self._velocity:
-                self._velocity[parameter] = torch.zeros_like(part)
-            part.copy_(self._velocity[parameter].mul_(self._momentum).add_(part))
+            before = self._velocity.get(parameter)
+            velocity = part.clone() if before is None else torch.add(part, before, alpha=self._momentum)
+            self._next_velocity[parameter] = velocity
+            part.copy_(velocity)
         return buffer
 
     def _end_step(self) -> None:
         self._is_in_step = self._is_first = False
         self._compressor.end_step(self._counts)
+        if self._counts:  # else one of its buckets was not finite, and whoever scales the loss skips it
+            self._velocity.update(self._next_velocity)
+        self._next_velocity.clear()
         self._counts = True
 
 

@@ -6,9 +6,12 @@ entry point puts `rendezvous` before torch's own handler, for groups over smdp o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -31,6 +34,8 @@ from smdp.torch.work import seconds_of
 _logger = logging.getLogger(__name__)
 _RANKS = ("RANK", "WORLD_SIZE")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
+_POLL_S = 0.005
+_POLL_MAX_S = 0.2
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
@@ -73,6 +78,15 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     elif "timeout" in options:
         timeout_s = seconds_of(options["timeout"])
         options["timeout"] = timedelta(seconds=timeout_s)
+    deadline = time.monotonic() + timeout_s
+    if rank not in (None, "0") and address and port and not _is_answered(address, port, deadline):
+        raise TimeoutError(
+            f"[smdp] rank {rank} of {size}: nobody listens at MASTER_ADDR={address}, MASTER_PORT={port} "
+            f"after {timeout_s:g} s, so rank 0 has not come. Is it running, with the same address and port? "
+            "SMDP_INIT_TIMEOUT, or timeout=, sets the wait."
+        )
+    if "timeout" in options:
+        options["timeout"] = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
     try:
         yield from torchs(url, **options)
     except DistError as error:
@@ -86,6 +100,17 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
             f"within {timeout_s:g} s. Are all running, with the same address, port and world size? "
             f"SMDP_INIT_TIMEOUT, or timeout=, sets the wait. torch says: {error}"
         ) from error
+
+
+def _is_answered(address: str, port: str, deadline: float) -> bool:
+    """Wait until somebody listens: torch's own wait may take twice its limit, and more."""
+    pause = _POLL_S
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError), socket.create_connection((address, int(port)), timeout=left):
+            return True
+        time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
+        pause = min(1.5 * pause, _POLL_MAX_S)
+    return False
 
 
 def _check(arguments: Mapping[str, list[str]], rank: str | None, size: str | None) -> None:

@@ -242,8 +242,8 @@ class GradientHooks:
             )
         if grad.layout is not torch.strided:
             raise RuntimeError(
-                "[smdp] a gradient is sparse (an embedding with sparse=True); smdp's DistributedDataParallel "
-                "averages dense gradients only. Set sparse=False."
+                f"[smdp] the gradient of parameter {name!r} is sparse (an embedding with sparse=True); "
+                "smdp's DistributedDataParallel averages dense gradients only. Set sparse=False."
             )
         self._check_unchanged(index, parameter)
         if grad.dtype is not dtype or grad.numel() != numel:

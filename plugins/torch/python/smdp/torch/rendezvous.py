@@ -94,6 +94,7 @@ def _lead(store: Store, size: int, group: str, timeout_s: float, meeting: _core.
         tokens = [store.get(_hello(session, rank)).decode() for rank in came[1:]]
         for token in tokens:
             store.set(_failed(session, token), text)
+        store.set(_failed(session), text)  # for who comes too late
         # This program may end now, and the store with it.
         _wait(store, (_read(session, token) for token in tokens), _FAREWELL_S, meeting)
         raise TimeoutError(f"[smdp] rank 0 of {size}: {text}")
@@ -121,7 +122,8 @@ def _wait(store: Store, keys: Iterable[str], timeout_s: float, meeting: _core.Me
 def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float, meeting: _core.Meeting) -> str:
     token = secrets.token_hex(8)
     # Rank 0 gives up first and says who is missing.
-    deadline = time.monotonic() + timeout_s + 5.0
+    wait_s = timeout_s + 5.0
+    deadline = time.monotonic() + wait_s
     answered = ""
     pause = _POLL_S
     while time.monotonic() < deadline:
@@ -141,8 +143,11 @@ def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float, me
                 raise TimeoutError(f"[smdp] rank {rank} of {size}: {failure}")
         time.sleep(pause)
         pause = min(pause * 1.5, _POLL_MAX_S)
+    # Not at once: it may be an earlier attempt's, and rank 0 of this one on its way.
+    if answered and store.check([_failed(answered)]):
+        raise TimeoutError(f"[smdp] rank {rank} of {size}: too late: {store.get(_failed(answered)).decode()}")
     raise TimeoutError(
-        f"[smdp] rank {rank} of {size}: rank 0 of group {group!r} has not come after {timeout_s:g} s. "
+        f"[smdp] rank {rank} of {size}: rank 0 of group {group!r} has not come after {wait_s:g} s. "
         "Look at why it did not start; SMDP_INIT_TIMEOUT sets the wait."
     )
 
@@ -170,7 +175,7 @@ def _go(session: str, token: str) -> str:
     return f"smdp/{session}/go/{token}"
 
 
-def _failed(session: str, token: str) -> str:
+def _failed(session: str, token: str = "") -> str:
     return f"smdp/{session}/failed/{token}"
 
 
