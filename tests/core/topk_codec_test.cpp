@@ -80,6 +80,10 @@ TEST(TopKCodec, WhatTheSampleMisses) {
   std::fill(values.begin(), values.end(), 0.0F);
   values[12'345] = -1;
   expect_same_choice(values);
+  for (std::size_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i % 1009);
+  values[300] = std::numeric_limits<float>::quiet_NaN();
+  values[40'000] = -std::numeric_limits<float>::infinity();
+  expect_same_choice(values);
 }
 
 TEST(TopKCodec, NothingOfNothing) { EXPECT_TRUE(chosen({}, 0.5).empty()); }

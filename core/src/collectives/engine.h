@@ -86,6 +86,9 @@ class Engine final : public Progress::Client {
   enum class Tell { kNobody, kEveryone, kEveryoneAndBeyond };
   enum class Driver { kNone, kCaller, kProgress };
 
+  // From a deadline to the error, for what has come meanwhile to be read: this process may have been stopped.
+  static constexpr std::chrono::milliseconds kLastWord{50};
+
   struct Collective {
     Fingerprint fingerprint;
     std::size_t bytes;
@@ -189,6 +192,7 @@ class Engine final : public Progress::Client {
   std::unique_ptr<Collective> active_;                                 // driven by the progress thread
   std::map<int, std::pair<Clock::time_point, std::string>> suspects_;  // ranks with a broken stream: blamed then
   bool mail_inquired_ = false;
+  std::optional<Clock::time_point> mail_overdue_since_;
   std::shared_ptr<Operation> alive_token_ = std::make_shared<Operation>();  // expires with shutdown()
 
   mutable std::mutex mutex_;

@@ -15,8 +15,6 @@ namespace {
 
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
-// From a deadline to the error, for what has come meanwhile to be read.
-constexpr std::chrono::milliseconds kLastWord{50};
 
 }  // namespace
 
@@ -54,7 +52,6 @@ bool Engine::check(Collective& collective) {
   check_stall(collective, now);
   if (now < collective.deadline) return false;
   if (!collective.is_overdue) {
-    // If this process was stopped, what others have said of that is not read yet.
     collective.is_overdue = true;
     collective.deadline = now + kLastWord;
     return false;
@@ -73,7 +70,7 @@ void Engine::check_queue(Clock::time_point now) {
   bool is_inquiry_due = false;
   {
     const std::lock_guard lock(mutex_);
-    if (error_) return;
+    if (error_ || (active_ && active_->is_overdue)) return;
     running = last_;
     bool is_behind_late = active_ && active_->is_late();
     for (std::size_t i = 0; i < queue_.size() && !overdue; ++i) {

@@ -26,6 +26,7 @@ void Engine::check_mail(Clock::time_point now) {
     }
   }
   const Clock::time_point first = mailbox_->deadline();
+  if (now < first) mail_overdue_since_.reset();
   if (first == Clock::time_point::max()) {
     mail_inquired_ = false;
     return;
@@ -36,6 +37,8 @@ void Engine::check_mail(Clock::time_point now) {
   }
   const Mailbox::Request* request = mailbox_->overdue(now);
   if (request == nullptr) return;
+  if (!mail_overdue_since_) mail_overdue_since_ = now;
+  if (now - *mail_overdue_since_ < kLastWord) return;
   const std::string whom = request->peer < 0 ? "any rank" : members_.who(request->peer);
   const std::string text =
       members_.prefix() + "a message with tag " + std::to_string(request->tag) +

@@ -26,7 +26,7 @@ std::uint32_t likely_reached(const float* values, std::size_t count, std::size_t
 }
 
 std::vector<std::uint32_t> places_from(std::uint32_t bound, const float* values, std::size_t count) {
-  std::vector<std::uint32_t> places(count + 1);
+  std::vector<std::uint32_t> places(count);
   std::size_t n = 0;
   for (std::size_t i = 0; i < count; ++i) {
     places[n] = static_cast<std::uint32_t>(i);  // without a branch, which nothing could foretell

@@ -23,7 +23,7 @@ namespace smdp::trace {
 namespace {
 
 constexpr std::size_t kFlushBytes = std::size_t{64} << 10;
-constexpr std::chrono::seconds kFlushTime{1};               // the most that a rank which is killed takes along
+constexpr std::chrono::seconds kFlushTime{1};  // a rank that is killed takes along no more, while events come
 constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of one file
 
 std::atomic<bool> on{false};

@@ -42,7 +42,7 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
   try {
     shared = connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, connections);
   } catch (const Error& error) {
-    if (leads) store.set(shared_key(rank), error.what());
+    if (leads) tell_failure(store, shared_key(rank), error);
     throw;
   }
   if (members.size == 1) return;
@@ -89,7 +89,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   members.name = options.name;
 
   Record own = describe_self(rank, options, to_hex(random_bytes(12)));
-  const FileDescriptor local_listener = listen_local(own.local_name);
+  FileDescriptor local_listener = listen_local(own.local_name);
   std::vector<FileDescriptor> listeners;
   const auto listen = [&](Record& record, const std::vector<std::string>& addresses) {
     for (const std::string& address : addresses) {
@@ -133,8 +133,11 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
 
   try {
     connect_hosts(store, records, rank, secret, local_listener, options, deadline, connections);
-  } catch (const Error&) {
-    rank == 0 ? await_farewells(store, all_but_first(size), options.interrupted) : say_farewell(store, rank);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kInternal) {
+      local_listener = FileDescriptor();  // who has called is told at once
+      rank == 0 ? await_farewells(store, all_but_first(size), options.interrupted) : say_farewell(store, rank);
+    }
     throw;
   }
   if (rank != 0) say_farewell(store, rank);

@@ -155,14 +155,15 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
     try {
       lead(store, records, ranks, secret, listener, options, deadline, connections, sockets);
     } catch (const Error& error) {  // out of memory or descriptors
-      store.set(verdict_key(leader), error.what());
+      tell_failure(store, verdict_key(leader), error);
       throw;
     }
     bool all = true;
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
     }
-    store.set(verdict_key(leader), all ? "1" : "0");
+    // A rank alone, after the memory of all could not be shared, has nobody who reads this; others may still read that.
+    if (ranks.size() > 1) store.set(verdict_key(leader), all ? "1" : "0");
     if (all && leader == 0) {
       for (std::size_t i = 1; i < ranks.size(); ++i) {
         connections.control[static_cast<std::size_t>(ranks[i])] = std::move(sockets[i]);
@@ -178,6 +179,8 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
                     connections);
   } catch (const TimeoutError&) {
     throw;
+  } catch (const ClosedError&) {
+    throw;
   } catch (const Error&) {
     mapped = false;  // another network namespace after all, or no permission: TCP does it
   }
@@ -189,6 +192,14 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   }
   if (all && leader == 0) connections.control[0] = std::move(socket);
   return all;
+}
+
+void tell_failure(Store& store, const std::string& key, const Error& error) {
+  if (error.kind() != ErrorKind::kInternal) return;
+  try {
+    store.set(key, error.what());
+  } catch (const Error&) {  // then they find out by themselves
+  }
 }
 
 bool is_shared(const std::string& verdict, const Members& members, int leader) {

@@ -7,6 +7,7 @@
 
 #include "rendezvous/bootstrap.h"
 #include "rendezvous/roster.h"
+#include "smdp/error.h"
 
 namespace smdp {
 
@@ -16,6 +17,10 @@ namespace smdp {
 bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
                          const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
                          std::chrono::steady_clock::time_point deadline, Connections& connections);
+
+// Why connect_local_ranks() has failed on the rank that leads its host, for who waits at a key. Not what the others
+// find out for themselves, which are timeouts, nor Ctrl-C. Never throws.
+void tell_failure(Store& store, const std::string& key, const Error& error);
 
 // What a rank that leads its host says in the store of connect_local_ranks(): "1" or "0" for its result, or why it
 // failed, which is thrown here as Error.

@@ -92,9 +92,11 @@ def test_trace_that_cannot_be_written_is_said_and_harms_nobody(job: Job, tmp_pat
 def test_traces_that_end_early_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, steps in enumerate((20, 18, 20, 3, 0)):
         head = {"name": "smdp", "ph": "M", "args": {"rank": rank, "size": 5, "clock": "a"}}
+        wait = {"name": "exposed communication", "cat": "step", "ts": 1.0, "dur": 1.0}
+        # As where gradients are waited for one by one.
         lines = [head] + [
-            {"name": "exposed communication", "cat": "step", "ts": 1.0, "dur": 1.0, "args": {}}
-        ] * steps
+            wait | {"args": {"step": step}} for step in range(steps) for _ in range(1 + rank % 2)
+        ]
         (tmp_path / f"rank{rank}-1.json").write_text("[\n" + "".join(f"{json.dumps(x)},\n" for x in lines))
     read(tmp_path)
     message = "the traces of ranks [3, 4] end early: rank 3's has 3 steps, others up to 20."

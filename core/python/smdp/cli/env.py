@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
-from smdp import config, environments
+from smdp import config
 from smdp._errors import ConfigError
 from smdp.cli import system
+from smdp.environments.smdp_variables import SmdpVariables
 
 _DISTRIBUTIONS = (
     "numpy", "ml_dtypes", "torch", "tensorflow", "tensorflow-cpu", "transformers", "accelerate", "lightning",
@@ -42,8 +43,7 @@ def report(*, as_json: bool = False, environ: Mapping[str, str] = os.environ) ->
 def failures(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Give what keeps smdp from working here, a line each; empty if nothing does.
 
-    Quick, for health checks: it looks at the compiled part, at `SMDP_*` and at who this rank is, not at the
-    machine.
+    Quick, for health checks: it looks at the compiled part and at `SMDP_*`, not at the machine.
     """
     found = _problems(environ)
     core = _smdp().get("core")
@@ -140,6 +140,8 @@ def _libraries() -> dict[str, str]:
 
 
 def _launcher(environ: Mapping[str, str]) -> dict[str, object]:
+    from smdp import environments
+
     environment = environments.find(environ)
     result: dict[str, object] = {"recognised": environment.name}
     try:
@@ -170,10 +172,10 @@ def _problems(environ: Mapping[str, str]) -> list[str]:
         config.Config.from_environ(environ)
     except ConfigError as error:
         problems.append(str(error))
-    try:
-        environments.detect(environ, needs_master=False)
-    except ConfigError as error:
-        if str(error) not in problems:
+    if all(config.read(environ, name) for name in SmdpVariables.variables[:2]):  # a part alone may be a job's
+        try:
+            SmdpVariables.launch(environ)
+        except ConfigError as error:
             problems.append(str(error))
     return problems
 

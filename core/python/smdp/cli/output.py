@@ -35,7 +35,7 @@ class Sink:
         """Write all of data.
 
         Raises:
-            BrokenPipeError: The reader has gone.
+            OSError: It cannot be written; BrokenPipeError: the reader has gone.
         """
         view = memoryview(data)
         while view:

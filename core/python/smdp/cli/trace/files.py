@@ -66,19 +66,31 @@ def read(directory: Path) -> list[Trace]:
         )
     counts = {rank: _steps_of(newest[rank]) for rank in sorted(newest)}
     most = max(counts.values())
-    short = [rank for rank, count in counts.items() if count < 0.9 * most - 1 and rank not in full]
+    # Ranks that do something else have no steps, but other events.
+    short = [
+        rank
+        for rank, count in counts.items()
+        if count < 0.9 * most - 1 and rank not in full and (count or not newest[rank].spans)
+    ]
     if short:
         print(
             f"smdp: the traces of ranks {short[:8]}{', ...' if len(short) > 8 else ''} end early: rank"
             f" {short[0]}'s has {counts[short[0]]} steps, others up to {most}. Were these ranks killed, or a"
-            " disk full? Steps that one rank lacks are left out.",
+            " disk full?",
             file=sys.stderr,
         )
     return [newest[rank] for rank in sorted(newest)]
 
 
 def _steps_of(trace: Trace) -> int:
-    return sum(event["cat"] == "step" and event["name"] == "exposed communication" for event in trace.spans)
+    # A step has several such events where gradients are waited for one by one.
+    return len(
+        {
+            (event["args"].get("group"), event["args"].get("step"))
+            for event in trace.spans
+            if event["cat"] == "step" and event["name"] == "exposed communication"
+        }
+    )
 
 
 def _read_file(path: Path) -> Trace | None:

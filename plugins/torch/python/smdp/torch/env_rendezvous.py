@@ -36,6 +36,7 @@ _RANKS = ("RANK", "WORLD_SIZE")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.005
 _POLL_MAX_S = 0.2
+_MOST_OF_A_CALL_S = 5.0
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
@@ -82,7 +83,8 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     if rank not in (None, "0") and address and port and not _is_answered(address, port, deadline):
         raise TimeoutError(
             f"[smdp] rank {rank} of {size}: nobody listens at MASTER_ADDR={address}, MASTER_PORT={port} "
-            f"after {timeout_s:g} s, so rank 0 has not come. Is it running, with the same address and port? "
+            f"after {timeout_s:g} s, so rank 0, or the launcher that holds the store, has not "
+            "come. Is it running, with the same address and port? "
             "SMDP_INIT_TIMEOUT, or timeout=, sets the wait."
         )
     if "timeout" in options:
@@ -106,7 +108,10 @@ def _is_answered(address: str, port: str, deadline: float) -> bool:
     """Wait until somebody listens: torch's own wait may take twice its limit, and more."""
     pause = _POLL_S
     while (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError), socket.create_connection((address, int(port)), timeout=left):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((address, int(port)), timeout=min(left, _MOST_OF_A_CALL_S)),
+        ):
             return True
         time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
         pause = min(1.5 * pause, _POLL_MAX_S)
