@@ -162,8 +162,8 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
     }
-    // A rank alone, after the memory of all could not be shared, has nobody who reads this; others may still read that.
-    if (ranks.size() > 1) store.set(verdict_key(leader), all ? "1" : "0");
+    // Not of a rank by itself, after the memory of all could not be shared: others may still read what came of that.
+    if (ranks.size() > 1 || connections.members.size == 1) store.set(verdict_key(leader), all ? "1" : "0");
     if (all && leader == 0) {
       for (std::size_t i = 1; i < ranks.size(); ++i) {
         connections.control[static_cast<std::size_t>(ranks[i])] = std::move(sockets[i]);
