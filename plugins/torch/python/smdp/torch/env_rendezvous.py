@@ -36,7 +36,7 @@ _RANKS = ("RANK", "WORLD_SIZE")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.005
 _POLL_MAX_S = 0.2
-_MOST_OF_A_CALL_S = 5.0
+_MOST_OF_A_CALL_S = 5.0  # a network that drops calls may come up meanwhile
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
