@@ -11,6 +11,7 @@ from tensorflow_spawn import run
 
 import smdp
 import smdp.tensorflow as sdp
+from smdp.tensorflow.library import is_keras_3
 
 
 class Net(tf.Module):
@@ -217,6 +218,46 @@ def check_compression() -> None:
         assert np.abs(w.numpy() - mean).max() < limit, (wire, np.abs(w.numpy() - mean).max())
 
 
+class FirstHalf:
+    """Somebody's own compressor: only the first half of a tensor is sent."""
+
+    @staticmethod
+    def compress(tensor):
+        flat = tf.reshape(tensor, [-1])
+        return flat[: tf.size(flat) // 2], tf.shape(tensor)
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tf.reshape(tf.pad(tensor, [[0, tf.reduce_prod(ctx) - tf.size(tensor)]]), ctx)
+
+
+def check_own_compressor() -> None:
+    v, w, unused = (tf.Variable(tf.zeros([2, 2]), name=name) for name in "vwu")
+    mean = (1 + sdp.size()) / 2
+    wanted = np.array([[mean, mean], [0, 0]])
+    for given in (FirstHalf, FirstHalf()):
+        x = tf.fill([2, 2], sdp.rank() + 1.0)
+        np.testing.assert_allclose(sdp.allreduce(x, compression=given), wanted)
+        for got in sdp.grouped_allreduce([x, x], compression=given, op=sdp.ReduceOp.SUM):
+            np.testing.assert_allclose(got, sdp.size() * wanted)
+
+        def gradients(given=given):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(v) * (sdp.rank() + 1) + 2 * tf.reduce_sum(w)
+            return sdp.DistributedGradientTape(tape, compression=given).gradient(loss, [v, w, unused])
+
+        for call in (gradients, tf.function(gradients)):
+            of_v, of_w, of_unused = call()
+            np.testing.assert_allclose(of_v, wanted)
+            np.testing.assert_allclose(of_w, [[2, 2], [0, 0]])
+            assert of_unused is None
+        if is_keras_3:
+            optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), compression=given)
+            optimizer.apply([x], [v])
+            np.testing.assert_allclose(v, -wanted)
+            v.assign(tf.zeros([2, 2]))
+
+
 def check_refusals() -> None:
     net = Net()
     x = rows(0, sdp.rank())
@@ -395,6 +436,10 @@ def test_training() -> None:
 
 def test_shapes_of_use() -> None:
     run(check_shapes_of_use, 2)
+
+
+def test_own_compressor() -> None:
+    run(check_own_compressor, 2)
 
 
 def test_compression() -> None:

@@ -101,6 +101,9 @@ def check_without_memory() -> None:
         for call in (dist.all_reduce, to_all, to_other, gathered):
             with pytest.raises(TypeError, match=rf"a {type(tensor).__name__} of shape \[4\] has no memory"):
                 call(tensor)
+    for call in (dist.all_reduce, to_all):
+        with pytest.raises(TypeError, match=r"one of shape \[4\] is on meta. Modules on meta get memory by"):
+            call(torch.ones(4, device="meta"))
     sparse = torch.eye(3).to_sparse_csr()
     parts = [torch.ones(2), torch.ones(3)]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)

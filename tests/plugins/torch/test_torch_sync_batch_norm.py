@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -52,6 +53,24 @@ def check_against_one_process() -> None:
             dist.all_reduce(total)
             torch.testing.assert_close(total, theirs.grad, atol=near_sums, rtol=near_sums)
         torch.testing.assert_close(synced.eval()(batch), alone.eval()(batch))
+
+
+def check_inputs() -> None:
+    layer = SyncBatchNorm(4)
+    for training in (True, False):
+        with pytest.raises(ValueError, match=r"has 4 channels, and an input of shape \[2, 3\] has 3"):
+            layer.train(training)(torch.zeros(2, 3))
+    layer.train()
+    with pytest.raises(ValueError, match=r"input of shape \[0, 4\] here, and no values on any other rank"):
+        layer(torch.zeros(0, 4))
+    assert layer.running_mean is not None and layer.running_mean.eq(0).all()
+    rows = 3 * dist.get_rank()  # none on rank 0
+    assert layer(torch.ones(rows, 4)).shape == (rows, 4)
+    torch.testing.assert_close(layer.running_mean, torch.full((4,), 0.1))
+
+
+def test_inputs() -> None:
+    run(check_inputs, 2)
 
 
 def test_equals_one_process_on_the_global_batch() -> None:

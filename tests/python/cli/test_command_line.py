@@ -149,3 +149,12 @@ def test_help_is_quick_and_imports_little() -> None:
 def test_exit_codes(arguments: list[str], code: int) -> None:
     done = subprocess.run([sys.executable, "-m", "smdp", *arguments], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("arguments", ["env", "env --json", "schedule --help"])
+def test_output_that_cannot_be_written(arguments: str) -> None:
+    command = f"{sys.executable} -m smdp {arguments} >/dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 74
+    assert done.stderr == "smdp: the output cannot be written: [Errno 28] No space left on device\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -427,4 +428,16 @@ def _report(
 def main() -> None:
     """Run the command line."""
     _open_standard_streams()
-    app(prog_name="smdp")
+    try:
+        app(prog_name="smdp")
+    except OSError as error:
+        if error.filename is not None or error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+            errno.EIO,
+        ):
+            raise
+        typer.echo(f"smdp: the output cannot be written: {error}", err=True)
+        sys.stdout = None  # Python would try once more at its end
+        raise SystemExit(os.EX_IOERR) from None

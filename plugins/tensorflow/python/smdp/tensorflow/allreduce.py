@@ -80,7 +80,8 @@ def allreduce(
         param_index: SMDDP's index of the gradient; a bool is taken for Horovod's ``average``. Not needed:
             ``DistributedGradientTape`` and ``grouped_allreduce`` know what is reduced together.
         num_params: SMDDP's number of gradients.
-        compression: Compression.fp16 or bf16 to send a float tensor in 16 bits.
+        compression: Compression.fp16 or bf16 to send a float tensor in 16 bits; or a class or object of one's
+            own with ``compress(tensor)``, which gives a tensor and what ``decompress(tensor, that)`` needs.
         op: A ReduceOp; None means AVERAGE.
         prescale_factor: Multiplies the input.
         postscale_factor: Multiplies the result.
@@ -156,7 +157,8 @@ def grouped_allreduce(
             postscale_factor=after,
             group=members,
         )
-        return join_small(values, single)
+        # What somebody's own code makes of a tensor may depend on where it ends.
+        return join_small(values, single) if wire.is_in_core else [single(value) for value in values]
     return reduce_all(
         values,
         [None] * len(values),
@@ -184,16 +186,17 @@ def reduce_all(
     """All values over all ranks: what the reducer takes through it, the others one by one; None stays."""
     # To the reducer the factor 0 stands for the mean.
     factor = prescale_factor * postscale_factor
-    by_reducer = op in (ReduceOp.SUM, ReduceOp.AVERAGE) and factor != 0
+    by_reducer = op in (ReduceOp.SUM, ReduceOp.AVERAGE) and factor != 0 and compression.is_in_core
+    own = "" if compression.is_in_core else f"{compression.name} of "
     results = reduce_gradients(
         values,
         sources,
         names,
         group=group,
-        compression=compression,
+        compression=compression if by_reducer else Compression.none,
         factor=factor_of(op, factor, group.size) if by_reducer else 1.0,
         buffer_bytes=buffer_bytes,
-        otherwise="" if by_reducer else f"{op.name} times {factor:g} of ",
+        otherwise="" if by_reducer else f"{op.name} times {factor:g} of {own}",
     )
     before: list[Any] = []
     for index, value in enumerate(values):

@@ -14,6 +14,8 @@ class Compressor:
     allreduce casts before and after.
     """
 
+    is_in_core = True
+
     def __init__(self, name: str, cast: tf.DType | None = None) -> None:
         self.name = name
         self._cast = cast
@@ -48,14 +50,36 @@ class Compression:
     topk = Compressor("topk")
 
 
+class _OwnCompressor(Compressor):
+    """A user's compress() and decompress(), which all ranks call on every tensor."""
+
+    is_in_core = False
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given.__name__ if isinstance(given, type) else type(given).__name__)
+        self._given = given
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        small, ctx = self._given.compress(tensor)
+        return small, ctx
+
+    def decompress(self, tensor: Any, dtype: Any) -> Any:
+        return self._given.decompress(tensor, dtype)
+
+
 def compressor(value: Any) -> Compressor:
-    """A Compressor from what users pass: Compression.fp16, "fp16" or None.
+    """A Compressor from what users pass: Compression.fp16, "fp16", None, or what has compress and decompress.
 
     Raises:
         ValueError: It is none of these.
     """
     if isinstance(value, Compressor):
         return value
+    if all(callable(getattr(value, name, None)) for name in ("compress", "decompress")):
+        return _OwnCompressor(value)
     found = getattr(Compression, "none" if value is None else str(value), None)
     if not isinstance(found, Compressor):
         raise ValueError(

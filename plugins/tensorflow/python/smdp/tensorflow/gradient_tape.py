@@ -92,7 +92,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         gradtape: The tape.
         device_dense: Not used.
         device_sparse: Not used.
-        compression: What float32 gradients travel as between hosts, one of Compression.
+        compression: What float32 gradients travel as between hosts, one of Compression; or one's own, as in
+            allreduce, for which each dense gradient is reduced by itself.
         sparse_as_dense: Reduce IndexedSlices as dense tensors. Otherwise rows and indices are gathered.
         op: A ReduceOp.
         gradient_predivide_factor: Not used; smdp's means need none.

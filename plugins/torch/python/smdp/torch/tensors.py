@@ -211,7 +211,11 @@ class Staging:
                     self._cuda = CudaStaging(tensor.device)
                 return self._cuda.stage(tensor, load=load, store=store)
             if not tensor.is_cpu:
-                raise TypeError(f"smdp moves tensors on cpu and cuda, got one on {tensor.device}")
+                raise TypeError(
+                    f"[smdp] {self._call}: smdp moves tensors on cpu and cuda, and one of shape"
+                    f" {list(tensor.shape)} is on {tensor.device}."
+                    + (" Modules on meta get memory by to_empty()." if tensor.is_meta else "")
+                )
             host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             if load:
                 host.copy_(tensor)

@@ -20,7 +20,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     operation,
     synchronize,
 )
-from smdp.compat.horovod.torch.compression import Compression, Compressor
+from smdp.compat.horovod.torch.compression import Compression, compressor
 from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
 
 
@@ -50,16 +50,19 @@ def allreduce(
         tensor: The same shape and dtype on all ranks.
         average: Horovod's old spelling of op.
         name: Not used.
-        compression: Compression.fp16 or bf16 sends a float32 tensor in 16 bits.
+        compression: Compression.fp16 or bf16 sends a float32 tensor in 16 bits; or one's own, with compress()
+            and decompress().
         op: Average, Sum, Min, Max or Product; default Average.
         prescale_factor: Multiplies the input.
         postscale_factor: Multiplies the result.
         process_set: The ranks.
     """
     kind = operation(op, average)
-    small, _ = Compressor(compression).compress(tensor)
-    reduced: Tensor = Allreduce.apply(small, kind, prescale_factor, postscale_factor, process_set)
-    return reduced.to(tensor.dtype)
+    wire = compressor(compression)
+    small, ctx = wire.compress(tensor)
+    reduced = Allreduce.apply(small, kind, prescale_factor, postscale_factor, process_set)
+    whole: Tensor = wire.decompress(reduced, ctx)
+    return whole
 
 
 def grouped_allreduce(
@@ -122,11 +125,11 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Give this rank's rows of the sum or mean."""
-    small, _ = Compressor(compression).compress(tensor)
-    out: Tensor = Reducescatter.apply(
-        small, operation(op, None), prescale_factor, postscale_factor, process_set
-    )
-    return out.to(tensor.dtype)
+    wire = compressor(compression)
+    small, ctx = wire.compress(tensor)
+    out = Reducescatter.apply(small, operation(op, None), prescale_factor, postscale_factor, process_set)
+    whole: Tensor = wire.decompress(out, ctx)
+    return whole
 
 
 def grouped_allgather(

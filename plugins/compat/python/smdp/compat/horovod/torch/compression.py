@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,10 @@ _WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Compressor(str):
-    """A name for compression=, and what scripts call by themselves."""
+    """A name for compression=, and what scripts call by themselves.
+
+    Scripts may have their own: a class or object with compress() and decompress(), derived from this or not.
+    """
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
         """Give the tensor to send, and what decompress() needs.
@@ -30,6 +35,18 @@ class Compressor(str):
     def decompress(self, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
         """Give the received tensor the dtype that it had before compress()."""
         return tensor if ctx is None else tensor.to(ctx)
+
+
+def compressor(given: Any) -> Any:
+    """Give what compresses: a script's own, else the one of this name."""
+    return given if has_own_code(given) else Compressor(given)
+
+
+def has_own_code(given: Any) -> bool:
+    """Tell whether the core does not know it by name."""
+    if type(given) is Compressor:
+        return False
+    return all(callable(getattr(given, name, None)) for name in ("compress", "decompress"))
 
 
 NoneCompressor = Compressor("none")

@@ -18,7 +18,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     operation,
     synchronize,
 )
-from smdp.compat.horovod.torch.compression import Compression
+from smdp.compat.horovod.torch.compression import Compression, compressor, has_own_code
 from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks
 
@@ -40,12 +40,13 @@ def DistributedOptimizer(
 ) -> Any:
     """Give an optimizer of the same class, parameters and state that averages gradients while backward runs.
 
-    On a GPU it averages them at the end of backward.
+    On a GPU, or with a compressor of the script's own, it averages them at the end of backward.
 
     Args:
         optimizer: Any of torch's.
         named_parameters: Names for messages.
-        compression: What float32 gradients travel as between hosts, one of Compression.
+        compression: What float32 gradients travel as between hosts, one of Compression; or one's own, with
+            compress() and decompress(), for every gradient on every rank.
         backward_passes_per_step: Gradients of so many backwards add up before they are averaged.
         op: Average or Sum.
         gradient_predivide_factor: Not used; smdp's means need none.
@@ -73,7 +74,11 @@ def DistributedOptimizer(
     # A scheduler made before leaves its own step() in the instance, which would hide ours.
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
     made._attach(
-        _named(optimizer, named_parameters), str(compression), backward_passes_per_step, kind, process_set
+        _named(optimizer, named_parameters),
+        compressor(compression),
+        backward_passes_per_step,
+        kind,
+        process_set,
     )
     return made
 
@@ -103,7 +108,7 @@ class _DistributedOptimizer:
     def _attach(
         self,
         parameters: list[tuple[str, Parameter]],
-        compression: str,
+        compression: Any,
         passes: int,
         kind: str,
         members: ProcessSet,
@@ -122,6 +127,8 @@ class _DistributedOptimizer:
         for parameter in self._parameters:
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
+        if has_own_code(compression):
+            return
         if not all(_is_on_cpu(parameter) for parameter in self._parameters):
             if compression in ("int8", "topk"):
                 raise ValueError(f"[smdp] compression {compression!r} needs a model on the CPU.")
@@ -134,7 +141,7 @@ class _DistributedOptimizer:
             group.core,
             parameters,
             self._is_wanted,
-            compression=compression,
+            compression=str(compression),
             factor=1.0 if kind == Sum else 0.0,
         )
 
@@ -232,12 +239,13 @@ class _DistributedOptimizer:
                     parameter.grad = torch.zeros_like(parameter)
                 _densify(parameter)
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            wire = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._compression)
-            small = [g.to(wire) if wire and g.dtype == torch.float32 else g for g in gradients]
+            pairs = [self._compression.compress(gradient) for gradient in gradients]
+            small = [tensor for tensor, _ in pairs]
             synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
-            for gradient, reduced in zip(gradients, small, strict=True):
-                if gradient is not reduced:
-                    gradient.copy_(reduced)
+            for gradient, (reduced, ctx) in zip(gradients, pairs, strict=True):
+                whole = self._compression.decompress(reduced, ctx)
+                if gradient is not whole:
+                    gradient.copy_(whole)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
