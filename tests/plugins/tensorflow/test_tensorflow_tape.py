@@ -231,7 +231,36 @@ class FirstHalf:
         return tf.reshape(tf.pad(tensor, [[0, tf.reduce_prod(ctx) - tf.size(tensor)]]), ctx)
 
 
+class topk:  # a name of the core's
+    """To bytes, whose sum would not be one."""
+
+    @staticmethod
+    def compress(tensor):
+        return tf.cast(tf.round(tensor), tf.int8), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tf.cast(tensor, ctx)
+
+
+class Wrong(topk):
+    @staticmethod
+    def decompress(tensor, ctx):
+        pass
+
+
 def check_own_compressor() -> None:
+    hundred = tf.fill([2, 2], 100.3)
+    for got in (
+        sdp.allreduce(hundred, compression=topk),
+        *sdp.grouped_allreduce([hundred], compression=topk),
+        sdp.reducescatter(tf.concat([hundred] * sdp.size(), 0), compression=topk),
+    ):
+        np.testing.assert_allclose(got, np.full([2, 2], 100.0))
+    with pytest.raises(TypeError, match=r"got no tensor but None for 'Wrong.decompress\(\)'"):
+        sdp.allreduce(hundred, compression=Wrong)
+    with pytest.raises(ValueError, match=r"or what has compress\(\) and decompress"):
+        sdp.allreduce(hundred, compression=object())
     v, w, unused = (tf.Variable(tf.zeros([2, 2]), name=name) for name in "vwu")
     mean = (1 + sdp.size()) / 2
     wanted = np.array([[mean, mean], [0, 0]])

@@ -61,12 +61,16 @@ def check_inputs() -> None:
         with pytest.raises(ValueError, match=r"has 4 channels, and an input of shape \[2, 3\] has 3"):
             layer.train(training)(torch.zeros(2, 3))
     layer.train()
-    with pytest.raises(ValueError, match=r"input of shape \[0, 4\] here, and no values on any other rank"):
-        layer(torch.zeros(0, 4))
+    # As torch.nn.BatchNorm1d on an empty batch.
+    none = torch.zeros(0, 4, requires_grad=True)
+    layer(none).sum().backward()
+    assert none.grad is not None and none.grad.shape == (0, 4)
     assert layer.running_mean is not None and layer.running_mean.eq(0).all()
     rows = 3 * dist.get_rank()  # none on rank 0
     assert layer(torch.ones(rows, 4)).shape == (rows, 4)
     torch.testing.assert_close(layer.running_mean, torch.full((4,), 0.1))
+    free = SyncBatchNorm(1, affine=False, track_running_stats=False)  # keeps nothing by channel
+    assert free(torch.ones(2, 3)).shape == (2, 3)
 
 
 def test_inputs() -> None:

@@ -152,7 +152,7 @@ def test_exit_codes(arguments: list[str], code: int) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("arguments", ["env", "env --json", "schedule --help"])
+@pytest.mark.parametrize("arguments", ["env", "env --json", "schedule --help", "run --dry-run bash"])
 def test_output_that_cannot_be_written(arguments: str) -> None:
     command = f"{sys.executable} -m smdp {arguments} >/dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,9 @@ __all__ = ["app", "main"]
 
 # Columns of a table that goes to no terminal.
 _FILE_WIDTH = 120
+
+# Of a full disk, a limit, a device that fails, a stream that was opened to be read.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     name="smdp",
@@ -404,10 +408,11 @@ def _merge(
     from smdp.cli import trace
 
     try:
-        typer.echo(f"wrote {trace.merge(directory, output)}; open it in ui.perfetto.dev")
+        written = trace.merge(directory, output)
     except (ValueError, OSError) as error:
         typer.echo(f"smdp trace: {error}", err=True)
         raise typer.Exit(2) from None
+    typer.echo(f"wrote {written}; open it in ui.perfetto.dev")
 
 
 @_traces.command("report")
@@ -419,25 +424,30 @@ def _report(
     from smdp.cli import trace
 
     try:
-        typer.echo(trace.report_text(directory, as_json=json))
+        text = trace.report_text(directory, as_json=json)
     except (ValueError, OSError) as error:
         typer.echo(f"smdp trace: {error}", err=True)
         raise typer.Exit(2) from None
+    typer.echo(text)
 
 
 def main() -> None:
     """Run the command line."""
     _open_standard_streams()
     try:
-        app(prog_name="smdp")
-    except OSError as error:
-        if error.filename is not None or error.errno not in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-            errno.EIO,
-        ):
-            raise
-        typer.echo(f"smdp: the output cannot be written: {error}", err=True)
+        try:
+            app(prog_name="smdp")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as `head` does
         sys.stdout = None  # Python would try once more at its end
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        try:
+            typer.echo(f"smdp: the output cannot be written: {error}", err=True)
+        except OSError:
+            sys.stderr = None
+        sys.stdout = None
         raise SystemExit(os.EX_IOERR) from None

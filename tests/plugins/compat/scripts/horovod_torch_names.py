@@ -351,7 +351,7 @@ for call in (hvd.allreduce, hvd.reducescatter):
         refused(lambda: call(whole, op=hvd.Sum, **{factor: 0.5}), ValueError, text)  # noqa: B023
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
 refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")
-refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed here")
+refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed: Compression.none")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
 refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
 for call in (hvd.allreduce, hvd.reducescatter):

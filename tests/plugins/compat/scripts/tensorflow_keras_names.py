@@ -56,6 +56,19 @@ assert functions.broadcast_object(rank, 1) == 1 and functions.allgather_object(r
 assert functions.broadcast_object_fn(1)(rank) == 1
 assert horovod.tensorflow.compression.Compression is hvd.Compression
 assert horovod.tensorflow.compression.FP16Compressor is hvd.Compression.fp16
+
+
+class Doubles(horovod.tensorflow.compression.Compressor):
+    @staticmethod
+    def compress(tensor):
+        return tf.cast(tensor, tf.float64), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tf.cast(tensor, ctx)
+
+
+assert tensorflow_hvd.allreduce(tf.constant([1.0 + 2 * rank]), compression=Doubles).numpy().tolist() == [2]
 everybody = tensorflow_hvd.global_process_set
 assert hvd.global_process_set is longer.global_process_set is everybody
 assert tensorflow_hvd.allreduce(x, process_set=everybody).numpy().tolist() == [1.5, 3, 6]

@@ -114,7 +114,10 @@ def allreduce(
     wire = compressor(compression)
     wide = widened(value, kind)
     small, dtype = wire.compress(scaled(wide, before))
-    reduced = scaled(wire.decompress(reduce_tensor(small, kind, members), dtype), after)
+    whole = wire.decompress(reduce_tensor(small, kind, members), dtype)
+    if not wire.is_in_core:
+        whole = tf.ensure_shape(whole, value.shape)
+    reduced = scaled(whole, after)
     return reduced if wide is value else tf.cast(reduced, value.dtype)
 
 
@@ -248,7 +251,7 @@ def _kind(op: Any, average: bool | None) -> ReduceOp:
 
 
 def _without_memory(compression: Compressor) -> Compressor:
-    return Compression.none if compression.name in ("int8", "topk") else compression
+    return Compression.none if compression.keeps_errors else compression
 
 
 def _scaled_slices(slices: Any, factor: float) -> Any:

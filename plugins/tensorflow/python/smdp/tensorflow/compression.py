@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from smdp.tensorflow.groups import tensor_of
+
 
 class Compressor:
     """One wire type, by its name in the core.
@@ -16,6 +18,11 @@ class Compressor:
 
     is_in_core = True
 
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether what is lost in one step is sent in a later one."""
+        return self.is_in_core and self.name in ("int8", "topk")
+
     def __init__(self, name: str, cast: tf.DType | None = None) -> None:
         self.name = name
         self._cast = cast
@@ -25,7 +32,7 @@ class Compressor:
 
     def compress(self, tensor: Any) -> tuple[Any, tf.DType | None]:
         """The tensor to send, and what decompress() needs."""
-        if self.name in ("int8", "topk"):
+        if self.keeps_errors:
             raise ValueError(
                 f"[smdp] {self!r} keeps what it loses for the next step, so it works on the gradients of a"
                 " DistributedGradientTape or DistributedOptimizer, not on a single allreduce."
@@ -64,10 +71,10 @@ class _OwnCompressor(Compressor):
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         small, ctx = self._given.compress(tensor)
-        return small, ctx
+        return tensor_of(small, "allreduce", f"{self.name}.compress()"), ctx
 
     def decompress(self, tensor: Any, dtype: Any) -> Any:
-        return self._given.decompress(tensor, dtype)
+        return tensor_of(self._given.decompress(tensor, dtype), "allreduce", f"{self.name}.decompress()")
 
 
 def compressor(value: Any) -> Compressor:
@@ -76,13 +83,15 @@ def compressor(value: Any) -> Compressor:
     Raises:
         ValueError: It is none of these.
     """
-    if isinstance(value, Compressor):
-        return value
+    if type(value) in (Compressor, _OwnCompressor):  # a user's class may be derived from the first
+        found: Compressor = value
+        return found
     if all(callable(getattr(value, name, None)) for name in ("compress", "decompress")):
         return _OwnCompressor(value)
-    found = getattr(Compression, "none" if value is None else str(value), None)
-    if not isinstance(found, Compressor):
+    named = getattr(Compression, "none" if value is None else str(value), None)
+    if not isinstance(named, Compressor):
         raise ValueError(
-            f"[smdp] compression is {value!r}; allowed: Compression.none, fp16, bf16, int8 and topk."
+            f"[smdp] compression is {value!r}; allowed: Compression.none, fp16, bf16, int8 and topk, or what"
+            " has compress() and decompress()."
         )
-    return found
+    return named

@@ -14,7 +14,7 @@ _WIDER_FOR_MEAN = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, **
 
 
 def widened(tensor: Any, op: ReduceOp) -> Any:
-    """What to scale and reduce instead: a sum of narrow integers overflows where their mean fits."""
+    """What to scale instead: a sum of narrow integers overflows where their mean fits."""
     wide = _WIDER_FOR_MEAN.get(tensor.dtype) if op is ReduceOp.AVERAGE else None
     return tensor if wide is None else tf.cast(tensor, wide)
 
@@ -25,8 +25,9 @@ def as_signed(tensor: Any, op: ReduceOp, size: int) -> tuple[Any, ReduceOp, Call
     Sums and products wrap around, as they do on one process.
     """
     dtype = tensor.dtype
-    if dtype in _WIDER:
-        return tf.cast(tensor, _WIDER[dtype]), op, lambda result: tf.cast(result, dtype)
+    wide = (_WIDER_FOR_MEAN if op is ReduceOp.AVERAGE else _WIDER).get(dtype)
+    if wide is not None:
+        return tf.cast(tensor, wide), op, lambda result: tf.cast(result, dtype)
     if dtype != tf.uint64:
         return tensor, op, lambda result: result
     bits = tf.bitcast(tensor, tf.int64)

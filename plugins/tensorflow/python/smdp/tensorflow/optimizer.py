@@ -74,7 +74,7 @@ def DistributedOptimizer(
             " DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))."
         )
     wire = compressor(compression)
-    if scales_loss and wire.name in ("int8", "topk"):
+    if scales_loss and wire.keeps_errors:
         raise ValueError(
             f"[smdp] {wire!r} keeps what it loses for later steps, in which the loss scale may be another."
             " Under a LossScaleOptimizer use Compression.fp16 or bf16."

@@ -45,9 +45,10 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm needs an input of 2 or more dimensions, got {input.dim()}")
-        if input.size(1) != self.num_features:
+        kept = self.weight if self.affine else self.running_mean
+        if kept is not None and kept.numel() != input.size(1):
             raise ValueError(
-                f"[smdp] SyncBatchNorm has {self.num_features} channels, and an input of shape"
+                f"[smdp] SyncBatchNorm has {kept.numel()} channels, and an input of shape"
                 f" {list(input.shape)} has {input.size(1)}. Inputs are [batch, channels, ...]."
             )
 
@@ -55,7 +56,7 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise; a collective call in training.
 
         Raises:
-            ValueError: The input has other channels; or, in training, the batches of all ranks are empty.
+            ValueError: The input has other channels.
         """
         self._check_input_dim(input)
         # Without statistics a layer in evaluation takes its own batch's, as torch's does.
@@ -68,11 +69,8 @@ class SyncBatchNorm(_BatchNorm):
         shape = [1, channels, *[1] * (input.dim() - 2)]
         total = _Sum.apply(torch.cat([wide.sum(dims), rows]), self.process_group)
         count = total[-1]
-        if input.numel() == 0 and count == 0:
-            raise ValueError(
-                f"[smdp] SyncBatchNorm: an input of shape {list(input.shape)} here, and no values on any"
-                " other rank: there is no mean. Leave out a batch that is empty on all ranks."
-            )
+        if input.numel() == 0 and count == 0:  # so it is on all ranks
+            return super().forward(input)
         mean = total[:channels] / count
         # Two passes: a mean of squares less the square of the mean would lose digits.
         centred = wide - mean.view(shape)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smdp.tensorflow import Compression as Compression
 
 NoneCompressor = Compression.none
@@ -11,14 +9,4 @@ FP16Compressor = Compression.fp16
 
 
 class Compressor:
-    """What scripts derive their own from."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Give the tensor to send, and what decompress() needs."""
-        raise TypeError("[smdp] a compressor of one's own needs a compress(tensor).")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Give the received tensor as it was before compress()."""
-        raise TypeError("[smdp] a compressor of one's own needs a decompress(tensor, ctx).")
+    """What scripts derive their own from, with a compress() and a decompress(); they need not."""

@@ -2,62 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-_WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+class Compressor:
+    """What scripts derive their own from, with a compress() and a decompress(); they need not."""
 
 
-class Compressor(str):
-    """A name for compression=, and what scripts call by themselves.
+class NoneCompressor(Compressor):
+    """Sends a tensor as it is; the base of those that cast."""
 
-    Scripts may have their own: a class or object with compress() and decompress(), derived from this or not.
-    """
+    name = "none"
+    wire: ClassVar[torch.dtype | None] = None
 
-    def compress(self, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
-        """Give the tensor to send, and what decompress() needs.
-
-        Raises:
-            ValueError: It needs more than one tensor.
-        """
-        if self not in _WIRE:
-            raise ValueError(
-                f"[smdp] compression is {str(self)!r}; allowed here: Compression.none, fp16, bf16. int8 and"
-                " topk keep what they leave out for the next step, and are for DistributedOptimizer."
-            )
-        wire = _WIRE[self]
-        if wire is None or tensor.dtype not in (torch.float32, torch.float64):
+    @classmethod
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
+        """Give the tensor to send, and what decompress() needs."""
+        if cls.wire is None or tensor.dtype not in (torch.float32, torch.float64):
             return tensor, None
-        return tensor.to(wire), tensor.dtype
+        return tensor.to(cls.wire), tensor.dtype
 
-    def decompress(self, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
         """Give the received tensor the dtype that it had before compress()."""
         return tensor if ctx is None else tensor.to(ctx)
 
 
-def compressor(given: Any) -> Any:
-    """Give what compresses: a script's own, else the one of this name."""
-    return given if has_own_code(given) else Compressor(given)
+class FP16Compressor(NoneCompressor):
+    """Casts to float16."""
+
+    name = "fp16"
+    wire = torch.float16
 
 
-def has_own_code(given: Any) -> bool:
-    """Tell whether the core does not know it by name."""
-    if type(given) is Compressor:
-        return False
-    return all(callable(getattr(given, name, None)) for name in ("compress", "decompress"))
+class _BF16Compressor(NoneCompressor):
+    name = "bf16"
+    wire = torch.bfloat16
 
 
-NoneCompressor = Compressor("none")
-FP16Compressor = Compressor("fp16")
+class _Int8Compressor(NoneCompressor):
+    """Of the core, which keeps what it leaves out for the next step."""
+
+    name = "int8"
+
+    @classmethod
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
+        raise ValueError(
+            f"[smdp] compression is {cls.name!r}; allowed here: Compression.none, fp16, bf16. int8 and topk"
+            " keep what they leave out for the next step, and are for DistributedOptimizer."
+        )
+
+
+class _TopKCompressor(_Int8Compressor):
+    name = "topk"
 
 
 class Compression:
-    """Names for compression=, Horovod's two and smdp's."""
+    """What compression= takes, Horovod's two and smdp's."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
-    bf16 = Compressor("bf16")
-    int8 = Compressor("int8")
-    topk = Compressor("topk")
+    bf16 = _BF16Compressor
+    int8 = _Int8Compressor
+    topk = _TopKCompressor
+
+
+_KNOWN = {
+    known.name: known
+    for known in (NoneCompressor, FP16Compressor, _BF16Compressor, _Int8Compressor, _TopKCompressor)
+}
+
+
+def compressor(given: Any) -> Any:
+    """Give what compresses: one of Compression, also by its name, or a script's own.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(given, str) and given in _KNOWN:
+        return _KNOWN[given]
+    if all(callable(getattr(given, name, None)) for name in ("compress", "decompress")):
+        return given
+    raise ValueError(
+        f"[smdp] compression is {given!r}; allowed: Compression.{', '.join(_KNOWN)}, or a class or object"
+        " with compress() and decompress()."
+    )
+
+
+def name_in_core(given: Any) -> str | None:
+    """Give the core's name of one of Compression; None for a script's own."""
+    return next((name for name, known in _KNOWN.items() if known is given), None)

@@ -18,7 +18,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     operation,
     synchronize,
 )
-from smdp.compat.horovod.torch.compression import Compression, compressor, has_own_code
+from smdp.compat.horovod.torch.compression import Compression, NoneCompressor, compressor, name_in_core
 from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks
 
@@ -127,11 +127,12 @@ class _DistributedOptimizer:
         for parameter in self._parameters:
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
-        if has_own_code(compression):
+        name = name_in_core(compression)
+        if name is None:
             return
         if not all(_is_on_cpu(parameter) for parameter in self._parameters):
-            if compression in ("int8", "topk"):
-                raise ValueError(f"[smdp] compression {compression!r} needs a model on the CPU.")
+            if name in ("int8", "topk"):
+                raise ValueError(f"[smdp] compression {name!r} needs a model on the CPU.")
             return
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(_densify)
@@ -141,7 +142,7 @@ class _DistributedOptimizer:
             group.core,
             parameters,
             self._is_wanted,
-            compression=str(compression),
+            compression=name,
             factor=1.0 if kind == Sum else 0.0,
         )
 
@@ -239,13 +240,23 @@ class _DistributedOptimizer:
                     parameter.grad = torch.zeros_like(parameter)
                 _densify(parameter)
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            pairs = [self._compression.compress(gradient) for gradient in gradients]
+            wires = [self._wire_of(gradient) for gradient in gradients]
+            pairs = [wire.compress(gradient) for wire, gradient in zip(wires, gradients, strict=True)]
             small = [tensor for tensor, _ in pairs]
             synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
-            for gradient, (reduced, ctx) in zip(gradients, pairs, strict=True):
-                whole = self._compression.decompress(reduced, ctx)
+            for wire, gradient, (reduced, ctx) in zip(wires, gradients, pairs, strict=True):
+                whole = wire.decompress(reduced, ctx)
+                if whole.shape != gradient.shape:  # copy_() would spread a smaller one
+                    raise ValueError(
+                        f"[smdp] decompress() of {wire} gave shape {list(whole.shape)} for a gradient of"
+                        f" shape {list(gradient.shape)}."
+                    )
                 if gradient is not whole:
                     gradient.copy_(whole)
+
+    def _wire_of(self, gradient: torch.Tensor) -> Any:
+        is_own = name_in_core(self._compression) is None
+        return self._compression if is_own or gradient.dtype == torch.float32 else NoneCompressor
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
