@@ -1,14 +1,12 @@
 #include "common/completion.h"
 
-#include <pthread.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "common/fork_guard.h"
+#include "common/service_thread.h"
 
 namespace smdp {
 namespace {
@@ -20,8 +18,7 @@ struct Completion {
   const std::uint64_t generation = ForkGuard::generation();
 
   Completion() {
-    std::thread([this] {
-      pthread_setname_np(pthread_self(), "smdp-completion");
+    service_thread("smdp-completion", [this] {
       for (;;) next()();
     }).detach();
   }

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <system_error>
 #include <utility>
 
 #include "common/log.h"
+#include "common/service_thread.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kGreeting{10};
 Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
     : desk_(std::move(desk)), deadline_(deadline), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), missing_(expected) {
   if (expected > 0) {
-    thread_ = std::thread([this] { loop(); });
+    thread_ = service_thread("smdp-reception", [this] { loop(); });
   } else {
     over_.set_value();
   }
@@ -77,9 +77,10 @@ void Reception::take(FileDescriptor socket) {
   session.socket = std::move(socket);
   session.address = desk_.name(session.socket);
   try {
-    session.thread = std::thread([this, &session] { greet(session); });
-  } catch (const std::system_error& error) {
-    log(LogLevel::kError, "no thread for a connection: " + std::string(error.what()));
+    session.thread = service_thread("smdp-reception", [this, &session] { greet(session); });
+  } catch (const Error& error) {
+    if (!std::exchange(has_said_full_, true))
+      log(LogLevel::kError, std::string("no thread for a connection: ") + error.what());
     sessions_.pop_back();
   }
 }

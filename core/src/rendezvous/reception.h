@@ -61,6 +61,7 @@ class Reception {
   std::size_t missing_;            // guarded by mutex_, as all that is put in its place while the threads run
   std::list<Session> sessions_;    // guarded by mutex_
   std::set<std::string> refused_;  // guarded by mutex_
+  bool has_said_full_ = false;     // guarded by mutex_: no thread for a session
   std::atomic<bool> stop_{false};
   std::promise<void> over_;  // the thread has nothing more to do
   const std::future<void> is_over_ = over_.get_future();

@@ -3,10 +3,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include "common/log.h"
+#include "common/service_thread.h"
 #include "rendezvous/store_wire.h"
 #include "transport/handshake.h"
 
@@ -38,7 +38,7 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
   } catch (const Error& error) {
     throw ConfigError(std::string(error.what()) + ". Set SMDP_MASTER_PORT to a free port, or end what holds this one.");
   }
-  thread_ = std::thread([this] { accept_loop(); });
+  thread_ = service_thread("smdp-store", [this] { accept_loop(); });
 }
 
 TcpStore::Server::~Server() {
@@ -70,10 +70,12 @@ void TcpStore::Server::accept_loop() {
     session.socket = std::move(socket);
     session.address = peer_address(session.socket);
     try {
-      session.thread = std::thread([this, &session] { serve(session); });
-    } catch (const std::system_error& error) {
-      // The limit of threads: this one is turned away, and those that are here go on.
-      log(LogLevel::kError, "the store cannot serve " + session.address + ": " + error.what());
+      session.thread = service_thread("smdp-store", [this, &session] { serve(session); });
+    } catch (const Error& error) {
+      // This one is turned away, and those that are here go on. It will come again: once is enough to say so.
+      if (!std::exchange(has_said_full_, true)) {
+        log(LogLevel::kError, "the store cannot serve " + session.address + ": " + error.what());
+      }
       sessions_.pop_back();
     }
   }

@@ -40,6 +40,7 @@ class TcpStore::Server {
   std::mutex mutex_;
   std::list<Session> sessions_;    // guarded by mutex_
   std::set<std::string> refused_;  // guarded by mutex_: addresses already logged
+  bool has_said_full_ = false;     // guarded by mutex_: no thread for a session
   std::thread thread_;
 };
 

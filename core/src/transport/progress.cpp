@@ -1,7 +1,5 @@
 #include "transport/progress.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <array>
 #include <utility>
 
+#include "common/service_thread.h"
 #include "common/spin.h"
 
 namespace smdp {
@@ -19,14 +18,7 @@ Progress::Progress() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wakeup_(::eventfd
   event.events = EPOLLIN;
   event.data.fd = wakeup_.get();
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wakeup_.get(), &event);
-  // Signals belong to the program's own threads.
-  sigset_t all;
-  sigset_t old;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &old);
-  thread_ = std::thread([this] { loop(); });
-  ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  ::pthread_setname_np(thread_.native_handle(), "smdp-progress");
+  thread_ = service_thread("smdp-progress", [this] { loop(); });
 }
 
 Progress::~Progress() {

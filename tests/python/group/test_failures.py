@@ -237,34 +237,6 @@ else:
     assert expected in ranks[0].output and ", but " + undone + "." in ranks[0].output, ranks[0].output
 
 
-@pytest.mark.parametrize("hosts", [ONE_HOST, [0, 0, 1]], ids=["one host", "two hosts"])
-def test_limit_of_file_sizes_is_named(hosts: list[int], job: Job) -> None:
-    code = """
-import resource
-if int(os.environ["SMDP_RANK"]) == 0:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-report(joined)
-"""
-    for rank in job(3, code, hosts=hosts):
-        assert rank.finish(30) == 0, rank.output
-        assert "ulimit -f" in rank.output and seconds(rank.output) < 3, rank.output
-
-
-def test_shared_memory_keeps_no_descriptor(job: Job, finish: Callable[..., None]) -> None:
-    code = """
-g = joined()
-g.barrier()
-for fd in os.listdir("/proc/self/fd"):
-    try:
-        target = os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # that of the listing itself
-        continue
-    assert "memfd:smdp" not in target, target
-assert (g.all_reduce(np.ones(3)) == 2).all()
-"""
-    finish(job(2, code))
-
-
 def test_exception_of_a_rank_reaches_the_others(job: Job) -> None:
     code = """
 g = joined()

@@ -1,0 +1,14 @@
+// The threads that smdp starts.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace smdp {
+
+// It gets no signals, which belong to the program's own threads. `name` is what debuggers show, of at most 15
+// characters. Throws Error if there may be no more threads.
+std::thread service_thread(const std::string& name, std::function<void()> body);
+
+}  // namespace smdp
