@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +17,8 @@ __all__ = ["app", "main"]
 # Columns of a table that goes to no terminal.
 _FILE_WIDTH = 120
 
-# Of a full disk, a limit, a device that fails, a stream that was opened to be read.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# A full disk, a limit, a device that fails.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="smdp",
@@ -437,11 +436,13 @@ def main() -> None:
     try:
         try:
             app(prog_name="smdp")
-        finally:
-            sys.stdout.flush()
+        except SystemExit:
+            if sys.stdout is not None:  # closed from the beginning
+                sys.stdout.flush()
+            raise
     except BrokenPipeError:  # the reader has gone, as `head` does
         sys.stdout = None  # Python would try once more at its end
-        raise SystemExit(128 + signal.SIGPIPE) from None
+        raise SystemExit(1) from None  # as typer, which meets most of them
     except OSError as error:
         if error.filename is not None or error.errno not in _UNWRITABLE:
             raise

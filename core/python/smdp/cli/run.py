@@ -184,11 +184,6 @@ class Launcher:
 
     def run(self) -> int:
         """Run to the end; give the exit code."""
-        try:
-            guard = Guard()
-        except OSError as error:
-            _say(f"cannot start rank {self._first_rank}: {error}")
-            return 126
         # What a rank leaves behind becomes a child of this process, which sees its end.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -200,6 +195,7 @@ class Launcher:
         }
         old_wakeup = signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._selector.register(wakeup_read, selectors.EVENT_READ)
+        guard = Guard()
         try:
             self._start(guard)
             self._loop(wakeup_read)
