@@ -24,11 +24,12 @@ void bind_gradient_steps(nb::module_& m) {
           "__init__",
           [](GradientSteps* self, Group& group,
              const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
-             const std::string& compression, std::size_t buffer_bytes, double factor) {
+             const std::string& compression, std::size_t buffer_bytes, double factor, std::string purpose) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
             options.factor = factor;
+            options.purpose = std::move(purpose);
             std::vector<Gradient> gradients;
             options.compares_names = false;
             for (const auto& [name, count, dtype, shape] : list) {
@@ -39,6 +40,7 @@ void bind_gradient_steps(nb::module_& m) {
           },
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
+          nb::arg("purpose") = "",
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.")
       .def_prop_ro("id", &GradientSteps::id)
       .def("explain", &GradientSteps::explain)

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/transformers_step.py
 
-Contenders, each two processes: transformers' own Trainer over gloo, the Trainer of smdp with DataParallel, and
-the same ranks that keep their gradients to themselves. All live at once and take turns of a few steps, while the
-others wait for theirs: what slows the machine for minutes slows all of them. Then, on a model that computes
-nearly nothing, what the plugin adds to steps of transformers' Trainer with smdp's model class.
+Contenders, each two processes: transformers' own Trainer over gloo, the Trainer of smdp with DataParallel,
+and the same ranks that keep their gradients to themselves. All live at once and take turns of a few steps:
+what slows the machine for minutes slows all of them. Then, on a model that computes nearly nothing, what the
+plugin adds to steps of transformers' Trainer with smdp's model class.
 """
 
 from __future__ import annotations
@@ -82,7 +82,12 @@ def worker(contender: str, port: int, steps: int, rounds: int) -> None:
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             turns[0].begin_step()
 
-    options = {"max_steps": steps * rounds + 1, "report_to": [], "save_strategy": "no", "logging_steps": 10_000}
+    options = {
+        "max_steps": steps * rounds + 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 10_000,
+    }
     options |= {"disable_tqdm": True, "seed": 1, "per_device_train_batch_size": 8, "use_cpu": True}
     model: torch.nn.Module = make_model()
     rows, _ = make_rows()
@@ -202,7 +207,9 @@ def main() -> int:
     is_met = step["smdp"] <= limit
     print(f"gloo's step less 0.8 of the difference: {limit:.1f} ms ({'met' if is_met else 'missed'})")
     added = tiny["overhead"] - tiny["plain"]
-    print(f"the plugin adds {1e3 * added:.0f} us to a step: {100 * added / step['smdp']:.2f} % of the one above")
+    print(
+        f"the plugin adds {1e3 * added:.0f} us to a step: {100 * added / step['smdp']:.2f} % of the one above"
+    )
     return 0 if is_met and added < 0.01 * step["smdp"] else 1
 
 

@@ -154,6 +154,30 @@ TEST(Deadlocks, AreNotSeenWhereAThreadBesideCallsFirst) {
   });
 }
 
+// As frameworks do whose own threads call operations: no deadlock is certain, but who waits hears what is made.
+TEST(Deadlocks, NameTheGroupThatAnotherThreadMakes) {
+  run(Layout{2}, [](Group& group) {
+    const std::unique_ptr<Group> other = group.split(0, 0, "other");
+    other->barrier();
+    const auto meet = [&] { group.twin("late", 0, "for a test")->barrier(); };
+    if (group.rank() == 1) {
+      std::thread(meet).join();
+      return;
+    }
+    Call call;
+    call.timeout = std::chrono::milliseconds(3500);
+    try {
+      other->barrier(call);
+      ADD_FAILURE() << "a barrier that one rank has not called has ended";
+    } catch (const TimeoutError& error) {
+      EXPECT_NE(std::string(error.what()).find("late-1' for a test, to which all its ranks must come"),
+                std::string::npos)
+          << error.what();
+    }
+    meet();
+  });
+}
+
 // Who gives an operation less time than is usual does without it, and without what waits elsewhere for this rank.
 TEST(Deadlocks, LeaveShortDeadlinesAlone) {
   run(Layout{2}, [](Group& group) {

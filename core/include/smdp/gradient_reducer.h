@@ -50,6 +50,8 @@ struct GradientReducerOptions {
   double topk_momentum = 0;
   // Whether names must be equal on all ranks. TensorFlow's depend on what else a process has built.
   bool compares_names = true;
+  // See GroupOptions. Empty: the gradients' names.
+  std::string purpose = {};
 };
 
 // A step is: ready() for each gradient that backward produced, finish(), then wait(). Thread safety: ready() may be

@@ -29,6 +29,8 @@ struct GroupOptions {
   std::string name = "world";
   // Number of this rank in the world, for messages, where the group is a part of it. -1: ranks are the world's.
   int world_rank = -1;
+  // What it is for, e.g. "for gradient 'w'": said to ranks that wait for this one while it is made. May be empty.
+  std::string purpose;
   // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};
   // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
@@ -180,7 +182,7 @@ class SMDP_API Group {
   // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
   // another host; 0: as this group. Throws this group's failure, or PeerLostError where a rank has left it, also while
   // it waits for the others.
-  std::unique_ptr<Group> twin(const std::string& name, int streams);
+  std::unique_ptr<Group> twin(const std::string& name, int streams, std::string purpose = {});
 
   // Which algorithm an all_reduce of so many bytes takes in this group, the cost model's figures for all, chunks,
   // owners and connections, as text.

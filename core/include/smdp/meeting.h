@@ -21,7 +21,8 @@ using Obstacle = std::function<std::exception_ptr(bool has_failed)>;
 // too.
 class SMDP_API Meeting {
  public:
-  Meeting(std::string group, int size, Obstacle obstacle = {});
+  // world_rank, purpose: as in GroupOptions.
+  Meeting(std::string group, int size, Obstacle obstacle = {}, int world_rank = -1, std::string purpose = {});
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

@@ -29,13 +29,21 @@ Waits& waits() { return per_process<Waits>(); }
 }  // namespace
 
 WaitScope::WaitScope(const Operation& operation) {
-  enter({0, std::chrono::steady_clock::now(), &operation, "", 0, nullptr});
+  ThreadWait wait;
+  wait.operation = &operation;
+  enter(std::move(wait));
 }
-WaitScope::WaitScope(std::string group, int size) {
-  enter({0, std::chrono::steady_clock::now(), nullptr, std::move(group), size, nullptr});
+WaitScope::WaitScope(std::string group, int size, int world_rank, std::string purpose) {
+  ThreadWait wait;
+  wait.group = std::move(group);
+  wait.size = size;
+  wait.world_rank = world_rank;
+  wait.purpose = std::move(purpose);
+  enter(std::move(wait));
 }
 
 void WaitScope::enter(ThreadWait wait) {
+  wait.since = std::chrono::steady_clock::now();
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   wait.id = ++all.last_id;
@@ -92,6 +100,15 @@ std::optional<ThreadWait> wait_of(std::uint64_t thread) {
   const auto found = all.by_thread.find(thread);
   if (found == all.by_thread.end()) return std::nullopt;
   return found->second;
+}
+
+std::optional<ThreadWait> meeting_of(int world_rank) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [thread, wait] : all.by_thread) {
+    if (wait.operation == nullptr && wait.world_rank == world_rank) return wait;
+  }
+  return std::nullopt;
 }
 
 void break_wait(std::uint64_t id, std::exception_ptr error) {

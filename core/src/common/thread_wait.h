@@ -17,6 +17,8 @@ struct ThreadWait {
   const Operation* operation = nullptr;  // only to be compared; null: a group is being made
   std::string group;                     // its name
   int size = 0;                          // and its ranks
+  int world_rank = -1;                   // which of them waits here; -1: not known
+  std::string purpose;                   // what it is for; may be empty
   std::exception_ptr broken;             // why they will never meet
 };
 
@@ -28,7 +30,7 @@ class WaitScope {
  public:
   explicit WaitScope(const Operation& operation);
   // Until all ranks of a new group have come.
-  WaitScope(std::string group, int size);
+  WaitScope(std::string group, int size, int world_rank, std::string purpose);
   ~WaitScope();
   WaitScope(const WaitScope&) = delete;
   WaitScope& operator=(const WaitScope&) = delete;
@@ -46,6 +48,8 @@ class WaitScope {
 std::uint64_t this_thread();
 
 std::optional<ThreadWait> wait_of(std::uint64_t thread);
+// Of whatever thread makes a group as this rank of the world.
+std::optional<ThreadWait> meeting_of(int world_rank);
 
 // This thread calls operations as this rank of the world. What one thread waits for keeps the rank from coming only if
 // no other one calls any.

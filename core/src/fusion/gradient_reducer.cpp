@@ -33,6 +33,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
+std::string names_of(const Gradient& first, const Gradient& last) {
+  if (&first == &last) return "gradient '" + first.name + "'";
+  return "gradients '" + first.name + "' to '" + last.name + "'";
+}
+
 constexpr std::size_t kLate = GradientReducer::kKeptParts - 1;  // of what is kept
 
 constexpr std::pair<const char*, Compression> kNames[] = {{"none", Compression::kNone},
@@ -65,7 +70,7 @@ class GradientReducer::Impl {
       : gradients_(std::move(gradients)), options_(options) {
     check_arguments(base);
     const int streams = base.streams_to_try();
-    group_ = base.twin("gradients", streams);
+    group_ = base.twin("gradients", streams, purpose());
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure(*group_, streams > 1);
@@ -288,6 +293,11 @@ class GradientReducer::Impl {
     }
   }
 
+  std::string purpose() const {
+    if (!options_.purpose.empty() || gradients_.empty()) return options_.purpose;
+    return "for " + names_of(gradients_.front(), gradients_.back());
+  }
+
   void lay_out_by(const std::vector<std::size_t>& order) {
     layout_ = smdp::lay_out(gradients_, order, sizes_, std::max(options_.buffer_bytes, sizes_.usual));
     kept_ = layout_.buffers.size();
@@ -479,9 +489,7 @@ class GradientReducer::Impl {
   }
 
   std::string label_of(const FusionBuffer& buffer) const {
-    const std::string& first = gradients_[buffer.plan.members.front()].name;
-    if (buffer.plan.members.size() == 1) return "gradient '" + first + "'";
-    return "gradients '" + first + "' to '" + gradients_[buffer.plan.members.back()].name + "'";
+    return names_of(gradients_[buffer.plan.members.front()], gradients_[buffer.plan.members.back()]);
   }
 
   // What is under way: the first buffer that is not done, and how many follow.

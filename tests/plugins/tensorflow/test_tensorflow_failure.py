@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow_spawn import run
 
+import smdp
 import smdp.tensorflow as sdp
 from smdp.tensorflow.library import is_keras_3
 
@@ -65,6 +66,36 @@ def check_stopped() -> None:
     assert time.monotonic() - start < 7
 
 
+def check_missing(is_graph: bool) -> None:
+    """A gradient that is there on one rank only, from the second step on."""
+    first, second = (tf.Variable([1.0, 2.0], name=name) for name in ("first", "second"))
+
+    def gradients(is_whole):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(first * first)
+            if is_whole:
+                loss += tf.reduce_sum(second * second)
+        return sdp.DistributedGradientTape(tape).gradient(loss, [first, second])
+
+    step = tf.function(gradients, autograph=False) if is_graph else gradients
+    step(True)
+    if sdp.rank() == 1:
+        with pytest.raises(smdp.PeerLostError, match="rank 0"):
+            step(False)
+        return
+    lacks = r"'second.*' float32 \(no gradient of a variable \(2,\)\), which was float32\[2\], to which all"
+    with pytest.raises(tf.errors.DeadlineExceededError, match=f"rank 1 .* for another gradient of {lacks}"):
+        step(True)
+
+
+def check_missing_in_eager_code() -> None:
+    check_missing(False)
+
+
+def check_missing_in_a_graph() -> None:
+    check_missing(True)
+
+
 def check_after_shutdown() -> None:
     step = step_function(tf.Variable(tf.ones(10)))
     step(tf.constant(1.0))
@@ -112,6 +143,11 @@ def test_skipped() -> None:
 
 def test_stopped() -> None:
     run(check_stopped, 2, env={"SMDP_TEST_TIMEOUT": "4"})
+
+
+@pytest.mark.parametrize("check", [check_missing_in_eager_code, check_missing_in_a_graph])
+def test_missing(check) -> None:
+    run(check, 2, env={"SMDP_TEST_TIMEOUT": "4"})
 
 
 def test_after_shutdown() -> None:

@@ -227,7 +227,7 @@ def _find_or_make(
     is_new = found is None
     if found is None:
         token = _eager_token if key.is_eager else Token()
-        found = _Steps(_make_core(group, names, described, options), token)
+        found = _Steps(_make_core(group, names, described, options, _purpose(key, names)), token)
     _steps[key] = found  # the last in order
     if is_new and key.is_eager:
         # Ranks make the same calls, so they close the same one, which none uses once all have made the new.
@@ -237,15 +237,36 @@ def _find_or_make(
     return found
 
 
+def _purpose(key: _Key, names: Sequence[str]) -> str:
+    """What has changed since the last list of these variables' gradients, for ranks where nothing has."""
+    older = [other for other in _steps if (other.group, other.serials) == (key.group, key.serials)]
+    if not older:
+        return ""
+    pairs = zip(names, key.described, older[-1].described, strict=True)
+    changes = [f"'{name}' {_text(new)}, which was {_text(old)}" for name, new, old in pairs if new != old]
+    return f"for another gradient of {changes[0]}" if changes else ""
+
+
+def _text(described: tuple[int, int, str]) -> str:
+    _, dtype, shape = described
+    return DType(dtype).name.lower() + shape
+
+
 def _make_core(
-    group: Any, names: Sequence[str], described: Sequence[tuple[int, int, str]], options: tuple[Any, ...]
+    group: Any,
+    names: Sequence[str],
+    described: Sequence[tuple[int, int, str]],
+    options: tuple[Any, ...],
+    purpose: str,
 ) -> Any:
     listed = [(name, *one) for name, one in zip(names, described, strict=True)]
-    if is_native:
-        return _core.GradientSteps(group.core, listed, *options)
     compression, buffer_bytes, factor = options
+    if is_native:
+        return _core.GradientSteps(group.core, listed, compression, buffer_bytes, factor, purpose)
     # TensorFlow's names depend on what else a process has built.
-    return _core.GradientReducer(group.core, listed, compression, buffer_bytes, factor, compares_names=False)
+    return _core.GradientReducer(
+        group.core, listed, compression, buffer_bytes, factor, compares_names=False, purpose=purpose
+    )
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:

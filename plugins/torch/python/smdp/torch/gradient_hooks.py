@@ -254,7 +254,7 @@ class GradientHooks:
             )
         self._has_come.add(index)
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
-        if grad.stride() != parameter.stride() or not _is_dense(grad) or grad.is_conj() or grad.is_neg():
+        if not _has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
         self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr())
@@ -384,5 +384,8 @@ def _shape_of(parameter: Tensor) -> str:
     return f"{list(parameter.shape)}{strides}"
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+def _has_same_order(grad: Tensor, parameter: Tensor) -> bool:
+    if grad.is_contiguous() and parameter.is_contiguous():  # a tenth of the time of what follows
+        return True
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(grad)
+    return bool(is_dense) and grad.stride() == parameter.stride()
