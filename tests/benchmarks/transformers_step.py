@@ -11,16 +11,16 @@ plugin adds to steps of transformers' Trainer with smdp's model class.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +40,22 @@ class Turns:
 
     def __init__(self, port: int, steps: int) -> None:
         self._connection = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
+        self._connection.settimeout(None)  # it ends with main()
         self._steps = steps
         self._times: list[float] = []
 
-    def begin_step(self) -> None:
-        """Take the time, and wait where a turn is over."""
-        self._times.append(time.perf_counter())
-        if len(self._times) > self._steps:
-            # The first step of a turn finds the caches full of another's data.
-            self.end([b - a for a, b in itertools.pairwise(self._times[1:])])
-        if not self._times:
-            self.wait()
+    def begin_step(self, measure: Callable[[], list[float]]) -> None:
+        """Take the time; where a turn is over, measure something else, tell both, and wait for the next."""
+        if self._times:
             self._times.append(time.perf_counter())
-
-    def wait(self) -> None:
-        """Until it is this rank's turn."""
+            if len(self._times) <= self._steps:
+                return
+            # Without the first step of a turn, which finds the caches full of another's data.
+            mean = (self._times[-1] - self._times[1]) / (self._steps - 1)
+            self._connection.sendall(json.dumps([mean, *measure()]).encode() + b"\n")
         if not self._connection.recv(1):
             raise SystemExit("the benchmark has ended")
-
-    def end(self, result: Any) -> None:
-        """Say what the turn has found."""
-        self._times.clear()
-        self._connection.sendall(json.dumps(result).encode() + b"\n")
+        self._times = [time.perf_counter()]
 
 
 def worker(contender: str, port: int, steps: int, rounds: int) -> None:
@@ -75,12 +69,10 @@ def worker(contender: str, port: int, steps: int, rounds: int) -> None:
     turns: list[Turns] = []
 
     class Clock(transformers.TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            turns.append(Turns(port, steps))
-            turns[0].wait()
-
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            turns[0].begin_step()
+            if not turns:
+                turns.append(Turns(port, steps))
+            turns[0].begin_step(lambda: communication(model) if contender in ("gloo", "smdp") else [])
 
     options = {
         "max_steps": steps * rounds + 1,
@@ -119,7 +111,6 @@ def worker(contender: str, port: int, steps: int, rounds: int) -> None:
 
             trainer.training_step = quiet
         trainer.train()
-    turns[0].end(communication(model) if contender in ("gloo", "smdp") else [])
 
 
 def communication(model: Any) -> list[float]:
@@ -129,7 +120,7 @@ def communication(model: Any) -> list[float]:
 
     whole = torch.ones(sum(parameter.numel() for parameter in model.parameters()))
     spans = []
-    for _ in range(21):
+    for _ in range(4):
         dist.barrier()
         start = time.perf_counter()
         dist.all_reduce(whole)
@@ -152,65 +143,92 @@ class Contender:
         own += ["--steps", str(steps), "--rounds", str(rounds)]
         command = [sys.executable, "-m", "smdp", "run", "-n", "2", __file__, *own]
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._name = name
         self._process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
-        self._ranks = [listener.accept()[0] for _ in range(2)]
+        self._ranks = [self._connection(listener) for _ in range(2)]
         self._reports = [rank.makefile() for rank in self._ranks]
-        self.spans: list[float] = []
+        self._turns: list[float] = []
+        self._communication: list[float] = []
 
-    def turn(self) -> list[float]:
-        """Let both go on; what the slower one needs is what a step takes."""
+    def _connection(self, listener: socket.socket) -> socket.socket:
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if select.select([listener], [], [], 0.5)[0]:
+                return listener.accept()[0]
+        raise SystemExit(f"{self._name} has not started")
+
+    def turn(self) -> None:
+        """Let both go on, and note what they found."""
+        self._go_on()
+        lines = [report.readline() for report in self._reports]
+        if not all(lines):
+            raise SystemExit(f"{self._name} has ended in a turn")
+        found = [json.loads(line) for line in lines]
+        # Steps of the two begin at different times: only their sum is that of the slower one.
+        self._turns.append(1e3 * max(mean for mean, *_ in found))
+        self._communication += [1e3 * span for span in found[0][1:]]
+
+    def finish(self) -> None:
+        """Let both end."""
+        self._go_on()
+        if self._process.wait(_PATIENCE_S) != 0:
+            raise SystemExit(f"{self._name} has failed at its end")
+
+    def _go_on(self) -> None:
         for rank in self._ranks:
             rank.settimeout(_PATIENCE_S)
             rank.sendall(b"g")
-        found = [json.loads(report.readline()) for report in self._reports]
-        return [1e3 * max(both) for both in zip(*found, strict=True)]
 
-    def finish(self) -> list[float]:
-        """Let both end."""
-        spans = self.turn()
-        self._process.wait(_PATIENCE_S)
-        return spans
+    @property
+    def step(self) -> float:
+        """Median of its turns, in ms."""
+        return statistics.median(self._turns)
+
+    @property
+    def communication(self) -> float:
+        """Median of its all_reduce, in ms."""
+        return statistics.median(self._communication)
 
 
-def compete(names: Sequence[str], steps: int, rounds: int) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The median of a contender's steps, and what it measured at its end, both in ms."""
+def compete(names: Sequence[str], steps: int, rounds: int) -> list[Contender]:
+    """Let contenders take turns, each after every other one as often."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(_PATIENCE_S)
-        contenders = {name: Contender(name, listener, steps, rounds) for name in names}
+        contenders = [Contender(name, listener, steps, rounds) for name in names]
         for number in range(rounds):
-            for contender in list(contenders.values())[:: -1 if number % 2 else 1]:
-                contender.spans += contender.turn()
-        last = {name: contender.finish() for name, contender in contenders.items()}
-    return {name: statistics.median(contender.spans) for name, contender in contenders.items()}, last
+            first = number % len(names)
+            order = contenders[first:] + contenders[:first]
+            for contender in order[:: -1 if number // len(names) % 2 else 1]:
+                contender.turn()
+        for contender in contenders:
+            contender.finish()
+    return contenders
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a turn, at least 2")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each contender")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.steps < 2 or options.rounds < 1:
+        parser.error("--steps must be at least 2, --rounds at least 1")
     if options.worker:
         worker(options.worker, options.port, options.steps, options.rounds)
         return 0
-    step, last = compete(("gloo", "smdp", "alone"), options.steps, options.rounds)
-    tiny, _ = compete(("plain", "overhead"), 50, options.rounds)
-    their, our = (statistics.median(last[name]) for name in ("gloo", "smdp"))
+    gloo, smdp, alone = compete(("gloo", "smdp", "alone"), options.steps, options.rounds)
+    plain, overhead = compete(("plain", "overhead"), 50, options.rounds)
     print(f"medians of {options.rounds} turns of {options.steps} steps, without the first of each")
     print(
-        f"step: gloo {step['gloo']:.1f} ms, smdp {step['smdp']:.1f} ms, without communication"
-        f" {step['alone']:.1f} ms"
+        f"step: gloo {gloo.step:.1f} ms, smdp {smdp.step:.1f} ms, without communication {alone.step:.1f} ms"
     )
-    print(f"communication alone: gloo {their:.1f} ms, smdp {our:.1f} ms")
-    limit = step["gloo"] - 0.8 * (their - our)
-    is_met = step["smdp"] <= limit
+    print(f"communication alone: gloo {gloo.communication:.1f} ms, smdp {smdp.communication:.1f} ms")
+    limit = gloo.step - 0.8 * (gloo.communication - smdp.communication)
+    is_met = smdp.step <= limit
     print(f"gloo's step less 0.8 of the difference: {limit:.1f} ms ({'met' if is_met else 'missed'})")
-    added = tiny["overhead"] - tiny["plain"]
-    print(
-        f"the plugin adds {1e3 * added:.0f} us to a step: {100 * added / step['smdp']:.2f} % of the one above"
-    )
-    return 0 if is_met and added < 0.01 * step["smdp"] else 1
+    added = overhead.step - plain.step
+    print(f"the plugin adds {1e3 * added:.0f} us to a step: {100 * added / smdp.step:.2f} % of the one above")
+    return 0 if is_met and added < 0.01 * smdp.step else 1
 
 
 if __name__ == "__main__":

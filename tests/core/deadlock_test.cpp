@@ -159,7 +159,7 @@ TEST(Deadlocks, NameTheGroupThatAnotherThreadMakes) {
   run(Layout{2}, [](Group& group) {
     const std::unique_ptr<Group> other = group.split(0, 0, "other");
     other->barrier();
-    const auto meet = [&] { group.twin("late", 0, "for a test")->barrier(); };
+    const auto meet = [&] { group.twin("late", 0, "a test")->barrier(); };
     if (group.rank() == 1) {
       std::thread(meet).join();
       return;
@@ -170,8 +170,7 @@ TEST(Deadlocks, NameTheGroupThatAnotherThreadMakes) {
       other->barrier(call);
       ADD_FAILURE() << "a barrier that one rank has not called has ended";
     } catch (const TimeoutError& error) {
-      EXPECT_NE(std::string(error.what()).find("late-1' for a test, to which all its ranks must come"),
-                std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("late-1' (a test), to which all its ranks must come"), std::string::npos)
           << error.what();
     }
     meet();

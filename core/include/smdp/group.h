@@ -29,7 +29,7 @@ struct GroupOptions {
   std::string name = "world";
   // Number of this rank in the world, for messages, where the group is a part of it. -1: ranks are the world's.
   int world_rank = -1;
-  // What it is for, e.g. "for gradient 'w'": said to ranks that wait for this one while it is made. May be empty.
+  // What it is for, e.g. "gradient 'w'", where not all ranks come, or wait elsewhere for this one. May be empty.
   std::string purpose;
   // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};

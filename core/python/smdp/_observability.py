@@ -50,10 +50,11 @@ def explain(what: Any, group: Any = None) -> str:
 
     Raises:
         TypeError: `what` or `group` is none of these.
+        ValueError: No message has so many bytes.
     """
     if isinstance(what, int) and not isinstance(what, bool):
-        if what < 0:
-            raise ValueError(f"[smdp] explain({what}): bytes must be at least 0")
+        if not 0 <= what < 1 << 63:
+            raise ValueError(f"[smdp] explain({what}): bytes must be at least 0, and below 2 to the 63rd")
         core = any_core() if group is None else getattr(group, "core", None)
         if not isinstance(core, _core.Group):
             raise TypeError(

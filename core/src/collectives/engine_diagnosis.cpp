@@ -85,7 +85,7 @@ Control::Status Engine::status() {
   const int world_rank = members_.world_rank(members_.rank);
   const std::optional<ThreadWait> wait = wait_of(caller);
   // A framework's own threads may call operations for one that makes a group now.
-  const std::optional<ThreadWait> meeting = wait ? std::nullopt : meeting_of(world_rank);
+  const std::optional<ThreadWait> meeting = wait ? std::nullopt : meeting_of(world_rank, kEarlyInquiry);
   if (wait && place_of(wait->operation)) {
     status.wait = wait->id;
   } else {
@@ -119,8 +119,7 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
     const bool is_of_all =
         wait->size == members_.size && (members_.world_ranks.empty() || wait->group.rfind(members_.name + "/", 0) == 0);
     found.is_for_all = is_of_all && Clock::now() - wait->since > kMeeting;
-    found.what = "it makes group '" + wait->group + "'" + (wait->purpose.empty() ? "" : " " + wait->purpose) +
-                 ", to which all its ranks must come";
+    found.what = "it makes group " + quoted(wait->group, wait->purpose) + ", to which all its ranks must come";
   } else if (wait) {
     look_at_engines([&](Engine& other) {
       std::optional<Control::Elsewhere> place = &other == this ? std::nullopt : other.place_of(wait->operation);

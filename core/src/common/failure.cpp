@@ -39,6 +39,10 @@ std::string without_tag(const std::string& text) {
   return text.rfind(tag, 0) == 0 ? text.substr(tag.size()) : text;
 }
 
+std::string quoted(const std::string& group, const std::string& purpose) {
+  return "'" + group + "'" + (purpose.empty() ? "" : " (" + purpose + ")");
+}
+
 std::string seconds(std::chrono::milliseconds time) {
   std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
   text.erase(text.find_last_not_of('0') + 1);

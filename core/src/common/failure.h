@@ -25,6 +25,9 @@ struct Failure {
 // Without the "[smdp] " at the start of a message that becomes part of another one.
 std::string without_tag(const std::string& text);
 
+// A group in a message: 'world/gradients-0' (gradient 'w'). The purpose may be empty.
+std::string quoted(const std::string& group, const std::string& purpose);
+
 // "1.5 s", for messages.
 std::string seconds(std::chrono::milliseconds time);
 

@@ -102,13 +102,17 @@ std::optional<ThreadWait> wait_of(std::uint64_t thread) {
   return found->second;
 }
 
-std::optional<ThreadWait> meeting_of(int world_rank) {
+std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::duration age) {
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
+  std::optional<ThreadWait> oldest;
+  auto before = std::chrono::steady_clock::now() - age;
   for (const auto& [thread, wait] : all.by_thread) {
-    if (wait.operation == nullptr && wait.world_rank == world_rank) return wait;
+    if (wait.operation != nullptr || wait.world_rank != world_rank || wait.since >= before) continue;
+    oldest = wait;
+    before = wait.since;
   }
-  return std::nullopt;
+  return oldest;
 }
 
 void break_wait(std::uint64_t id, std::exception_ptr error) {

@@ -48,8 +48,8 @@ class WaitScope {
 std::uint64_t this_thread();
 
 std::optional<ThreadWait> wait_of(std::uint64_t thread);
-// Of whatever thread makes a group as this rank of the world.
-std::optional<ThreadWait> meeting_of(int world_rank);
+// Of the thread that has made a group as this rank of the world for longest, and for longer than this.
+std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::duration age);
 
 // This thread calls operations as this rank of the world. What one thread waits for keeps the rank from coming only if
 // no other one calls any.

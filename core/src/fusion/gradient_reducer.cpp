@@ -295,7 +295,7 @@ class GradientReducer::Impl {
 
   std::string purpose() const {
     if (!options_.purpose.empty() || gradients_.empty()) return options_.purpose;
-    return "for " + names_of(gradients_.front(), gradients_.back());
+    return names_of(gradients_.front(), gradients_.back());
   }
 
   void lay_out_by(const std::vector<std::size_t>& order) {

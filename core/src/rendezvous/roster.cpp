@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "common/cores.h"
+#include "common/failure.h"
 #include "common/hmac.h"
 #include "rendezvous/farewell.h"
 #include "smdp/error.h"
@@ -190,7 +191,7 @@ std::vector<Record> exchange_records(
     } catch (const TimeoutError&) {
       say_farewell(store, rank);
       throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ": rank 0 did not " +
-                         "open group '" + options.name + "' within " +
+                         "open group " + quoted(options.name, options.purpose) + " within " +
                          std::to_string(options.init_timeout.count() / 1000) + " s. Is it running?");
     }
   }
@@ -201,8 +202,8 @@ std::vector<Record> exchange_records(
     std::string reason;
     std::getline(in, reason);
     rank == 0 ? await_farewells(store, came, options.interrupted) : say_farewell(store, rank);
-    throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group '" +
-                       options.name + "': " + reason);
+    throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group " +
+                       quoted(options.name, options.purpose) + ": " + reason);
   }
   if (first != kGood) throw ConfigError("[smdp] the rendezvous store holds records of another version of smdp.");
   std::vector<Record> records;

@@ -66,8 +66,11 @@ def check_stopped() -> None:
     assert time.monotonic() - start < 7
 
 
-def check_missing(is_graph: bool) -> None:
-    """A gradient that is there on one rank only, from the second step on."""
+_LACKS = r"\(the gradient of 'second:0' was float32\[2\] and is no gradient of a variable \(2,\)\)"
+
+
+def steps_of_two_variables(is_graph: bool):
+    """A step that leaves the second one out if it is told to."""
     first, second = (tf.Variable([1.0, 2.0], name=name) for name in ("first", "second"))
 
     def gradients(is_whole):
@@ -77,14 +80,31 @@ def check_missing(is_graph: bool) -> None:
                 loss += tf.reduce_sum(second * second)
         return sdp.DistributedGradientTape(tape).gradient(loss, [first, second])
 
-    step = tf.function(gradients, autograph=False) if is_graph else gradients
+    return tf.function(gradients, autograph=False) if is_graph else gradients
+
+
+def check_missing(is_graph: bool) -> None:
+    """A gradient that is there on one rank only, from the second step on."""
+    step = steps_of_two_variables(is_graph)
     step(True)
     if sdp.rank() == 1:
         with pytest.raises(smdp.PeerLostError, match="rank 0"):
             step(False)
         return
-    lacks = r"'second.*' float32 \(no gradient of a variable \(2,\)\), which was float32\[2\], to which all"
-    with pytest.raises(tf.errors.DeadlineExceededError, match=f"rank 1 .* for another gradient of {lacks}"):
+    with pytest.raises(
+        tf.errors.DeadlineExceededError, match=f"rank 1 .* it makes group .* {_LACKS}, to which"
+    ):
+        step(True)
+
+
+def check_missing_until_nobody_came() -> None:
+    step = steps_of_two_variables(is_graph=False)
+    step(True)
+    if sdp.rank() == 1:
+        with pytest.raises(smdp.TimeoutError, match=f"rank 0 did not open group .* {_LACKS} within 8 s"):
+            step(False)
+        return
+    with pytest.raises(tf.errors.AbortedError, match="rank 1"):
         step(True)
 
 
@@ -143,6 +163,10 @@ def test_skipped() -> None:
 
 def test_stopped() -> None:
     run(check_stopped, 2, env={"SMDP_TEST_TIMEOUT": "4"})
+
+
+def test_missing_where_the_meeting_ends_first() -> None:
+    run(check_missing_until_nobody_came, 2, env={"SMDP_TEST_TIMEOUT": "60", "SMDP_INIT_TIMEOUT": "8"})
 
 
 @pytest.mark.parametrize("check", [check_missing_in_eager_code, check_missing_in_a_graph])

@@ -33,14 +33,15 @@ def test_stats_count_operations(job: Job) -> None:
 
 
 def test_explain_says_why(job: Job) -> None:
-    code = "joined()\nfor size in 100, 1 << 24: print(smdp.explain(size))\nreport(lambda: smdp.explain('x'))"
+    code = "joined()\nfor size in 100, 1 << 24: print(smdp.explain(size))"
+    code += "\nfor size in 'x', -1, 10**30: report(lambda: smdp.explain(size))"
     for hosts, small, large in (([0, 0], "one_shot", "two_shot"), ([0, 1], "recursive_doubling", "direct")):
         for rank in job(2, code, hosts=hosts):
             assert rank.finish(30) == 0, rank.output
             lines = rank.output.splitlines()
             assert small in lines[0].split("(")[0], rank.output
             assert large in lines[1].split("(")[0], rank.output
-            assert "TypeError" in lines[2]
+            assert ["TypeError" in lines[2], *("ValueError" in line for line in lines[3:5])] == [True] * 3
             assert "of which every" in lines[0] and "2 owners of" in lines[1], rank.output
             assert all(("1 connection to each rank" in line) == (hosts == [0, 1]) for line in lines[:2])
 

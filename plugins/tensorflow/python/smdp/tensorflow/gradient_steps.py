@@ -239,16 +239,21 @@ def _find_or_make(
 
 def _purpose(key: _Key, names: Sequence[str]) -> str:
     """What has changed since the last list of these variables' gradients, for ranks where nothing has."""
-    older = [other for other in _steps if (other.group, other.serials) == (key.group, key.serials)]
+    owner = key.group, key.is_eager, key.serials
+    older = [other for other in _steps if (other.group, other.is_eager, other.serials) == owner]
     if not older:
         return ""
-    pairs = zip(names, key.described, older[-1].described, strict=True)
-    changes = [f"'{name}' {_text(new)}, which was {_text(old)}" for name, new, old in pairs if new != old]
-    return f"for another gradient of {changes[0]}" if changes else ""
+    rows = zip(names, key.serials, key.described, older[-1].described, strict=True)
+    for name, serial, new, old in rows:
+        if serial and new != old:  # tensors are others each time
+            return f"the gradient of {name!r} was {_text(old)} and is {_text(new)}"
+    return ""
 
 
 def _text(described: tuple[int, int, str]) -> str:
     _, dtype, shape = described
+    if shape.startswith(" ("):  # which the core does not reduce, so the dtype stands for nothing
+        return shape[2:-1]
     return DType(dtype).name.lower() + shape
 
 

@@ -387,5 +387,4 @@ def _shape_of(parameter: Tensor) -> str:
 def _has_same_order(grad: Tensor, parameter: Tensor) -> bool:
     if grad.is_contiguous() and parameter.is_contiguous():  # a tenth of the time of what follows
         return True
-    is_dense = torch.ops.aten.is_non_overlapping_and_dense(grad)
-    return bool(is_dense) and grad.stride() == parameter.stride()
+    return grad.stride() == parameter.stride() and bool(torch.ops.aten.is_non_overlapping_and_dense(grad))
