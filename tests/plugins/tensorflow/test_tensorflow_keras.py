@@ -219,6 +219,33 @@ def check_optimizer_with_a_branch() -> None:
     assert variable.numpy().tolist() == [1.0 + sdp.size()]
 
 
+def check_tape_and_optimizer() -> None:
+    """Both reduce: the user hears of it, once, and not where only one does or their groups differ."""
+    net = model()
+    inputs, targets = map(tf.constant, data(16))
+    alone = smdp.world().split(sdp.rank())
+
+    def warned(wrap, is_graph: bool) -> list[str]:
+        optimizer = sdp.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((net(inputs) - targets) ** 2)
+            gradients = wrap(tape).gradient(loss, net.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            (tf.function(step, autograph=False) if is_graph else step)()
+        return [str(one.message) for one in seen if "[smdp]" in str(one.message)]
+
+    for is_graph in (False, True):
+        assert warned(lambda tape: tape, is_graph) == []
+        assert warned(lambda tape: sdp.DistributedGradientTape(tape, group=alone), is_graph) == []
+        (text,) = warned(sdp.DistributedGradientTape, is_graph)
+        assert f"rank {sdp.rank()} of 2" in text and "kernel is reduced a second time" in text
+
+
 def check_iterators() -> None:
     optimizer, variable = sdp.DistributedOptimizer(keras.optimizers.SGD(1.0)), tf.Variable([1.0])
     optimizer.apply(iter([tf.constant([1.0])]), iter([variable]))
@@ -448,6 +475,11 @@ def test_training_apart() -> None:
 
 def test_names() -> None:
     run(check_names, 2)
+
+
+@needs_keras_3
+def test_tape_and_optimizer() -> None:
+    run(check_tape_and_optimizer, 2)
 
 
 @needs_keras_3

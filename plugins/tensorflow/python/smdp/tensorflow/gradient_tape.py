@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,8 +54,9 @@ class Reduction:
                 " variables; there must be one for each. Give both lists in the same order, with None where a"
                 " variable has no gradient."
             )
+        _warn_of_a_second_time(gradients, sources, group)
         whole = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
-        return reduce_all(
+        reduced = reduce_all(
             whole,
             sources,
             [_name_of(source, i) for i, source in enumerate(sources)],
@@ -65,6 +67,10 @@ class Reduction:
             group=group,
             buffer_bytes=self._buffer_bytes,
         )
+        for one in reduced:
+            if one is not None:
+                setattr(one, _MARK, group.core.id)
+        return reduced
 
     def _densified(self, gradient: Any, source: Any) -> Any:
         if gradient is None:
@@ -76,6 +82,24 @@ class Reduction:
         if not gradient.shape.is_fully_defined() and source.shape.is_fully_defined():
             gradient = tf.ensure_shape(gradient, source.shape)
         return gradient
+
+
+# An attribute of tensors that are gradients of all ranks already: the id of their group.
+_MARK = "_smdp_reduced_by"
+
+
+def _warn_of_a_second_time(gradients: Sequence[Any], sources: Sequence[Any], group: Any) -> None:
+    for index, gradient in enumerate(gradients):
+        if group.size > 1 and getattr(gradient, _MARK, None) == group.core.id:
+            warnings.warn(
+                f"[smdp] rank {group.rank} of {group.size}: the gradient of {_name_of(sources[index], index)}"
+                " is reduced a second time, as by a DistributedGradientTape and a DistributedOptimizer:"
+                f" it takes as long again, multiplies sums by {group.size}, and loses again what compression"
+                " loses. Leave one of them out.",
+                RuntimeWarning,
+                stacklevel=1,  # one place, so Python shows it once
+            )
+            return
 
 
 def _name_of(source: Any, index: int) -> str:
