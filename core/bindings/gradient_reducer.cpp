@@ -33,7 +33,7 @@ void bind_gradient_reducer(nb::module_& m) {
           [](GradientReducer* self, Group& group,
              const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor, double topk_ratio,
-             double topk_momentum, bool compares_names, std::string purpose) {
+             double topk_momentum, bool compares_names, std::string purpose, std::string replaced) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
@@ -42,6 +42,7 @@ void bind_gradient_reducer(nb::module_& m) {
             options.topk_momentum = topk_momentum;
             options.compares_names = compares_names;
             options.purpose = std::move(purpose);
+            options.replaced = std::move(replaced);
             std::vector<Gradient> gradients;
             for (const auto& [name, count, dtype, shape] : list) {
               gradients.push_back({name, count, static_cast<DType>(dtype), shape});
@@ -52,7 +53,7 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
-          nb::arg("compares_names") = true, nb::arg("purpose") = "",
+          nb::arg("compares_names") = true, nb::arg("purpose") = "", nb::arg("replaced") = "",
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.")
       .def(
           "ready",
@@ -87,6 +88,7 @@ void bind_gradient_reducer(nb::module_& m) {
           },
           nb::arg("index"), nb::arg("part"), nb::arg("values"), Release())
       .def("abort", &GradientReducer::abort, nb::arg("reason"), Release())
+      .def_prop_ro("group_name", &GradientReducer::group_name)
       .def("explain", &GradientReducer::explain)
       .def_prop_ro("steps", [](const GradientReducer& reducer) { return reducer.stats().steps; })
       .def_prop_ro("bytes", [](const GradientReducer& reducer) { return reducer.stats().bytes; })

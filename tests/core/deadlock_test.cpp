@@ -177,6 +177,43 @@ TEST(Deadlocks, NameTheGroupThatAnotherThreadMakes) {
   });
 }
 
+// No thread waits, but what one rank makes takes the place of the group in which the other is.
+TEST(Deadlocks, OfAGroupThatTakesThePlaceOfThisOne) {
+  run(Layout{2}, [](Group& group) {
+    const std::unique_ptr<Group> other = group.split(0, 0, "other");
+    other->barrier();
+    const auto expect = [](const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kMismatch) << error.what();
+      EXPECT_NE(std::string(error.what()).find("late-1' (a test), to which all its ranks must come. Neither"),
+                std::string::npos)
+          << error.what();
+    };
+    if (group.rank() == 1) {
+      std::thread([&] {
+        try {
+          group.twin("late", 0, "a test", other->name());
+          ADD_FAILURE() << "a group was made to which one rank has not come";
+        } catch (const Error& error) {
+          expect(error);
+        }
+      }).join();
+      return;
+    }
+    Call call;
+    call.async = true;
+    std::vector<float> data(8);
+    const Group::Handle handle = other->all_reduce(data.data(), data.data(), std::vector<std::int64_t>{8},
+                                                   DType::kFloat32, ReduceOp::kSum, 1.0, call);
+    for (int i = 0; i < 1000 && !handle->done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_TRUE(handle->done());
+    try {
+      std::rethrow_exception(handle->error());
+    } catch (const Error& error) {
+      expect(error);
+    }
+  });
+}
+
 // Who gives an operation less time than is usual does without it, and without what waits elsewhere for this rank.
 TEST(Deadlocks, LeaveShortDeadlinesAlone) {
   run(Layout{2}, [](Group& group) {

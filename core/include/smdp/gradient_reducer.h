@@ -52,6 +52,8 @@ struct GradientReducerOptions {
   bool compares_names = true;
   // See GroupOptions. Empty: the gradients' names.
   std::string purpose = {};
+  // The group of the reducer whose steps are made no more, or after this one's: see GroupOptions.
+  std::string replaced = {};
 };
 
 // A step is: ready() for each gradient that backward produced, finish(), then wait(). Thread safety: ready() may be
@@ -109,6 +111,8 @@ class SMDP_API GradientReducer {
   Stats stats() const;
   // Buffers, their sizes and why, as text.
   std::string explain() const;
+  // Name of the group that it has made.
+  const std::string& group_name() const;
 
  private:
   class Impl;

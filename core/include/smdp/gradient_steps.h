@@ -47,6 +47,7 @@ class SMDP_API GradientSteps {
 
   // As GradientReducer's.
   std::string explain() const;
+  const std::string& group_name() const;
   // Fails what is in flight on all ranks, and all that comes.
   void abort(const std::string& reason);
 

@@ -31,6 +31,9 @@ struct GroupOptions {
   int world_rank = -1;
   // What it is for, e.g. "gradient 'w'", where not all ranks come, or wait elsewhere for this one. May be empty.
   std::string purpose;
+  // The group whose place this one takes: a rank that makes this one calls no more operations of that one. A rank
+  // that waits there for this rank, whoever waits, then hears that both are in vain. May be empty.
+  std::string replaced;
   // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};
   // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
@@ -182,7 +185,8 @@ class SMDP_API Group {
   // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
   // another host; 0: as this group. Throws this group's failure, or PeerLostError where a rank has left it, also while
   // it waits for the others.
-  std::unique_ptr<Group> twin(const std::string& name, int streams, std::string purpose = {});
+  std::unique_ptr<Group> twin(const std::string& name, int streams, std::string purpose = {},
+                              std::string replaced = {});
 
   // Which algorithm an all_reduce of so many bytes takes in this group, the cost model's figures for all, chunks,
   // owners and connections, as text.

@@ -21,8 +21,9 @@ using Obstacle = std::function<std::exception_ptr(bool has_failed)>;
 // too.
 class SMDP_API Meeting {
  public:
-  // world_rank, purpose: as in GroupOptions.
-  Meeting(std::string group, int size, Obstacle obstacle = {}, int world_rank = -1, std::string purpose = {});
+  // The others: as in GroupOptions.
+  Meeting(std::string group, int size, Obstacle obstacle = {}, int world_rank = -1, std::string purpose = {},
+          std::string replaced = {});
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

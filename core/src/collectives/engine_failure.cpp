@@ -154,8 +154,12 @@ void Engine::fail_elsewhere(const Failure& failure) {
     const std::lock_guard lock(mutex_);
     caller = last_caller_;
   }
-  const std::optional<ThreadWait> wait = wait_of(caller);
-  if (!wait || !is_only_caller(members_.world_rank(members_.rank), caller)) return;
+  const int world_rank = members_.world_rank(members_.rank);
+  std::optional<ThreadWait> wait = meeting_of(world_rank, {});
+  if (!wait || wait->replaced != members_.name) {
+    wait = wait_of(caller);
+    if (!wait || !is_only_caller(world_rank, caller)) return;
+  }
   if (wait->operation == nullptr) {
     const Failure own{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
     break_wait(wait->id, own.exception());

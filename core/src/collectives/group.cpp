@@ -168,7 +168,7 @@ constexpr std::chrono::milliseconds kNewsPause{20};
 // Ends early where another rank waits for this one in another group, and so never comes, and where one is gone.
 Connections meet(Store& store, int rank, int size, GroupOptions options) {
   const int world_rank = options.world_rank < 0 ? rank : options.world_rank;
-  const Meeting meeting(options.name, size, options.obstacle, world_rank, options.purpose);
+  const Meeting meeting(options.name, size, options.obstacle, world_rank, options.purpose, options.replaced);
   options.interrupted = [asked = options.interrupted, &meeting] {
     meeting.check();
     return asked && asked();
@@ -518,6 +518,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   if (ranks != everybody) options.world_rank = members.world_rank(members.rank);
   options.name = part + "/" + std::to_string(color);
   options.purpose.clear();
+  options.replaced.clear();
   options.obstacle = watch_base(impl_->engine, ranks);
   const auto position = static_cast<int>(std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin());
   std::unique_ptr<Group> made;
@@ -533,9 +534,10 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   return made;
 }
 
-std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::string purpose) {
+std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::string purpose, std::string replaced) {
   GroupOptions options = impl_->engine->options();
   options.purpose = std::move(purpose);
+  options.replaced = std::move(replaced);
   if (streams > 0) options.streams = streams;
   if (options.chunk_bytes == 0) options.chunk_bytes = kChunkBesideCompute;
   options.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);

@@ -33,12 +33,13 @@ WaitScope::WaitScope(const Operation& operation) {
   wait.operation = &operation;
   enter(std::move(wait));
 }
-WaitScope::WaitScope(std::string group, int size, int world_rank, std::string purpose) {
+WaitScope::WaitScope(std::string group, int size, int world_rank, std::string purpose, std::string replaced) {
   ThreadWait wait;
   wait.group = std::move(group);
   wait.size = size;
   wait.world_rank = world_rank;
   wait.purpose = std::move(purpose);
+  wait.replaced = std::move(replaced);
   enter(std::move(wait));
 }
 

@@ -19,6 +19,7 @@ struct ThreadWait {
   int size = 0;                          // and its ranks
   int world_rank = -1;                   // which of them waits here; -1: not known
   std::string purpose;                   // what it is for; may be empty
+  std::string replaced;                  // the group whose place it takes; may be empty
   std::exception_ptr broken;             // why they will never meet
 };
 
@@ -30,7 +31,7 @@ class WaitScope {
  public:
   explicit WaitScope(const Operation& operation);
   // Until all ranks of a new group have come.
-  WaitScope(std::string group, int size, int world_rank, std::string purpose);
+  WaitScope(std::string group, int size, int world_rank, std::string purpose, std::string replaced);
   ~WaitScope();
   WaitScope(const WaitScope&) = delete;
   WaitScope& operator=(const WaitScope&) = delete;

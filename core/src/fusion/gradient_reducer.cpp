@@ -70,7 +70,7 @@ class GradientReducer::Impl {
       : gradients_(std::move(gradients)), options_(options) {
     check_arguments(base);
     const int streams = base.streams_to_try();
-    group_ = base.twin("gradients", streams, purpose());
+    group_ = base.twin("gradients", streams, purpose(), options.replaced);
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure(*group_, streams > 1);
@@ -243,6 +243,7 @@ class GradientReducer::Impl {
   }
 
   Stats stats() const { return stats_; }
+  const std::string& group_name() const { return group_->name(); }
 
   std::string explain() const {
     // As begin_batch() lists it.
@@ -672,5 +673,6 @@ void GradientReducer::set_kept(std::size_t index, std::size_t part, const float*
 void GradientReducer::rescale(double factor) { impl_->rescale(factor); }
 GradientReducer::Stats GradientReducer::stats() const { return impl_->stats(); }
 std::string GradientReducer::explain() const { return impl_->explain(); }
+const std::string& GradientReducer::group_name() const { return impl_->group_name(); }
 
 }  // namespace smdp

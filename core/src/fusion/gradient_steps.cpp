@@ -294,6 +294,7 @@ void GradientSteps::mean(std::uint64_t step, std::size_t index, std::function<vo
 void GradientSteps::finish(std::uint64_t step) { impl_->finish(step); }
 void GradientSteps::leave(std::uint64_t step) { impl_->leave(step); }
 std::string GradientSteps::explain() const { return impl_->reducer().explain(); }
+const std::string& GradientSteps::group_name() const { return impl_->reducer().group_name(); }
 void GradientSteps::abort(const std::string& reason) { impl_->abort(reason); }
 
 }  // namespace smdp

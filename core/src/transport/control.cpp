@@ -221,6 +221,7 @@ void Control::on_message(int rank, const std::string& body) {
       put(answer, status.wait);
       put(answer, status.elsewhere.wait);
       put(answer, static_cast<std::uint8_t>(status.elsewhere.is_for_all));
+      put(answer, static_cast<std::uint8_t>(status.elsewhere.is_instead));
       put_list(answer, status.elsewhere.awaited);
       send(rank, answer + status.elsewhere.what.substr(0, kMaxText));
       break;
@@ -236,6 +237,7 @@ void Control::on_message(int rank, const std::string& body) {
       status.wait = reader.get<std::uint64_t>();
       status.elsewhere.wait = reader.get<std::uint64_t>();
       status.elsewhere.is_for_all = reader.get<std::uint8_t>() != 0;
+      status.elsewhere.is_instead = reader.get<std::uint8_t>() != 0;
       status.elsewhere.awaited = get_list(reader);
       status.elsewhere.what = reader.rest();
       break;
@@ -353,8 +355,9 @@ std::string Control::deadlock() const {
     if (elsewhere.wait == 0) continue;
     for (std::size_t here = 0; here < statuses_.size(); ++here) {
       const Status& status = statuses_[here];
-      if (status.wait == 0 || statuses_[away].called >= status.last.sequence) continue;
-      if (!elsewhere.is_for_all && !contains(elsewhere.awaited, status.wait)) continue;
+      if (statuses_[away].called >= status.last.sequence) continue;
+      const bool is_awaited = elsewhere.is_for_all || contains(elsewhere.awaited, status.wait);
+      if (!(status.wait != 0 && is_awaited) && !(status.busy && elsewhere.is_instead)) continue;
       return members_.who(static_cast<int>(here)) + " waits in " + status.last.describe() + " of group '" +
              members_.name + "', which " + members_.who(static_cast<int>(away)) + " has not called: " + elsewhere.what +
              ". Neither can end before the other. All ranks must call the same operations and make "

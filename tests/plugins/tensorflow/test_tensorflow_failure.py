@@ -87,25 +87,13 @@ def check_missing(is_graph: bool) -> None:
     """A gradient that is there on one rank only, from the second step on."""
     step = steps_of_two_variables(is_graph)
     step(True)
-    if sdp.rank() == 1:
-        with pytest.raises(smdp.PeerLostError, match="rank 0"):
-            step(False)
-        return
+    start = time.monotonic()
+    kind = smdp.MismatchError if sdp.rank() == 1 else tf.errors.InvalidArgumentError
     with pytest.raises(
-        tf.errors.DeadlineExceededError, match=f"rank 1 .* it makes group .* {_LACKS}, to which"
+        kind, match=f"rank 1 .* has not called: it makes group .* {_LACKS}, .* Neither can end"
     ):
-        step(True)
-
-
-def check_missing_until_nobody_came() -> None:
-    step = steps_of_two_variables(is_graph=False)
-    step(True)
-    if sdp.rank() == 1:
-        with pytest.raises(smdp.TimeoutError, match=f"rank 0 did not open group .* {_LACKS} within 8 s"):
-            step(False)
-        return
-    with pytest.raises(tf.errors.AbortedError, match="rank 1"):
-        step(True)
+        step(sdp.rank() == 0)
+    assert time.monotonic() - start < 10
 
 
 def check_missing_in_eager_code() -> None:
@@ -165,13 +153,9 @@ def test_stopped() -> None:
     run(check_stopped, 2, env={"SMDP_TEST_TIMEOUT": "4"})
 
 
-def test_missing_where_the_meeting_ends_first() -> None:
-    run(check_missing_until_nobody_came, 2, env={"SMDP_TEST_TIMEOUT": "60", "SMDP_INIT_TIMEOUT": "8"})
-
-
 @pytest.mark.parametrize("check", [check_missing_in_eager_code, check_missing_in_a_graph])
 def test_missing(check) -> None:
-    run(check, 2, env={"SMDP_TEST_TIMEOUT": "4"})
+    run(check, 2)
 
 
 def test_after_shutdown() -> None:

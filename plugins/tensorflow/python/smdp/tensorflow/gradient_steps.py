@@ -227,7 +227,7 @@ def _find_or_make(
     is_new = found is None
     if found is None:
         token = _eager_token if key.is_eager else Token()
-        found = _Steps(_make_core(group, names, described, options, _purpose(key, names)), token)
+        found = _Steps(_make_core(group, names, described, options, _change(key, names)), token)
     _steps[key] = found  # the last in order
     if is_new and key.is_eager:
         # Ranks make the same calls, so they close the same one, which none uses once all have made the new.
@@ -237,17 +237,18 @@ def _find_or_make(
     return found
 
 
-def _purpose(key: _Key, names: Sequence[str]) -> str:
-    """What has changed since the last list of these variables' gradients, for ranks where nothing has."""
+def _change(key: _Key, names: Sequence[str]) -> dict[str, str]:
+    """What the last list of these variables' gradients had, for ranks where it goes on."""
     owner = key.group, key.is_eager, key.serials
     older = [other for other in _steps if (other.group, other.is_eager, other.serials) == owner]
     if not older:
-        return ""
+        return {}
     rows = zip(names, key.serials, key.described, older[-1].described, strict=True)
     for name, serial, new, old in rows:
         if serial and new != old:  # tensors are others each time
-            return f"the gradient of {name!r} was {_text(old)} and is {_text(new)}"
-    return ""
+            purpose = f"the gradient of {name!r} was {_text(old)} and is {_text(new)}"
+            return {"purpose": purpose, "replaced": _steps[older[-1]].core.group_name}
+    return {}
 
 
 def _text(described: tuple[int, int, str]) -> str:
@@ -262,15 +263,15 @@ def _make_core(
     names: Sequence[str],
     described: Sequence[tuple[int, int, str]],
     options: tuple[Any, ...],
-    purpose: str,
+    change: dict[str, str],
 ) -> Any:
     listed = [(name, *one) for name, one in zip(names, described, strict=True)]
     compression, buffer_bytes, factor = options
     if is_native:
-        return _core.GradientSteps(group.core, listed, compression, buffer_bytes, factor, purpose)
+        return _core.GradientSteps(group.core, listed, compression, buffer_bytes, factor, **change)
     # TensorFlow's names depend on what else a process has built.
     return _core.GradientReducer(
-        group.core, listed, compression, buffer_bytes, factor, compares_names=False, purpose=purpose
+        group.core, listed, compression, buffer_bytes, factor, compares_names=False, **change
     )
 
 
