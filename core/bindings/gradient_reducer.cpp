@@ -33,7 +33,7 @@ void bind_gradient_reducer(nb::module_& m) {
           [](GradientReducer* self, Group& group,
              const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor, double topk_ratio,
-             double topk_momentum, bool compares_names, std::string purpose, std::string replaced) {
+             double topk_momentum, bool compares_names, std::string purpose, std::vector<std::string> replaced) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
@@ -53,7 +53,7 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
-          nb::arg("compares_names") = true, nb::arg("purpose") = "", nb::arg("replaced") = "",
+          nb::arg("compares_names") = true, nb::arg("purpose") = "", nb::arg("replaced") = std::vector<std::string>(),
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.")
       .def(
           "ready",

@@ -25,7 +25,7 @@ void bind_gradient_steps(nb::module_& m) {
           [](GradientSteps* self, Group& group,
              const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor, std::string purpose,
-             std::string replaced) {
+             std::vector<std::string> replaced) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
@@ -42,7 +42,7 @@ void bind_gradient_steps(nb::module_& m) {
           },
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
-          nb::arg("purpose") = "", nb::arg("replaced") = "",
+          nb::arg("purpose") = "", nb::arg("replaced") = std::vector<std::string>(),
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.")
       .def_prop_ro("id", &GradientSteps::id)
       .def_prop_ro("group_name", &GradientSteps::group_name)

@@ -191,7 +191,7 @@ TEST(Deadlocks, OfAGroupThatTakesThePlaceOfThisOne) {
     if (group.rank() == 1) {
       std::thread([&] {
         try {
-          group.twin("late", 0, "a test", other->name());
+          group.twin("late", 0, "a test", {other->name()});
           ADD_FAILURE() << "a group was made to which one rank has not come";
         } catch (const Error& error) {
           expect(error);

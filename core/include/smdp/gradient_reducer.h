@@ -52,8 +52,8 @@ struct GradientReducerOptions {
   bool compares_names = true;
   // See GroupOptions. Empty: the gradients' names.
   std::string purpose = {};
-  // The group of the reducer whose steps are made no more, or after this one's: see GroupOptions.
-  std::string replaced = {};
+  // Groups of reducers of the same parameters: see GroupOptions.
+  std::vector<std::string> replaced = {};
 };
 
 // A step is: ready() for each gradient that backward produced, finish(), then wait(). Thread safety: ready() may be

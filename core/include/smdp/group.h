@@ -31,9 +31,9 @@ struct GroupOptions {
   int world_rank = -1;
   // What it is for, e.g. "gradient 'w'", where not all ranks come, or wait elsewhere for this one. May be empty.
   std::string purpose;
-  // The group whose place this one takes: a rank that makes this one calls no more operations of that one. A rank
-  // that waits there for this rank, whoever waits, then hears that both are in vain. May be empty.
-  std::string replaced;
+  // Groups whose place this one takes: a rank that makes it calls no operation of those before all ranks have come. A
+  // rank that is in one of those, waiting for this one, then hears within seconds that neither can end.
+  std::vector<std::string> replaced;
   // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};
   // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
@@ -186,7 +186,7 @@ class SMDP_API Group {
   // another host; 0: as this group. Throws this group's failure, or PeerLostError where a rank has left it, also while
   // it waits for the others.
   std::unique_ptr<Group> twin(const std::string& name, int streams, std::string purpose = {},
-                              std::string replaced = {});
+                              std::vector<std::string> replaced = {});
 
   // Which algorithm an all_reduce of so many bytes takes in this group, the cost model's figures for all, chunks,
   // owners and connections, as text.

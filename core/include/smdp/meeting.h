@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "smdp/export.h"
 
@@ -23,7 +24,7 @@ class SMDP_API Meeting {
  public:
   // The others: as in GroupOptions.
   Meeting(std::string group, int size, Obstacle obstacle = {}, int world_rank = -1, std::string purpose = {},
-          std::string replaced = {});
+          std::vector<std::string> replaced = {});
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

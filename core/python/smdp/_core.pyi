@@ -151,7 +151,7 @@ class Meeting:
 class GradientReducer:
     """Sums gradients over a group while backward goes on."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: str = '') -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: Sequence[str] = []) -> None:
         """
         gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.
         """
@@ -209,7 +209,7 @@ class GradientCompressor:
 class GradientSteps:
     """Drives a GradientReducer for ops of a graph, which know it by its id."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, purpose: str = '', replaced: str = '') -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, purpose: str = '', replaced: Sequence[str] = []) -> None:
         """
         gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.
         """

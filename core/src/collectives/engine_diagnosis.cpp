@@ -93,7 +93,7 @@ Control::Status Engine::status() {
   }
   const bool is_certain = !meeting && is_only_caller(world_rank, caller);
   if (!is_certain) status.wait = 0;
-  if (!is_certain && !status.elsewhere.is_instead) status.elsewhere.wait = 0;
+  if (!is_certain && !status.elsewhere.replaces_this) status.elsewhere.wait = 0;
   return status;
 }
 
@@ -122,7 +122,7 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
         wait->size == members_.size && (members_.world_ranks.empty() || wait->group.rfind(members_.name + "/", 0) == 0);
     const bool is_long = Clock::now() - wait->since > kMeeting;
     found.is_for_all = is_of_all && is_long;
-    found.is_instead = wait->replaced == members_.name && is_long;
+    found.replaces_this = wait->replaces(members_.name) && is_long;
     found.what = "it makes group " + quoted(wait->group, wait->purpose) + ", to which all its ranks must come";
   } else if (wait) {
     look_at_engines([&](Engine& other) {

@@ -155,14 +155,13 @@ void Engine::fail_elsewhere(const Failure& failure) {
     caller = last_caller_;
   }
   const int world_rank = members_.world_rank(members_.rank);
-  std::optional<ThreadWait> wait = meeting_of(world_rank, {});
-  if (!wait || wait->replaced != members_.name) {
-    wait = wait_of(caller);
-    if (!wait || !is_only_caller(world_rank, caller)) return;
-  }
+  const Failure here{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
+  const std::optional<ThreadWait> meeting = meeting_of(world_rank, {});
+  if (meeting && meeting->replaces(members_.name)) break_wait(meeting->id, here.exception());
+  const std::optional<ThreadWait> wait = wait_of(caller);
+  if (!wait || !is_only_caller(world_rank, caller)) return;
   if (wait->operation == nullptr) {
-    const Failure own{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
-    break_wait(wait->id, own.exception());
+    break_wait(wait->id, here.exception());
     return;
   }
   look_at_engines([&](Engine& other) {

@@ -534,7 +534,8 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   return made;
 }
 
-std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::string purpose, std::string replaced) {
+std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::string purpose,
+                                   std::vector<std::string> replaced) {
   GroupOptions options = impl_->engine->options();
   options.purpose = std::move(purpose);
   options.replaced = std::move(replaced);

@@ -1,5 +1,6 @@
 #include "common/thread_wait.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -28,12 +29,17 @@ Waits& waits() { return per_process<Waits>(); }
 
 }  // namespace
 
+bool ThreadWait::replaces(const std::string& other) const {
+  return std::find(replaced.begin(), replaced.end(), other) != replaced.end();
+}
+
 WaitScope::WaitScope(const Operation& operation) {
   ThreadWait wait;
   wait.operation = &operation;
   enter(std::move(wait));
 }
-WaitScope::WaitScope(std::string group, int size, int world_rank, std::string purpose, std::string replaced) {
+WaitScope::WaitScope(std::string group, int size, int world_rank, std::string purpose,
+                     std::vector<std::string> replaced) {
   ThreadWait wait;
   wait.group = std::move(group);
   wait.size = size;

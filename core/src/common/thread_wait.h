@@ -6,6 +6,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smdp {
 
@@ -19,8 +20,10 @@ struct ThreadWait {
   int size = 0;                          // and its ranks
   int world_rank = -1;                   // which of them waits here; -1: not known
   std::string purpose;                   // what it is for; may be empty
-  std::string replaced;                  // the group whose place it takes; may be empty
+  std::vector<std::string> replaced;     // the groups whose place it takes
   std::exception_ptr broken;             // why they will never meet
+
+  bool replaces(const std::string& other) const;
 };
 
 // A short wait needs no scope: nobody asks about it.
@@ -31,7 +34,7 @@ class WaitScope {
  public:
   explicit WaitScope(const Operation& operation);
   // Until all ranks of a new group have come.
-  WaitScope(std::string group, int size, int world_rank, std::string purpose, std::string replaced);
+  WaitScope(std::string group, int size, int world_rank, std::string purpose, std::vector<std::string> replaced);
   ~WaitScope();
   WaitScope(const WaitScope&) = delete;
   WaitScope& operator=(const WaitScope&) = delete;

@@ -8,7 +8,7 @@
 namespace smdp {
 
 Meeting::Meeting(std::string group, int size, Obstacle obstacle, int world_rank, std::string purpose,
-                 std::string replaced)
+                 std::vector<std::string> replaced)
     : scope_(std::make_unique<WaitScope>(std::move(group), size, world_rank, std::move(purpose), std::move(replaced))),
       obstacle_(std::move(obstacle)) {}
 Meeting::~Meeting() = default;

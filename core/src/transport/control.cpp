@@ -221,7 +221,7 @@ void Control::on_message(int rank, const std::string& body) {
       put(answer, status.wait);
       put(answer, status.elsewhere.wait);
       put(answer, static_cast<std::uint8_t>(status.elsewhere.is_for_all));
-      put(answer, static_cast<std::uint8_t>(status.elsewhere.is_instead));
+      put(answer, static_cast<std::uint8_t>(status.elsewhere.replaces_this));
       put_list(answer, status.elsewhere.awaited);
       send(rank, answer + status.elsewhere.what.substr(0, kMaxText));
       break;
@@ -237,7 +237,7 @@ void Control::on_message(int rank, const std::string& body) {
       status.wait = reader.get<std::uint64_t>();
       status.elsewhere.wait = reader.get<std::uint64_t>();
       status.elsewhere.is_for_all = reader.get<std::uint8_t>() != 0;
-      status.elsewhere.is_instead = reader.get<std::uint8_t>() != 0;
+      status.elsewhere.replaces_this = reader.get<std::uint8_t>() != 0;
       status.elsewhere.awaited = get_list(reader);
       status.elsewhere.what = reader.rest();
       break;
@@ -357,7 +357,7 @@ std::string Control::deadlock() const {
       const Status& status = statuses_[here];
       if (statuses_[away].called >= status.last.sequence) continue;
       const bool is_awaited = elsewhere.is_for_all || contains(elsewhere.awaited, status.wait);
-      if (!(status.wait != 0 && is_awaited) && !(status.busy && elsewhere.is_instead)) continue;
+      if (!(status.wait != 0 && is_awaited) && !(status.busy && elsewhere.replaces_this)) continue;
       return members_.who(static_cast<int>(here)) + " waits in " + status.last.describe() + " of group '" +
              members_.name + "', which " + members_.who(static_cast<int>(away)) + " has not called: " + elsewhere.what +
              ". Neither can end before the other. All ranks must call the same operations and make "

@@ -26,7 +26,7 @@ class Control final : public Progress::Client {
   struct Elsewhere {
     std::uint64_t wait = 0;              // 0: it is not known to wait
     bool is_for_all = false;             // for all ranks of this group
-    bool is_instead = false;             // of what this group does; then also for those whose threads do not wait
+    bool replaces_this = false;          // a group in place of this one: also for ranks whose threads do not wait
     std::vector<std::uint64_t> awaited;  // waits of other ranks that cannot end before this one
     std::string what;                    // e.g. "it waits in barrier #3 of group 'b'"; may be empty
   };

@@ -237,18 +237,28 @@ def _find_or_make(
     return found
 
 
-def _change(key: _Key, names: Sequence[str]) -> dict[str, str]:
-    """What the last list of these variables' gradients had, for ranks where it goes on."""
+def _change(key: _Key, names: Sequence[str]) -> tuple[str, list[str]]:
+    """What is new since another list of these variables' gradients, and those lists' groups.
+
+    For ranks that go on with one of them: they and this rank wait for each other.
+    """
     owner = key.group, key.is_eager, key.serials
-    older = [other for other in _steps if (other.group, other.is_eager, other.serials) == owner]
-    if not older:
-        return {}
-    rows = zip(names, key.serials, key.described, older[-1].described, strict=True)
-    for name, serial, new, old in rows:
-        if serial and new != old:  # tensors are others each time
-            purpose = f"the gradient of {name!r} was {_text(old)} and is {_text(new)}"
-            return {"purpose": purpose, "replaced": _steps[older[-1]].core.group_name}
-    return {}
+    known = [
+        (one, steps) for one, steps in list(_steps.items()) if (one.group, one.is_eager, one.serials) == owner
+    ]
+    # Where Python runs ahead of TensorFlow, this rank may be about to do what the others wait for.
+    if not known or not tf.config.experimental.get_synchronous_execution():
+        return "", []
+    changes = [
+        [
+            f"the gradient of {name!r} was {_text(old)} and is {_text(new)}"
+            for name, serial, new, old in zip(names, key.serials, key.described, one.described, strict=True)
+            if serial and new != old  # tensors are others each time
+        ]
+        for one, _ in known
+    ]
+    least = min((change for change in changes if change), key=len, default=[])
+    return least[0] if least else "", [steps.core.group_name for _, steps in known] if least else []
 
 
 def _text(described: tuple[int, int, str]) -> str:
@@ -263,15 +273,22 @@ def _make_core(
     names: Sequence[str],
     described: Sequence[tuple[int, int, str]],
     options: tuple[Any, ...],
-    change: dict[str, str],
+    change: tuple[str, list[str]],
 ) -> Any:
     listed = [(name, *one) for name, one in zip(names, described, strict=True)]
     compression, buffer_bytes, factor = options
+    purpose, replaced = change
     if is_native:
-        return _core.GradientSteps(group.core, listed, compression, buffer_bytes, factor, **change)
-    # TensorFlow's names depend on what else a process has built.
+        return _core.GradientSteps(group.core, listed, compression, buffer_bytes, factor, purpose, replaced)
     return _core.GradientReducer(
-        group.core, listed, compression, buffer_bytes, factor, compares_names=False, **change
+        group.core,
+        listed,
+        compression,
+        buffer_bytes,
+        factor,
+        compares_names=False,  # TensorFlow's depend on what else a process has built
+        purpose=purpose,
+        replaced=replaced,
     )
 
 
