@@ -258,7 +258,7 @@ def _change(key: _Key, names: Sequence[str]) -> tuple[str, list[str]]:
         for one, _ in known
     ]
     least = min((change for change in changes if change), key=len, default=[])
-    return least[0] if least else "", [steps.core.group_name for _, steps in known] if least else []
+    return (least[0], [steps.core.group_name for _, steps in known]) if least else ("", [])
 
 
 def _text(described: tuple[int, int, str]) -> str:
