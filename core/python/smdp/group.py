@@ -12,6 +12,7 @@ from . import _core
 from ._arguments import flag, integer, number, seconds, text
 from ._buffers import Buffer, view
 from ._handle import Handle, forget_ended
+from ._overlap import Region, check_apart, regions
 from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 
 Array = npt.NDArray[Any]
@@ -32,6 +33,27 @@ class _Call(NamedTuple):
     dtype: int
     buffers: Any
     result: Any
+    reads: Sequence[_Block]
+    writes: Sequence[_Block]
+
+    def regions(self, number: int, rank: int) -> list[Region]:
+        """The memory it uses, as operation ``number`` of several."""
+        itemsize = _core.dtype_size(self.dtype)
+        return [
+            region
+            for blocks, writes in ((self.reads, False), (self.writes, True))
+            for region in regions(
+                number,
+                [block.pointer for block in blocks],
+                [block.elements * itemsize for block in blocks],
+                rank,
+                writes=writes,
+            )
+        ]
+
+
+def _whole(data: Buffer) -> _Block:
+    return _Block(data.pointer, data.elements, data.shape)
 
 
 def _shapes(value: Any, blocks: Sequence[_Block], whole: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -379,7 +401,7 @@ class Group:
         views = [view(array, writes=True, what=f"array {i}") for i, array in enumerate(arrays)]
         check_defined(op, (one.dtype for one in views), "all_reduce_coalesced")
         calls = [self._all_reduce_in_place(one, array, op) for one, array in zip(views, arrays, strict=True)]
-        return self._start_all(calls, limit, is_async=is_async)
+        return self._start_all("all_reduce_coalesced", calls, limit, is_async=is_async)
 
     def all_gather_coalesced(
         self,
@@ -398,7 +420,8 @@ class Group:
         arrays = list(arrays)
         targets = self._one_per_array(out, len(arrays))
         calls = [self._all_gather(array, target) for array, target in zip(arrays, targets, strict=True)]
-        return self._start_all(calls, self._limit(timeout), is_async=flag("async_op", async_op))
+        limit, is_async = self._limit(timeout), flag("async_op", async_op)
+        return self._start_all("all_gather_coalesced", calls, limit, is_async=is_async)
 
     def reduce_scatter_coalesced(
         self,
@@ -424,7 +447,8 @@ class Group:
             for array, target in zip(arrays, targets, strict=True)
         ]
         check_defined(op, (call.dtype for call in calls), "reduce_scatter_coalesced")
-        return self._start_all(calls, self._limit(timeout), is_async=flag("async_op", async_op))
+        limit, is_async = self._limit(timeout), flag("async_op", async_op)
+        return self._start_all("reduce_scatter_coalesced", calls, limit, is_async=is_async)
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
         """Divides the group; a collective call.
@@ -456,7 +480,7 @@ class Group:
             place = own.pointer
             return self._core.all_reduce(place, place, own.shape, own.dtype, op, 1.0, limit, is_async)
 
-        return _Call(start, own.dtype, own, array)
+        return _Call(start, own.dtype, own, array, (), (_whole(own),))
 
     def _all_gather(self, array: Any, out: Any) -> _Call:
         source = view(array, writes=False, what="the array")
@@ -481,7 +505,7 @@ class Group:
                 _shapes(out, targets, source.shape),
             )
 
-        return _Call(start, source.dtype, (source, out), out)
+        return _Call(start, source.dtype, (source, out), out, (_whole(source),), targets)
 
     def _reduce_scatter(self, array: Any, op: int, out: Any, factor: float) -> _Call:
         if isinstance(array, list | tuple):
@@ -514,9 +538,11 @@ class Group:
                 _shapes(array, blocks, first.shape),
             )
 
-        return _Call(start, first.dtype, (array, target), target.array)
+        return _Call(start, first.dtype, (array, target), target.array, blocks, (_whole(target),))
 
-    def _start_all(self, calls: Sequence[_Call], limit: float, *, is_async: bool) -> Any:
+    def _start_all(self, name: str, calls: Sequence[_Call], limit: float, *, is_async: bool) -> Any:
+        rank = self.rank
+        check_apart(name, [used for number, call in enumerate(calls) for used in call.regions(number, rank)])
         handles: list[_core.Handle] = []
         buffers, results = [call.buffers for call in calls], [call.result for call in calls]
         try:

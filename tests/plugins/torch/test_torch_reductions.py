@@ -71,6 +71,12 @@ def check_refusals() -> None:
     part = torch.zeros(1)
     with pytest.raises(ValueError, match="reduce_scatter: SUM is not defined on uint32"):
         group.reduce_scatter_tensor_coalesced([part, wrong[:1]], [fine, wrong])
+    with pytest.raises(ValueError, match="arrays 0 and 2 share 4 bytes of memory"):
+        group.allreduce_coalesced([fine, torch.ones(2), fine[:1]])
+    with pytest.raises(ValueError, match="arrays 0 and 1 share 4 bytes of memory"):
+        group.reduce_scatter_tensor_coalesced([part, fine[:1]], [fine, torch.ones(size)])
+    with pytest.raises(ValueError, match="arrays 0 and 1 share"):
+        group.allgather_into_tensor_coalesced([fine, fine], [part, part])
     dist.barrier()
     assert fine.eq(1).all() and part.item() == 0
     with pytest.raises(NotImplementedError, match="barrier"):

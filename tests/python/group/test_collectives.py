@@ -153,6 +153,27 @@ for call in (
     else:
         raise AssertionError("accepted")
     g.barrier()
+whole, into = np.ones(8), np.ones((2, 4))
+halves = whole.reshape(2, 4)
+for call, which in (
+    (lambda: g.all_reduce_coalesced([whole[:5], np.ones(2), whole[3:]]), "arrays 0 and 2 share 16"),
+    (lambda: g.all_reduce_coalesced([whole, whole]), "arrays 0 and 1 share 64"),
+    (lambda: g.all_gather_coalesced([whole[:4], whole[:4]], out=[into, into]), "arrays 0 and 1 share 32"),
+    (lambda: g.all_gather_coalesced([into[0], whole[:4]], out=[np.ones((2, 4)), into]), "arrays 0 and 1"),
+    (lambda: g.all_gather_coalesced([np.ones(4), halves[1 - g.rank]], out=[None, whole]), "array 1 share 32"),
+    (lambda: g.reduce_scatter_coalesced([whole, np.ones(8)], out=[None, whole[2:6]]), "arrays 0 and 1"),
+):
+    try:
+        call()
+    except ValueError as error:
+        assert str(error).startswith("[smdp] ") and which in str(error), error
+    else:
+        raise AssertionError(f"accepted: {which}")
+    g.barrier()
+assert (whole == 1).all() and (into == 1).all()
+own = into[0, 2 * g.rank :][:2]
+same = g.all_gather_coalesced([whole[:2], whole[:2], own], out=[None, None, into[0]])
+assert (into == 1).all() and all((one == 1).all() for one in same)
 assert [a[0] for a in g.all_reduce_coalesced(np.ones(3) * i for i in range(2))] == [0, g.size]
 """
 

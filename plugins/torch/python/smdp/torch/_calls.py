@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 from torch.distributed import Work
 
+from smdp._overlap import check_apart, regions
 from smdp.torch import arrivals
 from smdp.torch.tensors import Staging
 from smdp.torch.work import COMPLETED, HandleWork, seconds_of
@@ -90,6 +91,32 @@ class Calls:
             return work
         work.wait()
         return COMPLETED
+
+    def _check_coalesced(self, call: str, used: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
+        """Refuse operations of one call that write what another of them uses.
+
+        Args:
+            call: Its name in errors.
+            used: Per operation what it reads and what it writes: a tensor for each rank, or this rank's.
+
+        Raises:
+            ValueError: Two share memory.
+        """
+        check_apart(
+            call,
+            [
+                region
+                for number, both in enumerate(used)
+                for writes, tensors in zip((False, True), both, strict=True)
+                for region in regions(
+                    number,
+                    [tensor.data_ptr() for tensor in tensors],
+                    [tensor.nbytes for tensor in tensors],
+                    self._rank,
+                    writes=writes,
+                )
+            ],
+        )
 
     def _check_list(self, tensors: Sequence[Tensor], what: str) -> None:
         if len(tensors) != self._size:

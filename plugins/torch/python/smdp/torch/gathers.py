@@ -91,6 +91,7 @@ class Gathers(Calls):
             shapes = [output.shape for output in outputs]
             targets = [staging.write(output) for output in outputs]
             calls.append((_apart(staging.read(source), targets, self._rank), targets, dtype, shapes))
+        self._check_coalesced("all_gather_coalesced", [((host,), targets) for host, targets, _, _ in calls])
         arrival = self._arrival(staging, calls, opts.asyncOp)
         self._sequence += 1
         handles = [
@@ -134,6 +135,9 @@ class Gathers(Calls):
             if _overlap(host, target):
                 host = _apart(host, list(target.view(-1).chunk(self._size)), self._rank)
             hosts.append((host, target, dtype, tensor.shape))
+        if len(hosts) > 1:
+            used = [((read,), write.view(-1).chunk(self._size)) for read, write, _, _ in hosts]
+            self._check_coalesced("all_gather", used)
         arrival = self._arrival(staging, hosts, is_async)
         self._sequence += 1
         handles = [

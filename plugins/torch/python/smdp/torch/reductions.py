@@ -105,6 +105,7 @@ class Reductions(Calls):
         check_defined(op, dtypes, "all_reduce_coalesced")
         staging = Staging("all_reduce_coalesced")
         hosts = [staging.update(tensor) for tensor in tensors]
+        self._check_coalesced("all_reduce_coalesced", [((), (host,)) for host in hosts])
         arrival = self._arrival(staging, hosts, opts.asyncOp)
         self._sequence += 1
         handles = [
@@ -199,6 +200,9 @@ class Reductions(Calls):
                 )
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         check_defined(op, (dtype for _, _, dtype, _ in hosts), "reduce_scatter")
+        if len(hosts) > 1:
+            used = [(read.view(-1).chunk(self._size), (write,)) for read, write, _, _ in hosts]
+            self._check_coalesced("reduce_scatter", used)
         arrival = self._arrival(staging, hosts, is_async)
         self._sequence += 1
         handles = [
