@@ -54,6 +54,16 @@ bool add_up(const float* in, std::size_t count, float momentum, const float* vel
   return highest < kInfinityBits;
 }
 
+// The same without momentum, where a velocity is the gradient itself and need not be kept.
+bool add_up(const float* in, std::size_t count, const float* residual_now, float* __restrict residual) {
+  std::uint32_t highest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    residual[i] = residual_now[i] + in[i];
+    highest = std::max(highest, magnitude(residual[i]));
+  }
+  return highest < kInfinityBits;
+}
+
 class TopKCodec final : public GradientCodec {
  public:
   TopKCodec(std::size_t count, double ratio, double momentum)
@@ -63,18 +73,22 @@ class TopKCodec final : public GradientCodec {
   bool encodes_own() const override { return true; }
 
   void encode(std::size_t offset, const float* in, std::size_t count, std::byte* out) override {
+    const bool has_velocity = momentum_ != 0;
     float* velocity = velocity_.next(offset);
     float* residual = residual_.next(offset);
     const bool is_finite =
-        add_up(in, count, momentum_, velocity_.now(offset), residual_.now(offset), velocity, residual);
+        has_velocity ? add_up(in, count, momentum_, velocity_.now(offset), residual_.now(offset), velocity, residual)
+                     : add_up(in, count, residual_.now(offset), residual);
     const std::vector<std::uint32_t> places = largest(residual, count, capacity(count));
     Sparse::write(residual, places, capacity(count), out);
     if (!is_finite) {
-      std::copy(velocity_.now(offset), velocity_.now(offset) + count, velocity);
+      if (has_velocity) std::copy(velocity_.now(offset), velocity_.now(offset) + count, velocity);
       std::copy(residual_.now(offset), residual_.now(offset) + count, residual);
       return;
     }
-    for (const std::uint32_t place : places) velocity[place] = residual[place] = 0;
+    for (const std::uint32_t place : places) residual[place] = 0;
+    if (!has_velocity) return;
+    for (const std::uint32_t place : places) velocity[place] = 0;
   }
 
   void decode(const std::byte* in, std::size_t count, float* out) const override {
