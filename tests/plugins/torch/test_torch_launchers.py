@@ -171,6 +171,30 @@ def test_a_rank_that_never_comes(rank: str, what: str) -> None:
     assert "within 3 s" in output or "after 3 s" in output
 
 
+def test_who_listens_and_never_answers() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        code, output = run(SMDP_INIT_TIMEOUT="3", **full(RANK="1", MASTER_PORT=str(mute.getsockname()[1])))
+    assert code == 1
+    assert "[smdp] rank 1 of 2: what listens at MASTER_ADDR=127.0.0.1" in output, output
+    assert "has not answered as torch's store does within 3 s" in output
+
+
+def test_ctrl_c_while_others_have_not_come() -> None:
+    code = (
+        "import os, signal, threading, torch.distributed as dist\n"
+        "from datetime import timedelta\n"
+        "threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    dist.init_process_group('smdp', timeout=timedelta(seconds=900))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('heard')\n"
+    )
+    exit_code, output = run(code=code, **full(MASTER_PORT=free_port()))
+    assert exit_code == 0 and "heard" in output, output
+
+
 def test_a_timeout_of_ones_own_counts_for_the_start() -> None:
     around = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     code = (

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -36,6 +39,7 @@ _RANKS = ("RANK", "WORLD_SIZE")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.005
 _POLL_MAX_S = 0.2
+_GRACE_S = 5.0  # in which torch's own error, which says more, comes first
 _MOST_OF_A_CALL_S = 5.0  # a network that drops calls may come up meanwhile
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
@@ -89,8 +93,9 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         )
     if "timeout" in options:
         options["timeout"] = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
+    attempts = torchs(url, **options)
     try:
-        yield from torchs(url, **options)
+        found = _wait_for_store(attempts, deadline if "timeout" in options else math.inf)
     except DistError as error:
         if errno.errorcode[errno.EADDRINUSE] in str(error):
             raise ConfigError(
@@ -102,6 +107,40 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
             f"within {timeout_s:g} s. Are all running, with the same address, port and world size? "
             f"SMDP_INIT_TIMEOUT, or timeout=, sets the wait. torch says: {error}"
         ) from error
+    if found is None:
+        raise TimeoutError(
+            f"[smdp] rank {rank} of {size}: what listens at MASTER_ADDR={address}, MASTER_PORT={port} has "
+            f"not answered as torch's store does within {timeout_s:g} s: it is another program, or rank 0's "
+            "is stopped. Set MASTER_PORT to a free port on all ranks."
+        )
+    yield found
+    yield from attempts
+
+
+def _wait_for_store(
+    attempts: Iterator[tuple[Store, int, int]], deadline: float
+) -> tuple[Store, int, int] | None:
+    """Take torch's first attempt, on a thread: its wait hears no Ctrl-C, and one for an answer has no end.
+
+    Returns:
+        None if torch is still waiting, some time after it should have given up.
+    """
+    ended: queue.SimpleQueue[tuple[Store, int, int] | Exception] = queue.SimpleQueue()
+
+    def attempt() -> None:
+        try:
+            ended.put(next(attempts))
+        except Exception as error:  # noqa: BLE001 - raised by who waits
+            ended.put(error)
+
+    threading.Thread(target=attempt, name="smdp-store", daemon=True).start()
+    try:
+        found = ended.get(timeout=min(max(deadline - time.monotonic(), 0) + _GRACE_S, threading.TIMEOUT_MAX))
+    except queue.Empty:
+        return None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _is_answered(address: str, port: str, deadline: float) -> bool:
