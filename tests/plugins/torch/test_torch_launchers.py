@@ -185,10 +185,15 @@ def test_ctrl_c_while_others_have_not_come() -> None:
     code = (
         "import os, signal, threading, torch.distributed as dist\n"
         "from datetime import timedelta\n"
-        "threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "heard = threading.Event()\n"
+        "def press():\n"
+        "    while not heard.wait(3):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=press).start()\n"
         "try:\n"
         "    dist.init_process_group('smdp', timeout=timedelta(seconds=900))\n"
         "except KeyboardInterrupt:\n"
+        "    heard.set()\n"
         "    print('heard')\n"
     )
     exit_code, output = run(code=code, **full(MASTER_PORT=free_port()))

@@ -30,7 +30,7 @@ from smdp.torch.spared_workers import spared_workers as spared_workers
 from smdp.torch.step_in_forward import StepInForward as StepInForward
 from smdp.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
-_TRIED = ("2.13", "2.15")
+_TRIED = ("2.13", "2.14", "2.15")
 
 if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
     warnings.warn(

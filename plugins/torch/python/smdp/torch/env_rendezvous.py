@@ -40,6 +40,7 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.005
 _POLL_MAX_S = 0.2
 _GRACE_S = 5.0  # in which torch's own error, which says more, comes first
+_SLICE_S = 1.0
 _MOST_OF_A_CALL_S = 5.0  # a network that drops calls may come up meanwhile
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
@@ -134,10 +135,14 @@ def _wait_for_store(
             ended.put(error)
 
     threading.Thread(target=attempt, name="smdp-store", daemon=True).start()
-    try:
-        found = ended.get(timeout=min(max(deadline - time.monotonic(), 0) + _GRACE_S, threading.TIMEOUT_MAX))
-    except queue.Empty:
-        return None
+    deadline += _GRACE_S
+    while True:  # in slices: a signal right before a wait would be heard after it only
+        try:
+            found = ended.get(timeout=min(max(deadline - time.monotonic(), 0), _SLICE_S))
+            break
+        except queue.Empty:
+            if time.monotonic() >= deadline:
+                return None
     if isinstance(found, Exception):
         raise found
     return found
