@@ -162,6 +162,8 @@ class StepInForward:
                 module.register_forward_pre_hook(InertHook(self._settle, mine), prepend=True)
         root.register_forward_pre_hook(InertHook(self._begin_forward), prepend=True)
         root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
+        # The compiler does not look at hooks where it has compiled another model of the class without them.
+        torch.compiler.reset()
 
     def _settle_before_saving(self, model: DistributedDataParallel, optimizers: Iterable[Optimizer]) -> None:
         for part in (*model.modules(), *optimizers):
