@@ -251,6 +251,7 @@ def run_command(words: list[str]) -> str:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
+    assert "trains alone" not in done.stderr
     return done.stdout
 
 

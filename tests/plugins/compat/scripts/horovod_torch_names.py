@@ -328,6 +328,10 @@ if is_as_on_gpu:
     one(torch.full((1, 2), rank + 1.0)).sum().backward()
     same(one.weight.grad, [[1.5, 1.5]])
 
+for wrong in (list(net.parameters()), {"w": net}, [("a",)], 3):
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    refused(lambda p=plain, w=wrong: hvd.DistributedOptimizer(p, w), ValueError, "model.named_parameters()")
+
 # Wrapped anew for a second stage: the gradient is the mean, and not summed twice.
 net.zero_grad()
 second = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())

@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 
 from smdp import environments
+from smdp.environments.single import SingleProcess
 from smdp.lightning.launched import launched
 from smdp.lightning.layer_sync import SyncBatchNorms
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
@@ -81,6 +82,11 @@ class SmdpStrategy(DDPStrategy):
         Raises:
             ValueError: The Trainer has another number of processes than the launcher has started.
         """
+        if (
+            environments.find() is SingleProcess
+        ):  # alone, or started by Lightning: not by variables of a launcher
+            super().setup_environment()
+            return
         launch = environments.detect(needs_master=False)
         wanted = self.num_nodes * self.num_processes
         if launch.world_size not in (1, wanted):

@@ -41,7 +41,7 @@ class DataParallel(Plugin):
 
     Raises:
         ValueError: An argument is wrong.
-        smdp.ConfigError: There is no such algorithm, or no traces can be written there.
+        smdp.ConfigError: There is no such algorithm. The Trainer raises it where no traces can be written.
 
     Attributes:
         changed: Names of the arguments that are not as by default.

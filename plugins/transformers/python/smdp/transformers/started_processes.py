@@ -36,5 +36,5 @@ def check_started(plugin: str, args: TrainingArguments) -> None:
         raise ValueError(
             f"[smdp] the plugin {plugin}: {started} processes were started, but the arguments, a"
             f" {type(args).__module__}.{type(args).__name__}, know of one: each would train by itself."
-            ' Use smdp.transformers.TrainingArguments, or give ddp_backend="smdp" or use_cpu=True.'
+            ' Use smdp.transformers.TrainingArguments, or give ddp_backend="smdp".'
         )

@@ -87,7 +87,7 @@ def _named(
     optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Parameter]] | None
 ) -> list[tuple[str, Parameter]]:
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    pairs = list(given) if given is not None else [(f"parameter {i}", p) for i, p in enumerate(own)]
+    pairs = [(f"parameter {i}", p) for i, p in enumerate(own)] if given is None else _pairs(given)
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -100,6 +100,17 @@ def _named(
             f" first of shape {list(missing[0].shape)}. Give model.named_parameters()."
         )
     return [(known[id(parameter)], parameter) for parameter in own if parameter.requires_grad]
+
+
+def _pairs(given: object) -> list[tuple[str, Parameter]]:
+    pairs: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ValueError(
+                f"[smdp] named_parameters has a {type(pair).__name__} in place of a name and a parameter."
+                " Give model.named_parameters()."
+            )
+    return pairs
 
 
 class _DistributedOptimizer:
