@@ -82,9 +82,8 @@ class SmdpStrategy(DDPStrategy):
         Raises:
             ValueError: The Trainer has another number of processes than the launcher has started.
         """
-        if (
-            environments.find() is SingleProcess
-        ):  # alone, or started by Lightning: not by variables of a launcher
+        # Alone, or started by Lightning, whose variables are no launcher's.
+        if environments.find() is SingleProcess:
             super().setup_environment()
             return
         launch = environments.detect(needs_master=False)

@@ -96,7 +96,9 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         options["timeout"] = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
     attempts = torchs(url, **options)
     try:
-        found = _wait_for_store(attempts, deadline if "timeout" in options else math.inf)
+        # Rank 0 has the store itself, and torch keeps to the timeout there.
+        is_client = rank != "0" and "timeout" in options
+        found = _wait_for_store(attempts, deadline if is_client else math.inf)
     except DistError as error:
         if errno.errorcode[errno.EADDRINUSE] in str(error):
             raise ConfigError(
