@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,33 @@ def test_words_of_the_variable(value: str, is_on: bool, tmp_path: Path) -> None:
     passes(
         f"import sys; assert ('smdp_compat' in sys.modules) == {is_on}, 'wrong'", tmp_path, SMDP_COMPAT=value
     )
+
+
+def test_word_that_the_variable_does_not_have() -> None:
+    done = python("import sys; sys.exit('smdp_compat.bridges' in sys.meta_path)", SMDP_COMPAT="maybe")
+    assert (
+        done.stderr == "[smdp] SMDP_COMPAT is 'maybe'; allowed: 1, true, yes, 0, false, no. It stays off.\n"
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "framework"),
+    [
+        ("horovod.torch", "PyTorch"),
+        ("horovod.tensorflow.keras", "TensorFlow"),
+        ("smdistributed.dataparallel.torch.torch_smddp", "PyTorch"),
+        ("smdistributed.dataparallel.tensorflow", "TensorFlow"),
+    ],
+)
+def test_framework_that_is_not_installed(module: str, framework: str) -> None:
+    name = {"PyTorch": "torch", "TensorFlow": "tensorflow"}[framework]
+    if importlib.util.find_spec(name) is not None:
+        pytest.skip(f"{framework} is installed")
+    done = python(f"import {module}", SMDP_COMPAT="1")
+    last = done.stderr.splitlines()[-1]
+    assert "[smdp]" in last
+    assert f' needs {framework}, which is not installed: pip install "smdp[{name}]"' in last
 
 
 def test_install_and_uninstall(tmp_path: Path) -> None:
@@ -236,7 +264,7 @@ def test_amazons_own_is_not_hidden(tmp_path: Path) -> None:
     done = python("import smdp.compat; smdp.compat.install()", path=tmp_path)
     assert "[smdp] Amazon's smdistributed is installed" in done.stderr
     done = python("import json, smdistributed.dataparallel", path=tmp_path, SMDP_COMPAT="1")
-    assert "switch SMDP_COMPAT off" in done.stderr
+    assert "run without --compat" in done.stderr
 
 
 def test_installed_horovod_is_taken(tmp_path: Path) -> None:

@@ -36,6 +36,17 @@ def install() -> None:
     set_job_variables(is_script=True)
 
 
+def activate_by_variable() -> None:
+    """What every Python of a job does at its start, where the variable is neither absent nor off."""
+    text = os.environ[_VARIABLE]
+    if text.strip().lower() in ("1", "true", "yes"):
+        activate()
+    else:
+        sys.stderr.write(
+            f"[smdp] SMDP_COMPAT is {text!r}; allowed: 1, true, yes, 0, false, no. It stays off.\n"
+        )
+
+
 def activate() -> None:
     """What install() does, but a smdistributed of Amazon's is an error only when it is imported.
 

@@ -53,7 +53,7 @@ class AliasFinder(MetaPathFinder):
             if top == "smdistributed":
                 raise ImportError(
                     f"[smdp] SMDP_COMPAT is on, and Amazon's smdistributed is installed ({original}): smdp"
-                    " does not hide it. Uninstall it, or switch SMDP_COMPAT off."
+                    " does not hide it. Uninstall it, or run without --compat, which sets the variable."
                 )
             return None
         name = ".".join(filter(None, [_TARGETS[top], rest]))
@@ -97,7 +97,14 @@ class _AliasLoader(Loader):
         self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._name)
+        try:
+            module = importlib.import_module(self._name)
+        except ModuleNotFoundError as error:
+            from smdp._frameworks import FRAMEWORKS, require
+
+            if error.name in FRAMEWORKS:
+                require(spec.name, error.name)  # raises, and says what to install
+            raise
         self._spec = module.__spec__
         return module
 

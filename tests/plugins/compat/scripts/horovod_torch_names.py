@@ -14,12 +14,27 @@ from horovod.common.util import check_extension, extension_available, split_list
 
 import smdp.compat.horovod.torch.optimizer
 
-try:
-    hvd.rank()
-except ValueError as error:
-    assert "use hvd.init()" in str(error)
-else:
-    sys.exit("rank() before init() must fail")
+
+def refused(call, error, text):
+    try:
+        call()
+    except error as raised:
+        assert text in str(raised), str(raised)
+    else:
+        sys.exit(f"not refused: {text}")
+
+
+for call in (
+    hvd.rank,
+    hvd.local_rank,
+    hvd.barrier,
+    hvd.join,
+    lambda: hvd.allreduce(torch.ones(1)),
+    lambda: hvd.broadcast_object(1),
+    lambda: hvd.add_process_set([0]),
+    lambda: hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1, requires_grad=True)])),
+):
+    refused(call, ValueError, "use hvd.init()")
 
 even = hvd.ProcessSet([0])
 hvd.init(process_sets=[even])
@@ -242,15 +257,6 @@ same(net.weight.grad[0], np.full(700, 1.5))
 
 
 # One backward more than a step has is an error; over other parameters it is none, nor in a checkpoint.
-def refused(call, error, text):
-    try:
-        call()
-    except error as raised:
-        assert text in str(raised), str(raised)
-    else:
-        sys.exit(f"not refused: {text}")
-
-
 def wrapped(**options):
     nets = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     base = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.0)
@@ -356,6 +362,19 @@ for call in (hvd.allreduce, hvd.reducescatter):
 refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not both")
 refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")
 refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed: Compression.none")
+for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce_async_):
+    refused(lambda: call(3.0), TypeError, "got a float in place of a tensor")  # noqa: B023
+for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async):
+    refused(lambda: call([1], 0), TypeError, "broadcast got a list in place of a tensor")  # noqa: B023
+refused(lambda: hvd.grouped_allreduce([x, 1]), TypeError, "allreduce got a int in place of a tensor")
+for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+    refused(lambda: call(x[0]), ValueError, "along the first dimension, and this tensor is a scalar")  # noqa: B023
+for call in (hvd.synchronize, hvd.poll):
+    refused(lambda: call(77), TypeError, "got a int in place of the handle")  # noqa: B023
+refused(lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set is 3; needed: a hvd.ProcessSet")
+refused(lambda: hvd.DistributedOptimizer(net), TypeError, "got a Linear in place of an optimizer")
+refused(lambda: hvd.broadcast_optimizer_state(net, 0), TypeError, "got a Linear in place of an optimizer")
+refused(lambda: wrapped(backward_passes_per_step="2"), ValueError, "is '2'; it must be a whole number")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
 refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
 for call in (hvd.allreduce, hvd.reducescatter):

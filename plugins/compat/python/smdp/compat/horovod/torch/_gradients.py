@@ -43,8 +43,8 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, members: ProcessSet) -> Tensor:
-        ctx.rows, ctx.members = tensor.shape[0], members
         out: Tensor = synchronize(allgather_async(tensor, None, members))
+        ctx.rows, ctx.members = tensor.shape[0], members
         return out
 
     @staticmethod

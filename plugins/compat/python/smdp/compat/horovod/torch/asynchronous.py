@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from smdp.compat.horovod.torch.operands import check_rows, check_tensor
 from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
 
 Average = "average"
@@ -41,7 +42,12 @@ class Handle:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and give its result."""
+    """Wait for an operation and give its result.
+
+    Raises:
+        TypeError: It is no handle.
+    """
+    _check_handle("synchronize", handle)
     for work in handle.works:
         work.wait()
     if not handle.results:
@@ -50,8 +56,21 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether synchronize() would not wait."""
+    """Whether synchronize() would not wait.
+
+    Raises:
+        TypeError: It is no handle.
+    """
+    _check_handle("poll", handle)
     return all(work.is_completed() for work in handle.works)
+
+
+def _check_handle(call: str, handle: Any) -> None:
+    if not isinstance(handle, Handle):
+        raise TypeError(
+            f"[smdp] {call} got a {type(handle).__name__} in place of the handle that a call ending in _async"
+            " or _async_ gives."
+        )
 
 
 def operation(op: Any, average: bool | None) -> str:
@@ -125,6 +144,8 @@ def grouped_allreduce_async_(
     kind = operation(op, average)
     check_included(process_set)
     tensors = list(tensors)
+    for tensor in tensors:
+        check_tensor("allreduce", tensor)
     before = [_scale(prescale_factor, tensor) for tensor in tensors]
     after = [_scale(postscale_factor, tensor) for tensor in tensors]
     with torch.no_grad():
@@ -168,11 +189,15 @@ def allreduce_async_(
 
 def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start an allreduce into a new tensor; arguments as in allreduce_async_."""
+    check_tensor("allreduce", tensor)
     return allreduce_async_(tensor.detach().clone(), *args, **kwargs)
 
 
 def grouped_allreduce_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Handle:
     """Start one for several tensors; arguments as in allreduce_async_."""
+    tensors = list(tensors)
+    for tensor in tensors:
+        check_tensor("allreduce", tensor)
     return grouped_allreduce_async_([tensor.detach().clone() for tensor in tensors], *args, **kwargs)
 
 
@@ -180,8 +205,7 @@ def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start an allgather along the first dimension, which may differ between ranks."""
-    if tensor.dim() == 0:
-        raise ValueError("[smdp] allgather joins along the first dimension, and this tensor is a scalar.")
+    check_rows("allgather", tensor)
     check_included(process_set)
     size = process_set.size()
     rows = torch.empty(size, dtype=torch.int64, device="cpu")
@@ -204,6 +228,7 @@ def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast in place; root_rank counts in the world."""
+    check_tensor("broadcast", tensor)
     check_included(process_set)
     with torch.no_grad():
         work = dist.broadcast(tensor, root_rank, group=process_set.group, async_op=True)
@@ -212,6 +237,7 @@ def broadcast_async_(
 
 def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start a broadcast into a new tensor; arguments as in broadcast_async_."""
+    check_tensor("broadcast", tensor)
     return broadcast_async_(tensor.detach().clone(), *args, **kwargs)
 
 
@@ -222,6 +248,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an alltoall: rows for rank 0, then for rank 1, and so on."""
+    check_rows("alltoall", tensor)
     check_included(process_set)
     size = process_set.size()
     if splits is None and tensor.shape[0] % size != 0:
@@ -259,6 +286,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a reducescatter along the first dimension; the first ranks take a row more."""
+    check_rows("reducescatter", tensor)
     kind = operation(op, None)
     check_included(process_set)
     size, rank = process_set.size(), process_set.rank()

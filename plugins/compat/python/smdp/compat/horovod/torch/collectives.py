@@ -21,7 +21,8 @@ from smdp.compat.horovod.torch.asynchronous import (
     synchronize,
 )
 from smdp.compat.horovod.torch.compression import Compression, compressor
-from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
+from smdp.compat.horovod.torch.operands import check_rows, check_tensor
+from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set, size
 
 
 def allreduce_(*args: Any, **kwargs: Any) -> Any:
@@ -57,6 +58,7 @@ def allreduce(
         postscale_factor: Multiplies the result.
         process_set: The ranks.
     """
+    check_tensor("allreduce", tensor)
     kind = operation(op, average)
     wire = compressor(compression)
     small, ctx = wire.compress(tensor)
@@ -111,6 +113,7 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Give the rows from all ranks; with splits also how many came from each."""
+    check_rows("alltoall", tensor)
     out, received = Alltoall.apply(tensor, splits, process_set)
     return out if splits is None else (out, received)
 
@@ -125,6 +128,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Give this rank's rows of the sum or mean."""
+    check_rows("reducescatter", tensor)
     wire = compressor(compression)
     small, ctx = wire.compress(tensor)
     out = Reducescatter.apply(small, operation(op, None), prescale_factor, postscale_factor, process_set)
@@ -158,5 +162,6 @@ def join(device: int = -1) -> int:
     Args:
         device: Not used.
     """
+    ranks = size()
     dist.barrier()
-    return int(dist.get_world_size()) - 1
+    return ranks - 1

@@ -62,8 +62,14 @@ def broadcast_optimizer_state(
     """Give everybody the root's optimizer state, learning rate and momentum included.
 
     Raises:
+        TypeError: It is no optimizer of torch's.
         ValueError: An LBFGS, whose state cannot be sent so.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"[smdp] broadcast_optimizer_state got a {type(optimizer).__name__} in place of an optimizer of"
+            " torch.optim's."
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("[smdp] cannot broadcast the state of LBFGS.")
     check_included(process_set)

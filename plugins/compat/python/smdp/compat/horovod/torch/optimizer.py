@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -56,18 +57,20 @@ def DistributedOptimizer(
         process_set: The ranks.
 
     Raises:
+        TypeError: It is no optimizer of torch's.
         ValueError: An argument is wrong, the names do not fit the optimizer, or the set is not known.
         RuntimeError: In a backward: one more than backward_passes_per_step since the last step.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"[smdp] DistributedOptimizer got a {type(optimizer).__name__} in place of an optimizer of"
+            " torch.optim's."
+        )
     check_known(process_set)
     kind = operation(op, None)
     if kind not in ("average", "sum"):
         raise ValueError(f"[smdp] DistributedOptimizer: op is {op!r}; allowed: Average, Sum.")
-    if backward_passes_per_step < 1:
-        raise ValueError(
-            f"[smdp] DistributedOptimizer: backward_passes_per_step is {backward_passes_per_step}; it must"
-            " be at least 1."
-        )
+    _check_passes(backward_passes_per_step)
     base = type(optimizer)
     cls: Any = type(base.__name__, (_DistributedOptimizer, base), {})
     made = cls.__new__(cls)
@@ -81,6 +84,14 @@ def DistributedOptimizer(
         process_set,
     )
     return made
+
+
+def _check_passes(given: Any) -> None:
+    if not isinstance(given, numbers.Integral) or given < 1:
+        raise ValueError(
+            f"[smdp] DistributedOptimizer: backward_passes_per_step is {given!r}; it must be a whole"
+            " number of at least 1."
+        )
 
 
 def _named(

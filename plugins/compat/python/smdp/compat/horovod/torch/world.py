@@ -28,7 +28,7 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Whether this rank is in it."""
-        return dist.get_rank() in self.ranks
+        return rank() in self.ranks
 
     def size(self) -> int:
         """Number of ranks."""
@@ -41,7 +41,7 @@ class ProcessSet:
             ValueError: It is not in the set, or the set is not known.
         """
         check_included(self)
-        return self.ranks.index(dist.get_rank())
+        return self.ranks.index(rank())
 
 
 class _World(ProcessSet):
@@ -102,8 +102,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Make a set usable; all ranks call it with the same ranks.
 
     Raises:
-        ValueError: It is known already.
+        ValueError: It is known already, or init() was not called.
     """
+    _started()
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if one.process_set_id is not None:
         raise ValueError(f"[smdp] the process set of ranks {one.ranks} was added already.")
@@ -146,8 +147,15 @@ def check_known(process_set: ProcessSet) -> None:
     """Refuse a set that has no group yet, in whose place torch would take all ranks.
 
     Raises:
-        ValueError: The set is not known.
+        TypeError: It is no set.
+        ValueError: The set is not known, or init() was not called.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"[smdp] process_set is {process_set!r}; needed: a hvd.ProcessSet that hvd.add_process_set()"
+            " knows."
+        )
+    _started()
     if process_set.process_set_id is None:
         raise ValueError(
             f"[smdp] the process set of ranks {process_set.ranks} is not known: all ranks must give it to"
