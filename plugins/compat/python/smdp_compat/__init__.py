@@ -6,6 +6,7 @@ smdp_compat.pth): it imports neither a framework nor the core until a script ask
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
@@ -36,6 +37,7 @@ def install() -> None:
     set_job_variables(is_script=True)
 
 
+@functools.cache  # some Pythons read their .pth files twice
 def activate_by_variable() -> None:
     """What every Python of a job does at its start, where the variable is neither absent nor off."""
     text = os.environ[_VARIABLE]
