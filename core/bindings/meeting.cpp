@@ -21,9 +21,12 @@ namespace {
 class PythonMeeting {
  public:
   PythonMeeting(std::string group, int size, const Group* parent, const std::vector<int>& ranks)
-      : group_(std::move(group)), size_(size), obstacle_(parent == nullptr ? Obstacle() : parent->watch(ranks)) {}
+      : group_(std::move(group)),
+        size_(size),
+        obstacle_(parent == nullptr ? Obstacle() : parent->watch(ranks)),
+        world_rank_(parent == nullptr ? -1 : parent->world_rank(parent->rank())) {}
   PythonMeeting& enter() {
-    meeting_ = std::make_unique<Meeting>(group_, size_, obstacle_);
+    meeting_ = std::make_unique<Meeting>(group_, size_, obstacle_, world_rank_);
     return *this;
   }
   void exit() { meeting_.reset(); }
@@ -35,6 +38,7 @@ class PythonMeeting {
   std::string group_;
   int size_;
   Obstacle obstacle_;
+  int world_rank_;  // -1: not known
   std::unique_ptr<Meeting> meeting_;
 };
 

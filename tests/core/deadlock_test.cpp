@@ -98,6 +98,13 @@ TEST_P(Deadlock, WhereOneRankMakesAGroup) {
       {"all_reduce #2", "it makes group", "alone-0', to which all its ranks must come"});
 }
 
+TEST_P(Deadlock, WhereRanksMakeDifferentGroups) {
+  const auto make = [](Group& group) { const auto made = group.twin(group.rank() == 0 ? "one" : "two", 0); };
+  const std::vector<std::string> texts{"rank 0", " waits for rank 1", "one-", "and that one waits, too", "two-"};
+  expect_deadlock(GetParam(), [](Group& group) { group.barrier(); }, make, texts);
+  expect_deadlock(GetParam(), [](Group&) {}, make, texts);  // the first thing that ranks do
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Deadlock, testing::Values(Layout{2}, Layout{2, 1}),
                          [](const auto& info) { return "Hosts" + std::to_string(info.index); });
 

@@ -50,6 +50,8 @@ class Engine final : public Progress::Client {
   Group::Handle offer(Mailbox::Request request);
   void refuse(int source, std::int64_t tag);
   void push_offers();
+  // Has rank 0 ask all ranks what they wait for, though nothing need be under way here.
+  void look_for_deadlock();
 
   // Looks at the operation under way again.
   void wake() { progress_->wake(); }

@@ -20,6 +20,13 @@ constexpr std::chrono::seconds kMeeting{2};
 // Within which the answer to an inquiry is there.
 constexpr auto kAnswer = Control::kInquiry + std::chrono::milliseconds(300);
 
+// FNV-1a; never 0.
+std::uint64_t hash_of(const std::string& name) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash | 1;
+}
+
 }  // namespace
 
 Clock::time_point Engine::inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout) {
@@ -84,14 +91,16 @@ Control::Status Engine::status() {
   }
   const int world_rank = members_.world_rank(members_.rank);
   const std::optional<ThreadWait> wait = wait_of(caller);
-  // A framework's own threads may call operations for one that makes a group now.
+  // A framework's own threads may call operations for one that makes a group now. Where none has been called, it is
+  // the first thing that this rank does.
   const std::optional<ThreadWait> meeting = wait ? std::nullopt : meeting_of(world_rank, kEarlyInquiry);
+  const bool is_first = meeting && caller == 0 && !has_caller(world_rank);
   if (wait && place_of(wait->operation)) {
     status.wait = wait->id;
   } else {
     status.elsewhere = elsewhere(meeting ? meeting : wait);
   }
-  const bool is_certain = !meeting && is_only_caller(world_rank, caller);
+  const bool is_certain = is_first || (!meeting && is_only_caller(world_rank, caller));
   if (!is_certain) status.wait = 0;
   if (!is_certain && !status.elsewhere.replaces_this) status.elsewhere.wait = 0;
   return status;
@@ -122,6 +131,7 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
         wait->size == members_.size && (members_.world_ranks.empty() || wait->group.rfind(members_.name + "/", 0) == 0);
     const bool is_long = Clock::now() - wait->since > kMeeting;
     found.is_for_all = is_of_all && is_long;
+    found.meeting = hash_of(wait->group);
     found.replaces_this = wait->replaces(members_.name) && is_long;
     found.what = "it makes group " + quoted(wait->group, wait->purpose) + ", to which all its ranks must come";
   } else if (wait) {
@@ -145,6 +155,12 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
     });
   }
   return found;
+}
+
+void Engine::look_for_deadlock() {
+  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_)] {
+    if (!alive.expired() && control_) control_->inquire(0, [](const Control::Verdict&) {});
+  });
 }
 
 void Engine::inquire(std::uint64_t sequence) {

@@ -157,7 +157,8 @@ void Engine::fail_elsewhere(const Failure& failure) {
   const int world_rank = members_.world_rank(members_.rank);
   const Failure here{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
   const std::optional<ThreadWait> meeting = meeting_of(world_rank, {});
-  if (meeting && meeting->replaces(members_.name)) break_wait(meeting->id, here.exception());
+  const bool is_first = caller == 0 && !has_caller(world_rank);
+  if (meeting && (is_first || meeting->replaces(members_.name))) break_wait(meeting->id, here.exception());
   const std::optional<ThreadWait> wait = wait_of(caller);
   if (!wait || !is_only_caller(world_rank, caller)) return;
   if (wait->operation == nullptr) {

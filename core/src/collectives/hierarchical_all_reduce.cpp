@@ -93,14 +93,12 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
     std::byte* data = item.out + slice.begin * size_of(item.reduction.dtype);
     lane.slots = k * kSlotsPerExchange;
     if (item.codec != nullptr) {
-      p.context.algorithm = "direct, encoded";
       co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *item.codec);
       p.end_exchange(k);
       continue;
     }
     const Reduction reduction = p.across_hosts(k);
     const Algorithm algorithm = p.algorithms[p.chunks[k].item];
-    p.context.algorithm = name_of(algorithm);
     switch (algorithm) {
       case Algorithm::kRing:
         co_await exchange_ring(p.context, lane, data, slice.size(), reduction);
@@ -135,6 +133,19 @@ Task spread_chunks(Pipeline& p) {
   }
 }
 
+// The one that counts for a batch.
+const char* algorithm_of_largest(const Pipeline& p) {
+  const auto size_of_item = [&p](std::size_t i) {
+    const Batch::Item& item = p.batch.items()[i];
+    return item.count * size_of(item.reduction.dtype);
+  };
+  std::size_t largest = 0;
+  for (std::size_t i = 1; i < p.batch.items().size(); ++i) {
+    if (size_of_item(i) > size_of_item(largest)) largest = i;
+  }
+  return p.batch.items()[largest].codec != nullptr ? "direct, encoded" : name_of(p.algorithms[largest]);
+}
+
 }  // namespace
 
 Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner) {
@@ -143,14 +154,13 @@ Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner
   Cut all = cut(batch, planner, context.members.hosts.size(), lanes);
   Pipeline pipeline{context, batch, lanes, std::move(all.chunks), std::move(all.algorithms)};
   pipeline.exchanged.resize(pipeline.chunks.size(), false);
+  context.algorithm = algorithm_of_largest(pipeline);
   std::vector<Task> stages;
   stages.push_back(sum_locally(pipeline));
   if (pipeline.has_lane()) {
     for (std::size_t worker = 0; worker < std::min(kWindow, pipeline.chunks.size()); ++worker) {
       stages.push_back(exchange_chunks(pipeline, worker));
     }
-  } else {
-    context.algorithm = name_of(pipeline.algorithms.back());  // of the ranks that have one
   }
   stages.push_back(spread_chunks(pipeline));
   co_await when_all(std::move(stages));

@@ -29,13 +29,21 @@ Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner
     co_await hierarchical_all_reduce(context, batch, planner);
     co_return;
   }
+  std::size_t largest = 0;  // of the items: the one that counts
+  const char* algorithm = "";
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
     const Batch::Item& item = batch.items()[i];
     if (!batch.is_filled(i)) co_await until(-1, [&batch, i] { return batch.is_filled(i); });
     item.begin();
     co_await all_reduce_here(context, item.in, item.out, item.count, item.reduction, planner);
     item.end();
+    const std::size_t size = item.count * size_of(item.reduction.dtype);
+    if (size >= largest) {
+      largest = size;
+      algorithm = context.algorithm;
+    }
   }
+  context.algorithm = algorithm;
 }
 
 namespace {

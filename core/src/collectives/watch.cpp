@@ -6,21 +6,32 @@
 #include <utility>
 
 #include "collectives/engine.h"
+#include "collectives/registry.h"
 
 namespace smdp {
 namespace {
 
 // Who leaves may have been through with it: what it left has a while to arrive.
 constexpr std::chrono::seconds kArrival{2};
+// Nobody is in an operation where all make groups: so whoever makes one has all ranks asked, as often as this.
+constexpr std::chrono::milliseconds kLook{2500};
 
 Obstacle watch(const std::shared_ptr<Engine>& base, std::vector<int> ranks, bool needs_base) {
   std::exception_ptr departure;  // the first: others leave because of it
   Clock::time_point last_chance;
-  return [weak = std::weak_ptr<Engine>(base), ranks = std::move(ranks), needs_base, departure,
-          last_chance](bool has_failed) mutable -> std::exception_ptr {
+  Clock::time_point next_look = Clock::now() + kLook;
+  return [weak = std::weak_ptr<Engine>(base), ranks = std::move(ranks), needs_base, departure, last_chance,
+          next_look](bool has_failed) mutable -> std::exception_ptr {
     const std::shared_ptr<Engine> engine = weak.lock();
     if (!engine) return nullptr;
     if (const std::exception_ptr end = needs_base ? engine->error() : engine->death_of(ranks)) return end;
+    if (Clock::now() >= next_look) {
+      next_look = Clock::now() + kLook;
+      look_at_engines([](Engine& any) {
+        any.look_for_deadlock();
+        return false;
+      });
+    }
     if (!departure) {
       departure = engine->departure_of(ranks);
       last_chance = Clock::now() + kArrival;

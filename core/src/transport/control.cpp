@@ -16,6 +16,8 @@ namespace {
 enum class Type : char { kAbort = 'A', kLeft = 'L', kPing = 'P', kPong = 'Q', kInquire = 'I', kVerdict = 'V' };
 
 constexpr std::size_t kMaxText = 16'384;
+// A rank that has been stopped says for a moment that it still makes the group that others have made: not for so long.
+constexpr std::chrono::seconds kSeparate{4};
 // Of a list of waits that travels: one cycle is enough.
 constexpr std::size_t kMaxWaits = 64;
 constexpr std::size_t kMaxMessage = kMaxText + 65'536;
@@ -221,6 +223,7 @@ void Control::on_message(int rank, const std::string& body) {
       put(answer, status.wait);
       put(answer, status.elsewhere.wait);
       put(answer, static_cast<std::uint8_t>(status.elsewhere.is_for_all));
+      put(answer, status.elsewhere.meeting);
       put(answer, static_cast<std::uint8_t>(status.elsewhere.replaces_this));
       put_list(answer, status.elsewhere.awaited);
       send(rank, answer + status.elsewhere.what.substr(0, kMaxText));
@@ -237,6 +240,7 @@ void Control::on_message(int rank, const std::string& body) {
       status.wait = reader.get<std::uint64_t>();
       status.elsewhere.wait = reader.get<std::uint64_t>();
       status.elsewhere.is_for_all = reader.get<std::uint8_t>() != 0;
+      status.elsewhere.meeting = reader.get<std::uint64_t>();
       status.elsewhere.replaces_this = reader.get<std::uint8_t>() != 0;
       status.elsewhere.awaited = get_list(reader);
       status.elsewhere.what = reader.rest();
@@ -367,6 +371,27 @@ std::string Control::deadlock() const {
   return "";
 }
 
+std::string Control::separate_meetings() {
+  for (std::size_t second = 1; second < statuses_.size(); ++second) {
+    for (std::size_t first = 0; first < second; ++first) {
+      const Elsewhere& a = statuses_[first].elsewhere;
+      const Elsewhere& b = statuses_[second].elsewhere;
+      if (a.wait == 0 || b.wait == 0 || !a.is_for_all || !b.is_for_all || a.meeting == b.meeting) continue;
+      const std::pair<std::uint64_t, std::uint64_t> waits{a.wait, b.wait};
+      if (separate_ != waits) {
+        separate_ = waits;
+        separate_since_ = Clock::now();
+      }
+      if (Clock::now() - separate_since_ < kSeparate) return "";
+      return members_.who(static_cast<int>(first)) + " waits for " + members_.who(static_cast<int>(second)) + ": " +
+             a.what + "; and that one waits, too: " + b.what +
+             ". Neither can end before the other. All ranks must make the same groups and models, in the same order.";
+    }
+  }
+  separate_ = {};
+  return "";
+}
+
 bool Control::poll() {
   if (Clock::now() < inquiry_ends_ &&
       (inquiries_.empty() || std::find(answered_.begin(), answered_.end(), false) != answered_.end())) {
@@ -378,7 +403,7 @@ bool Control::poll() {
     const Failure failure{ErrorKind::kMismatch, text, {}};
     abort(failure);
     callbacks_.on_abort(failure);
-  } else if (const std::string cycle = deadlock(); !cycle.empty()) {
+  } else if (const std::string cycle = deadlock() + separate_meetings(); !cycle.empty()) {
     const Failure failure{ErrorKind::kMismatch, cycle, {}, true};
     abort(failure);
     callbacks_.on_abort(failure);

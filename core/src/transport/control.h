@@ -26,6 +26,7 @@ class Control final : public Progress::Client {
   struct Elsewhere {
     std::uint64_t wait = 0;              // 0: it is not known to wait
     bool is_for_all = false;             // for all ranks of this group
+    std::uint64_t meeting = 0;           // the group that it makes, by a hash of its name; 0: none
     bool replaces_this = false;          // a group in place of this one: also for ranks whose threads do not wait
     std::vector<std::uint64_t> awaited;  // waits of other ranks that cannot end before this one
     std::string what;                    // e.g. "it waits in barrier #3 of group 'b'"; may be empty
@@ -102,6 +103,8 @@ class Control final : public Progress::Client {
   std::string mismatch() const;
   // Among the answers: two ranks that wait for each other, one in another group; empty if there are none.
   std::string deadlock() const;
+  // Two ranks that have each made a group of all ranks for a while, and not the same one; empty if there are none yet.
+  std::string separate_meetings();
 
   Progress& progress_;
   const Members& members_;
@@ -113,6 +116,8 @@ class Control final : public Progress::Client {
   std::vector<Inquiry> inquiries_;
   std::vector<bool> answered_;
   std::vector<Status> statuses_;
+  std::pair<std::uint64_t, std::uint64_t> separate_;  // the waits of such ranks, when they were first seen
+  Clock::time_point separate_since_;
   Clock::time_point inquiry_ends_ = Clock::time_point::max();
 };
 

@@ -210,6 +210,16 @@ def check_wrong_input() -> None:
     ):
         DistributedDataParallel(different)
     DistributedDataParallel(different, broadcast_buffers=False)
+    with pytest.raises(smdp.MismatchError, match="with the same broadcast_buffers"):
+        DistributedDataParallel(nn.BatchNorm1d(2), broadcast_buffers=bool(rank))
+    for trains in (lambda one: one == 0, lambda one: one == 1):
+        frozen = nn.Linear(4, 4, bias=False).requires_grad_(trains(rank))
+        with pytest.raises(smdp.MismatchError, match=r"'weight' float32\[4, 4\] on rank|not there on rank"):
+            DistributedDataParallel(frozen)
+    with pytest.raises(RuntimeError, match="doesn't have any parameter"):
+        DistributedDataParallel(nn.Linear(4, 4).requires_grad_(False))
+    with pytest.raises(ValueError, match="needs a group of the backend 'smdp', got 3"):
+        DistributedDataParallel(nn.Linear(2, 2), process_group=3)
     with pytest.raises(ValueError, match=r"compression is 'zip'; allowed: none, fp16, bf16, int8, topk"):
         DistributedDataParallel(nn.Linear(2, 2), compression="zip")
     with pytest.raises(ValueError, match="bucket_cap_mb is 0"):

@@ -208,6 +208,13 @@ def test_a_scale_of_nothing_is_not_told() -> None:
     assert heard.factors == []
 
 
+def test_what_is_no_scaler_or_module() -> None:
+    with pytest.raises(TypeError, match=r"got a int in place of a torch\.amp\.GradScaler"):
+        follow(3, Heard())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got a int in place of a torch\.nn\.Module"):
+        smdp.torch.DistributedDataParallel(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

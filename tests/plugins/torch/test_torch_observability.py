@@ -53,6 +53,20 @@ def check_training() -> None:
     assert "fusion buffers" in smdp.explain(ddp)
 
 
+def check_algorithm() -> None:
+    ddp = DistributedDataParallel(nn.Linear(1500, 1000))
+    ddp(torch.ones(1, 1500)).sum().backward()
+    expected = "two_shot" if len(ddp.process_group.core.hosts) == 1 else "direct"
+    sums = [one for one in smdp.stats()["operations"] if one["operation"] == "all_reduce"]
+    most = max(sums, key=lambda one: int(one["bytes"]))
+    assert most["algorithm"] == expected, sums
+
+
+def test_gradients_are_counted_by_the_algorithm_of_the_largest() -> None:
+    run(check_algorithm)
+    run(check_algorithm, hosts=[0, 1])
+
+
 def small() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
 

@@ -77,6 +77,19 @@ def of_something_else() -> None:
     assert state["coded"]
     with pytest.raises(ValueError, match=r"compression is 'topk' here and was 'int8' where they come from"):
         wrapped("topk", 0.0)[0].load_residuals(state)
+    name, parts = next(iter(state["coded"].items()))
+    part = next(iter(parts))
+    for wrong, message in (
+        ({"x": 1}, "got something else than residuals"),
+        ({"of": state["of"], "velocity": {}}, "got something else than residuals"),
+        ({**state, "coded": {"other": parts}}, "elements of gradient 'other', which is not there"),
+        (
+            {**state, "coded": {name: {part: (0, torch.ones(10**6))}}},
+            f"1000000 elements of gradient '{name}'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            net.load_residuals(wrong)
     state["of"]["rank"] += 1
     with pytest.raises(ValueError, match=r"load_residuals\(\): rank is \d here and was \d where"):
         net.load_residuals(state)

@@ -69,8 +69,27 @@ def check_inputs() -> None:
     rows = 3 * dist.get_rank()  # none on rank 0
     assert layer(torch.ones(rows, 4)).shape == (rows, 4)
     torch.testing.assert_close(layer.running_mean, torch.full((4,), 0.1))
+    with pytest.raises(ValueError, match=r"got torch\.int64; allowed: floating point"):
+        layer(torch.ones(2, 4, dtype=torch.int64))
     free = SyncBatchNorm(1, affine=False, track_running_stats=False)  # keeps nothing by channel
     assert free(torch.ones(2, 3)).shape == (2, 3)
+
+
+class Activated(nn.BatchNorm2d):
+    """As timm has them."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+def test_what_convert_takes() -> None:
+    with pytest.raises(ValueError, match="got Activated, a batch norm with a forward of its own"):
+        SyncBatchNorm.convert(nn.Sequential(nn.Linear(2, 2), Activated(2)))
+    with pytest.raises(TypeError, match="got a int in place of a module"):
+        SyncBatchNorm.convert(3)  # type: ignore[arg-type]
+    assert type(SyncBatchNorm.convert(nn.SyncBatchNorm(2))) is SyncBatchNorm
+    lazy = nn.Sequential(nn.LazyInstanceNorm2d())
+    assert SyncBatchNorm.convert(lazy)[0] is lazy[0]
 
 
 def test_inputs() -> None:

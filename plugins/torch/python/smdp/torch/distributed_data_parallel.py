@@ -96,14 +96,27 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             given = _SIGNATURE.bind_partial(self, module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
         except TypeError as error:
             raise TypeError(f"[smdp] wrong arguments for DistributedDataParallel: {error}") from None
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"[smdp] DistributedDataParallel got a {type(module).__name__} in place of a torch.nn.Module."
+            )
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronises = given.arguments.pop("init_sync", True)
         if is_on_cpu:
             _refuse_what_only_torch_has(given.arguments)
         # Ranks compare lists of named parameters first: what torch says of shapes names none.
         given.arguments["init_sync"] = synchronises and not is_on_cpu
+        options: dict[str, Any] = {
+            "compression": compression,
+            "bucket_cap_mb": 25 if bucket_cap_mb is None else bucket_cap_mb,
+            "topk_ratio": topk_ratio,
+            "topk_momentum": topk_momentum,
+        }
         if is_on_cpu or compression != "none":
-            _check_group(given.arguments)
+            group = _checked_group(given.arguments)
+            if is_on_cpu and not any(parameter.requires_grad for parameter in module.parameters()):
+                # torch refuses it; ranks that have something to train must hear of it, and not wait.
+                GradientHooks(group.core, [], lambda: False, **options)
         super().__init__(*given.args[1:], **given.kwargs)
         self._is_armed = False
         self._is_visible = True
@@ -111,19 +124,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         watch()
         if self.device_type != "cpu":
             if compression != "none":
-                self._wire = {
-                    "compression": compression,
-                    "topk_ratio": topk_ratio,
-                    "topk_momentum": topk_momentum,
-                }
+                self._wire = {name: value for name, value in options.items() if name != "bucket_cap_mb"}
             self._hook_wire()
             return
-        self._hook_options = {
-            "compression": compression,
-            "bucket_cap_mb": 25 if bucket_cap_mb is None else bucket_cap_mb,
-            "topk_ratio": topk_ratio,
-            "topk_momentum": topk_momentum,
-        }
+        self._hook_options = options
         self._make_hooks()
         if synchronises:
             gives_buffers = self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None
@@ -381,16 +385,18 @@ def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _check_group(arguments: Mapping[str, Any]) -> None:
+def _checked_group(arguments: Mapping[str, Any]) -> ProcessGroupSmdp:
     group = arguments.get("process_group")
     if group is None:
         mesh = arguments.get("device_mesh")
         group = _get_default_group() if mesh is None else mesh.get_group(mesh_dim=0)
     if not isinstance(group, ProcessGroupSmdp):
+        given = dist.get_backend(group) if isinstance(group, dist.ProcessGroup) else group
         raise ValueError(
             f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
-            f"{dist.get_backend(group)!r}: pass process_group=dist.new_group(backend='smdp')"
+            f"{given!r}: pass process_group=dist.new_group(backend='smdp')"
         )
+    return group
 
 
 def _tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:

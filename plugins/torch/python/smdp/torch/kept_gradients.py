@@ -41,8 +41,9 @@ def set_kept(
     """Go on as after the steps that left it.
 
     Raises:
-        ValueError: It belongs to something else.
+        ValueError: It belongs to something else, or is nothing that copy_kept() gives.
     """
+    _check_form(kept)
     for name, value in _owner(group, hooks, options).items():
         given = kept["of"].get(name)
         if given != value:
@@ -50,6 +51,7 @@ def set_kept(
                 f"[smdp] load_residuals(): {name} is {value!r} here and was {given!r} where they come from;"
                 " residuals belong to one way to train. Leave them out: training goes on with none."
             )
+    _check_parts({name: count for name, _, count in hooks.registered}, kept)
     for index, (name, _, count) in enumerate(hooks.registered):
         for part, (first, values) in kept["coded"].get(name, {}).items():
             whole = torch.zeros(count)
@@ -57,6 +59,29 @@ def set_kept(
             hooks.reducer.set_kept(index, part, whole.data_ptr())
         if name in kept["velocity"]:
             hooks.velocity[index] = kept["velocity"][name].clone()
+
+
+def _check_form(kept: Any) -> None:
+    parts = ("of", "coded", "velocity")
+    if not isinstance(kept, Mapping) or not all(isinstance(kept.get(name), Mapping) for name in parts):
+        raise ValueError(
+            "[smdp] load_residuals() got something else than residuals() gives, which has 'of', 'coded' and"
+            " 'velocity'."
+        )
+
+
+def _check_parts(counts: Mapping[str, int], kept: Mapping[str, Any]) -> None:
+    ends = [
+        (name, first + values.numel())
+        for name, parts in kept["coded"].items()
+        for first, values in parts.values()
+    ]
+    for name, end in [*ends, *((name, values.numel()) for name, values in kept["velocity"].items())]:
+        if not end <= counts.get(name, -1):
+            there = f"has {counts[name]} elements" if name in counts else "is not there"
+            raise ValueError(
+                f"[smdp] load_residuals(): they have {end} elements of gradient {name!r}, which {there} here."
+            )
 
 
 def _owner(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any]) -> dict[str, Any]:

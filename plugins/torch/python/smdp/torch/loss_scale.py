@@ -28,7 +28,12 @@ def follow(scaler: torch.amp.GradScaler, follower: Follower) -> None:
 
     Once per update, however often this is called. Neither keeps the other, and copies of the scaler, pickled
     ones too, are what they would be without.
+
+    Raises:
+        TypeError: It is no loss scaler.
     """
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"[smdp] follow() got a {type(scaler).__name__} in place of a torch.amp.GradScaler.")
     if scaler not in _followers:
         _followers[scaler] = weakref.WeakKeyDictionary()
         scaler.__class__ = _followed(type(scaler))

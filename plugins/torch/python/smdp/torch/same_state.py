@@ -43,5 +43,6 @@ def check_same_state(group: ProcessGroupSmdp, state: Sequence[tuple[str, Tensor]
     raise MismatchError(
         f"[smdp] rank {group.rank()} of {group.size()}: of the frozen parameters and buffers, which rank 0 "
         f"gives to all, rank 0 has {first} where rank {rank} has {other}. "
-        "All ranks must build the same model; init_sync=False leaves each rank its own"
+        "All ranks must build the same model, with the same broadcast_buffers; init_sync=False leaves each "
+        "rank its own"
     )

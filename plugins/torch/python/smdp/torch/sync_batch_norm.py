@@ -59,6 +59,8 @@ class SyncBatchNorm(_BatchNorm):
             ValueError: The input has other channels.
         """
         self._check_input_dim(input)
+        if not input.is_floating_point():
+            raise ValueError(f"[smdp] SyncBatchNorm got {input.dtype}; allowed: floating point.")
         # Without statistics a layer in evaluation takes its own batch's, as torch's does.
         if not self.training or not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
             return super().forward(input)
@@ -100,8 +102,14 @@ class SyncBatchNorm(_BatchNorm):
             process_group: Over which statistics are taken. Default: the world.
 
         Raises:
-            ValueError: A batch norm is lazy, and has seen no batch.
+            TypeError: It is no module.
+            ValueError: A batch norm is lazy, and has seen no batch; or its class has a forward of its own,
+                which would be lost.
         """
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"[smdp] SyncBatchNorm.convert got a {type(module).__name__} in place of a module."
+            )
         return cls._converted(module, process_group, {})
 
     @classmethod
@@ -109,12 +117,18 @@ class SyncBatchNorm(_BatchNorm):
         cls, module: nn.Module, process_group: ProcessGroup | None, done: dict[int, nn.Module]
     ) -> nn.Module:
         """`done`: what became of the modules so far, by id; several may hold one, under several names."""
-        if isinstance(module, _LazyNormBase):
+        if isinstance(module, _LazyNormBase) and issubclass(module.cls_to_become, _BatchNorm):
             raise ValueError(
                 f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, which does not know its channels;"
                 " run a batch through the model first."
             )
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            if type(module).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+                raise ValueError(
+                    f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, a batch norm with a forward"
+                    " of its own, which would be lost. Build it from smdp.torch.SyncBatchNorm, or convert"
+                    " other parts."
+                )
             new = cls(
                 module.num_features,
                 module.eps,
