@@ -108,6 +108,10 @@ struct Alltoall {
           });
   }
 
+  static std::string of_rank(const Group& group) {
+    return "[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) + ": ";
+  }
+
   // Input 1: rows for each rank; empty: equal parts.
   static Sizes splits(TF_OpKernelContext* context, const Group& group, const Rows& rows) {
     const Tensor given = input(context, 1);
@@ -117,7 +121,8 @@ struct Alltoall {
     const std::int64_t all = rows.shape.front();
     if (count == 0) {
       if (all % group.size() != 0) {
-        throw InvalidArgument("[smdp] alltoall of " + std::to_string(all) + " rows between " + std::to_string(size) +
+        throw InvalidArgument(of_rank(group) + "alltoall of " + std::to_string(all) + " rows between " +
+                              std::to_string(size) +
                               " ranks: they do not divide. Say by splits=[...] how many each rank gets.");
       }
       return std::make_shared<std::vector<std::int64_t>>(size, all / group.size());
@@ -125,7 +130,7 @@ struct Alltoall {
     const Sizes sizes = std::make_shared<std::vector<std::int64_t>>(values, values + count);
     const bool is_negative = std::any_of(sizes->begin(), sizes->end(), [](std::int64_t n) { return n < 0; });
     if (count != size || is_negative || sum(*sizes) != all) {
-      throw InvalidArgument("[smdp] alltoall got " + std::to_string(count) + " splits that add up to " +
+      throw InvalidArgument(of_rank(group) + "alltoall got " + std::to_string(count) + " splits that add up to " +
                             std::to_string(sum(*sizes)) + "; needed: " + std::to_string(size) +
                             ", one per rank, none negative, that add up to the tensor's " + std::to_string(all) +
                             " rows.");

@@ -32,6 +32,9 @@ def check_horovods_calls() -> None:
         lambda: sdp.allreduce(x, None, "", "", C.none, None, 1.0, float(size)),
         lambda: sdp.allreduce(x, None, "", "", C.none, Sum, 1.0, 1.0, "name", smdp.world(), True),
         lambda: sdp.allreduce(tensor=x, average=False, name="name", ignore_name_scope=True),
+        lambda: sdp.allreduce(x, np.bool_(False)),
+        lambda: sdp.allreduce(x, average=0),
+        lambda: sdp.grouped_allreduce([x], np.bool_(False))[0],
         lambda: sdp.grouped_allreduce([x], False, ignore_name_scope=True)[0],
         lambda: sdp.grouped_allreduce([x], None, "", "", C.none, Sum, 0.5, 2.0, smdp.world(), True, "name")[
             0
@@ -170,6 +173,35 @@ def check_wrong_ones() -> None:
                 (TypeError, ValueError), match=rf"^\[smdp\] {name}: root_rank (is|=).*allowed:"
             ):
                 call(root)
+    for call, message in (
+        (lambda: sdp.allreduce(tf.ones(2), average="no"), "average is 'no'; allowed: True, False"),
+        (lambda: sdp.allreduce({"a": 1}), "allreduce got a dict, which is no tensor and cannot become one"),
+        (lambda: sdp.allgather(object()), "allgather got a object, which is no tensor"),
+        (lambda: sdp.oob_allreduce(None), "oob_allreduce got no tensor but None"),
+        (lambda: sdp.oob_allreduce(tf.ragged.constant([[1.0]])), "oob_allreduce got a RaggedTensor"),
+        (lambda: sdp.grouped_allreduce(None), r"grouped_allreduce\(\) takes a list, and got a NoneType"),
+        (lambda: sdp.grouped_allreduce(tf.constant(1.0)), r"grouped_allreduce\(\) takes a list, and got a"),
+        (
+            lambda: sdp.broadcast_variables(None, 0),
+            r"broadcast_variables\(\) takes a list, and got a NoneType",
+        ),
+        (lambda: sdp.broadcast_variables(keras.Sequential(), 0), "got a Sequential. Give it model.weights"),
+        (lambda: sdp.allreduce(tf.ones(2), param_index="a", num_params=2), "param_index = 'a' is not valid"),
+        (lambda: callbacks.LearningRateWarmupCallback("a"), "initial_lr = 'a' is not valid"),
+        (lambda: callbacks.LearningRateWarmupCallback(0.1, None), "warmup_epochs = None is not valid"),
+        (lambda: callbacks.LearningRateWarmupCallback(0.1, -1), "warmup_epochs is -1.0; it must be"),
+        (lambda: callbacks.LearningRateScheduleCallback(0.1, None), "multiplier = None is not valid"),
+        (lambda: callbacks.BestModelCheckpoint(3), "BestModelCheckpoint got 3 in place of a path"),
+        (lambda: callbacks.CommitStateCallback(None), "CommitStateCallback got None in place of a path"),
+        (lambda: callbacks.CommitStateCallback("c", 0), "max_to_keep is 0; it must be at least 1"),
+        (lambda: callbacks.CommitStateCallback("c").restore(None), "needs a model with variables"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+    np.testing.assert_allclose(sdp.oob_allreduce(np.int64(sdp.rank())), (sdp.size() - 1) / 2)
+    for rows, splits in ((3, None), (2, [5, 5])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"rank {sdp.rank()} of \d: alltoall"):
+            sdp.alltoall(tf.ones(rows), splits)
     with pytest.raises(TypeError, match=r"rank \d: alltoall got splits of float32; it takes integers"):
         sdp.alltoall(tf.ones(2), [1.0, 1.0])
     with pytest.raises(TypeError, match=r"DistributedGradientTape takes a tf.GradientTape; this is NoneType"):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from smdp.tensorflow.arguments import bytes_of, scale_of
+from smdp._arguments import integer
+from smdp.tensorflow.arguments import bytes_of, list_of, scale_of
 from smdp.tensorflow.collectives import reduce_tensor, scaled
 from smdp.tensorflow.compression import Compression, Compressor, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
@@ -101,10 +104,12 @@ def allreduce(
     value = grad if grad is not None else tensor
     if value is None:
         raise TypeError("[smdp] allreduce() needs a tensor as its first argument.")
-    if isinstance(param_index, bool):
-        average, param_index = param_index, None
-    if param_index is not None and num_params is not None and not 0 <= param_index < num_params:
-        raise ValueError(f"[smdp] allreduce: param_index is {param_index}; allowed: 0 to {num_params - 1}.")
+    if isinstance(param_index, bool | np.bool_):
+        average, param_index = bool(param_index), None
+    if param_index is not None and num_params is not None:
+        index, count = integer("param_index", param_index), integer("num_params", num_params)
+        if not 0 <= index < count:
+            raise ValueError(f"[smdp] allreduce: param_index is {index}; allowed: 0 to {count - 1}.")
     kind = _kind(op, average)
     before, after = _scales(prescale_factor, postscale_factor)
     members = group_of(group, process_set)
@@ -148,6 +153,7 @@ def grouped_allreduce(
     before, after = _scales(prescale_factor, postscale_factor)
     members = group_of(group, process_set)
     wire = _without_memory(compressor(compression))
+    tensors = list_of("grouped_allreduce", tensors, "Give it a list of tensors.")
     values = [t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce") for t in tensors]
     if tf.executing_eagerly():
         # No reducer, which takes long to make: any call may have other shapes.
@@ -233,9 +239,10 @@ def oob_allreduce(
 
     The mean of whole numbers is a float; that of a tensor of integers is one of integers, cut off.
     """
-    value = tf.convert_to_tensor(tensor)
+    value = tensor_of(tensor, "oob_allreduce")
+    is_number = not hasattr(tensor, "dtype") or isinstance(tensor, np.generic)
     is_mean = reduce_op(op) is ReduceOp.AVERAGE
-    if is_mean and value.dtype.is_integer and not tf.is_tensor(tensor) and not hasattr(tensor, "dtype"):
+    if is_mean and value.dtype.is_integer and not tf.is_tensor(tensor) and is_number:
         value = tf.cast(value, tf.float32)
     return allreduce(value, compression=compression, op=op, group=group, process_set=process_set)
 
@@ -244,10 +251,14 @@ def _scales(prescale_factor: Any, postscale_factor: Any) -> tuple[float, float]:
     return scale_of("prescale_factor", prescale_factor), scale_of("postscale_factor", postscale_factor)
 
 
-def _kind(op: Any, average: bool | None) -> ReduceOp:
-    if op is not None and average is not None:
+def _kind(op: Any, average: Any) -> ReduceOp:
+    if average is None:
+        return reduce_op(op)
+    if op is not None:
         raise ValueError("[smdp] give op or average, not both.")
-    return ReduceOp.SUM if average is False else reduce_op(op)
+    if not isinstance(average, numbers.Integral | np.bool_):
+        raise TypeError(f"[smdp] average is {average!r}; allowed: True, False, None.")
+    return ReduceOp.AVERAGE if average else ReduceOp.SUM
 
 
 def _without_memory(compression: Compressor) -> Compressor:

@@ -25,6 +25,18 @@ def root_of(call: str, root_rank: Any, group: Any) -> int:
     return root
 
 
+def list_of(call: str, given: Any, cure: str) -> list[Any]:
+    """What a call on several tensors or variables works on.
+
+    Raises:
+        TypeError: It is nothing with elements.
+    """
+    try:
+        return list(given)
+    except TypeError:  # also of a tensor in a graph
+        raise TypeError(f"[smdp] {call}() takes a list, and got a {type(given).__name__}. {cure}") from None
+
+
 def scale_of(name: str, value: Any) -> float:
     """What tensors are multiplied by.
 

@@ -124,7 +124,15 @@ def tensor_of(value: Any, what: str, name: str = "") -> Any:
             f"[smdp] rank {smdp.rank()}: {what} got {kind}{f' for {name!r}' if name else ''}; it takes dense"
             " tensors. Send the parts of others: flat_values and row_splits, indices and values."
         )
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        given = f"{name!r}, " if name else ""
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise TypeError(
+            f"[smdp] rank {smdp.rank()}: {what} got {given}a {type(value).__name__}, which is no tensor and"
+            f" cannot become one: {reason}."
+        ) from None
     if tensor.dtype.name not in DTYPES:
         name = name or name_of(value)
         raise TypeError(

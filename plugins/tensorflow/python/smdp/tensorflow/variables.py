@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smdp.tensorflow.arguments import root_of
+from smdp.tensorflow.arguments import list_of, root_of
 from smdp.tensorflow.collectives import broadcast_labeled
 from smdp.tensorflow.groups import group_of, name_of, tensor_of
 from smdp.tensorflow.lists import check_same
@@ -47,7 +47,7 @@ def broadcast_variables(
     """
     members = group_of(group, process_set)
     root = root_of("broadcast_variables", root_rank, members)
-    variables = list(variables)
+    variables = list_of("broadcast_variables", variables, "Give it model.weights.")
     for index, variable in enumerate(variables):
         if not hasattr(variable, "assign"):
             raise TypeError(

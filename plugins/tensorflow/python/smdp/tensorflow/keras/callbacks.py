@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import warnings
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import smdp
+from smdp._arguments import integer, number
 from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.arguments import root_of
@@ -171,8 +173,9 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        self._initial = initial_lr
-        self._multiplier = multiplier if callable(multiplier) else lambda epoch: float(multiplier)
+        self._initial = number("initial_lr", initial_lr)
+        constant = 1.0 if callable(multiplier) else number("multiplier", multiplier)
+        self._multiplier = multiplier if callable(multiplier) else lambda epoch: constant
         self._start = start_epoch
         self._end = end_epoch
         self._staircase = staircase
@@ -242,19 +245,22 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         *,
         group: Any = None,
     ) -> None:
+        epochs = number("warmup_epochs", warmup_epochs)
+        if not 0 <= epochs < math.inf:  # nan as well
+            raise ValueError(f"[smdp] warmup_epochs is {epochs}; it must be at least 0, and finite.")
         self._members = group_of(group)
         size = self._members.size
 
         def multiplier(epoch: float) -> float:
             # One batch further, so that the last one of the warm-up has the whole rate.
-            reached = min(1.0, (epoch + 1.0 / (self._steps or 1)) / warmup_epochs) if warmup_epochs else 1.0
+            reached = min(1.0, (epoch + 1.0 / (self._steps or 1)) / epochs) if epochs else 1.0
             return (1.0 + reached * (size - 1)) / size
 
         super().__init__(
             initial_lr,
             multiplier,
             0,
-            int(np.ceil(warmup_epochs)),
+            math.ceil(epochs),
             False,
             momentum_correction,
             steps_per_epoch,
@@ -266,6 +272,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().on_epoch_end(epoch, logs)
         if self._end is not None and epoch == self._end - 1 and self._verbose and self._members.rank == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial}.")
+
+
+def _check_path(call: str, given: Any) -> None:
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"[smdp] {call} got {given!r} in place of a path.")
 
 
 class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
@@ -289,6 +300,7 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         group: Any = None,
         **options: Any,
     ) -> None:
+        _check_path("BestModelCheckpoint", filepath)
         if not str(filepath).endswith((".keras", ".h5")):
             if isinstance(filepath, Path) or os.sep in filepath:
                 raise ValueError(
@@ -338,17 +350,25 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         directory: Where rank 0 keeps checkpoints (tf.train.Checkpoint).
-        max_to_keep: How many.
+        max_to_keep: How many; None: all.
         group: Default: all ranks.
         preemption: Whether it acts on SIGTERM; it never does for a group that is not all ranks.
     """
 
     def __init__(
-        self, directory: str | Path, max_to_keep: int = 3, *, group: Any = None, preemption: bool = True
+        self,
+        directory: str | Path,
+        max_to_keep: int | None = 3,
+        *,
+        group: Any = None,
+        preemption: bool = True,
     ) -> None:
         super().__init__()
+        _check_path("CommitStateCallback", directory)
         self._directory = str(directory)
-        self._keep = max_to_keep
+        self._keep = max_to_keep if max_to_keep is None else integer("max_to_keep", max_to_keep)
+        if self._keep is not None and self._keep < 1:
+            raise ValueError(f"[smdp] max_to_keep is {self._keep}; it must be at least 1.")
         self._members = group_of(group)
         self._is_watching = preemption and self._members.size == smdp.size()
         self._writer: tf.train.CheckpointManager | None = None
@@ -382,7 +402,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         Raises:
             ValueError: The model has no variables yet, or no optimizer.
         """
-        if not model.built:
+        if not getattr(model, "built", False):
             raise ValueError("[smdp] restore() needs a model with variables: call model.build(...) first.")
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:
