@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -180,6 +181,12 @@ def shutdown() -> None:
         _world = None
 
 
+# In what a rank raises because another one has ended. Launchers name the rank that ends first, and that one may
+# still be on its way out: this one ends after it, or is stopped.
+_LEFT = "has left the group"
+_BEHIND_S = 1.0
+
+
 def why_it_ends() -> str:
     """The exception that ends this program, as other ranks are told it; empty if it ends well."""
     failure = getattr(sys, "last_value", None)
@@ -196,3 +203,5 @@ def _leave() -> None:
         preemption.finish()
     _core.shutdown_all(why)
     _session.close()
+    if _LEFT in why:
+        time.sleep(_BEHIND_S)

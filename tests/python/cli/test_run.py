@@ -521,6 +521,20 @@ def test_a_failure_while_others_save_counts(script: Callable[[str], Path]) -> No
     assert "rank 1 (pid" in done.stderr and "failed first: exit code 3" in done.stderr
 
 
+def test_who_raised_first_is_named_though_it_ends_slowly(script: Callable[[str], Path]) -> None:
+    path = script(
+        "import atexit\n"
+        "atexit.register(time.sleep, 0.4 * rank)\n"  # after smdp has said goodbye
+        "import smdp\n"
+        "smdp.init()\n"
+        "if rank == 1:\n"
+        "    raise ValueError('boom')\n"
+        "smdp.world().barrier()\n"
+    )
+    done = smdp_run("-n", 2, path)
+    assert "rank 1 (pid" in done.stderr and "failed first: exit code 1" in done.stderr, done.stderr
+
+
 def test_children_of_a_rank_that_saves_live_until_it_ends(
     script: Callable[[str], Path], start: Start
 ) -> None:
