@@ -181,8 +181,8 @@ def shutdown() -> None:
         _world = None
 
 
-# In what a rank raises because another one has ended. Launchers name the rank that ends first, and that one may
-# still be on its way out: this one ends after it, or is stopped.
+# In what a rank raises because another one has ended. Launchers name the rank that ends first, and that one
+# may still be on its way out: this one ends after it, or is stopped.
 _LEFT = "has left the group"
 _BEHIND_S = 1.0
 
