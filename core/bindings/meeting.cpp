@@ -21,12 +21,9 @@ namespace {
 class PythonMeeting {
  public:
   PythonMeeting(std::string group, int size, const Group* parent, const std::vector<int>& ranks)
-      : group_(std::move(group)),
-        size_(size),
-        obstacle_(parent == nullptr ? Obstacle() : parent->watch(ranks)),
-        world_rank_(parent == nullptr ? -1 : parent->world_rank(parent->rank())) {}
+      : group_(std::move(group)), size_(size), obstacle_(parent == nullptr ? Obstacle() : parent->watch(ranks)) {}
   PythonMeeting& enter() {
-    meeting_ = std::make_unique<Meeting>(group_, size_, obstacle_, world_rank_);
+    meeting_ = std::make_unique<Meeting>(group_, size_, obstacle_);
     return *this;
   }
   void exit() { meeting_.reset(); }
@@ -38,7 +35,6 @@ class PythonMeeting {
   std::string group_;
   int size_;
   Obstacle obstacle_;
-  int world_rank_;  // -1: not known
   std::unique_ptr<Meeting> meeting_;
 };
 

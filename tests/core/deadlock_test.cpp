@@ -101,13 +101,7 @@ TEST_P(Deadlock, WhereOneRankMakesAGroup) {
 TEST_P(Deadlock, WhereRanksMakeDifferentGroups) {
   const auto make = [](Group& group) { const auto made = group.twin(group.rank() == 0 ? "one" : "two", 0); };
   const std::vector<std::string> texts{"rank 0", " waits for rank 1", "one-", "and that one waits, too", "two-"};
-  const bool is_first = GetParam().size() == 1;  // thing that ranks do
-  expect_deadlock(
-      GetParam(),
-      [is_first](Group& group) {
-        if (!is_first) group.barrier();
-      },
-      make, texts);
+  expect_deadlock(GetParam(), [](Group&) {}, make, texts);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Deadlock, testing::Values(Layout{2}, Layout{2, 1}),

@@ -91,16 +91,14 @@ Control::Status Engine::status() {
   }
   const int world_rank = members_.world_rank(members_.rank);
   const std::optional<ThreadWait> wait = wait_of(caller);
-  // A framework's own threads may call operations for one that makes a group now. Where none has been called, it is
-  // the first thing that this rank does.
+  // A framework's own threads may call operations for one that makes a group now.
   const std::optional<ThreadWait> meeting = wait ? std::nullopt : meeting_of(world_rank, kEarlyInquiry);
-  const bool is_first = meeting && caller == 0 && !has_caller(world_rank);
   if (wait && place_of(wait->operation)) {
     status.wait = wait->id;
   } else {
     status.elsewhere = elsewhere(meeting ? meeting : wait);
   }
-  const bool is_certain = is_first || (!meeting && is_only_caller(world_rank, caller));
+  const bool is_certain = !meeting && is_only_caller(world_rank, caller);
   if (!is_certain) status.wait = 0;
   if (!is_certain && !status.elsewhere.replaces_this) status.elsewhere.wait = 0;
   return status;
@@ -132,6 +130,11 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
     const bool is_long = Clock::now() - wait->since > kMeeting;
     found.is_for_all = is_of_all && is_long;
     found.meeting = hash_of(wait->group);
+    look_at_engines([&](Engine& other) {
+      found.made.push_back(hash_of(other.members_.name));
+      return false;
+    });
+    std::reverse(found.made.begin(), found.made.end());  // the newest first
     found.replaces_this = wait->replaces(members_.name) && is_long;
     found.what = "it makes group " + quoted(wait->group, wait->purpose) + ", to which all its ranks must come";
   } else if (wait) {
@@ -158,7 +161,12 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
 }
 
 void Engine::look_for_deadlock() {
-  progress_->post([this, alive = std::weak_ptr<Operation>(alive_token_)] {
+  std::weak_ptr<Operation> alive;
+  {
+    const std::lock_guard lock(mutex_);
+    alive = alive_token_;
+  }
+  progress_->post([this, alive = std::move(alive)] {
     if (!alive.expired() && control_) control_->inquire(0, [](const Control::Verdict&) {});
   });
 }

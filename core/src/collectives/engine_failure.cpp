@@ -157,8 +157,7 @@ void Engine::fail_elsewhere(const Failure& failure) {
   const int world_rank = members_.world_rank(members_.rank);
   const Failure here{failure.kind, members_.prefix() + without_tag(failure.text), failure.lost};
   const std::optional<ThreadWait> meeting = meeting_of(world_rank, {});
-  const bool is_first = caller == 0 && !has_caller(world_rank);
-  if (meeting && (is_first || meeting->replaces(members_.name))) break_wait(meeting->id, here.exception());
+  if (meeting && meeting->replaces(members_.name)) break_wait(meeting->id, here.exception());
   const std::optional<ThreadWait> wait = wait_of(caller);
   if (!wait || !is_only_caller(world_rank, caller)) return;
   if (wait->operation == nullptr) {
@@ -318,6 +317,7 @@ void Engine::shutdown(const std::string& reason) {
     links_.resize(static_cast<std::size_t>(members_.size));
     progress_->remove(connections_.eventfds[members_.local_index].get());
     progress_->remove(this);
+    const std::lock_guard lock(mutex_);  // look_for_deadlock() comes from any thread
     alive_token_.reset();
   });
   trace::flush();

@@ -94,12 +94,6 @@ void note_caller(int world_rank) {
   all.callers[world_rank].insert(this_thread());
 }
 
-bool has_caller(int world_rank) {
-  Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
-  return !all.callers[world_rank].empty();
-}
-
 bool is_only_caller(int world_rank, std::uint64_t thread) {
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);

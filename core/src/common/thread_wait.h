@@ -58,7 +58,6 @@ std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::
 // This thread calls operations as this rank of the world. What one thread waits for keeps the rank from coming only if
 // no other one calls any.
 void note_caller(int world_rank);
-bool has_caller(int world_rank);
 bool is_only_caller(int world_rank, std::uint64_t thread);
 
 // Tells whoever waits there why it is in vain; they ask for it themselves.

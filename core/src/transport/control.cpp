@@ -16,7 +16,7 @@ namespace {
 enum class Type : char { kAbort = 'A', kLeft = 'L', kPing = 'P', kPong = 'Q', kInquire = 'I', kVerdict = 'V' };
 
 constexpr std::size_t kMaxText = 16'384;
-// A rank that has been stopped says for a moment that it still makes the group that others have made: not for so long.
+// A rank that has been stopped says for a moment that it still makes a group: not for so long.
 constexpr std::chrono::seconds kSeparate{4};
 // Of a list of waits that travels: one cycle is enough.
 constexpr std::size_t kMaxWaits = 64;
@@ -224,6 +224,7 @@ void Control::on_message(int rank, const std::string& body) {
       put(answer, status.elsewhere.wait);
       put(answer, static_cast<std::uint8_t>(status.elsewhere.is_for_all));
       put(answer, status.elsewhere.meeting);
+      put_list(answer, status.elsewhere.made);
       put(answer, static_cast<std::uint8_t>(status.elsewhere.replaces_this));
       put_list(answer, status.elsewhere.awaited);
       send(rank, answer + status.elsewhere.what.substr(0, kMaxText));
@@ -241,6 +242,7 @@ void Control::on_message(int rank, const std::string& body) {
       status.elsewhere.wait = reader.get<std::uint64_t>();
       status.elsewhere.is_for_all = reader.get<std::uint8_t>() != 0;
       status.elsewhere.meeting = reader.get<std::uint64_t>();
+      status.elsewhere.made = get_list(reader);
       status.elsewhere.replaces_this = reader.get<std::uint8_t>() != 0;
       status.elsewhere.awaited = get_list(reader);
       status.elsewhere.what = reader.rest();
@@ -372,11 +374,15 @@ std::string Control::deadlock() const {
 }
 
 std::string Control::separate_meetings() {
+  // Who is silent may be what one of the two waits for.
+  if (std::find(answered_.begin(), answered_.end(), false) != answered_.end()) return "";
   for (std::size_t second = 1; second < statuses_.size(); ++second) {
     for (std::size_t first = 0; first < second; ++first) {
       const Elsewhere& a = statuses_[first].elsewhere;
       const Elsewhere& b = statuses_[second].elsewhere;
       if (a.wait == 0 || b.wait == 0 || !a.is_for_all || !b.is_for_all || a.meeting == b.meeting) continue;
+      // Of a group that the one has made the other may still wait for a third rank.
+      if (contains(a.made, b.meeting) || contains(b.made, a.meeting)) continue;
       const std::pair<std::uint64_t, std::uint64_t> waits{a.wait, b.wait};
       if (separate_ != waits) {
         separate_ = waits;
@@ -403,8 +409,8 @@ bool Control::poll() {
     const Failure failure{ErrorKind::kMismatch, text, {}};
     abort(failure);
     callbacks_.on_abort(failure);
-  } else if (const std::string cycle = deadlock() + separate_meetings(); !cycle.empty()) {
-    const Failure failure{ErrorKind::kMismatch, cycle, {}, true};
+  } else if (const std::string cycle = deadlock(), apart = separate_meetings(); !cycle.empty() || !apart.empty()) {
+    const Failure failure{ErrorKind::kMismatch, cycle.empty() ? apart : cycle, {}, true};
     abort(failure);
     callbacks_.on_abort(failure);
   }

@@ -27,6 +27,7 @@ class Control final : public Progress::Client {
     std::uint64_t wait = 0;              // 0: it is not known to wait
     bool is_for_all = false;             // for all ranks of this group
     std::uint64_t meeting = 0;           // the group that it makes, by a hash of its name; 0: none
+    std::vector<std::uint64_t> made;     // and those that it has made before, as many as fit
     bool replaces_this = false;          // a group in place of this one: also for ranks whose threads do not wait
     std::vector<std::uint64_t> awaited;  // waits of other ranks that cannot end before this one
     std::string what;                    // e.g. "it waits in barrier #3 of group 'b'"; may be empty

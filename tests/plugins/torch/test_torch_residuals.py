@@ -82,7 +82,6 @@ def of_something_else() -> None:
     for wrong, message in (
         ({"x": 1}, "got something else than residuals"),
         ({"of": state["of"], "velocity": {}}, "got something else than residuals"),
-        ({**state, "coded": {"other": parts}}, "elements of gradient 'other', which is not there"),
         (
             {**state, "coded": {name: {part: (0, torch.ones(10**6))}}},
             f"1000000 elements of gradient '{name}'",

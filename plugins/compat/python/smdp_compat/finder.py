@@ -102,8 +102,11 @@ class _AliasLoader(Loader):
         except ModuleNotFoundError as error:
             from smdp._frameworks import FRAMEWORKS, require
 
-            if error.name in FRAMEWORKS:
-                require(spec.name, error.name)  # raises, and says what to install
+            try:
+                if error.name in FRAMEWORKS:
+                    require(spec.name, error.name)  # raises, and says what to install
+            except ImportError as what:
+                raise ModuleNotFoundError(str(what), name=error.name) from None
             raise
         self._spec = module.__spec__
         return module

@@ -374,7 +374,7 @@ for call in (hvd.synchronize, hvd.poll):
 refused(lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set is 3; needed: a hvd.ProcessSet")
 refused(lambda: hvd.DistributedOptimizer(net), TypeError, "got a Linear in place of an optimizer")
 refused(lambda: hvd.broadcast_optimizer_state(net, 0), TypeError, "got a Linear in place of an optimizer")
-refused(lambda: wrapped(backward_passes_per_step="2"), ValueError, "is '2'; it must be a whole number")
+refused(lambda: wrapped(backward_passes_per_step="2"), TypeError, "= '2' is not valid; allowed: a num")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
 refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
 for call in (hvd.allreduce, hvd.reducescatter):

@@ -32,9 +32,10 @@ def list_of(call: str, given: Any, cure: str) -> list[Any]:
         TypeError: It is nothing with elements.
     """
     try:
-        return list(given)
+        each = iter(given)
     except TypeError:  # also of a tensor in a graph
         raise TypeError(f"[smdp] {call}() takes a list, and got a {type(given).__name__}. {cure}") from None
+    return list(each)
 
 
 def scale_of(name: str, value: Any) -> float:

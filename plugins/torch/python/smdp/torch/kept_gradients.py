@@ -77,10 +77,10 @@ def _check_parts(counts: Mapping[str, int], kept: Mapping[str, Any]) -> None:
         for first, values in parts.values()
     ]
     for name, end in [*ends, *((name, values.numel()) for name, values in kept["velocity"].items())]:
-        if not end <= counts.get(name, -1):
-            there = f"has {counts[name]} elements" if name in counts else "is not there"
+        if name in counts and end > counts[name]:
             raise ValueError(
-                f"[smdp] load_residuals(): they have {end} elements of gradient {name!r}, which {there} here."
+                f"[smdp] load_residuals(): they have {end} elements of gradient {name!r}, which has"
+                f" {counts[name]} here."
             )
 
 

@@ -117,7 +117,7 @@ class SyncBatchNorm(_BatchNorm):
         cls, module: nn.Module, process_group: ProcessGroup | None, done: dict[int, nn.Module]
     ) -> nn.Module:
         """`done`: what became of the modules so far, by id; several may hold one, under several names."""
-        if isinstance(module, _LazyNormBase) and issubclass(module.cls_to_become, _BatchNorm):
+        if isinstance(module, _LazyNormBase) and issubclass(module.cls_to_become or _BatchNorm, _BatchNorm):
             raise ValueError(
                 f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, which does not know its channels;"
                 " run a batch through the model first."

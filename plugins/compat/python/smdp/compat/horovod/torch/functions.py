@@ -65,7 +65,7 @@ def broadcast_optimizer_state(
         TypeError: It is no optimizer of torch's.
         ValueError: An LBFGS, whose state cannot be sent so.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not hasattr(optimizer, "load_state_dict") or isinstance(optimizer, torch.nn.Module):
         raise TypeError(
             f"[smdp] broadcast_optimizer_state got a {type(optimizer).__name__} in place of an optimizer of"
             " torch.optim's."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
+from smdp._arguments import number
 from smdp.compat.horovod.torch.asynchronous import (
     Average,
     Sum,
@@ -87,10 +87,9 @@ def DistributedOptimizer(
 
 
 def _check_passes(given: Any) -> None:
-    if not isinstance(given, numbers.Integral) or given < 1:
+    if not number("DistributedOptimizer: backward_passes_per_step", given) >= 1:
         raise ValueError(
-            f"[smdp] DistributedOptimizer: backward_passes_per_step is {given!r}; it must be a whole"
-            " number of at least 1."
+            f"[smdp] DistributedOptimizer: backward_passes_per_step is {given}; it must be at least 1."
         )
 
 
