@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -132,6 +134,21 @@ def test_what_cannot_be_run() -> None:
     missing = smdp_run("-n", 2, "no-such-file.py")
     assert (missing.returncode, missing.stderr) == (127, "smdp: no such file: no-such-file.py\n")
     assert smdp_run("no-such-program").returncode == 127
+
+
+def test_a_limit_of_processes_is_said() -> None:
+    program = [sys.executable, "-m", "smdp", "run", "--", "echo", "hi"]
+    somebody: list[str] = []
+    if os.getuid() == 0:  # root has no such limit; whoever takes its place must read its Python
+        if shutil.which("setpriv") is None:
+            pytest.skip("root has no limit of processes, and there is no setpriv to be somebody else")
+        right = "-all,+dac_read_search"
+        rights = [f"--{kind}={right}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+        somebody = ["setpriv", "--reuid", "61235", "--regid", "61235", "--clear-groups", *rights]
+    limit = ["bash", "-c", 'ulimit -u 1; exec "$@"', "bash"]
+    done = subprocess.run([*somebody, *limit, *program], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 126, done.stderr
+    assert re.fullmatch(r"smdp: cannot start rank 0: .* Resource temporarily unavailable\n", done.stderr)
 
 
 def test_output_passes_as_bytes(script: Callable[[str], Path]) -> None:

@@ -51,3 +51,16 @@ def test_steps_of_several_models(
     assert found.communication_seconds == pytest.approx(communication)
     assert found.straggler_seconds == pytest.approx(communication / 2)
     assert found.step_seconds == pytest.approx(length, abs=0.11)
+
+
+def test_one_long_stall_is_part_of_the_time_and_not_more() -> None:
+    trace = trace_of(0, ("a", 0.0, 11, 1.0))
+    for event in trace.spans[5:]:
+        event["ts"] += 90e6
+    trace.spans.insert(0, {"cat": "step", "name": "compute", "ts": 0.0, "dur": 1.0, "args": {"step": 0}})
+    trace.spans.append({"cat": "input", "name": "wait", "ts": 4.5e6, "dur": 90e6, "args": {}})
+    found = report([trace], {0: 0.0})
+    assert found.median_step_seconds == pytest.approx(1.0)
+    assert found.step_seconds == pytest.approx(10.0)
+    assert found.input_seconds == pytest.approx(9.0)
+    assert "  90.0 %" in found.as_text()

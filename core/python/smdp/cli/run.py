@@ -172,6 +172,7 @@ class Launcher:
         self._has_prefixes = has_prefixes
         self._environments = environments
         self._stop_timeout_s = stop_timeout_s
+        self._guard: Guard | None = None
         self._ranks: list[_Rank] = []
         self._outputs: dict[int, _Output] = {}
         self._selector = selectors.DefaultSelector()
@@ -195,16 +196,16 @@ class Launcher:
         }
         old_wakeup = signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._selector.register(wakeup_read, selectors.EVENT_READ)
-        guard = Guard()
         try:
-            self._start(guard)
+            self._start()
             self._loop(wakeup_read)
         finally:
             for rank in self._ranks:  # only after an error of our own is one still alive
                 if rank.process.poll() is None:
                     kill_group(rank.process.pid, signal.SIGKILL)
                     rank.process.wait()
-            guard.release()
+            if self._guard is not None:
+                self._guard.release()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -213,7 +214,7 @@ class Launcher:
             os.close(wakeup_write)
         return self._exit_code or 0
 
-    def _start(self, guard: Guard) -> None:
+    def _start(self) -> None:
         out, err = sinks()
         width = len(str(self._first_rank + len(self._environments) - 1))
         # A rank is not in the terminal's foreground group and could not read from it.
@@ -221,6 +222,8 @@ class Launcher:
         prepare = _child_setup()
         for number, environ in enumerate(self._environments, self._first_rank):
             try:
+                if self._guard is None:
+                    self._guard = Guard()
                 process = subprocess.Popen(
                     self._argv,
                     env=environ,
@@ -237,7 +240,7 @@ class Launcher:
                 self.ended(number, self._exit_code)
                 self.stop()
                 break
-            guard.watch(process.pid)
+            self._guard.watch(process.pid)
             self._ranks.append(_Rank(number, process))
             prefix = f"[rank {number:>{width}}] " if self._has_prefixes else ""
             for pipe, sink in ((process.stdout, out), (process.stderr, err)):

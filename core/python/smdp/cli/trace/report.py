@@ -29,7 +29,7 @@ class Operation:
 
 @dataclass
 class Report:
-    """Seconds are means over steps and ranks, `step_seconds` a median over steps.
+    """Seconds are means over steps and ranks, `median_step_seconds` a median over steps.
 
     Of models trained in turn, a step is one of that which has the most, with what the others do in it.
     """
@@ -37,6 +37,7 @@ class Report:
     ranks: int
     steps: int
     step_seconds: float
+    median_step_seconds: float
     input_seconds: float
     communication_seconds: float
     straggler_seconds: float
@@ -53,8 +54,9 @@ class Report:
         """Give what a human wants to read."""
         lines = [f"{self.ranks} ranks, {self.steps} steps"]
         if self.steps:
+            usual = 1e3 * self.median_step_seconds
             lines += [
-                f"{'step':<44}{1e3 * self.step_seconds:10.1f} ms",
+                f"{'step':<44}{1e3 * self.step_seconds:10.1f} ms   (median {usual:.1f} ms)",
                 self._line("waiting for input data", self.input_seconds),
                 self._line("exposed communication", self.communication_seconds),
                 self._line("waiting for slower ranks", self.straggler_seconds),
@@ -135,10 +137,12 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
     leading = _leading(whole)
     steps = sum(group in leading for group, _ in whole)
     count = max(1, steps)
+    every = [length for group in leading for length in lengths[group]] or [0.0]
     return Report(
         ranks=len(traces),
         steps=steps,
-        step_seconds=median([length for group in leading for length in lengths[group]] or [0.0]),
+        step_seconds=fmean(every),
+        median_step_seconds=median(every),
         input_seconds=waits / count / len(traces),
         communication_seconds=communication / count,
         straggler_seconds=straggling / count,
