@@ -90,7 +90,9 @@ class PythonStore final : public Store {
         error.restore();
         throw ClosedError("[smdp] interrupted.");
       }
-      throw Error(std::string("[smdp] the rendezvous store failed: ") + error.what());
+      const nb::object name = error.type().attr("__name__");  // what() has the whole traceback
+      throw Error(std::string("[smdp] the rendezvous store failed: ") + nb::str(name).c_str() + ": " +
+                  nb::str(error.value()).c_str());
     }
   }
 

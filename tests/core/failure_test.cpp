@@ -530,6 +530,29 @@ TEST_P(Deadline, OfAnOperationThatWaitsForOneBeforeIt) {
   EXPECT_THROW(run(GetParam(), body), Error);  // the others find the group closed
 }
 
+class Departure : public testing::TestWithParam<Layout> {};
+
+TEST_P(Departure, OfAllOthersEndsAReceiveFromAnybody) {
+  const auto body = [](Group& group) {
+    if (group.rank() != 0) return group.shutdown();
+    float value = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      group.recv({&value, 1}, DType::kFloat32, -1, 7);
+      ADD_FAILURE() << "it did not end";
+    } catch (const PeerLostError& error) {
+      expect_all_in({"a message with tag 7 from any rank cannot be exchanged: rank 1 (host ", " has left the group"},
+                    error.what());
+      EXPECT_EQ(static_cast<int>(error.ranks().size()), group.size() - 1);
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  };
+  EXPECT_THROW(run(GetParam(), body), Error);  // the others have left
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Departure, testing::Values(Layout{2}, Layout{1, 1}, Layout{2, 1}),
+                         [](const auto& info) { return "Hosts" + std::to_string(info.index); });
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Deadline, testing::Values(Layout{2}, Layout{1, 1}, Layout{3}),
                          [](const auto& info) { return "Hosts" + std::to_string(info.index); });
 

@@ -95,6 +95,11 @@ def as_array(value: Any) -> npt.NDArray[Any]:
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):
+        if getattr(value, "is_neg", bool)():  # torch's tensors, which DLPack hands out with the wrong sign
+            raise ValueError(
+                f"[smdp] {type(value).__name__} holds its values negated, as the imaginary part of a"
+                " conjugate does; pass resolve_neg() of it."
+            )
         try:
             return _dlpack.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any
+
+import numpy as np
 
 from . import _core
 from ._buffers import DType
@@ -60,19 +63,18 @@ _DEFINED = {
 }
 
 
-def as_op(op: ReduceOp) -> ReduceOp:
+def as_op(op: int | np.integer[Any]) -> ReduceOp:
     """Give the reduction of this number.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or it is another library's, whose numbers mean something else.
     """
     if type(op) is ReduceOp:  # the usual one, and quickly
         return op
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        names = ", ".join(f"smdp.{one.name}" for one in ReduceOp)
-        raise ValueError(f"[smdp] op = {shown(op)} is not valid; allowed: {names}") from None
+    if (type(op) is int or isinstance(op, np.integer)) and op in _DEFINED:
+        return ReduceOp(int(op))
+    names = ", ".join(f"smdp.{one.name}" for one in ReduceOp)
+    raise ValueError(f"[smdp] op = {shown(op)} is not valid; allowed: {names}")
 
 
 def check_defined(op: int, dtypes: Iterable[int], call: str) -> None:

@@ -243,7 +243,7 @@ def read_seconds(environ: Mapping[str, str], name: str) -> float | None:
     if text is None:
         return None
     try:
-        return seconds(name, float(text))
+        return seconds(name, float(text if text.isascii() and "_" not in text else ""))
     except ValueError:
         raise invalid(name, text, "a number of seconds above 0") from None
 

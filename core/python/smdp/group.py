@@ -19,11 +19,12 @@ Array = npt.NDArray[Any]
 
 
 class _Block(NamedTuple):
-    """What goes to one rank, or comes from it."""
+    """What goes to one rank, or comes from it. ``array`` keeps it alive: a list may change meanwhile."""
 
     pointer: int
     elements: int
     shape: tuple[int, ...]
+    array: Array
 
 
 class _Call(NamedTuple):
@@ -53,7 +54,7 @@ class _Call(NamedTuple):
 
 
 def _whole(data: Buffer) -> _Block:
-    return _Block(data.pointer, data.elements, data.shape)
+    return _Block(data.pointer, data.elements, data.shape, data.array)
 
 
 def _shapes(value: Any, blocks: Sequence[_Block], whole: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -273,7 +274,7 @@ class Group:
             flag("async_op", async_op),
             shapes,
         )
-        return self._finish(handle, (array, out), out)
+        return self._finish(handle, (sources, targets), out)
 
     def gather(
         self,
@@ -305,7 +306,7 @@ class Group:
             flag("async_op", async_op),
             [source.shape],
         )
-        return self._finish(handle, (source, out), out)
+        return self._finish(handle, (source, targets), out)
 
     def scatter(
         self,
@@ -333,7 +334,7 @@ class Group:
             flag("async_op", async_op),
             [target.shape],
         )
-        return self._finish(handle, (array, target), target.array)
+        return self._finish(handle, (blocks, target), target.array)
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Returns when all ranks have called it."""
@@ -505,7 +506,7 @@ class Group:
                 _shapes(out, targets, source.shape),
             )
 
-        return _Call(start, source.dtype, (source, out), out, (_whole(source),), targets)
+        return _Call(start, source.dtype, (source, targets), out, (_whole(source),), targets)
 
     def _reduce_scatter(self, array: Any, op: int, out: Any, factor: float) -> _Call:
         if isinstance(array, list | tuple):
@@ -538,7 +539,7 @@ class Group:
                 _shapes(array, blocks, first.shape),
             )
 
-        return _Call(start, first.dtype, (array, target), target.array, blocks, (_whole(target),))
+        return _Call(start, first.dtype, (blocks, target), target.array, blocks, (_whole(target),))
 
     def _start_all(self, name: str, calls: Sequence[_Call], limit: float, *, is_async: bool) -> Any:
         rank = self.rank
@@ -608,9 +609,9 @@ class Group:
                     f"[smdp] {what} holds {one.array.dtype}; all arrays of a call have one dtype."
                 )
         if isinstance(value, list | tuple):
-            return [_Block(one.pointer, one.elements, one.shape) for one in views]
+            return [_whole(one) for one in views]
         whole = views[0]
         shape = self._block_shape(whole)
         count = whole.elements // self.size
         step = count * whole.array.dtype.itemsize
-        return [_Block(whole.pointer + r * step, count, shape) for r in range(self.size)]
+        return [_Block(whole.pointer + r * step, count, shape, whole.array) for r in range(self.size)]

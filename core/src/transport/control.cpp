@@ -303,12 +303,13 @@ void Control::start_inquiry(Inquiry inquiry) {
 
 Control::Verdict Control::verdict(std::uint64_t sequence) const {
   std::vector<int> silent;
+  std::vector<int> gone;
   std::string behind;
   std::vector<std::uint64_t> awaited;
   for (int rank = 0; rank < members_.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     if (!answered_[index]) {
-      silent.push_back(rank);
+      (peers_[index].left ? gone : silent).push_back(rank);
     } else if (statuses_[index].last.sequence < sequence) {
       const Status& status = statuses_[index];
       std::string now = status.last.sequence == 0
@@ -327,6 +328,10 @@ Control::Verdict Control::verdict(std::uint64_t sequence) const {
   if (!silent.empty()) {
     text =
         join(members_, silent) + (silent.size() == 1 ? " does" : " do") + " not answer: stopped, or its machine hangs";
+  }
+  if (!gone.empty()) {
+    text +=
+        (text.empty() ? "" : "; ") + join(members_, gone) + (gone.size() == 1 ? " has" : " have") + " left the group";
   }
   if (!behind.empty()) text += (text.empty() ? "" : "; ") + behind;
   return {sequence, text, awaited};

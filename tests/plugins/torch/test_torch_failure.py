@@ -236,6 +236,22 @@ def killed_in_new_group() -> None:
     stay_without(victim)
 
 
+def store_stopped() -> None:
+    """torch's client of a store waits without end for its answer."""
+    import smdp
+
+    rank, where = int(os.environ["RANK"]), f"tcp://127.0.0.1:{os.environ['SMDP_TEST_PORT']}"
+    dist.init_process_group("smdp", init_method=where, rank=rank, world_size=2)
+    pids: list[int | None] = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with raises_within(10, "rank 1 of 2", "has not answered for 3 s", kind=smdp.TimeoutError):
+        dist.new_group([0, 1])
+    assert pids[0]
+    os.kill(pids[0], signal.SIGKILL)
+
+
 def left_before_new_group() -> None:
     import smdp
 
@@ -442,6 +458,13 @@ def test_killed_in_new_group(victim: int, die_in: str) -> None:
         exits={victim: -signal.SIGKILL},
         env={"SMDP_TEST_VICTIM": str(victim), "SMDP_TEST_DIE_IN": die_in},
     )
+
+
+def test_store_stopped() -> None:
+    from spawn import free_port
+
+    environ = {"SMDP_TEST_PORT": str(free_port()), "SMDP_INIT_TIMEOUT": "3"}
+    run(store_stopped, 2, init=False, env=environ, exits={0: -signal.SIGKILL})
 
 
 def test_left_before_new_group() -> None:

@@ -103,8 +103,34 @@ def check_gather_scatter() -> None:
         same(output, mine, "scatter")
 
 
+def check_shared_memory() -> None:
+    """On the root, what it gives may lie where another rank's comes to."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mine = torch.full((2,), rank + 1.0)
+    outputs = [torch.zeros(2) for _ in range(size)] if rank == 0 else None
+    if outputs:
+        outputs[-1] = mine
+    dist.gather(mine, outputs, dst=0)
+    for place, output in enumerate(outputs or []):
+        same(output, torch.full((2,), place + 1.0), "gather")
+    inputs = [torch.full((2,), place + 1.0) for place in range(size)] if rank == 0 else None
+    output = inputs[-1] if inputs else torch.zeros(2)
+    dist.scatter(output, inputs, src=0)
+    same(output, torch.full((2,), rank + 1.0), "scatter")
+
+
+def check_lists() -> None:
+    size = dist.get_world_size()
+    inputs = [torch.ones(2), torch.ones(3)]
+    for count in (1, 3):
+        outputs = [[torch.zeros(2 + i) for i in range(count)] for _ in range(size)]
+        with pytest.raises(ValueError, match=f"for rank 0 has {count} outputs; it needs one per input, 2"):
+            dist.all_gather_coalesced(outputs, inputs)
+
+
 def movements() -> None:
-    for check in (check_broadcast, check_all_gather, check_all_to_all, check_gather_scatter):
+    checks = check_broadcast, check_all_gather, check_all_to_all, check_gather_scatter, check_shared_memory
+    for check in (*checks, check_lists):
         check()
         print(check.__name__, "passed")
 

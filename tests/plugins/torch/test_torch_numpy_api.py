@@ -124,6 +124,7 @@ def test_what_cannot_be_taken() -> None:
     assert "NumPy has no type for DLPack's type 5 of 32 bits" in refused(torch.ones(3).to(torch.complex32))
     assert "the array is not contiguous" in refused(torch.ones(4, 4).t())
     assert "the array is read-only, but the collective writes" in refused(ReadOnly())
+    assert "pass resolve_neg() of it" in refused(torch.tensor([1 + 2j]).conj().imag)
     assert "the DLPack of Old is older than 1.0 and does not say; pass a NumPy" in refused(Old(torch.ones(3)))
     assert "it speaks DLPack 2" in refused(Newer())
     with mock.patch.dict(sys.modules, {"ml_dtypes": None}):

@@ -104,6 +104,8 @@ def test_options_hold_all_that_is_set() -> None:
     ("name", "value", "allowed"),
     [
         ("SMDP_TIMEOUT", "soon", "a number of seconds above 0"),
+        ("SMDP_TIMEOUT", "1_0", "a number of seconds above 0"),
+        ("SMDP_TIMEOUT", "\uff15", "a number of seconds above 0"),
         ("SMDP_TIMEOUT", "0", "a number of seconds above 0"),
         ("SMDP_TIMEOUT", "nan", "a number of seconds above 0"),
         ("SMDP_TIMEOUT", "-inf", "a number of seconds above 0"),

@@ -363,6 +363,33 @@ def test_debug_log_names_the_algorithm(job: Callable[..., list[object]]) -> None
         assert "all_reduce of 8000000 bytes between 2 ranks of this host: two_shot" in text
 
 
+def test_a_list_may_change_while_its_arrays_are_in_flight(job: Callable[..., list[object]]) -> None:
+    code = """
+g = joined()
+count = 1 << 20
+for call in ("all_to_all", "reduce_scatter", "scatter"):
+    blocks = [np.full(count, g.rank + 1.0) for _ in range(g.size)]
+    g.barrier()
+    if g.rank == 1:
+        time.sleep(0.5)
+    if call == "all_to_all":
+        out, want = [np.zeros(count) for _ in range(g.size)], [1.0, 2.0]
+        handle = g.all_to_all(blocks, out=out, async_op=True)
+    elif call == "reduce_scatter":
+        handle, want = g.reduce_scatter(blocks, async_op=True), [3.0]
+    else:
+        handle, want = g.scatter(blocks, out=np.zeros(count), async_op=True), [1.0]
+    blocks.clear()
+    others = [np.full(count, 99.0) for _ in range(4)]
+    found = handle.wait()
+    for got, value in zip(found if call == "all_to_all" else [found], want, strict=True):
+        assert (got == value).all(), (call, got, value)
+    del others
+"""
+    for rank in job(2, code):
+        assert rank.finish(30) == 0, rank.output  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 1]], ids=str)
 def test_same_bits_on_all_ranks_and_in_all_runs_under_load(
     hosts: list[int], job: Callable[..., list[object]]

@@ -599,6 +599,8 @@ a, blocks = np.ones(4), np.ones(4 * g.size)
 ops = "smdp.SUM, smdp.AVG, smdp.PREMUL_SUM, smdp.PRODUCT, smdp.MIN, smdp.MAX, smdp.BAND, smdp.BOR, smdp.BXOR"
 for call, text in (
     (lambda: g.all_reduce(a, "sum"), "op = 'sum' is not valid; allowed: " + ops),
+    (lambda: g.all_reduce(a, True), "op = True is not valid; allowed: " + ops),
+    (lambda: g.all_reduce(a, 1.0), "op = 1.0 is not valid; allowed: " + ops),
     (lambda: g.all_reduce(a, 9), "op = 9 is not valid; allowed: " + ops),
     (lambda: g.reduce(a, 0, None), "op = None is not valid; allowed: " + ops),
     (lambda: g.reduce_scatter(blocks, [1]), "op = [1] is not valid; allowed: " + ops),

@@ -393,6 +393,7 @@ const Mailbox::Request* Mailbox::waiting_for(int rank) const {
   for (const Request& request : receives_) {
     if (request.peer == rank && !request.is_refusal) return &request;
   }
+  if (rank == kAnySource) return nullptr;
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
   for (const auto* sends : {&peer.announced, &peer.sending}) {
     for (const auto& [id, request] : *sends) {

@@ -67,8 +67,8 @@ class Mailbox {
   // Earliest deadline of what is under way, and what to do then.
   Clock::time_point deadline() const;
   const Request* overdue(Clock::time_point now) const;
-  // First request, offers aside, that can only be served by `peer`, which has left; null if there is none. Call after
-  // poll().
+  // First request, offers aside, that can only be served by `peer`, which has left, or for kAnySource by any rank; null
+  // if there is none. Call after poll().
   const Request* waiting_for(int peer) const;
 
   // The stream to a rank has not ended.

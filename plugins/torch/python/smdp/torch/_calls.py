@@ -123,6 +123,16 @@ class Calls:
             raise ValueError(f"{what} needs one tensor per rank: {self._size}, got {len(tensors)}")
 
 
+def check_paired(outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: str) -> None:
+    """Refuse a coalesced call with more of one than of the other.
+
+    Raises:
+        ValueError: There are not as many outputs as inputs.
+    """
+    if len(outputs) != len(inputs):
+        raise ValueError(f"{call}: {len(outputs)} outputs for {len(inputs)} inputs; give one for each")
+
+
 def single(tensors: Sequence[Tensor], call: str) -> Tensor:
     """Give the only tensor of a list.
 

@@ -26,7 +26,9 @@ class BackgroundThread:
         self._run = run
         self._end = end
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._is_starting = False
+        # Entered twice by one thread: making a Thread may collect a Work, which asks for this one.
+        self._lock = threading.RLock()
         atexit.register(self._stop)
         os.register_at_fork(after_in_child=self._forget)
 
@@ -35,10 +37,15 @@ class BackgroundThread:
         if self._thread is not None:
             return
         with self._lock:
-            if self._thread is None:
+            if self._thread is not None or self._is_starting:
+                return
+            self._is_starting = True
+            try:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
+            finally:
+                self._is_starting = False
 
     def is_current(self) -> bool:
         """Tell whether the caller runs on it."""
@@ -53,4 +60,5 @@ class BackgroundThread:
 
     def _forget(self) -> None:
         self._thread = None
-        self._lock = threading.Lock()
+        self._is_starting = False
+        self._lock = threading.RLock()

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import (
     ScatterOptions,
 )
 
-from smdp.torch._calls import Calls, pointers, single, split_counts, split_pointers
+from smdp.torch._calls import Calls, check_paired, pointers, single, split_counts, split_pointers
 from smdp.torch.tensors import Staging, common_dtype, dtype_code
 
 _BROADCAST = BroadcastOptions()
@@ -81,6 +81,12 @@ class Gathers(Calls):
             raise ValueError(
                 f"all_gather_coalesced needs one list per rank: {self._size}, got {len(output_lists)}"
             )
+        for rank, tensors in enumerate(output_lists):
+            if len(tensors) != len(input_list):
+                raise ValueError(
+                    f"all_gather_coalesced: the list for rank {rank} has {len(tensors)} outputs; it needs one"
+                    f" per input, {len(input_list)}"
+                )
         seconds = self._seconds(opts)
         staging = Staging("all_gather_coalesced")
         calls = []
@@ -124,6 +130,7 @@ class Gathers(Calls):
         start_async = is_async or len(outputs) > 1
         staging = Staging("all_gather")
         hosts = []
+        check_paired(outputs, inputs, "all_gather")
         for output, tensor in zip(outputs, inputs, strict=True):
             dtype = common_dtype((output, tensor))
             if output.numel() != tensor.numel() * self._size:
@@ -176,8 +183,8 @@ class Gathers(Calls):
             self._check_gathered(outputs, source, "gather")
         dtype = common_dtype([source, *outputs])
         staging = Staging("gather")
-        host = staging.read(source)
         targets = [staging.write(output) for output in outputs]
+        host = _apart(staging.read(source), targets, self._rank)
         staging.ready()
         self._sequence += 1
         handle = self._group.gather(
@@ -210,8 +217,12 @@ class Gathers(Calls):
             self._check_list(inputs, "the input of scatter")
         dtype = common_dtype([output, *inputs])
         staging = Staging("scatter")
-        hosts = [staging.read(tensor) for tensor in inputs]
         target = staging.write(output)
+        hosts = [staging.read(tensor) for tensor in inputs]
+        hosts = [
+            host if rank == self._rank or not _overlap(host, target) else host.clone()
+            for rank, host in enumerate(hosts)
+        ]
         staging.ready()
         self._sequence += 1
         handle = self._group.scatter(

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import BarrierOptions, Store
 
 from smdp import _core, _world
 from smdp.torch._calls import Calls, single
+from smdp.torch.bounded_store import BoundedStore
 from smdp.torch.gathers import Gathers
 from smdp.torch.offers import Offers
 from smdp.torch.profiling import add_ranges
@@ -259,7 +260,8 @@ def connect(
     world = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
     parent = world.core if isinstance(world, ProcessGroupSmdp) else None
     prefix = open_session(store, rank, size, name, init_timeout_s, parent, ranks)
-    core_store = _core.prefix_store(prefix, _core.python_store(store))
+    bounded = BoundedStore(store, init_timeout_s, rank, size, name)
+    core_store = _core.prefix_store(prefix, _core.python_store(bounded))
     group = _core.Group(core_store, rank, size, name, timeout_s, options, parent, ranks)
     return ProcessGroupSmdp(group, store, devices, timeout_s)
 

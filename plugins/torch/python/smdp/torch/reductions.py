@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from smdp._reduce_op import check_defined
-from smdp.torch._calls import Calls, pointers, single
+from smdp.torch._calls import Calls, check_paired, pointers, single
 from smdp.torch.tensors import DTYPES, PREMUL_SUM, REDUCTIONS, Staging, common_dtype, dtype_code, reduction
 from smdp.torch.work import COMPLETED, HandleWork, seconds_of
 
@@ -191,6 +191,7 @@ class Reductions(Calls):
         start_async = is_async or len(outputs) > 1
         staging = Staging("reduce_scatter")
         hosts = []
+        check_paired(outputs, inputs, "reduce_scatter")
         for output, tensor in zip(outputs, inputs, strict=True):
             dtype = common_dtype((output, tensor))
             if tensor.numel() != output.numel() * self._size:

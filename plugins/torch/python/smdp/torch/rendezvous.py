@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from smdp import _core
 from smdp._errors import ConfigError, PeerLostError, TimeoutError
 from smdp._shown import shown_ranks
+from smdp.torch.bounded_store import BoundedStore
 
 _SESSION = "smdp/session"
 _JOB = "smdp/job"
@@ -64,9 +65,10 @@ def open_session(
     """
     with _core.Meeting(group, size, parent, list(ranks)) as meeting:
         try:
+            bounded = BoundedStore(store, timeout_s, rank, size, group, meeting.check)
             if rank == 0:
-                return _lead(store, size, group, timeout_s, meeting)
-            return _follow(store, rank, size, group, timeout_s, meeting)
+                return _lead(bounded, size, group, timeout_s, meeting)
+            return _follow(bounded, rank, size, group, timeout_s, meeting)
         except DistNetworkError as error:
             meeting.check(has_failed=True)
             raise PeerLostError(
@@ -77,7 +79,7 @@ def open_session(
             ) from error
 
 
-def _lead(store: Store, size: int, group: str, timeout_s: float, meeting: _core.Meeting) -> str:
+def _lead(store: BoundedStore, size: int, group: str, timeout_s: float, meeting: _core.Meeting) -> str:
     session = secrets.token_hex(8)
     store.set(_JOB, _job)
     store.set(_SESSION, session)
@@ -103,7 +105,7 @@ def _lead(store: Store, size: int, group: str, timeout_s: float, meeting: _core.
     return f"smdp/{session}"
 
 
-def _wait(store: Store, keys: Iterable[str], timeout_s: float, meeting: _core.Meeting) -> None:
+def _wait(store: BoundedStore, keys: Iterable[str], timeout_s: float, meeting: _core.Meeting) -> None:
     """Wait until all keys are there, at most so long.
 
     A store's own wait keeps signals from Python, and one that ends in vain writes a warning to the log.
@@ -119,7 +121,9 @@ def _wait(store: Store, keys: Iterable[str], timeout_s: float, meeting: _core.Me
             pause = min(pause * 1.5, _POLL_MAX_S)
 
 
-def _follow(store: Store, rank: int, size: int, group: str, timeout_s: float, meeting: _core.Meeting) -> str:
+def _follow(
+    store: BoundedStore, rank: int, size: int, group: str, timeout_s: float, meeting: _core.Meeting
+) -> str:
     token = secrets.token_hex(8)
     # Rank 0 gives up first and says who is missing.
     wait_s = timeout_s + 5.0

@@ -1,0 +1,107 @@
+"""torch's store, with an end to every call."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from smdp._errors import TimeoutError
+
+_SLICE_S = 1.0
+_IDLE_S = 1.0
+
+_Answer = queue.SimpleQueue[tuple[Any, Exception | None]]
+
+
+class BoundedStore:
+    """Calls a store on a thread: a client of torch's waits without end for a server that is stopped.
+
+    Args:
+        store: torch's.
+        limit_s: How long one call may take.
+        rank: This one's number in the group that uses it.
+        size: Number of its ranks.
+        group: Its name.
+        meanwhile: Called about once a second while a call waits; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        limit_s: float,
+        rank: int,
+        size: int,
+        group: str,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._limit_s = limit_s
+        self._rank = rank
+        self._size = size
+        self._group = group
+        self._meanwhile = meanwhile
+        self._calls: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], _Answer]] = (
+            queue.SimpleQueue()
+        )
+        self._lock = threading.Lock()  # guards _is_running, and that no call is left in the queue without it
+        self._is_running = False
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a value."""
+        self._call(self._store.set, key, value)
+
+    def get(self, key: str) -> bytes:
+        """Give a value that is there."""
+        value: bytes = self._call(self._store.get, key)
+        return value
+
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all are there."""
+        return bool(self._call(self._store.check, keys))
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        answer: _Answer = queue.SimpleQueue()
+        with self._lock:
+            self._calls.put((function, arguments, answer))
+            if not self._is_running:
+                threading.Thread(target=self._run, name="smdp-store", daemon=True).start()
+                self._is_running = True
+        deadline = time.monotonic() + self._limit_s
+        while True:  # in slices: a signal right before a wait would be heard after it only
+            left = deadline - time.monotonic()
+            try:
+                value, error = answer.get(timeout=min(max(left, 0.0), _SLICE_S))
+            except queue.Empty:
+                if left <= 0:
+                    raise TimeoutError(
+                        f"[smdp] rank {self._rank} of {self._size}: torch's store has not answered for"
+                        f" {self._limit_s:g} s, while the ranks of group {self._group!r} met: rank 0, or the"
+                        " launcher that holds it, is stopped, or its machine hangs. Look at that one;"
+                        " SMDP_INIT_TIMEOUT sets the wait."
+                    ) from None
+                if self._meanwhile is not None:
+                    self._meanwhile()
+                continue
+            if error is not None:
+                raise error
+            return value
+
+    def _run(self) -> None:
+        while True:
+            try:
+                function, arguments, answer = self._calls.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._calls.empty():
+                        self._is_running = False
+                        return
+                continue
+            try:
+                answer.put((function(*arguments), None))
+            except Exception as error:  # noqa: BLE001 - raised by who waits
+                answer.put((None, error))
