@@ -119,6 +119,20 @@ def test_a_given_secret_and_thread_number_are_kept(script: Callable[[str], Path]
     assert done.stdout == "[rank 0] mine 13\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_"]),
+        ({"MALLOC_ARENA_MAX": "2"}, ["MALLOC_ARENA_MAX"]),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, []),
+    ],
+)
+def test_settings_of_malloc(given: dict[str, str], names: list[str], script: Callable[[str], Path]) -> None:
+    path = script("print(*sorted(name for name in os.environ if name.startswith('MALLOC_')))\n")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    assert smdp_run(path, env={**environ, **given}).stdout == f"[rank 0] {' '.join(names)}\n"
+
+
 @pytest.mark.parametrize("flag", ["-n", "-np", "--nproc-per-node", "--nproc_per_node"])
 def test_spellings_of_the_number_of_ranks(flag: str) -> None:
     assert smdp_run(flag, 2, "--", "echo", "--hi").stdout.count("--hi\n") == 2

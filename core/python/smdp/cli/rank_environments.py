@@ -17,6 +17,13 @@ from smdp.cli import system
 # Threads of OpenMP's loops, TensorFlow's operations and its graphs; each takes all cores by default.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
+# Else glibc hands memory that a step frees back to the system, and the next step faults every page in again.
+_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": 32 << 20,
+    "MALLOC_TOP_PAD_": 64 << 20,
+    "MALLOC_TRIM_THRESHOLD_": 1 << 30,
+}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -72,6 +79,8 @@ def rank_environments(
     if not has_secret and nproc == place.world_size:  # else rank 0 draws one and hands it out
         common["SMDP_SECRET"] = secrets.token_hex(32)
     common.setdefault("PYTHONUNBUFFERED", "1")
+    if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in common):
+        common.update({name: str(size) for name, size in _MALLOC.items()})
     threads = str(max(1, int(system.available_cores()) // nproc))
     for name in _THREADS:
         if common.get(name):
