@@ -191,7 +191,10 @@ void Engine::inquire(std::uint64_t sequence) {
 std::string Engine::verdict_for(int peer, const char* undone) const {
   const std::lock_guard lock(mutex_);
   const bool is_silent = unanswered_since_ && Clock::now() - *unanswered_since_ >= Control::kInquiry;
-  if (is_silent && members_.rank != 0) return members_.who(0) + " does not answer: stopped, or its machine hangs";
+  if (is_silent && members_.rank != 0) {
+    const bool has_left = left_.contains(0);
+    return members_.who(0) + (has_left ? " has left the group" : " does not answer: stopped, or its machine hangs");
+  }
   if (!verdict_.text.empty()) return verdict_.text;
   const std::string answers = unanswered_since_ ? "" : "answers, but ";
   if (peer >= 0) return "waiting for " + members_.who(peer) + ", which " + answers + undone;

@@ -25,6 +25,10 @@ def test_asked_for_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.start()  # as if objects were collected here, a Work among them
             super().__init__(*arguments, **more)
 
+        def _bootstrap_inner(self) -> None:
+            thread.start()  # or there, where the one that makes it waits for it
+            super()._bootstrap_inner()  # type: ignore[misc]
+
     monkeypatch.setattr(threading, "Thread", Collecting)
     thread.start()
     assert has_run.wait(10)

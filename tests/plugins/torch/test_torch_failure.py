@@ -245,7 +245,11 @@ def store_stopped() -> None:
     pids: list[int | None] = [None, None]
     dist.all_gather_object(pids, os.getpid())
     if rank == 0:
-        os.kill(os.getpid(), signal.SIGSTOP)
+
+        def stop(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        setattr(smdp._core, os.environ["SMDP_TEST_STOP_IN"], stop)
     with raises_within(10, "rank 1 of 2", "has not answered for 3 s", kind=smdp.TimeoutError):
         dist.new_group([0, 1])
     assert pids[0]
@@ -460,10 +464,15 @@ def test_killed_in_new_group(victim: int, die_in: str) -> None:
     )
 
 
-def test_store_stopped() -> None:
+@pytest.mark.parametrize("stop_in", ["Meeting", "prefix_store"], ids=["at its start", "when all have come"])
+def test_store_stopped(stop_in: str) -> None:
     from spawn import free_port
 
-    environ = {"SMDP_TEST_PORT": str(free_port()), "SMDP_INIT_TIMEOUT": "3"}
+    environ = {
+        "SMDP_TEST_PORT": str(free_port()),
+        "SMDP_TEST_STOP_IN": stop_in,
+        "SMDP_INIT_TIMEOUT": "3",
+    }
     run(store_stopped, 2, init=False, env=environ, exits={0: -signal.SIGKILL})
 
 

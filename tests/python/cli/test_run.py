@@ -159,6 +159,8 @@ def test_a_limit_of_processes_is_said() -> None:
         right = "-all,+dac_read_search"
         rights = [f"--{kind}={right}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
         somebody = ["setpriv", "--reuid", "61235", "--regid", "61235", "--clear-groups", *rights]
+        if subprocess.run([*somebody, "true"], capture_output=True).returncode != 0:
+            pytest.skip("root may not become somebody else here, and itself has no limit of processes")
     limit = ["bash", "-c", 'ulimit -u 1; exec "$@"', "bash"]
     done = subprocess.run([*somebody, *limit, *program], capture_output=True, text=True, timeout=50)
     assert done.returncode == 126, done.stderr

@@ -34,10 +34,10 @@ class BackgroundThread:
 
     def start(self) -> None:
         """Begin, if it has not."""
-        if self._thread is not None:
+        if self._has_begun():
             return
         with self._lock:
-            if self._thread is not None or self._is_starting:
+            if self._has_begun():
                 return
             self._is_starting = True
             try:
@@ -46,6 +46,10 @@ class BackgroundThread:
                 self._thread = thread
             finally:
                 self._is_starting = False
+
+    def _has_begun(self) -> bool:
+        # A thread that is starting may ask for itself, before the other one knows it.
+        return self._thread is not None or self._is_starting
 
     def is_current(self) -> bool:
         """Tell whether the caller runs on it."""

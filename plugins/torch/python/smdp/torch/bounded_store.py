@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
@@ -13,13 +14,15 @@ from torch.distributed.distributed_c10d import Store
 from smdp._errors import TimeoutError
 
 _SLICE_S = 1.0
-_IDLE_S = 1.0
 
 _Answer = queue.SimpleQueue[tuple[Any, Exception | None]]
+_Call = tuple[Callable[..., Any], tuple[Any, ...], _Answer]
 
 
 class BoundedStore:
     """Calls a store on a thread: a client of torch's waits without end for a server that is stopped.
+
+    As a context it ends the thread, which holds the store; a later call begins another.
 
     Args:
         store: torch's.
@@ -28,6 +31,9 @@ class BoundedStore:
         size: Number of its ranks.
         group: Its name.
         meanwhile: Called about once a second while a call waits; what it raises ends the wait.
+
+    Attributes:
+        failure: Raised by a call that took too long, and by all after it, at once.
     """
 
     def __init__(
@@ -45,11 +51,22 @@ class BoundedStore:
         self._size = size
         self._group = group
         self._meanwhile = meanwhile
-        self._calls: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], _Answer]] = (
-            queue.SimpleQueue()
-        )
+        self.failure: TimeoutError | None = None
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards _is_running, and that no call is left in the queue without it
         self._is_running = False
+
+    def __enter__(self) -> BoundedStore:
+        """Do nothing."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread, once a call that it is in has ended."""
+        with self._lock:
+            if self._is_running:
+                self._calls.put(None)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a value."""
@@ -65,6 +82,8 @@ class BoundedStore:
         return bool(self._call(self._store.check, keys))
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
         answer: _Answer = queue.SimpleQueue()
         with self._lock:
             self._calls.put((function, arguments, answer))
@@ -78,12 +97,13 @@ class BoundedStore:
                 value, error = answer.get(timeout=min(max(left, 0.0), _SLICE_S))
             except queue.Empty:
                 if left <= 0:
-                    raise TimeoutError(
+                    self.failure = TimeoutError(
                         f"[smdp] rank {self._rank} of {self._size}: torch's store has not answered for"
                         f" {self._limit_s:g} s, while the ranks of group {self._group!r} met: rank 0, or the"
                         " launcher that holds it, is stopped, or its machine hangs. Look at that one;"
                         " SMDP_INIT_TIMEOUT sets the wait."
-                    ) from None
+                    )
+                    raise self.failure from None
                 if self._meanwhile is not None:
                     self._meanwhile()
                 continue
@@ -93,15 +113,16 @@ class BoundedStore:
 
     def _run(self) -> None:
         while True:
-            try:
-                function, arguments, answer = self._calls.get(timeout=_IDLE_S)
-            except queue.Empty:
+            call = self._calls.get()
+            if call is None:
                 with self._lock:
                     if self._calls.empty():
                         self._is_running = False
                         return
                 continue
+            function, arguments, answer = call
             try:
                 answer.put((function(*arguments), None))
             except Exception as error:  # noqa: BLE001 - raised by who waits
                 answer.put((None, error))
+            del call, function, arguments, answer  # they hold the store

@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.distributed.distributed_c10d import BarrierOptions, Store
 
 from smdp import _core, _world
+from smdp._errors import SmdpError
 from smdp.torch._calls import Calls, single
 from smdp.torch.bounded_store import BoundedStore
 from smdp.torch.gathers import Gathers
@@ -260,9 +261,14 @@ def connect(
     world = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
     parent = world.core if isinstance(world, ProcessGroupSmdp) else None
     prefix = open_session(store, rank, size, name, init_timeout_s, parent, ranks)
-    bounded = BoundedStore(store, init_timeout_s, rank, size, name)
-    core_store = _core.prefix_store(prefix, _core.python_store(bounded))
-    group = _core.Group(core_store, rank, size, name, timeout_s, options, parent, ranks)
+    with BoundedStore(store, init_timeout_s, rank, size, name) as bounded:
+        core_store = _core.prefix_store(prefix, _core.python_store(bounded))
+        try:
+            group = _core.Group(core_store, rank, size, name, timeout_s, options, parent, ranks)
+        except SmdpError as error:
+            if bounded.failure is not None:  # which the core has taken for any error of a store
+                raise bounded.failure from error
+            raise
     return ProcessGroupSmdp(group, store, devices, timeout_s)
 
 

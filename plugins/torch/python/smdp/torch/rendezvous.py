@@ -65,10 +65,10 @@ def open_session(
     """
     with _core.Meeting(group, size, parent, list(ranks)) as meeting:
         try:
-            bounded = BoundedStore(store, timeout_s, rank, size, group, meeting.check)
-            if rank == 0:
-                return _lead(bounded, size, group, timeout_s, meeting)
-            return _follow(bounded, rank, size, group, timeout_s, meeting)
+            with BoundedStore(store, timeout_s, rank, size, group, meeting.check) as bounded:
+                if rank == 0:
+                    return _lead(bounded, size, group, timeout_s, meeting)
+                return _follow(bounded, rank, size, group, timeout_s, meeting)
         except DistNetworkError as error:
             meeting.check(has_failed=True)
             raise PeerLostError(
