@@ -20,6 +20,10 @@ import time
 
 LAYER = [(512, 512)] * 4 + [(512,)] * 4 + [(512, 2048), (2048,), (2048, 512), (512,)] + [(512,)] * 4
 MODELS = {"transformer": LAYER * 6, "small": [(3125,)] * 192}
+STEPS = {
+    "transformer": 100,
+    "small": 600,
+}  # seconds, as a machine's slow moments take
 
 
 def worker(contender: str, model: str, steps: int) -> None:
@@ -127,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, default=2, help="ranks")
     parser.add_argument("--model", choices=MODELS, default="transformer")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, help=f"default: {STEPS}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", default="", help="horovod-mpi, horovod-gloo, mirrored; comma-separated")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -135,11 +139,12 @@ def main() -> None:
     if options.worker:
         worker(options.worker, options.model, options.steps)
         return
+    steps = options.steps or STEPS[options.model]
     contenders = ["smdp", *filter(None, options.against.split(","))]
     times: dict[str, list[float]] = {contender: [] for contender in contenders}
     for _ in range(options.rounds):
         for contender in contenders:
-            times[contender].append(launch(contender, options.n, options.model, options.steps))
+            times[contender].append(launch(contender, options.n, options.model, steps))
     ours = statistics.median(times["smdp"])
     print(f"{options.model}, {options.n} ranks")
     for contender, values in times.items():

@@ -264,6 +264,8 @@ def check_wrong_ones() -> None:
     with pytest.raises(smdp.MismatchError, match=r"rank \d of 2: .*root_rank is 1 on rank 1 and 0 on rank 0"):
         sdp.broadcast_variables([tf.Variable(1.0)], sdp.rank())
     sdp.broadcast_variables([tf.Variable(1.0)], np.int64(sdp.rank() * 0))
+    with pytest.warns(RuntimeWarning, match=r"rank \d: broadcast_variables\(\) got an empty list"):
+        sdp.broadcast_variables(keras.Sequential().weights, 0)
 
 
 def check_xla() -> None:

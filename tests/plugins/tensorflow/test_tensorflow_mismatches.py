@@ -42,13 +42,20 @@ def check_shapes() -> None:
 
 def check_variables_in_a_graph() -> None:
     variables = [tf.Variable(tf.ones(3), name="one"), tf.Variable(tf.ones(2 + sdp.rank()), name="two")]
+    some = variables[: 1 + sdp.rank()]
+    group = smdp.world().split(0)
 
     @tf.function
-    def start():
-        sdp.broadcast_variables(variables, 0)
+    def start(given):
+        sdp.broadcast_variables(given, 0, group=group)
 
+    last, other = (("one", 2), ("two", 1))[sdp.rank()]
+    match = rf"got lists of different lengths: {len(some)} variables here \(the last is .*{last}.*\[{other}\]"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+        start(some)
+    start(variables[:1])  # the group goes on
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"float32\[[23]\].*variable 'two"):
-        start()
+        start(variables)
 
 
 def check_label_in_eager_code() -> None:
@@ -61,16 +68,20 @@ def check_label_in_eager_code() -> None:
 
 
 def check_roots() -> None:
-    """Of lists in eager code and in a graph; the root, which only sends, hears of it in that call, too."""
+    """In a graph, also beside eager code; the root, which only sends, hears of it in that call, too."""
     rank, variable = sdp.rank(), tf.Variable([1.0])
     errors = (tf.errors.OpError, smdp.MismatchError)
-    for eager_root, graph_root in ((0, 0), (0, 1), (1, 0)):
+    for own, other in ((0, 1), (1, 0)):
         group = smdp.world().split(0)
         given = tf.function(
-            lambda root=graph_root, g=group: sdp.broadcast_variables([variable], root, group=g)
+            lambda root=(own, other)[rank], g=group: sdp.broadcast_variables([variable], root, group=g)
         )
-        with pytest.raises(errors, match=rf"called broadcast #1 float32\[1\] from rank {graph_root}"):
-            given() if rank == 0 else sdp.broadcast_variables([variable], eager_root, group=group)
+        with pytest.raises(errors, match=rf"called broadcast #2 float32\[1\] from rank {own}"):
+            given()
+    group = smdp.world().split(0)
+    start = tf.function(sdp.broadcast_variables) if rank == 0 else sdp.broadcast_variables
+    with pytest.raises(errors, match=r"int32\[2\].*int64\[2\]|int64\[2\].*int32\[2\]"):
+        start([variable], 0, group=group)
     for call in (sdp.broadcast, lambda x, root, group: tf.function(sdp.broadcast)(x, root, group=group)):
         group = smdp.world().split(0)
         with pytest.raises(errors, match=r"from rank 0,.* from rank 1\.|from rank 1,.* from rank 0\."):

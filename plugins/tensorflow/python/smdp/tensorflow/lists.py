@@ -62,6 +62,24 @@ def check_same(
     )
 
 
+def check_same_length(call: str, what: str, values: Sequence[Any], group: Any, cure: str) -> Any:
+    """The operation of a graph that fails on all ranks where their lists differ in length.
+
+    What the lists hold is compared as it is sent.
+    """
+    count = len(values)
+    last = f" (the last is {name_of(values[-1])!r})" if values else ""
+    with tf.device("CPU:0"):
+        # Of another dtype than what eager code compares: one rank may be there.
+        most, least = tf.unstack(reduce_tensor(tf.constant([count, -count], tf.int32), ReduceOp.MAX, group))
+        text = (
+            f"[smdp] rank {group.rank} of {group.size}: {call} got lists of different lengths: {count}"
+            f" {what}s here{last}. {cure} On another rank:"
+        )
+        other = tf.where(tf.equal(most, count), -least, most)
+        return tf.debugging.Assert(tf.equal(most, -least), [text, other])
+
+
 def join_small(values: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
     """Each value through a call that is the same for every element; small ones of a dtype go as one."""
     results = list(values)

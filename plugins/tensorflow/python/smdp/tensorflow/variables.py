@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from smdp.tensorflow.arguments import list_of, root_of
 from smdp.tensorflow.collectives import broadcast_labeled
 from smdp.tensorflow.groups import group_of, name_of, tensor_of
-from smdp.tensorflow.lists import check_same
+from smdp.tensorflow.lists import check_same, check_same_length
 from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 
 _CURE = "Build the same model on all ranks, and call this after it is built."
@@ -44,6 +45,10 @@ def broadcast_variables(
         TypeError: A variable cannot be sent, or is none, or root_rank is no integer.
         ValueError: There is no such rank.
         MismatchError: In eager code, on all ranks, before anything is sent: the lists or the roots differ.
+        tf.errors.InvalidArgumentError: In a graph, on all ranks: the lists' lengths differ.
+
+    Warns:
+        RuntimeWarning: The list is empty, as that of a model or an optimizer is that is not built.
     """
     members = group_of(group, process_set)
     root = root_of("broadcast_variables", root_rank, members)
@@ -55,14 +60,24 @@ def broadcast_variables(
                 f" is {type(variable).__name__}. Give it model.weights, or the values of a dict; what is no"
                 " variable has smdp.tensorflow.broadcast()."
             )
+    if not variables:
+        warnings.warn(
+            f"[smdp] rank {members.rank}: broadcast_variables() got an empty list, so ranks keep their own"
+            f" values. {_CURE}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    before: list[Any] = []
     if tf.executing_eagerly():
         check_same("broadcast_variables", "variable", variables, members, _CURE, root)
-    sent: list[Any] = []
+    else:
+        before = [check_same_length("broadcast_variables", "variable", variables, members, _CURE)]
     assigned = []
     for variable in variables:
         # A graph of TensorFlow 1 has no order but this; ranks would send different variables first.
-        with tf.control_dependencies(sent[-1:]):
+        with tf.control_dependencies(before):
             value = tensor_of(variable, "broadcast_variables")
-            sent.append(broadcast_labeled(value, root, members, f"variable {name_of(variable)!r}"))
-        assigned.append(variable.assign(sent[-1]))
-    return None if tf.executing_eagerly() else only_to_be_run(tf.group(*assigned))
+            sent = broadcast_labeled(value, root, members, f"variable {name_of(variable)!r}")
+        assigned.append(variable.assign(sent))
+        before = [sent]
+    return None if tf.executing_eagerly() else only_to_be_run(tf.group(*before, *assigned))
