@@ -1,6 +1,6 @@
 #include "bind.h"
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_main, m) {
   // A program that ends by an exception still holds its groups; that is no leak of ours to shout about.
   nanobind::set_leak_warnings(false);
   m.doc() = "The C++ core of smdp. Private: use the package smdp.";
@@ -21,4 +21,13 @@ NB_MODULE(_core, m) {
   smdp::bind_pipeline(m);
   smdp::bind_partition(m);
   smdp::bind_info(m);
+}
+
+// What nanobind knows of this module's types is one per process: a second interpreter would take it from the first.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return PyInit__core_of_main();
+  PyErr_SetString(PyExc_ImportError,
+                  "[smdp] smdp works in the main interpreter only, and this is a subinterpreter. Import it there, or "
+                  "start a process.");
+  return nullptr;
 }

@@ -32,6 +32,41 @@ def test_smdp_without_any_framework() -> None:
     assert done.stdout.strip() == metadata.version("smdp")
 
 
+SUBINTERPRETER = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+import numpy, smdp
+group = smdp.init()
+other = interpreters.create()
+program = '''
+try:
+    import smdp._core
+except ImportError as error:
+    assert "works in the main interpreter only" in str(error), error
+else:
+    raise AssertionError
+'''
+failure = interpreters.run_string(other, program)  # raises it before Python 3.13
+assert failure is None, failure
+interpreters.destroy(other)
+values = numpy.ones(2)
+group.all_reduce(values)
+try:
+    group.all_reduce(values, "sum")
+except ValueError:
+    smdp.shutdown()
+"""
+
+
+def test_subinterpreter_is_refused_and_the_main_one_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUBINTERPRETER], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("framework", "plugin", "extra"),
     [
