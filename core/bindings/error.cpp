@@ -54,8 +54,12 @@ void bind_error(nb::module_&) {
       std::rethrow_exception(error);
     } catch (const Error& e) {
       if (PyErr_Occurred() != nullptr) return;  // KeyboardInterrupt or the like ended the call
-      const nb::object exception = make(e);
-      PyErr_SetObject(exception.type().ptr(), exception.ptr());
+      try {
+        const nb::object exception = make(e);
+        PyErr_SetObject(exception.type().ptr(), exception.ptr());
+      } catch (nb::python_error& other) {  // it came only now, as the exception's own code ran
+        other.restore();
+      }
     }
   });
 }

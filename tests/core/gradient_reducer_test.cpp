@@ -234,7 +234,7 @@ TEST_P(Reducer, NonFiniteStepLeavesNoTrace) {
       const auto train = [&](float bad) {
         GradientReducerOptions options;
         options.compression = compression;
-        options.topk_momentum = 0.9;
+        options.topk_momentum = compression == Compression::kTopK ? 0.9 : 0;
         GradientReducer reducer(group, gradients, options);
         Data last;
         for (int number = 0; number < 5; ++number) {
@@ -370,11 +370,23 @@ TEST(ReducerRegistration, WrongOptionsAreRefused) {
     options.buffer_bytes = 0;
     EXPECT_THROW(GradientReducer(group, model(), options), InvalidArgument);
     EXPECT_THROW(GradientReducer(group, {{"steps", 1, DType::kInt64}}, {}), InvalidArgument);
+    for (const float factor : kNotFinite) {
+      options = {};
+      options.factor = factor;
+      EXPECT_THROW(GradientReducer(group, model(), options), InvalidArgument);
+    }
+    options = {};
+    options.compression = Compression::kInt8;
+    options.topk_momentum = 0.9;
+    EXPECT_THROW(GradientReducer(group, model(), options), InvalidArgument);
     std::int64_t steps = 3;
     GradientCompressor compressor({});
     EXPECT_THROW(compressor.all_reduce(group, 0, &steps, 1, DType::kInt64, {}), InvalidArgument);
     EXPECT_THROW(parse_compression("zip"), InvalidArgument);
     GradientReducer reducer(group, model(), {});
+    for (const double factor : {0.0, -1.0, static_cast<double>(kNotFinite[0]), static_cast<double>(kNotFinite[2])}) {
+      EXPECT_THROW(reducer.rescale(factor), InvalidArgument);
+    }
     float x = 0;
     reducer.ready(0, &x);
     EXPECT_THROW(reducer.ready(0, &x), Error);

@@ -91,7 +91,8 @@ class SMDP_API GradientReducer {
   // Closes it on all ranks, whatever it is doing. Once this returns no gradient's memory is touched any more.
   void abort(const std::string& reason);
 
-  // The loss scale has been multiplied by this: what compression keeps from earlier steps must be, too.
+  // The loss scale has been multiplied by this, a number above 0: what compression keeps from earlier steps must be,
+  // too.
   void rescale(double factor);
 
   // What compression keeps of a gradient for later steps, between steps, in parts of as many float32 as it has: 0 is

@@ -8,6 +8,7 @@ from typing import Any, SupportsFloat
 
 from . import _core
 from ._errors import ConfigError
+from ._shown import shown
 from ._world import any_core
 from .environments import detect
 
@@ -69,6 +70,13 @@ def explain(what: Any, group: Any = None) -> str:
     )
 
 
+def _number(name: str, value: SupportsFloat) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"[smdp] print_step() got {name}={shown(value)}, which is no number") from error
+
+
 def print_step(step: int, **figures: SupportsFloat) -> None:
     """Print a line of figures, on rank 0 alone; all ranks may call it.
 
@@ -82,6 +90,7 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
 
     Raises:
         ValueError: The step or a name is not allowed.
+        TypeError: A figure is no number.
 
     Example:
         >>> print_step(10, loss=0.25)
@@ -105,7 +114,7 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
     taken = set(figures) & {"smdp_step", "step_ms", "collectives_ms", "exposed_ms", "input_ms"}
     if taken:
         raise ValueError(f"[smdp] print_step() measures {', '.join(sorted(taken))} itself; give another name")
-    values = [f"{name}={float(value):.6g}" for name, value in [*figures.items(), *means.items()]]
+    values = [f"{name}={_number(name, value):.6g}" for name, value in [*figures.items(), *means.items()]]
     _last = step, now, counters
     if _rank() == 0:
         sys.stdout.write(" ".join([f"smdp_step={step}", *values]) + "\n")

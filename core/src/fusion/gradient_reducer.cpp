@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -218,6 +219,9 @@ class GradientReducer::Impl {
   }
 
   void rescale(double factor) {
+    if (!(factor > 0 && std::isfinite(factor))) {
+      throw InvalidArgument("[smdp] rescale(" + std::to_string(factor) + "): the factor must be a number above 0.");
+    }
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->rescale(static_cast<float>(factor));
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -78,7 +79,9 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
     }
     return "gradient " + std::to_string(i) + " is " + (i + 1 >= own.size() ? "not there" : own[i]) + " on rank " +
            std::to_string(rank) + ", and " + (they_end || line.rfind("compression ", 0) == 0 ? "not there" : line) +
-           " on rank 0. All ranks must build the same model, with the same parameters in the same order.";
+           " on rank 0. All ranks must build the same model, with the same parameters in the same order, and freeze "
+           "the "
+           "same of them.";
   }
 }
 
@@ -147,6 +150,13 @@ void check_options(const GradientReducerOptions& options, const std::string& pre
   if (!(options.topk_ratio > 0 && options.topk_ratio <= 1)) {
     throw InvalidArgument(prefix + "topk_ratio is " + text_of(options.topk_ratio) +
                           "; it must be above 0 and at most 1.");
+  }
+  if (!std::isfinite(options.factor)) {
+    throw InvalidArgument(prefix + "factor is " + text_of(options.factor) + "; it must be a finite number.");
+  }
+  if (options.topk_momentum > 0 && options.compression != Compression::kTopK) {
+    throw InvalidArgument(prefix + "topk_momentum is " + text_of(options.topk_momentum) + " with compression " +
+                          name_of(options.compression) + "; allowed: with topk only.");
   }
   if (!(options.topk_momentum >= 0 && options.topk_momentum < 1)) {
     throw InvalidArgument(prefix + "topk_momentum is " + text_of(options.topk_momentum) +

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch_spawn import run
 
 import smdp
@@ -237,9 +239,86 @@ def check_wrong_input() -> None:
             DistributedDataParallel(nn.Linear(2, 2), **{name: object()})
     with pytest.raises(ValueError, match=r"bucket_cap_mb_list is \[1, 25\] for a module on the CPU"):
         DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb_list=[1, 25])
+    nested = nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="DistributedDataParallel: 1 is a DistributedDataParallel already"):
+        DistributedDataParallel(nested)
+    stepping = nn.Linear(2, 2)
+    _apply_optimizer_in_backward(torch.optim.SGD, stepping.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match="parameter 'weight' has an optimizer that steps in backward"):
+        DistributedDataParallel(stepping)
+    with pytest.raises(TypeError, match="got 3 as device_mesh"):
+        DistributedDataParallel(nn.Linear(2, 2), device_mesh=3)
     sparse = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
     with pytest.raises(RuntimeError, match=r"gradient of parameter 'weight' is sparse .* Set sparse=False"):
         sparse(torch.tensor([1])).sum().backward()
+
+
+def check_replaced_parameters() -> None:
+    def replace(net: nn.Sequential) -> None:
+        net[0].weight = nn.Parameter(torch.ones(4, 4))
+
+    def assign(net: nn.Sequential) -> None:
+        net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+
+    def add(net: nn.Sequential) -> None:
+        net[1] = nn.Linear(4, 2)
+
+    for change, name in ((replace, "0.weight"), (assign, "0.weight"), (add, "1.weight")):
+        ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        ddp(torch.ones(2, 4)).sum().backward()
+        change(ddp.module)
+        with pytest.raises(RuntimeError, match=f"parameter '{name}' is another one than when the model was"):
+            ddp(torch.ones(2, 4)).sum().backward()
+    # A rank that does not use a parameter has replaced nothing.
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    for _ in range(2):
+        (ddp.module[dist.get_rank()](torch.ones(2, 4)) + 0 * ddp(torch.ones(2, 4)).detach()).sum().backward()
+    # What was not sent is no step: the wrapper goes on.
+    ddp = DistributedDataParallel(nn.Linear(4, 4))
+    ddp.double()
+    with pytest.raises(RuntimeError, match="was cast or resized after wrapping"):
+        ddp(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    ddp.float()
+    ddp.zero_grad()
+    ddp(torch.ones(2, 4) * (1 + dist.get_rank())).sum().backward()
+    assert ddp.module.weight.grad is not None and (ddp.module.weight.grad == 3.0).all()
+
+
+def test_replaced_parameters() -> None:
+    run(check_replaced_parameters)
+
+
+def check_static_graph() -> None:
+    """With it a parameter's gradient may come in parts, as reentrant checkpoints make them."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                x = checkpoint(self.first, x, use_reentrant=True)
+            return self.last(x)
+
+    def gradients(make: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+        net = make(Twice())
+        for step in range(3):
+            net.zero_grad()
+            rows = torch.full((2, 4), 1.0 + step + dist.get_rank(), requires_grad=True)
+            net(rows).square().sum().backward()
+        return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+    ours = gradients(lambda net: DistributedDataParallel(net, static_graph=True))
+    theirs = gradients(lambda net: nn.parallel.DistributedDataParallel(net, static_graph=True))
+    assert len(ours) == 4 and all(map(torch.equal, ours, theirs))
+    with pytest.raises(RuntimeError, match=r"got its gradient twice .* or static_graph=True"):
+        gradients(DistributedDataParallel)
+
+
+def test_static_graph() -> None:
+    run(check_static_graph)
 
 
 def check_any_name() -> None:
@@ -269,8 +348,6 @@ def test_wrong_input() -> None:
 
 
 def check_checkpointing() -> None:
-    from torch.utils.checkpoint import checkpoint
-
     net = model()
     ddp = DistributedDataParallel(net)
     x, y = batches(0)

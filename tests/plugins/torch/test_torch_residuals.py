@@ -86,9 +86,27 @@ def of_something_else() -> None:
             {**state, "coded": {name: {part: (0, torch.ones(10**6))}}},
             f"1000000 elements of gradient '{name}'",
         ),
+        ({**state, "coded": {name: 3}}, "got something else than residuals"),
+        ({**state, "coded": {name: {7: parts[part]}}}, "got something else than residuals"),
+        # The first of these is right, and not taken either.
+        (
+            {**state, "coded": {name: {part: (0, torch.full((3,), 7.0))}, "x": {part: (-1, torch.ones(3))}}},
+            "got something else than residuals",
+        ),
+        (
+            {**state, "velocity": {name: torch.ones(3)}},
+            rf"a velocity of \[3\] for gradient '{name}', which is \[\d",
+        ),
+        (None, "got something else than residuals"),
+        (
+            {**state, "of": {**state["of"], "parameters": ["other of 3 elements"]}},
+            rf"parameters is '{next(iter(net.module.state_dict()))} of \d+ elements' here and was 'other",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             net.load_residuals(wrong)
+    same = net.residuals()["coded"]
+    assert all(torch.equal(same[one][k][1], state["coded"][one][k][1]) for one in same for k in same[one])
     state["of"]["rank"] += 1
     with pytest.raises(ValueError, match=r"load_residuals\(\): rank is \d here and was \d where"):
         net.load_residuals(state)

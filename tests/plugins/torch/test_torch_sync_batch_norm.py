@@ -66,11 +66,17 @@ def check_inputs() -> None:
     layer(none).sum().backward()
     assert none.grad is not None and none.grad.shape == (0, 4)
     assert layer.running_mean is not None and layer.running_mean.eq(0).all()
-    rows = 3 * dist.get_rank()  # none on rank 0
-    assert layer(torch.ones(rows, 4)).shape == (rows, 4)
+    count = 3 * dist.get_rank()  # none on rank 0
+    assert layer(torch.ones(count, 4)).shape == (count, 4)
     torch.testing.assert_close(layer.running_mean, torch.full((4,), 0.1))
     with pytest.raises(ValueError, match=r"got torch\.int64; allowed: floating point"):
         layer(torch.ones(2, 4, dtype=torch.int64))
+    half = SyncBatchNorm.convert(nn.BatchNorm1d(3, bias=False))
+    rows = torch.arange(6.0).view(2, 3) + 10 * dist.get_rank()
+    assert half.bias is None and SyncBatchNorm(3, bias=False).bias is None
+    whole = torch.cat([torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(2)])
+    expected = nn.BatchNorm1d(3, bias=False)(whole)[2 * dist.get_rank() :][:2]
+    torch.testing.assert_close(half(rows), expected)
     free = SyncBatchNorm(1, affine=False, track_running_stats=False)  # keeps nothing by channel
     assert free(torch.ones(2, 3)).shape == (2, 3)
 

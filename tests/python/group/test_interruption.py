@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 
+import smdp
 from smdp import _core
 
 
@@ -45,6 +47,24 @@ def test_exceptions_of_signals_pass(signal: BaseException) -> None:
         with pytest.raises(type(signal)) as caught:
             call()
         assert caught.value is signal
+
+
+def test_signal_while_an_error_is_made_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exceptions of smdp are made by Python code, in which handlers of signals run."""
+    made = 0
+
+    class Interrupted(smdp.SmdpError):
+        def __init__(self, message: str) -> None:
+            nonlocal made
+            made += 1
+            raise KeyboardInterrupt
+
+    group = smdp.init()
+    smdp.shutdown()
+    monkeypatch.setattr("smdp._errors.ClosedError", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.all_reduce(numpy.ones(2))
+    assert made == 1
 
 
 def test_errors_of_the_store_are_told() -> None:

@@ -55,8 +55,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         bucket_cap_mb: Most MiB of a fusion buffer, default 25; the cost model may choose less.
         topk_ratio: Part of the gradient that "topk" sends.
         topk_momentum: Momentum correction of "topk": the optimizer's momentum, which it must then not apply.
-        **kwargs: As torch's. `find_unused_parameters`, `static_graph`, `gradient_as_bucket_view` and
-            `batched_grad_copy` are accepted and not needed.
+        **kwargs: As torch's. `find_unused_parameters`, `gradient_as_bucket_view` and `batched_grad_copy` are
+            accepted and not needed; `static_graph` is, where parameters get their gradients several times in
+            a backward, as by reentrant checkpoints.
 
     Raises:
         ValueError: The group is not one of smdp (of a module on a GPU without compression it may be any), or
@@ -114,6 +115,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         }
         if is_on_cpu or compression != "none":
             group = _checked_group(given.arguments)
+            if is_on_cpu:
+                _refuse_what_takes_gradients(module)
             if is_on_cpu and not any(parameter.requires_grad for parameter in module.parameters()):
                 # torch refuses it; ranks that have something to train must hear of it, and not wait.
                 GradientHooks(group.core, [], lambda: False, **options)
@@ -181,6 +184,23 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                     "gradient, which nobody would average. Wrap the model anew after thawing."
                 )
 
+    def _check_parameters(self) -> None:
+        """Ask whether the module still has the parameters that it was wrapped with.
+
+        Raises:
+            RuntimeError: It has another one, which nobody would average.
+        """
+        assert self._hooks is not None
+        known = {id(parameter) for parameter in self._hooks.parameters}
+        for name, parameter in self.module.named_parameters():
+            is_new = parameter.requires_grad and id(parameter) not in known
+            if is_new and name not in self.parameters_to_ignore:
+                raise RuntimeError(
+                    f"[smdp] parameter '{name}' is another one than when the model was wrapped, or was added"
+                    " since (load_state_dict(assign=True) replaces all): nobody would average its gradient."
+                    " Wrap the model anew after that."
+                )
+
     def _make_hooks(self) -> GradientHooks:
         """Build the gradient reducer; collective, and of a copy only when it first trains."""
         if self._hooks is None:
@@ -199,6 +219,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 [one for one in averaged if one[1].requires_grad],
                 lambda: self._is_armed,
                 ended=self._disarm,
+                looked_for=self._check_parameters,
+                is_static=self.static_graph,
                 **self._hook_options,
             )
         return self._hooks
@@ -215,9 +237,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._hook_wire()
 
     def _set_static_graph(self) -> None:
-        """As torch's; the gradient reducer does not need it."""
+        """As torch's."""
         if self._hook_options is None:
             super()._set_static_graph()
+            return
+        self.static_graph = True
+        if self._hooks is not None:
+            self._hooks.is_static = True
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if self._hook_options is None:
@@ -261,7 +287,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         Raises:
             ValueError: It is of other ranks, hosts, parameters or compression. Nothing is changed then.
         """
-        if self._hook_options is not None and state:
+        if self._hook_options is not None and state != {}:
             set_kept(self.process_group.core, self._make_hooks(), self._hook_options, state)
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
@@ -385,10 +411,28 @@ def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
         )
 
 
+def _refuse_what_takes_gradients(module: nn.Module) -> None:
+    """Refuse modules of which parts are wrapped already, or whose optimizers do not wait for means."""
+    for name, part in module.named_modules():
+        if isinstance(part, TorchDistributedDataParallel):
+            raise ValueError(
+                f"[smdp] DistributedDataParallel: {name or 'the module'} is a {type(part).__name__} already,"
+                " and two cannot average the same gradients. Wrap the outermost module only."
+            )
+    for name, parameter in module.named_parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise ValueError(
+                f"[smdp] DistributedDataParallel: parameter '{name}' has an optimizer that steps in backward"
+                " (_apply_optimizer_in_backward), with the gradient of one rank. Step after backward."
+            )
+
+
 def _checked_group(arguments: Mapping[str, Any]) -> ProcessGroupSmdp:
     group = arguments.get("process_group")
     if group is None:
         mesh = arguments.get("device_mesh")
+        if mesh is not None and not hasattr(mesh, "get_group"):
+            raise TypeError(f"[smdp] DistributedDataParallel got {shown(mesh)} as device_mesh.")
         group = _get_default_group() if mesh is None else mesh.get_group(mesh_dim=0)
     if not isinstance(group, ProcessGroupSmdp):
         given = dist.get_backend(group) if isinstance(group, dist.ProcessGroup) else group

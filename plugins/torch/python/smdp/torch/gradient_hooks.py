@@ -47,6 +47,8 @@ class GradientHooks:
         topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
         factor: Multiplies gradients before the sum; 0 gives the mean.
         ended: Called at the end of every backward through arm() or with gradients.
+        looked_for: Called before a step goes on in which a parameter has no gradient on this rank.
+        is_static: Gradients may come several times in a backward, the same ones in every one.
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
@@ -68,10 +70,16 @@ class GradientHooks:
         topk_momentum: float = 0.0,
         factor: float = 0.0,
         ended: Callable[[], None] | None = None,
+        looked_for: Callable[[], None] | None = None,
+        is_static: bool = False,
     ) -> None:
         self.parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
         self._ended = ended
+        self._looked_for = looked_for
+        self.is_static = is_static
+        self._seen_again: set[int] = set()  # gradients that came again in this backward
+        self._repeated: set[int] | None = None  # in those before; None before the first
         self._is_added: set[int] = set()  # gradients that this backward has completed
         self._has_come: set[int] = set()  # those that the reducer has been handed
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
@@ -180,15 +188,26 @@ class GradientHooks:
         if self.deferral is not None and not self._is_added:
             self.deferral.settle()
         if index in self._is_added:
+            if self.is_static and index not in self._has_come:
+                self._seen_again.add(index)
+                return
             raise RuntimeError(
                 "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
-                "shared graph: use torch.utils.checkpoint with use_reentrant=False), or the backward "
-                "before this one has failed half-way (start again from a checkpoint)."
+                "shared graph: use torch.utils.checkpoint with use_reentrant=False, or static_graph=True), "
+                "or the backward before this one has failed half-way (start again from a checkpoint)."
             )
         self._is_added.add(index)
         # Hooks that were registered later may yet change it, or use it up: then the end of backward takes it.
-        if parameter.grad is not None and self._is_last(index):
-            self.hand_over(index, parameter)
+        if parameter.grad is not None and self._is_last(index) and not self._may_come_again(index):
+            try:
+                self.hand_over(index, parameter)
+            except RuntimeError:
+                if not self._has_come:  # nothing was sent
+                    self._forget()
+                raise
+
+    def _may_come_again(self, index: int) -> bool:
+        return self.is_static and (self._repeated is None or index in self._repeated)
 
     def _is_last(self, index: int) -> bool:
         """Whether no hook of the parameter comes after this object's."""
@@ -271,6 +290,11 @@ class GradientHooks:
     def _send(self) -> None:
         """Say that backward is over."""
         self._backward = _NONE
+        if self._looked_for is not None and len(self._is_added) < len(self.parameters):
+            self._looked_for()
+        if self.is_static and self._is_added:
+            self._repeated = self._seen_again | (self._repeated or set())
+            self._seen_again.clear()
         for index in self._is_added - self._has_come:
             if not self._is_last(index):
                 self._handles[index].remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,12 +47,14 @@ def set_kept(
     _check_form(kept)
     for name, value in _owner(group, hooks, options).items():
         given = kept["of"].get(name)
+        if name == "parameters":
+            value, given = _first_difference(value, given)
         if given != value:
             raise ValueError(
                 f"[smdp] load_residuals(): {name} is {value!r} here and was {given!r} where they come from;"
                 " residuals belong to one way to train. Leave them out: training goes on with none."
             )
-    _check_parts({name: count for name, _, count in hooks.registered}, kept)
+    _check_parts(hooks, kept)
     for index, (name, _, count) in enumerate(hooks.registered):
         for part, (first, values) in kept["coded"].get(name, {}).items():
             whole = torch.zeros(count)
@@ -63,32 +66,61 @@ def set_kept(
 
 def _check_form(kept: Any) -> None:
     parts = ("of", "coded", "velocity")
-    if not isinstance(kept, Mapping) or not all(isinstance(kept.get(name), Mapping) for name in parts):
+    is_whole = isinstance(kept, Mapping) and all(isinstance(kept.get(name), Mapping) for name in parts)
+    if not is_whole or not all(_are_parts(one) for one in kept["coded"].values()):
         raise ValueError(
             "[smdp] load_residuals() got something else than residuals() gives, which has 'of', 'coded' and"
             " 'velocity'."
         )
 
 
-def _check_parts(counts: Mapping[str, int], kept: Mapping[str, Any]) -> None:
-    ends = [
-        (name, first + values.numel())
-        for name, parts in kept["coded"].items()
-        for first, values in parts.values()
-    ]
-    for name, end in [*ends, *((name, values.numel()) for name, values in kept["velocity"].items())]:
-        if name in counts and end > counts[name]:
+def _are_parts(parts: Any) -> bool:
+    """Whether these are of the form that copy_kept() gives a parameter's."""
+    return isinstance(parts, Mapping) and all(
+        part in range(_PARTS)
+        and isinstance(one, tuple | list)
+        and len(one) == 2
+        and isinstance(one[0], int)
+        and one[0] >= 0
+        and isinstance(one[1], Tensor)
+        and one[1].dim() == 1
+        for part, one in parts.items()
+    )
+
+
+def _check_parts(hooks: GradientHooks, kept: Mapping[str, Any]) -> None:
+    counts = {name: count for name, _, count in hooks.registered}
+    shapes = {
+        name: list(one.shape) for (name, _, _), one in zip(hooks.registered, hooks.parameters, strict=True)
+    }
+    for name, parts in kept["coded"].items():
+        for first, values in parts.values():
+            if first + values.numel() > counts.get(name, 0):
+                raise ValueError(
+                    f"[smdp] load_residuals(): they have {first + values.numel()} elements of gradient"
+                    f" {name!r}, which has {counts.get(name, 0)} here."
+                )
+    for name, velocity in kept["velocity"].items():
+        given = list(velocity.shape) if isinstance(velocity, Tensor) else type(velocity).__name__
+        if given != shapes.get(name):
             raise ValueError(
-                f"[smdp] load_residuals(): they have {end} elements of gradient {name!r}, which has"
-                f" {counts[name]} here."
+                f"[smdp] load_residuals(): they have a velocity of {given} for gradient {name!r}, which is"
+                f" {shapes.get(name, 'not there')} here."
             )
 
 
 def _owner(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any]) -> dict[str, Any]:
-    elements = sum(count for _, _, count in hooks.registered)
     wire = {name: options[name] for name in ("compression", "topk_ratio", "topk_momentum")}
-    parameters = f"{len(hooks.registered)} of {elements} elements"
+    parameters = [f"{name} of {count} elements" for name, _, count in hooks.registered]
     return {"rank": group.rank, "hosts": group.hosts, "parameters": parameters, **wire}
+
+
+def _first_difference(here: list[str], given: Any) -> tuple[Any, Any]:
+    """Give the first entries that differ, or twice None."""
+    if not isinstance(given, list):
+        return here, given
+    pairs = itertools.zip_longest(here, given, fillvalue="not there")
+    return next(((one, other) for one, other in pairs if one != other), (None, None))
 
 
 def _trimmed(values: Tensor) -> tuple[int, Tensor]:

@@ -26,6 +26,7 @@ class SyncBatchNorm(_BatchNorm):
         process_group: Default: the world.
         device: Of the parameters.
         dtype: Of the parameters.
+        bias: Whether an affine one has a bias, too.
     """
 
     def __init__(
@@ -38,8 +39,12 @@ class SyncBatchNorm(_BatchNorm):
         process_group: ProcessGroup | None = None,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, bias=bias
+        )
         self.process_group = process_group
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -80,8 +85,10 @@ class SyncBatchNorm(_BatchNorm):
         if self.training and self.track_running_stats and self.running_mean is not None:
             self._track(mean.detach(), variance.detach(), float(count.detach()))
         output = centred * torch.rsqrt(variance + self.eps).view(shape)
-        if self.affine:
-            output = output * self.weight.view(shape) + self.bias.view(shape)
+        if self.weight is not None:
+            output = output * self.weight.view(shape)
+        if self.bias is not None:
+            output = output + self.bias.view(shape)
         return output.to(input.dtype)
 
     def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
@@ -136,6 +143,7 @@ class SyncBatchNorm(_BatchNorm):
                 module.affine,
                 module.track_running_stats,
                 process_group,
+                bias=module.bias is not None,
             )
             for name, value in (*module._parameters.items(), *module._buffers.items()):
                 setattr(new, name, value)
