@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import threading
 import warnings
 
 import numpy as np
@@ -191,6 +192,14 @@ def check_wrong_ones() -> None:
         (lambda: callbacks.LearningRateWarmupCallback(0.1, None), "warmup_epochs = None is not valid"),
         (lambda: callbacks.LearningRateWarmupCallback(0.1, -1), "warmup_epochs is -1.0; it must be"),
         (lambda: callbacks.LearningRateScheduleCallback(0.1, None), "multiplier = None is not valid"),
+        (
+            lambda: callbacks.BestModelCheckpoint(save_best_only=False),
+            "keeps the best model; save_best_only is False",
+        ),
+        (
+            lambda: sdp.allgather_object(threading.Lock()),
+            r"rank \d of \d: allgather_object got <unlocked .*, which cannot be pickled: cannot pickle",
+        ),
         (lambda: callbacks.BestModelCheckpoint(3), "BestModelCheckpoint got 3 in place of a path"),
         (lambda: callbacks.CommitStateCallback(None), "CommitStateCallback got None in place of a path"),
         (lambda: callbacks.CommitStateCallback("c", 0), "max_to_keep is 0; it must be at least 1"),
@@ -199,11 +208,15 @@ def check_wrong_ones() -> None:
         with pytest.raises((TypeError, ValueError), match=message):
             call()
     np.testing.assert_allclose(sdp.oob_allreduce(np.int64(sdp.rank())), (sdp.size() - 1) / 2)
+    np.testing.assert_allclose(sdp.oob_allreduce(sdp.rank() == 0), 1 / sdp.size())
+    callbacks.BestModelCheckpoint("best.keras", save_best_only=True)
     for rows, splits in ((3, None), (2, [5, 5])):
         with pytest.raises(tf.errors.InvalidArgumentError, match=rf"rank {sdp.rank()} of \d: alltoall"):
             sdp.alltoall(tf.ones(rows), splits)
     with pytest.raises(TypeError, match=r"rank \d: alltoall got splits of float32; it takes integers"):
         sdp.alltoall(tf.ones(2), [1.0, 1.0])
+    with pytest.raises(AttributeError, match=r"has no register_local_source\(\): it reduces all gradients"):
+        sdp.DistributedGradientTape(tf.GradientTape()).register_local_source(one)
     with pytest.raises(TypeError, match=r"DistributedGradientTape takes a tf.GradientTape; this is NoneType"):
         sdp.DistributedGradientTape(None)
     for call in (lambda: sdp.broadcast_object(1, 0), lambda: sdp.allgather_object(1)):

@@ -259,6 +259,21 @@ def check_iterators() -> None:
     assert variable.numpy().tolist() == [-2.0]
 
 
+def check_forms_of_gradients() -> None:
+    """All that Keras takes for one."""
+    rank = sdp.rank()
+    for gradient in (
+        np.full(2, rank, np.float32),
+        np.full(2, rank, np.float64),
+        [float(rank)] * 2,
+        keras.Variable([float(rank)] * 2),
+        tf.Variable([float(rank)] * 2),
+    ):
+        optimizer, variable = sdp.DistributedOptimizer(keras.optimizers.SGD(1.0)), keras.Variable([1.0, 1.0])
+        optimizer.apply_gradients([(gradient, variable)])
+        assert variable.numpy().tolist() == [0.5, 0.5], gradient
+
+
 def check_mixed_precision() -> None:
     """A step that is infinite on one rank is skipped on all."""
     keras.mixed_precision.set_global_policy("mixed_float16")
@@ -294,6 +309,9 @@ def check_callbacks() -> None:
     later = callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5, start_epoch=3)
     scheduled = model(seed=1)
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+    scheduled.compile(keras.optimizers.SGD(lambda: 0.1), "mse")
+    with pytest.raises(ValueError, match=r"WarmupCallback sets .* follows function"):
+        scheduled.fit(x, y, verbose=0, callbacks=[warmup])
     for one in (optimizer, keras.optimizers.LossScaleOptimizer(optimizer)):
         scheduled.compile(one, "mse")
         with pytest.raises(ValueError, match=r"WarmupCallback sets .* follows ExponentialDecay"):
@@ -475,6 +493,20 @@ def test_training_apart() -> None:
 
 def test_names() -> None:
     run(check_names, 2)
+
+
+@needs_keras_3
+def test_forms_of_gradients() -> None:
+    run(check_forms_of_gradients, 2)
+
+
+@needs_keras_3
+def test_other_backends_of_keras_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = keras.optimizers.SGD()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")  # which is not installed
+    for what in (lambda: sdp.DistributedOptimizer(optimizer), sdp.SyncBatchNormalization):
+        with pytest.raises(ValueError, match=r"needs Keras on TensorFlow, and its backend is 'jax'"):
+            what()
 
 
 @needs_keras_3

@@ -242,7 +242,8 @@ def oob_allreduce(
     value = tensor_of(tensor, "oob_allreduce")
     is_number = not hasattr(tensor, "dtype") or isinstance(tensor, np.generic)
     is_mean = reduce_op(op) is ReduceOp.AVERAGE
-    if is_mean and value.dtype.is_integer and not tf.is_tensor(tensor) and is_number:
+    is_whole = value.dtype.is_integer or value.dtype == tf.bool
+    if is_mean and is_whole and not tf.is_tensor(tensor) and is_number:
         value = tf.cast(value, tf.float32)
     return allreduce(value, compression=compression, op=op, group=group, process_set=process_set)
 

@@ -79,6 +79,8 @@ class Reduction:
             if not self._sparse_as_dense:
                 return gradient
             gradient = tf.convert_to_tensor(gradient)
+        elif not isinstance(gradient, tf.Tensor):  # what Keras takes: arrays, lists, its own variables
+            gradient = tf.cast(tf.convert_to_tensor(gradient), source.dtype)
         if not gradient.shape.is_fully_defined() and source.shape.is_fully_defined():
             gradient = tf.ensure_shape(gradient, source.shape)
         return gradient
@@ -188,6 +190,11 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if name == "_wrapped":
             raise AttributeError(name)
+        if name == "register_local_source":
+            raise AttributeError(
+                "[smdp] DistributedGradientTape has no register_local_source(): it reduces all gradients. Ask"
+                " the tape that it wraps for those of variables that are each rank's own."
+            )
         return getattr(self._wrapped, name)
 
     @no_autograph

@@ -97,3 +97,17 @@ is_native = ops is not python_ops
 # Keras 2 does not tell everywhere, and Keras 3 only from 3.3 on by the attribute.
 keras_version = str(tf.keras.version() if hasattr(tf.keras, "version") else "2")
 is_keras_3 = not keras_version.startswith("2")
+
+
+def check_keras_backend(what: str) -> None:
+    """Refuse what works on TensorFlow's tensors where Keras 3 has another backend.
+
+    Raises:
+        ValueError: It has.
+    """
+    backend = tf.keras.backend.backend() if is_keras_3 else "tensorflow"
+    if backend != "tensorflow":
+        raise ValueError(
+            f"[smdp] {what} needs Keras on TensorFlow, and its backend is {backend!r}. Set"
+            " KERAS_BACKEND=tensorflow before Keras is imported."
+        )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB
 from smdp.tensorflow.gradient_tape import Reduction
-from smdp.tensorflow.library import is_keras_3, keras_version
+from smdp.tensorflow.library import check_keras_backend, is_keras_3, keras_version
 from smdp.tensorflow.reduce_op import ReduceOp
 from smdp.tensorflow.tracing import no_autograph, refuse_inner_optimizer
 
@@ -49,14 +49,15 @@ def DistributedOptimizer(
 
     Raises:
         TypeError: It is no Keras 3 optimizer. With Keras 2 use DistributedGradientTape.
-        ValueError: It is distributed already; or mixed_float16 is on and it scales no loss; or it scales the
-            loss and compression is int8 or topk.
+        ValueError: It is distributed already; or Keras has another backend; or mixed_float16 is on and it
+            scales no loss; or it scales the loss and compression is int8 or topk.
     """
     if not is_keras_3 or not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
             f"[smdp] DistributedOptimizer takes an optimizer of Keras 3; this is {type(optimizer).__name__}"
             f" and tf.keras is {keras_version}. With Keras 2 use DistributedGradientTape."
         )
+    check_keras_backend("DistributedOptimizer")
     if backward_passes_per_step != 1:
         raise ValueError(
             f"[smdp] backward_passes_per_step is {backward_passes_per_step}; Keras 3 accumulates itself: give"

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from smdp.tensorflow.collectives import reduce_tensor
 from smdp.tensorflow.groups import group_of
-from smdp.tensorflow.library import is_keras_3, keras_version
+from smdp.tensorflow.library import check_keras_backend, is_keras_3, keras_version
 from smdp.tensorflow.reduce_op import ReduceOp
 
 
@@ -27,7 +27,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Raises:
         TypeError: tf.keras is Keras 2.
-        ValueError: When it is called: a strategy of TensorFlow has several replicas in this rank.
+        ValueError: Keras has another backend; or, when it is called, a strategy of TensorFlow has several
+            replicas in this rank.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
                 f"[smdp] SyncBatchNormalization is a layer of Keras 3; tf.keras is {keras_version}."
                 " Use TensorFlow 2.16 or newer."
             )
+        check_keras_backend("SyncBatchNormalization")
         super().__init__(*arguments, **options)
         self._group = group if group is not None else process_set
 

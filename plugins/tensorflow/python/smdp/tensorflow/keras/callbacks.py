@@ -190,7 +190,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         """
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
-        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+        is_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+        if is_schedule or (callable(rate) and not hasattr(rate, "assign")):
             raise ValueError(
                 f"[smdp] {type(self).__name__} sets the optimizer's learning rate, which follows"
                 f" {type(rate).__name__}. Give the optimizer a number, or leave out this callback."
@@ -286,10 +287,11 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         filepath: Ends in .keras or .h5. Anything else is taken for the metric, which comes first in Horovod.
         monitor: The metric.
         group: Default: all ranks.
+        save_best_only: True; there for scripts that say so.
         options: Those of keras.callbacks.ModelCheckpoint.
 
     Raises:
-        ValueError: The first argument is a path without such an end.
+        ValueError: The first argument is a path without such an end, or save_best_only is not True.
     """
 
     def __init__(
@@ -297,10 +299,16 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         filepath: str | Path = "best.keras",
         monitor: str = "val_loss",
         *,
+        save_best_only: bool = True,
         group: Any = None,
         **options: Any,
     ) -> None:
         _check_path("BestModelCheckpoint", filepath)
+        if save_best_only is not True:
+            raise ValueError(
+                f"[smdp] BestModelCheckpoint keeps the best model; save_best_only is {save_best_only!r}. For"
+                " all of them use keras.callbacks.ModelCheckpoint on rank 0."
+            )
         if not str(filepath).endswith((".keras", ".h5")):
             if isinstance(filepath, Path) or os.sep in filepath:
                 raise ValueError(
