@@ -24,10 +24,27 @@ NB_MODULE(_core_of_main, m) {
 }
 
 // What nanobind knows of this module's types is one per process: a second interpreter would take it from the first.
-extern "C" NB_EXPORT PyObject* PyInit__core() {
-  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return PyInit__core_of_main();
+static bool is_in_main_interpreter() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return true;
   PyErr_SetString(PyExc_ImportError,
                   "[smdp] smdp works in the main interpreter only, and this is a subinterpreter. Import it there, or "
                   "start a process.");
-  return nullptr;
+  return false;
+}
+
+static int exec_in_main_interpreter(PyObject* module) {
+  return is_in_main_interpreter() ? nanobind__core_of_main_exec(module) : -1;
+}
+
+// As NB_MODULE's; from Python 3.13 on the main interpreter calls it for all others, which then only run the module.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (!is_in_main_interpreter()) return nullptr;
+  nanobind::detail::init_singletons();
+  if (!nanobind::detail::nb_backend_init("_core")) return nullptr;
+  static PyObject* definition = nullptr;
+  if (definition == nullptr) {
+    definition =
+        NB_CALL(module_new)("_core", nullptr, reinterpret_cast<void*>(exec_in_main_interpreter), NB_ABI_MINOR_TAG);
+  }
+  return definition;
 }

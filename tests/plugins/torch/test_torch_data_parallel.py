@@ -242,6 +242,16 @@ def check_wrong_input() -> None:
     nested = nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="DistributedDataParallel: 1 is a DistributedDataParallel already"):
         DistributedDataParallel(nested)
+    # Of which this one averages nothing: a teacher, and experts of their own group.
+    nested[1].requires_grad_(False)
+    DistributedDataParallel(nested)
+    experts = nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.Linear(2, 2)))
+    local = nn.Linear(2, 2)
+    _apply_optimizer_in_backward(torch.optim.SGD, local.parameters(), {"lr": 0.1})
+    experts.append(local)
+    outside = [name for name, _ in experts.named_parameters() if not name.startswith("0.")]
+    TorchDistributedDataParallel._set_params_and_buffers_to_ignore_for_model(experts, outside)
+    DistributedDataParallel(experts)
     stepping = nn.Linear(2, 2)
     _apply_optimizer_in_backward(torch.optim.SGD, stepping.parameters(), {"lr": 0.1})
     with pytest.raises(ValueError, match="parameter 'weight' has an optimizer that steps in backward"):
@@ -269,6 +279,10 @@ def check_replaced_parameters() -> None:
         change(ddp.module)
         with pytest.raises(RuntimeError, match=f"parameter '{name}' is another one than when the model was"):
             ddp(torch.ones(2, 4)).sum().backward()
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    ddp.module.append(nn.Linear(4, 2))
+    with pytest.raises(RuntimeError, match=r"parameter '1\.weight' is another one .* or was added"):
+        ddp(torch.ones(2, 4)).sum().backward()
     # A rank that does not use a parameter has replaced nothing.
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     for _ in range(2):
@@ -310,6 +324,12 @@ def check_static_graph() -> None:
             net(rows).square().sum().backward()
         return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
+    layer = nn.Linear(4, 4)
+    ddp = DistributedDataParallel(layer, static_graph=True)
+    rows = torch.ones(2, 4, requires_grad=True)
+    ddp(rows).sum().backward()
+    with pytest.raises(RuntimeError, match=r"'(weight|bias)' came more often than in the first backward"):
+        ddp(checkpoint(layer, rows, use_reentrant=True)).sum().backward()
     ours = gradients(lambda net: DistributedDataParallel(net, static_graph=True))
     theirs = gradients(lambda net: nn.parallel.DistributedDataParallel(net, static_graph=True))
     assert len(ours) == 4 and all(map(torch.equal, ours, theirs))

@@ -33,13 +33,15 @@ def test_smdp_without_any_framework() -> None:
 
 
 SUBINTERPRETER = """
+# Not isolated ones, which Python 3.12 and newer keep from most modules.
 try:
     import _interpreters as interpreters
+    other = interpreters.create("legacy")
 except ImportError:
     import _xxsubinterpreters as interpreters
+    other = interpreters.create(isolated=False)
 import numpy, smdp
 group = smdp.init()
-other = interpreters.create()
 program = '''
 try:
     import smdp._core

@@ -412,18 +412,26 @@ def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
 
 
 def _refuse_what_takes_gradients(module: nn.Module) -> None:
-    """Refuse modules of which parts are wrapped already, or whose optimizers do not wait for means."""
+    """Refuse gradients that a part of the module averages already, or that an optimizer takes in backward."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    averaged = {
+        id(parameter): name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
     for name, part in module.named_modules():
-        if isinstance(part, TorchDistributedDataParallel):
+        is_wrapper = isinstance(part, TorchDistributedDataParallel)
+        if is_wrapper and any(id(parameter) in averaged for parameter in part.parameters()):
             raise ValueError(
                 f"[smdp] DistributedDataParallel: {name or 'the module'} is a {type(part).__name__} already,"
                 " and two cannot average the same gradients. Wrap the outermost module only."
             )
-    for name, parameter in module.named_parameters():
-        if hasattr(parameter, "_in_backward_optimizers"):
+    for parameter in module.parameters():
+        if id(parameter) in averaged and hasattr(parameter, "_in_backward_optimizers"):
             raise ValueError(
-                f"[smdp] DistributedDataParallel: parameter '{name}' has an optimizer that steps in backward"
-                " (_apply_optimizer_in_backward), with the gradient of one rank. Step after backward."
+                f"[smdp] DistributedDataParallel: parameter '{averaged[id(parameter)]}' has an optimizer that"
+                " steps in backward (_apply_optimizer_in_backward), with the gradient of one rank. Step after"
+                " backward."
             )
 
 

@@ -47,7 +47,7 @@ class GradientHooks:
         topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
         factor: Multiplies gradients before the sum; 0 gives the mean.
         ended: Called at the end of every backward through arm() or with gradients.
-        looked_for: Called before a step goes on in which a parameter has no gradient on this rank.
+        looked_for: Called before the first step goes on, and one in which a parameter has no gradient here.
         is_static: Gradients may come several times in a backward, the same ones in every one.
 
     Attributes:
@@ -77,6 +77,7 @@ class GradientHooks:
         self._is_wanted = is_wanted
         self._ended = ended
         self._looked_for = looked_for
+        self._is_first = True
         self.is_static = is_static
         self._seen_again: set[int] = set()  # gradients that came again in this backward
         self._repeated: set[int] | None = None  # in those before; None before the first
@@ -191,6 +192,11 @@ class GradientHooks:
             if self.is_static and index not in self._has_come:
                 self._seen_again.add(index)
                 return
+            if self.is_static:
+                raise RuntimeError(
+                    f"[smdp] the gradient of parameter {self.registered[index][0]!r} came more often than in"
+                    " the first backward: with static_graph=True they must be alike."
+                )
             raise RuntimeError(
                 "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
                 "shared graph: use torch.utils.checkpoint with use_reentrant=False, or static_graph=True), "
@@ -290,8 +296,9 @@ class GradientHooks:
     def _send(self) -> None:
         """Say that backward is over."""
         self._backward = _NONE
-        if self._looked_for is not None and len(self._is_added) < len(self.parameters):
+        if self._looked_for is not None and (len(self._is_added) < len(self.parameters) or self._is_first):
             self._looked_for()
+        self._is_first = False
         if self.is_static and self._is_added:
             self._repeated = self._seen_again | (self._repeated or set())
             self._seen_again.clear()

@@ -118,7 +118,7 @@ def _owner(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any])
 def _first_difference(here: list[str], given: Any) -> tuple[Any, Any]:
     """Give the first entries that differ, or twice None."""
     if not isinstance(given, list):
-        return here, given
+        return f"{len(here)} of these", given
     pairs = itertools.zip_longest(here, given, fillvalue="not there")
     return next(((one, other) for one, other in pairs if one != other), (None, None))
 
