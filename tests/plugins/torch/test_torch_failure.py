@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -254,6 +255,11 @@ def store_stopped() -> None:
         dist.new_group([0, 1])
     assert pids[0]
     os.kill(pids[0], signal.SIGKILL)
+    # Who waits in torch hears of that now: while the interpreter ends it would abort the process.
+    for thread in threading.enumerate():
+        if thread.name == "smdp-store":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def left_before_new_group() -> None:
