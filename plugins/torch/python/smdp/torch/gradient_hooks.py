@@ -253,6 +253,7 @@ class GradientHooks:
     def _forget(self) -> None:
         self._is_added.clear()
         self._has_come.clear()
+        self._seen_again.clear()
 
     def hand_over(self, index: int, parameter: Tensor) -> None:
         """Start averaging a gradient that is complete."""
@@ -301,7 +302,6 @@ class GradientHooks:
         self._is_first = False
         if self.is_static and self._is_added:
             self._repeated = self._seen_again | (self._repeated or set())
-            self._seen_again.clear()
         for index in self._is_added - self._has_come:
             if not self._is_last(index):
                 self._handles[index].remove()
