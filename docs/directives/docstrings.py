@@ -26,6 +26,8 @@ def markdown(found: griffe.Object, names: dict[str, str]) -> str:
             fields += [
                 field(f"raises {error(one.annotation, names)}", one.description) for one in section.value
             ]
+        elif section.kind is _KIND.warns:
+            fields += [field(f"warns {one.annotation}", one.description) for one in section.value]
         elif section.kind in (_KIND.returns, _KIND.yields):
             fields += [field(section.kind.value, one.description) for one in section.value]
         elif section.kind is _KIND.examples:
