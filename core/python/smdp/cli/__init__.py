@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from smdp.cli.bench import DTYPES, OPERATIONS, WIRES
+from smdp.cli.binding import BindTo
 
 __all__ = ["app", "main"]
 
@@ -86,6 +87,12 @@ def _run(
     compat: Annotated[
         bool, typer.Option("--compat", help="Let smdp answer for Amazon's SMDDP and for Horovod.")
     ] = False,
+    bind_to: Annotated[
+        BindTo,
+        typer.Option(
+            "--bind-to", help="What each rank has for itself: cores, or a NUMA node with its neighbours."
+        ),
+    ] = BindTo.NONE,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what every rank would see, and start nothing.")
     ] = False,
@@ -102,6 +109,7 @@ def _run(
             stop_timeout_s=stop_timeout,
             grace_s=grace,
             compat=compat,
+            bind_to=bind_to,
             is_dry=dry_run,
         )
     )

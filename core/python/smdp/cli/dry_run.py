@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 
 from smdp import config, environments
 from smdp._errors import ConfigError
+from smdp.cli.binding import listed
 
 
 def describe(
-    argv: Sequence[str], ranks: Sequence[Mapping[str, str]], before: Mapping[str, str] = os.environ
+    argv: Sequence[str],
+    ranks: Sequence[Mapping[str, str]],
+    cpus: Sequence[set[int]] | None = None,
+    before: Mapping[str, str] = os.environ,
 ) -> tuple[str, bool]:
     """Lay out the command, what differs from this process's variables, and what smdp makes of it.
 
     Args:
         argv: The command of a rank.
         ranks: The environment of every rank.
+        cpus: On which each rank may run, None if that is not said.
         before: The variables around the ranks.
 
     Returns:
@@ -34,6 +39,8 @@ def describe(
     for number, rank in enumerate(ranks):
         lines += ["", f"rank {number} gets"]
         lines += _block(dict(set(rank.items()) - common))
+        if cpus is not None:
+            lines.append(f"  CPUs {listed(cpus[number])}")
         try:
             lines.append(f"  smdp.init() makes of it: {_detected(rank)}")
         except ConfigError as error:

@@ -23,6 +23,7 @@ from typing import IO
 
 from smdp import config
 from smdp._errors import ConfigError
+from smdp.cli.binding import BindTo, cpus_of_ranks
 from smdp.cli.guard import FORWARDED, Guard, kill_group
 from smdp.cli.output import Stream, sinks
 from smdp.cli.rank_environments import rank_environments
@@ -43,6 +44,7 @@ def run(
     stop_timeout_s: float = 5.0,
     grace_s: float = 120.0,
     compat: bool = False,
+    bind_to: BindTo = BindTo.NONE,
     is_dry: bool = False,
 ) -> int:
     """Start nproc ranks of a command and wait for them.
@@ -56,6 +58,7 @@ def run(
         grace_s: Seconds that ranks have for saving and leaving, once this process got SIGTERM or one of them
             asked for a restart.
         compat: Ranks run with SMDP_COMPAT=1.
+        bind_to: Ranks have CPUs of their own.
         is_dry: Print what every rank would see, and start none.
 
     Returns:
@@ -69,6 +72,7 @@ def run(
         environ = {**os.environ, "SMDP_COMPAT": "1"} if compat else os.environ
         environments = rank_environments(environ, nproc, master_port=master_port)
         restart_code = config.read_preempted_exit_code(environ)
+        cpus = cpus_of_ranks(bind_to, nproc)
     except (ConfigError, OSError) as error:
         _say(str(error))
         return 2
@@ -78,11 +82,16 @@ def run(
     if is_dry:
         from smdp.cli import dry_run
 
-        text, is_good = dry_run.describe(argv, environments)
+        text, is_good = dry_run.describe(argv, environments, cpus)
         print(text)
         return 0 if is_good else 2
     launcher = Launcher(
-        argv, environments, stop_timeout_s=stop_timeout_s, grace_s=grace_s, restart_code=restart_code
+        argv,
+        environments,
+        cpus=cpus,
+        stop_timeout_s=stop_timeout_s,
+        grace_s=grace_s,
+        restart_code=restart_code,
     )
     return launcher.run()
 
@@ -140,6 +149,7 @@ class Launcher:
     Args:
         argv: What every rank executes.
         environments: One per rank.
+        cpus: On which each rank may run. Default: where this process may.
         stop_timeout_s: Seconds between SIGTERM and SIGKILL once a rank has failed.
         grace_s: Seconds that ranks have for saving and leaving.
         restart_code: By which a rank asks for a restart.
@@ -156,6 +166,7 @@ class Launcher:
         argv: Sequence[str],
         environments: Sequence[Mapping[str, str]],
         *,
+        cpus: Sequence[set[int]] | None = None,
         stop_timeout_s: float = 5.0,
         grace_s: float = 120.0,
         restart_code: int = config.DEFAULT_PREEMPTED_EXIT_CODE,
@@ -171,6 +182,7 @@ class Launcher:
         self._restart_code = restart_code
         self._has_prefixes = has_prefixes
         self._environments = environments
+        self._cpus: Sequence[set[int] | None] = cpus or [None] * len(environments)
         self._stop_timeout_s = stop_timeout_s
         self._guard: Guard | None = None
         self._ranks: list[_Rank] = []
@@ -219,7 +231,6 @@ class Launcher:
         width = len(str(self._first_rank + len(self._environments) - 1))
         # A rank is not in the terminal's foreground group and could not read from it.
         stdin_of_first = subprocess.DEVNULL if _is_terminal(0) else None
-        prepare = _child_setup()
         for number, environ in enumerate(self._environments, self._first_rank):
             try:
                 if self._guard is None:
@@ -232,7 +243,7 @@ class Launcher:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     bufsize=0,
-                    preexec_fn=prepare,
+                    preexec_fn=_child_setup(self._cpus[number - self._first_rank]),
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 _say(f"cannot start rank {number}: {error}")
@@ -455,7 +466,7 @@ def _reap_orphans(group: int) -> None:
             pass
 
 
-def _child_setup() -> Callable[[], None]:
+def _child_setup(cpus: set[int] | None) -> Callable[[], None]:
     """Make the function that runs between fork and exec; what it needs is looked up before."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
@@ -465,6 +476,8 @@ def _child_setup() -> Callable[[], None]:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # died in between
             os._exit(1)
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
 
     return setup
 

@@ -1,0 +1,87 @@
+"""Which CPUs each rank of a machine may run on: `smdp run --bind-to`."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Hashable
+from enum import Enum
+from pathlib import Path
+
+from smdp import config
+from smdp.cli.system import read_text
+
+
+class BindTo(str, Enum):
+    """What a rank is bound to."""
+
+    NONE = "none"  # every rank runs where the kernel puts it
+    CORE = "core"  # an equal share of the cores, next to each other
+    NUMA = "numa"  # the NUMA nodes of an equal share of the ranks
+
+
+def cpus_of_ranks(
+    bind_to: BindTo,
+    nproc: int,
+    allowed: set[int] | None = None,
+    system: Path = Path("/sys/devices/system"),
+) -> list[set[int]] | None:
+    """Divide CPUs among local ranks in order, so that neighbours among ranks are neighbours on the machine.
+
+    Args:
+        bind_to: What a rank gets whole: cores with all their hardware threads, or NUMA nodes. With more ranks
+            than nodes several ranks share one.
+        nproc: Number of local ranks.
+        allowed: CPUs to divide. Default: those of this process.
+        system: Where the kernel describes CPUs and nodes; for tests.
+
+    Returns:
+        The CPUs of each rank, None if nothing is bound.
+
+    Raises:
+        ConfigError: There are more ranks than cores.
+    """
+    if bind_to is BindTo.NONE:
+        return None
+    allowed = os.sched_getaffinity(0) if allowed is None else allowed
+    node_of = _nodes(system)
+    parts: defaultdict[Hashable, set[int]] = defaultdict(set)
+    for cpu in sorted(allowed, key=lambda cpu: (node_of.get(cpu, 0), *_core(system, cpu), cpu)):
+        node = node_of.get(cpu, 0)
+        parts[node if bind_to is BindTo.NUMA else (node, *_core(system, cpu))].add(cpu)
+    whole = list(parts.values())
+    if bind_to is BindTo.CORE and nproc > len(whole):
+        raise config.invalid("--bind-to", "core", f"none or numa for {nproc} ranks on {len(whole)} cores")
+    shares = []
+    for rank in range(nproc):
+        begin, end = rank * len(whole) // nproc, (rank + 1) * len(whole) // nproc
+        shares.append(set.union(*whole[begin : max(end, begin + 1)]))
+    return shares
+
+
+def listed(cpus: set[int]) -> str:
+    """Write CPUs as the kernel does, e.g. 0-3,8."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and runs[-1][-1] + 1 == cpu:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _nodes(system: Path) -> dict[int, int]:
+    """The NUMA node of each CPU; without nodes there is nothing in it."""
+    result = {}
+    for directory in system.glob("node/node[0-9]*"):
+        for run in filter(None, (read_text(directory / "cpulist") or "").split(",")):
+            first, _, last = run.partition("-")
+            result.update(dict.fromkeys(range(int(first), int(last or first) + 1), int(directory.name[4:])))
+    return result
+
+
+def _core(system: Path, cpu: int) -> tuple[int, int]:
+    """Processor and core that a CPU is a hardware thread of; itself where the kernel does not say."""
+    names = (f"cpu/cpu{cpu}/topology/{name}" for name in ("physical_package_id", "core_id"))
+    package, core = (read_text(system / name) for name in names)
+    return (int(package), int(core)) if package and core else (0, cpu)
