@@ -53,6 +53,22 @@ def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("ddp -b 4K", "-b is for a collective, not for ddp; leave it out"),
+        ("ddp --dtype float32", "--dtype is for a collective, not for ddp; leave it out"),
+        ("all_reduce --compression none", "--compression is for ddp, not for all_reduce; leave it out"),
+        ("reduce --in-forward", "operation='reduce' is not valid; allowed: all_reduce, "),
+    ],
+)
+def test_options_that_would_be_passed_over(arguments: str, message: str) -> None:
+    command = [sys.executable, "-m", "smdp", "bench", *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"smdp bench: {message}"), done.stderr
+
+
+@pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
         (

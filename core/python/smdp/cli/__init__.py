@@ -133,8 +133,24 @@ def _env(
     typer.echo(env.report(as_json=json))
 
 
+# Options of `smdp bench` that say nothing about a replay, and those that are about nothing else.
+_OF_COLLECTIVES = ("begin", "end", "factor", "dtype")
+_OF_REPLAYS = ("compression", "gradients", "forward_ms", "backward_ms", "in_forward")
+
+
+def _refuse_foreign(context: typer.Context, operation: str) -> None:
+    """Refuse options that the operation would pass over."""
+    foreign = _OF_COLLECTIVES if operation == "ddp" else _OF_REPLAYS if operation in OPERATIONS else ()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in foreign and source is not None and source.name == "COMMANDLINE":
+            whose = "a collective" if operation == "ddp" else "ddp"
+            raise ValueError(f"{parameter.opts[0]} is for {whose}, not for {operation}; leave it out")
+
+
 @app.command("bench")
 def _bench(
+    context: typer.Context,
     operation: Annotated[
         str, typer.Argument(help=f"One of {', '.join(OPERATIONS)}; or ddp, a replay of training.")
     ],
@@ -167,6 +183,7 @@ def _bench(
     from smdp.cli import bench
 
     try:
+        _refuse_foreign(context, operation)
         if operation == "ddp":
             code = bench.bench_ddp(
                 nproc=nproc,
