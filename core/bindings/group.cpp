@@ -230,6 +230,7 @@ void bind_group(nb::module_& m) {
       .def_prop_ro("rank", &Group::rank)
       .def_prop_ro("size", &Group::size)
       .def_prop_ro("name", &Group::name)
+      .def_prop_ro("tag", &Group::tag)
       .def("world_rank", &Group::world_rank, nb::arg("rank"))
       .def_prop_ro("local_rank", &Group::local_rank)
       .def_prop_ro("local_size", &Group::local_size)

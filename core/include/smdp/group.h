@@ -124,7 +124,8 @@ class SMDP_API Group {
   // Of a rank of this group.
   int world_rank(int rank) const;
   const std::string& name() const;
-  int local_rank() const;  // index among the ranks of this host
+  std::string tag() const;  // "[smdp] rank 3 of 8 (host b)", with which messages begin
+  int local_rank() const;   // index among the ranks of this host
   int local_size() const;
   int host_index() const;
   const std::vector<std::vector<int>>& hosts() const;

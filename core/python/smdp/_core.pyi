@@ -76,6 +76,9 @@ class Group:
     @property
     def name(self) -> str: ...
 
+    @property
+    def tag(self) -> str: ...
+
     def world_rank(self, rank: int) -> int: ...
 
     @property

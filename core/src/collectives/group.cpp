@@ -271,6 +271,7 @@ int Group::streams_to_try() const {
   return is_open && members.hosts.size() > 1 && members.size <= kMostRanksToTryStreams ? kStreamsToTry : 0;
 }
 
+std::string Group::tag() const { return impl_->members().tag(); }
 const std::vector<std::string>& Group::host_names() const { return impl_->members().host_names; }
 
 Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -128,9 +129,44 @@ def check_lists() -> None:
             dist.all_gather_coalesced(outputs, inputs)
 
 
+def check_messages() -> None:
+    """Errors about arguments say whose they are, and name the call."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    begin = rf"^\[smdp\] rank {rank} of {size} \(host .*\): "
+    one = torch.ones(3)
+    wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (TypeError, "all_reduce: smdp moves dense tensors", lambda: dist.all_reduce(one.to_sparse())),
+        (TypeError, "broadcast: smdp moves tensors on cpu", lambda: dist.broadcast(one.to("meta"), 0)),
+        (
+            ValueError,
+            rf"all_gather: the output has {7 * size} elements",
+            lambda: dist.all_gather_into_tensor(torch.ones(7 * size), one),
+        ),
+        (ValueError, "all_gather: the output needs one tensor per rank", lambda: dist.all_gather([], one)),
+        (
+            ValueError,
+            f"all_to_all_single: the input needs one split size per rank: {size}, got 7",
+            lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), None, [1] * 7),
+        ),
+        (
+            TypeError,
+            "reduce_scatter: all tensors of one call need one dtype",
+            lambda: dist.reduce_scatter_tensor(one.int(), torch.ones(3 * size)),
+        ),
+        (
+            ValueError,
+            "reduce: BAND is not defined on float32",
+            lambda: dist.reduce(one, 0, dist.ReduceOp.BAND),
+        ),
+    ]
+    for kind, message, call in wrong:
+        with pytest.raises(kind, match=begin + message):
+            call()
+
+
 def movements() -> None:
     checks = check_broadcast, check_all_gather, check_all_to_all, check_gather_scatter, check_shared_memory
-    for check in (*checks, check_lists):
+    for check in (*checks, check_lists, check_messages):
         check()
         print(check.__name__, "passed")
 

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -51,6 +52,39 @@ def check_training() -> None:
         assert stats["slowest_rank"] == slow_rank
         assert stats["slowest_steps"][slow_rank] == 5  # the first has no beginning
     assert "fusion buffers" in smdp.explain(ddp)
+
+
+def check_ranges() -> None:
+    size = dist.get_world_size()
+    one, all_of_them = torch.ones(3), torch.ones(3 * size)
+    parts = [torch.ones(3) for _ in range(size)]
+    others = [torch.ones(3) for _ in range(size)]
+    root = dist.get_rank() == 0
+    peer = 1 - dist.get_rank()
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("all_reduce", lambda: dist.all_reduce(one)),
+        ("reduce", lambda: dist.reduce(one, 0)),
+        ("broadcast", lambda: dist.broadcast(one, 0)),
+        ("all_gather", lambda: dist.all_gather(parts, one)),
+        ("all_gather", lambda: dist.all_gather_into_tensor(all_of_them, one)),
+        ("reduce_scatter", lambda: dist.reduce_scatter(one, parts)),
+        ("reduce_scatter", lambda: dist.reduce_scatter_tensor(one, all_of_them)),
+        ("all_to_all", lambda: dist.all_to_all(others, parts)),
+        ("all_to_all", lambda: dist.all_to_all_single(torch.ones(3 * size), all_of_them)),
+        ("gather", lambda: dist.gather(one, parts if root else None)),
+        ("scatter", lambda: dist.scatter(one, parts if root else None)),
+        ("barrier", dist.barrier),
+        ("send" if root else "recv", lambda: (dist.send if root else dist.recv)(one, peer)),
+    ]
+    for name, call in calls:
+        with profile() as profiler:
+            call()
+        found = [event.name for event in profiler.events() if event.name.startswith("smdp::")]
+        assert found == [f"smdp::{name}"], (name, found)
+
+
+def test_each_call_is_one_range() -> None:
+    run(check_ranges)
 
 
 def check_algorithm() -> None:

@@ -176,10 +176,10 @@ def split_counts(tensor: Tensor, splits: Sequence[int], parts: int, what: str) -
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % parts:
-            raise ValueError(f"{what} has {rows} rows, not divisible among {parts} ranks")
+            raise ValueError(f"the {what} has {rows} rows, not divisible among {parts} ranks")
         return [tensor.numel() // parts] * parts
     if len(splits) != parts:
-        raise ValueError(f"{what} needs one split size per rank: {parts}, got {len(splits)}")
+        raise ValueError(f"the {what} needs one split size per rank: {parts}, got {len(splits)}")
     if sum(splits) != rows or min(splits) < 0:
         raise ValueError(f"split sizes {list(splits)} of the {what} do not add up to its {rows} rows")
     row = tensor.numel() // rows if rows else 0

@@ -214,7 +214,7 @@ class Gathers(Calls):
             if len(input_tensors) != 1:
                 raise ValueError(f"scatter takes one list of inputs on the root, got {len(input_tensors)}")
             inputs = input_tensors[0]
-            self._check_list(inputs, "the input of scatter")
+            self._check_list(inputs, "the input")
         dtype = common_dtype([output, *inputs])
         staging = Staging("scatter")
         target = staging.write(output)
@@ -242,8 +242,8 @@ class Gathers(Calls):
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: AllToAllOptions = _ALL_TO_ALL
     ) -> Work:
         """Exchange one tensor with every rank."""
-        self._check_list(output_tensors, "the output of all_to_all")
-        self._check_list(input_tensors, "the input of all_to_all")
+        self._check_list(output_tensors, "the output")
+        self._check_list(input_tensors, "the input")
         dtype = common_dtype([*input_tensors, *output_tensors])
         shapes = {tensor.shape for tensor in (*input_tensors, *output_tensors)}
         staging = Staging("all_to_all")
@@ -274,8 +274,8 @@ class Gathers(Calls):
     ) -> Work:
         """Exchange rows of one tensor with every rank; no split sizes: equal parts."""
         dtype = common_dtype((input, output))
-        out_counts = split_counts(output, output_split_sizes, self._size, "output of all_to_all_single")
-        in_counts = split_counts(input, input_split_sizes, self._size, "input of all_to_all_single")
+        out_counts = split_counts(output, output_split_sizes, self._size, "output")
+        in_counts = split_counts(input, input_split_sizes, self._size, "input")
         staging = Staging("all_to_all_single")
         source, target = staging.read(input), staging.write(output)
         staging.ready()
@@ -295,7 +295,7 @@ class Gathers(Calls):
     alltoall_base = all_to_all_single  # its name before torch 2.13
 
     def _check_gathered(self, outputs: list[Tensor], source: Tensor, call: str) -> None:
-        self._check_list(outputs, f"the output of {call}")
+        self._check_list(outputs, "the output")
         own = outputs[self._rank].numel()
         if own != source.numel():
             raise ValueError(

@@ -27,10 +27,10 @@ from smdp.torch._calls import Calls, single
 from smdp.torch.bounded_store import BoundedStore
 from smdp.torch.gathers import Gathers
 from smdp.torch.offers import Offers
-from smdp.torch.profiling import add_ranges
 from smdp.torch.reductions import Reductions
 from smdp.torch.rendezvous import open_session
 from smdp.torch.tensors import Staging, dtype_code
+from smdp.torch.torch_calls import wrap_calls
 from smdp.torch.work import seconds_of
 
 _BARRIER = BarrierOptions()
@@ -239,7 +239,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         raise NotImplementedError("smdp groups cannot be merged; make a new one by init_process_group")
 
 
-add_ranges(ProcessGroupSmdp)
+wrap_calls(ProcessGroupSmdp)
 
 
 def connect(

@@ -144,7 +144,7 @@ class Reductions(Calls):
         if len(input_tensors) != 1:
             raise ValueError(f"reduce_scatter takes one list of inputs, got {len(input_tensors)}")
         inputs = input_tensors[0]
-        self._check_list(inputs, "the input of reduce_scatter")
+        self._check_list(inputs, "the input")
         dtype = common_dtype([output, *inputs])
         if inputs[self._rank].numel() != output.numel():
             raise ValueError(
