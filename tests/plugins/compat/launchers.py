@@ -20,11 +20,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def pairs(launchers: list[str], scripts: list[str]) -> list[Any]:
-    """Each with each; those of torchrun and mpirun, and every other launcher once, are not slow."""
+    """Each with each; those of a launcher with all scripts but one are slow."""
     return [
-        pytest.param(launcher, script, marks=pytest.mark.slow if is_other and i % len(scripts) != j else [])
+        pytest.param(launcher, script, marks=pytest.mark.slow if i % len(scripts) != j else [])
         for i, launcher in enumerate(launchers)
-        for is_other in [launcher in ("smdp run", "mpirun and a variable")]
         for j, script in enumerate(scripts)
     ]
 

@@ -20,7 +20,9 @@ def test_script(launcher: str, script: str) -> None:
     check(launcher, script)
 
 
-@pytest.mark.parametrize(("launcher", "words"), [("torchrun", []), ("smdp run", ["use_cpu"])])
+@pytest.mark.parametrize(
+    ("launcher", "words"), [("torchrun", []), pytest.param("smdp run", ["use_cpu"], marks=pytest.mark.slow)]
+)
 def test_unmodified_trainer(launcher: str, words: list[str], tmp_path: Path) -> None:
     """The released transformers and accelerate take their own path for SMDDP, on two CPUs."""
     pytest.importorskip("transformers")
@@ -59,11 +61,16 @@ def test_lightning() -> None:
     ("launcher", "words"),
     [
         ("smdp run", ["horovod_torch_names.py"]),
-        ("smdp run", ["horovod_torch_names.py", "as-on-gpu"]),
-        ("smdp run", ["horovod_torch_compressors.py"]),
-        ("smdp run", ["smddp_torch_names.py"]),
-        ("mpirun", ["horovod_torch_names.py"]),
         ("mpirun", ["smddp_torch_names.py"]),
+        *(
+            pytest.param(launcher, words, marks=pytest.mark.slow)
+            for launcher, words in [
+                ("smdp run", ["horovod_torch_names.py", "as-on-gpu"]),
+                ("smdp run", ["horovod_torch_compressors.py"]),
+                ("smdp run", ["smddp_torch_names.py"]),
+                ("mpirun", ["horovod_torch_names.py"]),
+            ]
+        ),
     ],
 )
 def test_names(launcher: str, words: list[str]) -> None:
@@ -89,7 +96,11 @@ def test_sums_by_address_over_another_backend() -> None:
 
 @pytest.mark.parametrize(
     "launcher",
-    ["smdp run", "torchrun", pytest.param("mpirun and a variable", marks=pytest.mark.slow)],
+    [
+        "smdp run",
+        pytest.param("torchrun", marks=pytest.mark.slow),
+        pytest.param("mpirun and a variable", marks=pytest.mark.slow),
+    ],
 )
 def test_model_parallel_script(launcher: str, tmp_path: Path) -> None:
     """The configuration comes from the variable, as SageMaker sets it."""

@@ -283,6 +283,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_mpirun_without_mpi4py(tmp_path: Path) -> None:
     """One job of two ranks, where Lightning would start another process beside each."""

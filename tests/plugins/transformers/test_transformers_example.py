@@ -48,6 +48,7 @@ def kill(words: list[str], saved: Path) -> None:
     assert is_running, "it ended first"
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """Goes on from the newest checkpoint that was written to its end, to the same figures."""
     whole = run(command(tmp_path / "whole", 20)).stdout
