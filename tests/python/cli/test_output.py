@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ class Memory(Sink):
     """Collects what would be written."""
 
     def __init__(self, line: Line | None = None) -> None:
-        super().__init__(-1, line)
+        super().__init__(2, line)
         self.data = b""
 
     def write(self, data: bytes) -> None:
@@ -86,7 +87,7 @@ def test_lines_of_others_do_not_write_over_a_progress_bar(sink: Memory) -> None:
     other.feed(b"hello\n", 0.1)
     bar.feed(b"\r 30%\n", 0.2)
     assert sink.data == b"[rank 0]  10%\r[rank 0]  20%\r[rank 0]  30%\n"
-    assert other._sink.data == b"\n[rank 1] hello\n"  # type: ignore[attr-defined]
+    assert other.sink.data == b"\n[rank 1] hello\n"  # type: ignore[attr-defined]
 
 
 def test_stdout_and_stderr_to_one_place_share_their_line(tmp_path: Path) -> None:
@@ -104,9 +105,10 @@ def test_a_very_long_line_comes_in_pieces(sink: Memory) -> None:
     assert sink.data == b"> " + b"x" * 70_000 + b"y\n"
 
 
-def test_sink_writes_everything_to_a_slow_reader() -> None:
+@pytest.mark.parametrize("blocks", [False, True])
+def test_sink_writes_everything_to_a_slow_reader(blocks: bool) -> None:
     read, write = os.pipe()
-    os.set_blocking(write, False)
+    os.set_blocking(write, blocks)
     pid = os.fork()
     if pid == 0:
         os.close(write)
@@ -115,6 +117,10 @@ def test_sink_writes_everything_to_a_slow_reader() -> None:
             total += len(data)
         os._exit(0 if total == 300_000 else 1)
     os.close(read)
-    Sink(write).write(b"z" * 300_000)
+    sink = Sink(write)
+    sink.write(b"z" * 300_000)
+    while sink.is_behind:
+        select.select([], [sink], [])
+        sink.drain()
     os.close(write)
     assert os.waitpid(pid, 0)[1] == 0

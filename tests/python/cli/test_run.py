@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -457,6 +459,82 @@ def test_output_that_cannot_be_written_ends_the_job_and_is_said(script: Callable
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
     assert done.returncode == 74
     assert "smdp: the output of ranks cannot be written: [Errno 28] No space left on device" in done.stderr
+
+
+@contextlib.contextmanager
+def filling(
+    script: Callable[[str], Path], ends: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
+    """Rank 0 writes more than a pipe holds, and nobody reads; then as said. Last: the launcher's stderr."""
+    path = script(
+        "open(f'{sys.argv[1]}.{rank}', 'w').close()\n"
+        "if rank == 0:\n"
+        "    print('x' * 4_000_000)\n"
+        "    print('written')\n" + ends
+    )
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "smdp", "run", "-n", "2", str(path), str(path)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
+    ) as process:
+        os.close(write)
+        try:
+            deadline = time.monotonic() + 20
+            while not all(Path(f"{path}.{rank}").exists() for rank in range(2)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert process.stderr is not None
+            yield process, read, process.stderr
+        finally:
+            process.kill()
+            os.close(read)
+
+
+def test_a_reader_that_reads_nothing_stops_no_signal(script: Callable[[str], Path]) -> None:
+    with filling(script, "time.sleep(60)\n") as (process, _, _):
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        assert process.wait(timeout=20) in (128 + signal.SIGINT, 1)
+        assert time.monotonic() - begin < 10
+
+
+def test_a_reader_that_reads_nothing_hides_no_failure(script: Callable[[str], Path]) -> None:
+    with filling(script, "if rank == 1: sys.exit(9)\ntime.sleep(60)\n") as (process, read, errors):
+        assert b"rank 1 (pid " in errors.readline()
+        # It ends once somebody has read the rest.
+        assert process.poll() is None
+        while os.read(read, 1 << 16):
+            pass
+        assert process.wait(timeout=20) == 9
+
+
+def test_a_slow_reader_gets_all(script: Callable[[str], Path]) -> None:
+    with filling(script, "") as (process, read, _):
+        got = bytearray()
+        while data := os.read(read, 1 << 14):
+            got += data
+            time.sleep(0.0005)  # a terminal far away
+        assert process.wait(timeout=20) == 0
+        assert bytes(got).replace(b"[rank 0] ", b"") == b"x" * 4_000_000 + b"\nwritten\n"
+
+
+def test_dead_processes_without_parents_are_waited_for(script: Callable[[str], Path]) -> None:
+    """Also those of ranks that run on, in process groups of their own."""
+    path = script(
+        "import subprocess\n"
+        "for i in range(5):\n"
+        "    subprocess.run(['sh', '-c', 'setsid true & true &'])\n"
+        "time.sleep(1)\n"
+        "count = 0\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    try: state = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
+        "    except OSError: continue\n"
+        "    count += state[:2] == ['Z', str(os.getppid())]\n"
+        "print(count)\n"
+    )
+    assert smdp_run(path).stdout == "[rank 0] 0\n"
 
 
 def test_standard_input_goes_to_rank_0(script: Callable[[str], Path]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import time
+import select
+import stat
 
 _IDLE_S = 0.2  # a line without its end (a prompt, a progress bar) is shown after this
 _LIMIT = 1 << 16  # and one longer than this is shown in pieces
+_MOST_WAITING = 1 << 18  # bytes of output that wait for a slow reader; then ranks have to wait, too
 _END = re.compile(rb"\r\n|\n|\r(?!$)")
 
 
@@ -25,35 +27,76 @@ class Line:
 
 
 class Sink:
-    """One of our own descriptors."""
+    """One of our own descriptors. Writing never blocks: what finds no room is kept."""
 
     def __init__(self, fd: int, line: Line | None = None) -> None:
         self._fd = fd
         self.line = line or Line()
+        self._waiting = bytearray()
+        self._ready = select.poll()
+        self._ready.register(fd, select.POLLOUT)
+        self._most = _most_at_once(fd)
+
+    def fileno(self) -> int:
+        """Give the descriptor."""
+        return self._fd
 
     def write(self, data: bytes) -> None:
-        """Write all of data.
+        """Write data, now or in drain().
 
         Raises:
             OSError: It cannot be written; BrokenPipeError: the reader has gone.
         """
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except BlockingIOError:
-                time.sleep(0.01)
+        self._waiting += data
+        self.drain()
+
+    def drain(self) -> None:
+        """Write what there is room for. Raises as write() does, and forgets what it has not written."""
+        done = 0
+        try:
+            with memoryview(self._waiting) as view:
+                while done < len(view) and self._ready.poll(0):
+                    done += os.write(self._fd, view[done : done + self._most])
+        except BlockingIOError:
+            pass  # somebody has made it so, and it is full
+        except OSError:
+            self._waiting.clear()
+            raise
+        del self._waiting[:done]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is not written yet."""
+        return bool(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is not that nothing should be added."""
+        return len(self._waiting) >= _MOST_WAITING
+
+
+def _most_at_once(fd: int) -> int:
+    """Bytes that do not block once poll() has said that there is room."""
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return 1 << 16
+        return 256 if os.isatty(fd) else select.PIPE_BUF
+    except OSError:
+        return select.PIPE_BUF
 
 
 class Stream:
     """What one rank writes to stdout or to stderr.
 
     Lines end at newline, or at carriage return, with which progress bars go back to the line's start.
+
+    Attributes:
+        sink: Where it goes.
     """
 
     def __init__(self, prefix: str, sink: Sink) -> None:
         self._prefix = prefix.encode()
-        self._sink = sink
+        self.sink = sink
         self._pending = b""
         self._since = 0.0
 
@@ -94,13 +137,13 @@ class Stream:
         """Show and end an unfinished line."""
         self._pending = self._pending.removesuffix(b"\r")
         self.flush()
-        if self._sink.line.owner is self:
-            self._sink.line.owner = None
-            self._sink.write(b"\n")
+        if self.sink.line.owner is self:
+            self.sink.line.owner = None
+            self.sink.write(b"\n")
 
     def _write(self, pieces: list[tuple[bytes, bytes]]) -> None:
         out = bytearray()
-        line = self._sink.line
+        line = self.sink.line
         for text, end in pieces:
             if line.owner is not self:
                 if not text and end == b"\r":
@@ -114,7 +157,7 @@ class Stream:
             line.owner = self if end in (b"", b"\r") else None
             line.is_at_start = end != b""
         if out:
-            self._sink.write(bytes(out))
+            self.sink.write(bytes(out))
 
 
 def sinks(stdout: int = 1, stderr: int = 2) -> tuple[Sink, Sink]:

@@ -25,7 +25,7 @@ from smdp import config
 from smdp._errors import ConfigError
 from smdp.cli.binding import BindTo, cpus_of_ranks
 from smdp.cli.guard import FORWARDED, Guard, kill_group
-from smdp.cli.output import Stream, sinks
+from smdp.cli.output import Sink, Stream, sinks
 from smdp.cli.rank_environments import rank_environments
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -187,6 +187,7 @@ class Launcher:
         self._guard: Guard | None = None
         self._ranks: list[_Rank] = []
         self._outputs: dict[int, _Output] = {}
+        self._sinks = sinks()
         self._selector = selectors.DefaultSelector()
         self._exit_code: int | None = None
         self._has_grace = False
@@ -227,7 +228,7 @@ class Launcher:
         return self._exit_code or 0
 
     def _start(self) -> None:
-        out, err = sinks()
+        out, err = self._sinks
         width = len(str(self._first_rank + len(self._environments) - 1))
         # A rank is not in the terminal's foreground group and could not read from it.
         stdin_of_first = subprocess.DEVNULL if _is_terminal(0) else None
@@ -246,7 +247,7 @@ class Launcher:
                     preexec_fn=_child_setup(self._cpus[number - self._first_rank]),
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                _say(f"cannot start rank {number}: {error}")
+                self._say(f"cannot start rank {number}: {error}")
                 self._exit_code = 126
                 self.ended(number, self._exit_code)
                 self.stop()
@@ -257,7 +258,6 @@ class Launcher:
             for pipe, sink in ((process.stdout, out), (process.stderr, err)):
                 assert pipe is not None
                 os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe, selectors.EVENT_READ)
                 self._outputs[pipe.fileno()] = _Output(number, sink is err, pipe, Stream(prefix, sink))
 
     def _loop(self, wakeup_fd: int) -> None:
@@ -270,24 +270,51 @@ class Launcher:
                 if not self.is_stopping:
                     self.is_stopping = True
                     running = sum(map(self._may_save, self._ranks))
-                    _say(f"the {running} still running have not left in {self._grace_s:g} s; killing them")
+                    self._say(
+                        f"the {running} still running have not left in {self._grace_s:g} s; killing them"
+                    )
                 self._signal_all(signal.SIGKILL)
                 self._kill_at = None
+            self._watch()
             is_over = all(rank.code is not None for rank in self._ranks) and self._kill_at is None
-            if is_over:
-                drain_until = now + _DRAIN_S if drain_until is None else drain_until
-                if (not self._outputs or now >= drain_until) and self.is_done():
-                    break
+            if not is_over or self._awaits_reader():
+                drain_until = None
+            elif drain_until is None:
+                drain_until = now + _DRAIN_S
+            if drain_until is not None and (not self._outputs or now >= drain_until) and self.is_done():
+                break
             for key, _ in self._selector.select(timeout=0.1 if is_over or self._kill_at else 0.2):
                 if key.fd == wakeup_fd:
                     self._handle_signals(os.read(wakeup_fd, 4096))
-                else:
+                elif key.fd in self._outputs:
                     self._read(key.fd)
             now = time.monotonic()
             for output in list(self._outputs.values()):
                 self._guarded(partial(output.stream.flush_idle, now))
+            for sink in self._sinks:
+                self._guarded(sink.drain)
         for fd in list(self._outputs):
             self._close(fd)
+
+    def _watch(self) -> None:
+        """Look at our own descriptors while they are behind, at ranks unless they add to one that is full."""
+        watched = self._selector.get_map()
+        wanted: list[tuple[Sink | IO[bytes], int, bool]] = [
+            *((sink, selectors.EVENT_WRITE, sink.is_behind) for sink in self._sinks),
+            *(
+                (one.pipe, selectors.EVENT_READ, not one.stream.sink.is_full)
+                for one in self._outputs.values()
+            ),
+        ]
+        for file, events, is_wanted in wanted:
+            if is_wanted and file not in watched:
+                self._selector.register(file, events)
+            elif not is_wanted and file in watched:
+                self._selector.unregister(file)
+
+    def _awaits_reader(self) -> bool:
+        """Tell whether output still waits for its reader; who asks this process to end does not want it."""
+        return any(sink.is_behind for sink in self._sinks) and not self._passed_on.intersection(_STOPPING)
 
     def _handle_signals(self, numbers: bytes) -> None:
         for place, number in enumerate(numbers, 1):
@@ -341,8 +368,7 @@ class Launcher:
                 self.ended(rank.number, rank.code)
                 if rank.code:
                     failed.append(rank)
-            if rank.code is not None:
-                _reap_orphans(rank.process.pid)
+        self._reap_orphans()
         if self._kill_at is not None and not any(self._is_group_ours(rank) for rank in self._ranks):
             self._kill_at = None
         if failed:
@@ -350,6 +376,16 @@ class Launcher:
         # What else ranks have left behind need not be waited for.
         if self._has_grace and not any(self._may_save(rank) for rank in self._ranks):
             self.stop()
+
+    def _reap_orphans(self) -> None:
+        """Wait for dead processes whose parents are gone: they are this one's, and look alive until then."""
+        own = {rank.process.pid for rank in self._ranks}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None or found.si_pid in own or (self._guard and found.si_pid == self._guard.pid):
+                    break  # whoever has started it waits for it
+                os.waitpid(found.si_pid, 0)
 
     def _judge(self, failed: Sequence[_Rank]) -> None:
         """Set the exit code, and stop all or let them leave."""
@@ -363,12 +399,20 @@ class Launcher:
         what = f"rank {worst.number} (pid {worst.process.pid})"
         if now == _FAILED:
             rest = f"; stopping the {running} still running" if running else ""
-            _say(f"{what} failed first: {_describe(worst.code)}{rest}")
+            self._say(f"{what} failed first: {_describe(worst.code)}{rest}")
             self.stop()
         elif now == _ASKED and before < _ASKED:
             rest = f"; the {running} still running have {self._grace_s:g} s to leave" if running else ""
-            _say(f"{what} asked for a restart: {_describe(worst.code)}{rest}")
+            self._say(f"{what} asked for a restart: {_describe(worst.code)}{rest}")
             self.grant_grace()
+
+    def _say(self, message: str) -> None:
+        self.write_error(f"smdp: {message}\n")
+
+    def write_error(self, text: str) -> None:
+        """Write to stderr, behind what ranks have written there."""
+        with contextlib.suppress(OSError):
+            self._sinks[1].write(text.encode(errors="replace"))
 
     def heard(self, rank: int, is_stderr: bool, data: bytes) -> None:
         """Take what a rank has written."""
@@ -439,7 +483,8 @@ class Launcher:
 
     def _close(self, fd: int) -> None:
         output = self._outputs.pop(fd)
-        self._selector.unregister(output.pipe)
+        if output.pipe in self._selector.get_map():
+            self._selector.unregister(output.pipe)
         self._guarded(output.stream.close)
         output.pipe.close()
 
@@ -457,13 +502,6 @@ class Launcher:
             if self._exit_code is None:
                 self._exit_code = 128 + signal.SIGPIPE if is_pipe else 74  # EX_IOERR
             self.stop()
-
-
-def _reap_orphans(group: int) -> None:
-    """Orphans become this process's children, and dead ones look alive until they are waited for."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-group, os.WNOHANG)[0]:
-            pass
 
 
 def _child_setup(cpus: set[int] | None) -> Callable[[], None]:

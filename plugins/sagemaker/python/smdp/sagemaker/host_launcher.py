@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -78,7 +77,7 @@ class HostLauncher(Launcher):
         if self._channel.failure is not None and not self._is_told:
             self._is_told = True
             if self._channel.failure.host != self._host:
-                _say(f"{self._channel.failure.headline}; the ranks here are stopped")
+                self.write_error(f"{self._channel.failure.headline}; the ranks here are stopped\n")
             self.stop()
         if self._channel.has_asked:
             self.grant_grace()  # does nothing the second time
@@ -94,7 +93,3 @@ class HostLauncher(Launcher):
 
     def _last_words(self, rank: int) -> str:
         return self._tails.get(rank, b"").decode(errors="replace")[-_TEXT_BYTES:]
-
-
-def _say(message: str) -> None:
-    os.write(2, f"{message}\n".encode(errors="replace"))
