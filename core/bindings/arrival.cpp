@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include "bind.h"
+#include "released.h"
 
 namespace nb = nanobind;
 
@@ -13,7 +14,7 @@ void bind_arrival(nb::module_& m) {
   nb::class_<Arrival>(m, "Arrival", "Values that are still on their way when an operation is asked for.")
       // Owned by C++: a thread of ours that drops the last one must not ask for the GIL.
       .def(nb::new_([] { return std::make_shared<Arrival>(); }))
-      .def("arrive", &Arrival::arrive, nb::call_guard<nb::gil_scoped_release>(), "The values are in place. Once.");
+      .def("arrive", &Arrival::arrive, nb::call_guard<Released>(), "The values are in place. Once.");
 }
 
 }  // namespace smdp

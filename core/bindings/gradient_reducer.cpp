@@ -15,6 +15,7 @@
 
 #include "bind.h"
 #include "interruption.h"
+#include "released.h"
 
 namespace nb = nanobind;
 
@@ -26,7 +27,7 @@ using Pointer = std::uintptr_t;
 }  // namespace
 
 void bind_gradient_reducer(nb::module_& m) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<Released>;
   nb::class_<GradientReducer>(m, "GradientReducer", "Sums gradients over a group while backward goes on.")
       .def(
           "__init__",
@@ -47,7 +48,7 @@ void bind_gradient_reducer(nb::module_& m) {
             for (const auto& [name, count, dtype, shape] : list) {
               gradients.push_back({name, count, static_cast<DType>(dtype), shape});
             }
-            const nb::gil_scoped_release release;
+            const Released release;
             new (self) GradientReducer(group, std::move(gradients), options);
           },
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",

@@ -12,13 +12,14 @@
 #include <vector>
 
 #include "bind.h"
+#include "released.h"
 
 namespace nb = nanobind;
 
 namespace smdp {
 
 void bind_gradient_steps(nb::module_& m) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<Released>;
   nb::class_<GradientSteps>(m, "GradientSteps", "Drives a GradientReducer for ops of a graph, which know it by its id.")
       .def(
           "__init__",
@@ -37,7 +38,7 @@ void bind_gradient_steps(nb::module_& m) {
             for (const auto& [name, count, dtype, shape] : list) {
               gradients.push_back({name, count, static_cast<DType>(dtype), shape});
             }
-            const nb::gil_scoped_release release;
+            const Released release;
             new (self) GradientSteps(group, std::move(gradients), options);
           },
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",

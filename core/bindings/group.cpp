@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
 #include <chrono>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "bind.h"
 #include "error.h"
 #include "interruption.h"
+#include "released.h"
 #include "smdp/error.h"
 
 namespace nb = nanobind;
@@ -82,7 +84,7 @@ DType dtype_of(int value) { return static_cast<DType>(value); }
 ReduceOp op_of(int value) { return static_cast<ReduceOp>(value); }
 
 void bind_reductions(nb::class_<Group>& group) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<Released>;
   group
       .def(
           "all_reduce",
@@ -117,7 +119,7 @@ void bind_reductions(nb::class_<Group>& group) {
 }
 
 void bind_movements(nb::class_<Group>& group) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<Released>;
   group
       .def(
           "broadcast",
@@ -179,23 +181,23 @@ void bind_messages(nb::class_<Group>& group) {
             return async ? handle : nullptr;
           },
           nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout"),
-          nb::arg("async_op"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("async_op"), nb::call_guard<Released>())
       .def(
           "offer",
           [](Group& g, Pointer data, std::size_t count, int dtype, int destination, std::int64_t tag) {
             return g.offer({pointer(data), count}, dtype_of(dtype), destination, tag);
           },
           nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"),
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("refuse", &Group::refuse, nb::arg("src"), nb::arg("tag"), nb::call_guard<nb::gil_scoped_release>())
-      .def("push_offers", &Group::push_offers, nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<Released>())
+      .def("refuse", &Group::refuse, nb::arg("src"), nb::arg("tag"), nb::call_guard<Released>())
+      .def("push_offers", &Group::push_offers, nb::call_guard<Released>())
       .def(
           "recv",
           [](Group& g, Pointer data, std::size_t count, int dtype, int source, std::int64_t tag, double timeout,
              bool async) -> nb::object {
             Group::Handle handle;
             {
-              const nb::gil_scoped_release release;
+              const Released release;
               handle = g.recv({pointer(data), count}, dtype_of(dtype), source, tag, call(timeout, async));
             }
             return async ? nb::cast(handle) : nb::cast(handle->source());
@@ -221,7 +223,7 @@ void bind_group(nb::module_& m) {
             options.interrupted = is_interrupted;
             if (parent != nullptr) options.obstacle = parent->watch(ranks);
             std::shared_ptr<Store> shared = share(store);
-            const nb::gil_scoped_release release;
+            const Released release;
             new (self) Group(std::move(shared), rank, size, options);
           },
           nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"),
@@ -240,16 +242,20 @@ void bind_group(nb::module_& m) {
       .def(
           "split",
           [](Group& g, int color, int key, const std::string& group_name) { return g.split(color, key, group_name); },
-          nb::arg("color"), nb::arg("key"), nb::arg("name"), nb::call_guard<nb::gil_scoped_release>())
-      .def("shutdown", &Group::shutdown, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("color"), nb::arg("key"), nb::arg("name"), nb::call_guard<Released>())
+      .def("shutdown", &Group::shutdown, nb::arg("reason") = "", nb::call_guard<Released>())
       .def("explain", &Group::explain, nb::arg("bytes"))
-      .def("abort", &Group::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Group::abort, nb::arg("reason"), nb::call_guard<Released>())
       .def(
           "error", [](const Group& g) { return to_python(g.error()); }, nb::sig("def error(self) -> Exception | None"));
   bind_reductions(group);
   bind_movements(group);
   bind_messages(group);
-  m.def("shutdown_all", &shutdown_all, nb::arg("reason") = "", nb::call_guard<nb::gil_scoped_release>());
+  // Once: this process, and no child of its, counts threads.
+  ::pthread_atfork(nullptr, nullptr, &Released::forget);
+  m.def("threads_inside", &Released::count, "Threads in calls that have let go of Python's lock.");
+  m.def("end", &Released::end, "Makes all such calls of other threads fail from now on; for the end of the program.");
+  m.def("shutdown_all", &shutdown_all, nb::arg("reason") = "", nb::call_guard<Released>());
 }
 
 }  // namespace smdp

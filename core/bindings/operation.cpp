@@ -11,6 +11,7 @@
 #include "bind.h"
 #include "error.h"
 #include "interruption.h"
+#include "released.h"
 #include "smdp/error.h"
 
 namespace nb = nanobind;
@@ -25,7 +26,7 @@ void bind_operation(nb::module_& m) {
             if (!timeout) {
               bool is_done = false;
               {
-                const nb::gil_scoped_release release;
+                const Released release;
                 is_done = operation.wait_unless(is_interrupted);
               }
               if (!is_done) throw nb::python_error();
@@ -37,7 +38,7 @@ void bind_operation(nb::module_& m) {
                   std::chrono::duration<double>(*timeout) - (std::chrono::steady_clock::now() - start));
               bool is_done = false;
               {
-                const nb::gil_scoped_release release;
+                const Released release;
                 is_done = operation.wait_for(std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(0),
                                                                                    std::chrono::milliseconds(200)));
               }
@@ -59,7 +60,7 @@ void bind_operation(nb::module_& m) {
   m.def(
       "next_completion",
       [](double timeout) { return next_completion(std::chrono::milliseconds(static_cast<long long>(timeout * 1000))); },
-      nb::arg("timeout"), nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("timeout"), nb::call_guard<Released>(),
       "Token of an ended operation, see Handle.notify; None after `timeout` seconds.");
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "released.h"
 
 namespace nb = nanobind;
 
@@ -74,8 +75,7 @@ void bind_partition(nb::module_& m) {
   m.def("partition_units", &partition_units, nb::arg("units"), nb::arg("tied"), nb::kw_only(), nb::arg("ranks"),
         nb::arg("virtual_stages"), nb::arg("microbatches"), nb::arg("schedule"), nb::arg("active_microbatches"),
         nb::arg("algorithm"), nb::arg("memory_cap"), nb::arg("state_factor"), nb::arg("memory_weight"),
-        nb::arg("is_tied_together"), nb::arg("latency"), nb::arg("bandwidth"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("is_tied_together"), nb::arg("latency"), nb::arg("bandwidth"), nb::call_guard<Released>());
 }
 
 }  // namespace smdp

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "released.h"
 #include "smdp/pipeline/formats.h"
 #include "smdp/pipeline/generate.h"
 #include "smdp/pipeline/lowering.h"
@@ -30,7 +31,7 @@ using pipeline::Costs;
 using pipeline::Schedule;
 using pipeline::Simulation;
 using pipeline::Violation;
-using Release = nb::call_guard<nb::gil_scoped_release>;
+using Release = nb::call_guard<Released>;
 
 std::vector<std::vector<std::string>> rows_of(const Schedule& schedule) {
   std::vector<std::vector<std::string>> rows;

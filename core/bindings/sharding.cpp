@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "bind.h"
+#include "released.h"
 
 namespace nb = nanobind;
 
@@ -31,7 +32,7 @@ std::vector<Move> reshard_unlocked(nb::handle parameters, nb::handle source, nb:
   const std::vector<Parameter> all = parameters_of(parameters);
   const Layout& from = layout_of("source", source);
   const Layout& to = layout_of("target", target);
-  const nb::gil_scoped_release unlocked;
+  const Released unlocked;
   return reshard(all, from, to);
 }
 

@@ -12,6 +12,7 @@
 
 #include "bind.h"
 #include "interruption.h"
+#include "released.h"
 #include "smdp/error.h"
 #include "smdp/tcp_store.h"
 
@@ -107,7 +108,7 @@ void bind_store(nb::module_& m) {
           "set",
           [](Store& store, const std::string& key, const nb::bytes& value) {
             const std::string text(value.c_str(), value.size());
-            const nb::gil_scoped_release release;
+            const Released release;
             store.set(key, text);
           },
           nb::arg("key"), nb::arg("value"))
@@ -116,13 +117,13 @@ void bind_store(nb::module_& m) {
           [](Store& store, const std::string& key, double timeout) {
             std::string value;
             {
-              const nb::gil_scoped_release release;
+              const Released release;
               value = store.get_unless(key, milliseconds(timeout), is_interrupted);
             }
             return to_bytes(value);
           },
           nb::arg("key"), nb::arg("timeout"), "Waits for the key, at most `timeout` seconds.")
-      .def("check", &Store::check, nb::arg("key"), nb::call_guard<nb::gil_scoped_release>());
+      .def("check", &Store::check, nb::arg("key"), nb::call_guard<Released>());
   nb::class_<TcpStore, Store>(m, "TcpStore").def_prop_ro("port", &TcpStore::port);
   m.def(
       "tcp_store",
@@ -131,7 +132,7 @@ void bind_store(nb::module_& m) {
           throw ConfigError("[smdp] the store's port is " + std::to_string(port) + "; allowed: 1 to 65535.");
         }
         const std::string key(secret.c_str(), secret.size());
-        const nb::gil_scoped_release release;
+        const Released release;
         return std::make_shared<TcpStore>(host, static_cast<std::uint16_t>(port), is_server, key, milliseconds(timeout),
                                           is_interrupted);
       },

@@ -104,6 +104,35 @@ TEST_P(Deadlock, WhereRanksMakeDifferentGroups) {
   expect_deadlock(GetParam(), [](Group&) {}, make, texts);
 }
 
+// A thread that has called nothing so far may be the one that another rank waits for.
+TEST_P(Deadlock, IsNoneWhereThreadsMayStillCall) {
+  run(GetParam(), [](Group& group) {
+    const auto one = group.split(0, 0, "one");
+    const auto two = group.split(0, 0, "two");
+    Group& own = group.rank() == 0 ? *one : *two;
+    Group& other = group.rank() == 0 ? *two : *one;
+    std::thread helper([&] {
+      std::this_thread::sleep_for(seconds(4));
+      sum(other);
+    });
+    std::vector<float> data(8, 1.0F);
+    Call call;
+    call.interrupted = [] {
+      note_company(true);
+      return false;
+    };
+    std::exception_ptr error;
+    try {
+      own.all_reduce(data.data(), data.data(), std::vector<std::int64_t>{8}, DType::kFloat32, ReduceOp::kSum, 1.0,
+                     call);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    helper.join();
+    if (error) std::rethrow_exception(error);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Deadlock, testing::Values(Layout{2}, Layout{2, 1}),
                          [](const auto& info) { return "Hosts" + std::to_string(info.index); });
 

@@ -530,6 +530,26 @@ TEST_P(Deadline, OfAnOperationThatWaitsForOneBeforeIt) {
   EXPECT_THROW(run(GetParam(), body), Error);  // the others find the group closed
 }
 
+TEST_P(Deadline, DoesNotCountTheTimeOfThoseBeforeIt) {
+  GroupOptions options = quick_options();
+  options.timeout = std::chrono::seconds(2);
+  run(
+      GetParam(),
+      [](Group& group) {
+        std::vector<float> data(8);
+        Call call;
+        call.async = true;
+        std::vector<Group::Handle> handles;
+        for (int i = 0; i < 10; ++i) {
+          if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+          handles.push_back(group.all_reduce(data.data(), data.data(), std::vector<std::int64_t>{8}, DType::kFloat32,
+                                             ReduceOp::kSum, 1.0, call));
+        }
+        for (const Group::Handle& handle : handles) handle->wait();
+      },
+      options);
+}
+
 class Departure : public testing::TestWithParam<Layout> {};
 
 TEST_P(Departure, OfAllOthersEndsAReceiveFromAnybody) {

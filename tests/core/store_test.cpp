@@ -392,6 +392,10 @@ TEST(TcpStore, EndOfTheServerIsAnErrorNotAHang) {
   EXPECT_THROW(client->get("never", seconds(60)), Error);
   EXPECT_LT(steady_clock::now() - start, seconds(20));
   ender.join();
+  // Nobody will listen there again.
+  const auto again = steady_clock::now();
+  EXPECT_THROW(client->check("other"), PeerLostError);
+  EXPECT_LT(steady_clock::now() - again, seconds(3));
 }
 
 }  // namespace

@@ -2,11 +2,16 @@
 #include "observability/trace.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include "ranks.h"
+#include "smdp/store.h"
 
 namespace smdp::test {
 namespace {
@@ -41,6 +46,32 @@ TEST(Trace, AFullFileEndsWithAnEventThatSaysSo) {
   EXPECT_NE(lines[lines.size() - 2].find("\"event "), std::string::npos) << lines[lines.size() - 2];
   EXPECT_NE(lines.back().find(R"("name":"trace is full")"), std::string::npos) << lines.back();
   EXPECT_NE(lines.back().find(R"("args":{"limit_bytes":20000}},)"), std::string::npos) << lines.back();
+  std::filesystem::remove_all(folder);
+}
+
+// Alone of its kind in this process, which has one trace.
+TEST(Trace, OfAPartOfTheWorldHasTheNumbersOfTheWorld) {
+  const std::filesystem::path folder = testing::TempDir() + "smdp_part_trace";
+  std::filesystem::remove_all(folder);
+  const int child = ::fork();  // which has none of its parent's
+  if (child == 0) {
+    GroupOptions options = quick_options();
+    options.trace = folder.string();
+    options.world_rank = 5;
+    options.world_size = 8;
+    {
+      Group group(make_memory_store(), 0, 1, options);
+      group.barrier();
+    }
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  const std::vector<std::string> lines = lines_of(folder);
+  ASSERT_GT(lines.size(), 4U);
+  EXPECT_NE(lines[3].find(R"("args":{"rank":5,"size":8,)"), std::string::npos) << lines[3];
+  EXPECT_NE(lines.back().find("barrier"), std::string::npos) << lines.back();
   std::filesystem::remove_all(folder);
 }
 

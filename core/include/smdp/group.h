@@ -29,6 +29,8 @@ struct GroupOptions {
   std::string name = "world";
   // Number of this rank in the world, for messages, where the group is a part of it. -1: ranks are the world's.
   int world_rank = -1;
+  // Ranks of the world, for traces, likewise. -1: as many as the group has.
+  int world_size = -1;
   // What it is for, e.g. "gradient 'w'", where not all ranks come, or wait elsewhere for this one. May be empty.
   std::string purpose;
   // Groups whose place this one takes: a rank that makes it calls no operation of those before all ranks have come. A

@@ -62,4 +62,8 @@ class SMDP_API Operation {
 // Next token of an ended operation; nothing after `timeout`.
 SMDP_API std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout);
 
+// Of this thread, while it waits: whether other threads of the program may make calls meanwhile. As long as they may,
+// nobody concludes from this wait that this rank will not come elsewhere.
+SMDP_API void note_company(bool has_company);
+
 }  // namespace smdp

@@ -134,6 +134,14 @@ class Group:
 
     def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int, timeout: float, async_op: bool) -> Handle | int: ...
 
+def threads_inside() -> int:
+    """Threads in calls that have let go of Python's lock."""
+
+def end() -> None:
+    """
+    Makes all such calls of other threads fail from now on; for the end of the program.
+    """
+
 def shutdown_all(reason: str = '') -> None: ...
 
 class Meeting:

@@ -34,6 +34,9 @@ def wait_for_all(handles: Sequence[_core.Handle], limit: float | None) -> None:
             ) from None
 
 
+# In place of a result: the rank that a receive got its message from.
+SOURCE = object()
+
 # Those in flight: their arrays live on while they run, whatever the caller drops.
 _running: set[Handle] = set()
 
@@ -74,7 +77,7 @@ class Handle:
             wait_for_all(self._handles, limit)
         finally:
             self.done()
-        return self._result
+        return self.source() if self._result is SOURCE else self._result
 
     def done(self) -> bool:
         """True once it has ended, well or not."""

@@ -7,6 +7,7 @@ import time
 from typing import Any, SupportsFloat
 
 from . import _core
+from ._arguments import integer
 from ._errors import ConfigError
 from ._shown import shown
 from ._world import any_core
@@ -66,13 +67,15 @@ def explain(what: Any, group: Any = None) -> str:
     if callable(getattr(what, "explain", None)):
         return str(what.explain())
     raise TypeError(
-        f"[smdp] explain() takes bytes of an all_reduce or a model that smdp wraps, got {type(what).__name__}"
+        "[smdp] explain() takes bytes of an all_reduce or a model that smdp wraps, got"
+        f" {type(what).__module__}.{type(what).__qualname__}"
     )
 
 
 def _number(name: str, value: SupportsFloat) -> float:
     try:
-        return float(value)
+        # Of a loss torch would warn that it leaves the graph.
+        return float(getattr(value, "detach", lambda: value)())
     except (TypeError, ValueError) as error:
         raise TypeError(f"[smdp] print_step() got {name}={shown(value)}, which is no number") from error
 
@@ -81,8 +84,8 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
     """Print a line of figures, on rank 0 alone; all ranks may call it.
 
     From the second line on it has the means per step since the last one: step_ms; collectives_ms, how long
-    this rank's collectives took, together with what they overlap; exposed_ms, in which training waited for
-    gradients; input_ms, in which it waited for data.
+    this rank's collectives took, together with what they overlap; and, where smdp's classes or hooks reduce
+    the gradients, exposed_ms, in which training waited for them, and input_ms, in which it waited for data.
 
     Args:
         step: The number of the step, above the last one's.
@@ -97,6 +100,7 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
         smdp_step=10 loss=0.25
     """
     global _last
+    step = integer("step", step, 64)
     now, counters = time.perf_counter(), stats()
     means: dict[str, float] = {}
     if _last is not None:
@@ -107,9 +111,10 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
         means = {
             "step_ms": now - _last[1],
             "collectives_ms": _collective_seconds(counters) - _collective_seconds(before),
-            "exposed_ms": counters["exposed_seconds"] - before["exposed_seconds"],
-            "input_ms": counters["input_seconds"] - before["input_seconds"],
         }
+        if counters["steps"] > before["steps"]:  # else nobody has measured these
+            means["exposed_ms"] = counters["exposed_seconds"] - before["exposed_seconds"]
+            means["input_ms"] = counters["input_seconds"] - before["input_seconds"]
         means = {name: 1e3 * seconds / steps for name, seconds in means.items()}
     taken = set(figures) & {"smdp_step", "step_ms", "collectives_ms", "exposed_ms", "input_ms"}
     if taken:

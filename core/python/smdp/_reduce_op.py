@@ -86,7 +86,8 @@ def check_defined(op: int, dtypes: Iterable[int], call: str) -> None:
     first, last = _DEFINED[ReduceOp(op)]
     for dtype in dtypes:
         if not first <= dtype <= last:
+            fitting = "float32" if last >= DType.FLOAT32 else "int64"
             raise ValueError(
                 f"[smdp] {call}: {ReduceOp(op).name} is not defined on {_core.dtype_name(dtype)}."
-                " Convert the data to a type that has it, such as float32 or int64."
+                f" Convert the data to a type that has it, such as {fitting}."
             )

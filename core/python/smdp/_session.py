@@ -24,7 +24,6 @@ class _Served(NamedTuple):
 
     place: tuple[int, str, int, str]
     store: _core.Store
-    session: str
 
 
 _served: _Served | None = None
@@ -34,8 +33,26 @@ def open_session(launch: Launch, secret: str, timeout_s: float) -> _core.Store:
     """Serve rank 0's store, or connect to it; give the part of it that is this init()'s alone."""
     # Without a secret, the job's name still keeps out ranks of another job that came to this port.
     key = secret or (f"job {launch.job}" if launch.job else "")
-    lead_or_follow = _lead if launch.rank == 0 else _follow
-    store, session = lead_or_follow(launch, key, timeout_s)
+    deadline = time.monotonic() + timeout_s
+    return share(
+        _serve(launch, key, timeout_s) if launch.rank == 0 else _connect(launch, key, timeout_s),
+        launch,
+        deadline,
+    )
+
+
+def share(store: _core.Store, launch: Launch, deadline: float) -> _core.Store:
+    """Give the part of a store that is this init()'s alone.
+
+    Args:
+        store: Where all ranks meet.
+        launch: Who this one is.
+        deadline: Of time.monotonic(), until which rank 0 may come.
+
+    Raises:
+        TimeoutError: Rank 0 has not.
+    """
+    session = _begin(store) if launch.rank == 0 else _join(store, launch, deadline)
     return _core.prefix_store(session, store)
 
 
@@ -54,25 +71,17 @@ def _claim(session: str, rank: int) -> str:
     return f"claim {session} {rank}"
 
 
-def _lead(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]:
-    global _served
-    place = (os.getpid(), launch.master_addr, launch.master_port, key)
-    if _served is None or _served.place != place:
-        close()
-        store = _core.tcp_store(launch.master_addr, launch.master_port, True, key.encode(), timeout_s)
-        _served = _Served(place, store, "")
+def _begin(store: _core.Store) -> str:
+    before = store.get(_NOW, 0.0).decode() if store.check(_NOW) else ""
     session = secrets.token_hex(8)
-    _served.store.set(_NOW, session.encode())
-    _served.store.set(_next(_served.session), session.encode())
-    _served = _served._replace(session=session)
-    return _served.store, session
+    store.set(_NOW, session.encode())
+    store.set(_next(before), session.encode())
+    return session
 
 
-def _follow(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, str]:
-    close()  # it may have been rank 0
-    deadline = time.monotonic() + timeout_s
-    store = _connect(launch, key, timeout_s)
-    session = store.get(_NOW, timeout_s).decode()
+def _join(store: _core.Store, launch: Launch, deadline: float) -> str:
+    begin = time.monotonic()
+    session = store.get(_NOW, deadline - begin).decode()
     while store.check(_claim(session, launch.rank)):
         try:
             session = store.get(_next(session), max(0.0, deadline - time.monotonic())).decode()
@@ -80,14 +89,25 @@ def _follow(launch: Launch, key: str, timeout_s: float) -> tuple[_core.Store, st
             raise TimeoutError(
                 f"[smdp] rank {launch.rank} of {launch.world_size}: this is another smdp.init() of this rank,"
                 " here or in a process before this one that ended or still runs, but rank 0 has not called it"
-                f" again after {timeout_s:g} s. All ranks must call smdp.shutdown() and smdp.init() equally"
-                " often, and are started anew together; SMDP_INIT_TIMEOUT sets the wait."
+                f" again after {time.monotonic() - begin:.3g} s. All ranks must call smdp.shutdown() and"
+                " smdp.init() equally often, and are started anew together; SMDP_INIT_TIMEOUT sets the wait."
             ) from None
     store.set(_claim(session, launch.rank), b"")
-    return store, session
+    return session
+
+
+def _serve(launch: Launch, key: str, timeout_s: float) -> _core.Store:
+    global _served
+    place = (os.getpid(), launch.master_addr, launch.master_port, key)
+    if _served is None or _served.place != place:
+        close()
+        store = _core.tcp_store(launch.master_addr, launch.master_port, True, key.encode(), timeout_s)
+        _served = _Served(place, store)
+    return _served.store
 
 
 def _connect(launch: Launch, key: str, timeout_s: float) -> _core.Store:
+    close()  # it may have been rank 0
     try:
         return _core.tcp_store(launch.master_addr, launch.master_port, False, key.encode(), timeout_s)
     except SmdpError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -20,6 +21,9 @@ from .group import Group
 _world: Group | None = None
 # The process that made it: a forked child inherits the variable, but cannot use the group.
 _owner = 0
+# Held by who makes it: a second thread waits, and gets the same one; a forked child has one of its own.
+_making = threading.RLock()
+os.register_at_fork(after_in_child=lambda: globals().update(_making=threading.RLock()))
 # Groups over all ranks that plugins have made, oldest first.
 _offered: list[weakref.ref[Any]] = []
 
@@ -52,6 +56,19 @@ def init(
         TimeoutError: Not all ranks came; lists who did and who did not.
         ClosedError: This process is a forked child of a rank.
     """
+    with _making:
+        return _init(rank, world_size, local_rank, master_addr, master_port, timeout, store)
+
+
+def _init(
+    rank: int | None,
+    world_size: int | None,
+    local_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    timeout: float | None,
+    store: Any,
+) -> Group:
     global _world, _owner
     if _world is not None:
         if _owner != os.getpid():
@@ -86,6 +103,8 @@ def init(
     options = config.options(launch.master_addr)
     if store is not None:
         base = store if isinstance(store, _core.Store) else _core.python_store(store)
+        deadline = time.monotonic() + config.init_timeout_s
+        base = _session.share(_core.prefix_store("smdp", base), launch, deadline)
     elif launch.world_size == 1:
         base = _core.memory_store()
     else:
@@ -203,5 +222,10 @@ def _leave() -> None:
         preemption.finish()
     _core.shutdown_all(why)
     _session.close()
+    # Python cannot end threads that are in the core: they come out now, or never.
+    _core.end()
+    deadline = time.monotonic() + _BEHIND_S
+    while _core.threads_inside() and time.monotonic() < deadline:
+        time.sleep(0.001)
     if _LEFT in why:
         time.sleep(_BEHIND_S)

@@ -139,7 +139,7 @@ class Config:
             streams=read_int(environ, "SMDP_STREAMS", minimum=1, maximum=64),
             chunk_bytes=_read_chunk_bytes(environ),
             trace=read(environ, "SMDP_TRACE"),
-            stall_time_s=read_int(environ, "SMDP_STALL_TIME"),
+            stall_time_s=read_int(environ, "SMDP_STALL_TIME", maximum=10**7),
             log_level=read_log_level(environ),
             deterministic=_read_deterministic(environ),
             preempted_exit_code=read_preempted_exit_code(environ),
@@ -194,8 +194,17 @@ def invalid(name: str, value: object, allowed: str) -> ConfigError:
 
 
 def read(environ: Mapping[str, str], name: str) -> str | None:
-    """Give the value without surrounding blanks, None if there is none."""
-    return environ.get(name, "").strip() or None
+    """Give the value without surrounding blanks, None if there is none.
+
+    Raises:
+        ConfigError: Its bytes are no text.
+    """
+    text = environ.get(name, "").strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # as os.environ has such bytes
+        raise invalid(name, text, "text in UTF-8") from None
+    return text or None
 
 
 def read_int(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import _core
 from ._arguments import flag, integer, number, seconds, text
 from ._buffers import Buffer, view
-from ._handle import Handle, forget_ended
+from ._handle import SOURCE, Handle, forget_ended
 from ._overlap import Region, check_apart, regions
 from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 
@@ -368,6 +368,10 @@ class Group:
         """Receives into ``array``, from ``src`` or anybody (None); returns the rank it came from."""
         data = view(array, writes=True, what="the array")
         source = -1 if src is None else integer("src", src)
+        if source < 0 and src is not None:
+            raise ValueError(
+                f"[smdp] src = {source} is not valid; allowed: 0 to {self.size - 1}, or None for any rank."
+            )
         got = self._core.recv(
             data.pointer,
             data.elements,
@@ -379,7 +383,7 @@ class Group:
         )
         if isinstance(got, int):
             return self._finish(None, data, got)
-        return self._finish(got, data, None)
+        return self._finish(got, data, SOURCE)
 
     def all_reduce_coalesced(
         self,

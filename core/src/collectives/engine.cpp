@@ -143,6 +143,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     lock.lock();
     driver_ = Driver::kNone;
     running_ = nullptr;
+    last_end_ = Clock::now();
     const bool more = !queue_.empty();
     const bool stopping = error_ != nullptr;
     lock.unlock();
@@ -171,6 +172,7 @@ void Engine::begin(Collective& collective) {
   running_ = is_patient(collective) ? collective.handle.get() : nullptr;
   collective.handle->begin();
   collective.began = collective.since = Clock::now();
+  collective.deadline = collective.since + collective.timeout;  // those before it have taken their own time
   set_looks(collective);
 }
 
@@ -206,8 +208,10 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
       if (!check(collective)) {
         const auto left = std::clamp<Clock::duration>(collective.next_look() - Clock::now(),
                                                       std::chrono::milliseconds(1), std::chrono::seconds(1));
-        if (!scope && Clock::now() - collective.began > kShortWait) scope.emplace(*collective.handle);
-        futex_sleep(sleep, left);
+        const bool is_long = !scope && Clock::now() - collective.began > kShortWait;
+        if (is_long) scope.emplace(*collective.handle);
+        // At once what is asked then tells others about this wait, too.
+        if (!is_long) futex_sleep(sleep, left);
         if (call.interrupted && call.interrupted()) scheduler.fail(interruption());
       }
     }
@@ -278,6 +282,7 @@ bool Engine::poll_collective() {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
     running_ = nullptr;
+    last_end_ = Clock::now();
   }
   ended->handle->complete(failure);
   return true;

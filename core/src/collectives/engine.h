@@ -201,6 +201,7 @@ class Engine final : public Progress::Client {
   std::condition_variable idle_;               // the caller has stopped driving
   Driver driver_ = Driver::kNone;              // guarded by mutex_, as all below
   std::thread::id caller_;                     // who drives, if it is a caller
+  Clock::time_point last_end_{};               // of a collective that others in the queue have waited for
   std::uint64_t last_caller_ = this_thread();  // of a collective; before the first, who made the group
   const Operation* running_ = nullptr;         // unless it has a shorter deadline than the group's others
   std::deque<std::unique_ptr<Collective>> queue_;

@@ -98,7 +98,7 @@ Control::Status Engine::status() {
   } else {
     status.elsewhere = elsewhere(meeting ? meeting : wait);
   }
-  const bool is_certain = !meeting && is_only_caller(world_rank, caller);
+  const bool is_certain = !meeting && is_only_caller(world_rank, caller) && !(wait && wait->has_company);
   if (!is_certain) status.wait = 0;
   if (!is_certain && !status.elsewhere.replaces_this) status.elsewhere.wait = 0;
   return status;

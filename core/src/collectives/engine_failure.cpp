@@ -77,9 +77,11 @@ void Engine::check_queue(Clock::time_point now) {
       Collective& queued = *queue_[i];
       const bool is_open = is_behind_late || queued.waits_for_this_rank();
       is_behind_late = is_behind_late || queued.is_late();
-      if (is_open || queued.was_open) {
-        queued.was_open = is_open;
-        queued.deadline = now + queued.timeout;
+      // While those before it end, it waits for nobody.
+      const auto begin = is_open || queued.was_open ? now : last_end_;
+      queued.was_open = is_open;
+      if (begin + queued.timeout > queued.deadline) {
+        queued.deadline = begin + queued.timeout;
         queued.next_inquiry = inquiry_time(queued.deadline, queued.timeout);
       }
       if (now >= queued.next_inquiry) {
@@ -159,7 +161,7 @@ void Engine::fail_elsewhere(const Failure& failure) {
   const std::optional<ThreadWait> meeting = meeting_of(world_rank, {});
   if (meeting && meeting->replaces(members_.name)) break_wait(meeting->id, here.exception());
   const std::optional<ThreadWait> wait = wait_of(caller);
-  if (!wait || !is_only_caller(world_rank, caller)) return;
+  if (!wait || wait->has_company || !is_only_caller(world_rank, caller)) return;
   if (wait->operation == nullptr) {
     break_wait(wait->id, here.exception());
     return;

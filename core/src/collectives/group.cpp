@@ -115,7 +115,8 @@ void check_count(const Members& members, const std::string& what, std::size_t co
 void check_reduction(const Members& members, const char* operation, DType dtype, ReduceOp op) {
   if (is_supported(dtype, op)) return;
   throw InvalidArgument(members.prefix() + operation + ": " + name_of(op) + " is not defined on " + name_of(dtype) +
-                        ". Convert the data to a type that has it, such as float32 or int64.");
+                        ". Convert the data to a type that has it, such as " +
+                        (is_supported(DType::kFloat32, op) ? "float32." : "int64."));
 }
 
 Fingerprint fingerprint(OpKind kind, DType dtype, ReduceOp op = ReduceOp::kSum, int root = -1) {
@@ -207,7 +208,9 @@ class Group::Impl {
       throw;
     }
     const Members& all = engine->members();
-    if (!options.trace.empty()) trace::open(options.trace, rank, size, all.host_names[static_cast<std::size_t>(rank)]);
+    if (options.trace.empty()) return;
+    trace::open(options.trace, options.world_rank < 0 ? rank : options.world_rank,
+                options.world_size < 0 ? size : options.world_size, all.host_names[static_cast<std::size_t>(rank)]);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;

@@ -1,6 +1,7 @@
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <string>
+#include <system_error>
 
 #include "collectives/planner.h"
 #include "common/log.h"
@@ -12,9 +13,11 @@ namespace smdp {
 namespace {
 
 double number(const std::string& name, const std::string& value, double least, double most) {
-  char* end = nullptr;
-  const double parsed = std::strtod(value.c_str(), &end);
-  if (value.empty() || *end != '\0' || !(parsed >= least) || !(parsed <= most)) {
+  double parsed = 0;
+  const char* const last = value.data() + value.size();
+  // In any locale a point: it is Python that writes these.
+  const auto [end, error] = std::from_chars(value.data(), last, parsed);
+  if (error != std::errc() || end != last || !(parsed >= least) || !(parsed <= most)) {
     std::string upper;
     for (const char c : name) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     throw ConfigError("[smdp] SMDP_" + upper + " is '" + value + "'; allowed: a number from " +
@@ -68,6 +71,8 @@ GroupOptions GroupOptions::from(const std::map<std::string, std::string>& values
       options.threads = static_cast<int>(number(name, value, 1, 64));
     } else if (name == "world_rank") {
       options.world_rank = static_cast<int>(number(name, value, 0, 2'147'483'647));
+    } else if (name == "world_size") {
+      options.world_size = static_cast<int>(number(name, value, 1, 2'147'483'647));
     } else if (name == "chunk_bytes") {
       options.chunk_bytes = static_cast<std::size_t>(number(name, value, 16'384, 67'108'864));
     } else if (name == "force_kernel") {

@@ -119,11 +119,18 @@ std::string Planner::why_idle(std::size_t hosts) const {
   return "";
 }
 
+std::string Planner::reason(std::size_t hosts) const {
+  std::string text;
+  if (hosts > 1 && strict_) text = "; SMDP_DETERMINISTIC=strict takes direct";
+  if (forced_ == Algorithm::kAuto) return text;
+  return text + "; SMDP_ALGORITHM=" + name_of(forced_) + (why_idle(hosts).empty() ? "" : " has no effect");
+}
+
 std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t ranks, std::size_t slot_bytes,
                              std::size_t streams) const {
   const auto microseconds = [](double seconds) { return std::to_string(std::lround(seconds * 1e6)) + " us"; };
   const std::string what = "all_reduce of " + std::to_string(bytes) + " bytes ";
-  const std::string by = forced_ == Algorithm::kAuto ? "" : std::string("; SMDP_ALGORITHM=") + name_of(forced_);
+  const std::string by = reason(hosts);
   const auto size = static_cast<double>(bytes);
   if (hosts == 1) {
     const Algorithm choice = local_all_reduce(bytes, ranks, slot_bytes);

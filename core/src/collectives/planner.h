@@ -36,6 +36,8 @@ class Planner {
 
   // Why SMDP_ALGORITHM decides nothing in a group on so many hosts; empty if it does, or is not set.
   std::string why_idle(std::size_t hosts) const;
+  // What variables have to do with the choice, for explain().
+  std::string reason(std::size_t hosts) const;
 
   // The choice for an all_reduce between `hosts` of `ranks` each, with the cost of every algorithm, and how it is cut:
   // chunks, owners, streams (connections to a rank on another host).

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/per_process.h"
+#include "smdp/operation.h"
 
 namespace smdp {
 namespace {
@@ -120,6 +121,13 @@ std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::
     before = wait.since;
   }
   return oldest;
+}
+
+void note_company(bool has_company) {
+  Waits& all = waits();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.by_thread.find(this_thread());
+  if (found != all.by_thread.end()) found->second.has_company = has_company;
 }
 
 void break_wait(std::uint64_t id, std::exception_ptr error) {

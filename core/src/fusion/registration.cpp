@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -37,9 +37,9 @@ bool is_same(const std::string& line, const std::string& other, bool with_names)
 
 // Small ones, too, which std::to_string would make 0.
 std::string text_of(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.9g", value);
-  return text.data();
+  std::array<char, 32> text{};  // with a point in any locale, as ranks compare it
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, 9);
+  return {text.data(), end};
 }
 
 std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options) {

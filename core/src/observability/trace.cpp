@@ -15,8 +15,8 @@
 #include <system_error>
 #include <utility>
 
-#include "common/fork_guard.h"
 #include "common/log.h"
+#include "common/per_process.h"
 #include "smdp/error.h"
 
 namespace smdp::trace {
@@ -50,7 +50,6 @@ class File {
       throw ConfigError("[smdp] SMDP_TRACE is '" + directory + "', and " + path +
                         " cannot be written: " + std::strerror(errno) + ". Name a directory that can be.");
     }
-    fork_generation_ = ForkGuard::generation();
     rank_ = std::to_string(rank);
     // An array that is never closed: viewers accept that, and the end of a killed process is no worse.
     pending_ = "[\n";
@@ -67,7 +66,7 @@ class File {
   void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
             TimePoint end, const Arguments& arguments) {
     std::unique_lock lock(mutex_);
-    if (ForkGuard::in_forked_child(fork_generation_) || is_full_) return;
+    if (descriptor_ < 0 || is_full_) return;
     const std::string thread = number_of(track);
     pending_ += R"({"ph":"X","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"cat":)" + quoted(category) +
                 R"(,"name":)" + quoted(name) + R"(,"ts":)" + microseconds(begin.time_since_epoch()) + R"(,"dur":)" +
@@ -89,7 +88,7 @@ class File {
 
   void flush() {
     std::unique_lock lock(mutex_);
-    if (descriptor_ < 0 || ForkGuard::in_forked_child(fork_generation_)) return;
+    if (descriptor_ < 0) return;
     write_pending();
     tell(lock);
   }
@@ -150,7 +149,6 @@ class File {
 
   std::mutex mutex_;  // guards everything below; a leaf
   int descriptor_ = -1;
-  std::uint64_t fork_generation_ = 0;
   std::string rank_;
   std::string pending_;
   std::size_t written_ = 0;
@@ -160,10 +158,8 @@ class File {
   std::map<std::string, std::size_t> tracks_;
 };
 
-File& file() {
-  static File& only = *new File;  // never destroyed: threads may outlive main
-  return only;
-}
+// What a forked child has inherited is its parent's: it opens another one, or has none.
+File& file() { return per_process<File>(); }
 
 }  // namespace
 

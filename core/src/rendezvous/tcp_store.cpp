@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/failure.h"
 #include "common/fork_guard.h"
 #include "rendezvous/inherited_store.h"
 #include "rendezvous/store_server.h"
@@ -18,7 +20,8 @@ namespace smdp {
 namespace {
 
 constexpr char kHint[] = " Is rank 0 running there? SMDP_MASTER_ADDR and SMDP_MASTER_PORT must name it.";
-constexpr std::chrono::milliseconds kPause{100};  // before the next try to connect
+constexpr std::chrono::milliseconds kPause{100};     // before the next try to connect
+constexpr std::chrono::milliseconds kPatience{500};  // with a server that was there and refuses
 
 void check_lengths(const std::string& key, const std::string& value) {
   if (key.size() > kMaxKey || value.size() > kMaxValue) throw InvalidArgument("[smdp] a store entry is too long.");
@@ -65,15 +68,18 @@ class TcpStore::Client {
     } catch (const TimeoutError& error) {
       throw TimeoutError("[smdp] the store at " + where_ + " does not answer: " + error.what());
     } catch (const Error& error) {
-      throw PeerLostError("[smdp] the store at " + where_ + " is gone (rank 0 ended?): " + error.what());
+      throw PeerLostError("[smdp] the store at " + where_ +
+                          " is gone: rank 0 of the world, which serves it, has ended (" + without_tag(error.what()) +
+                          ")");
     }
   }
 
  private:
-  FileDescriptor connect(Deadline deadline, const Interrupted& interrupted) const {
+  FileDescriptor connect(Deadline deadline, const Interrupted& interrupted,
+                         std::optional<std::chrono::milliseconds> patience = std::nullopt) const {
     try {
       for (;;) {
-        FileDescriptor socket = connect_to(host_, port_, deadline, "", interrupted);
+        FileDescriptor socket = connect_to(host_, port_, deadline, "", interrupted, patience);
         try {
           handshake(socket, Role::kClient, secret_, "store", deadline, interrupted);
           return socket;
@@ -88,6 +94,7 @@ class TcpStore::Client {
     } catch (const TimeoutError& error) {
       throw TimeoutError(std::string(error.what()) + " The store is at " + where_ + "." + kHint);
     } catch (const Error& error) {
+      if (patience) throw;
       throw Error(std::string(error.what()) + " The store is at " + where_ + "." + kHint, error.kind());
     }
   }
@@ -101,7 +108,7 @@ class TcpStore::Client {
         return socket;
       }
     }
-    return connect(deadline, interrupted);
+    return connect(deadline, interrupted, kPatience);
   }
 
   const std::uint64_t generation_ = ForkGuard::generation();

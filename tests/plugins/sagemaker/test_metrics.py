@@ -60,7 +60,8 @@ def test_figures_of_a_job_on_arrays(tmp_path: Path) -> None:
     figures = {definition["Name"]: found(definition, text) for definition in METRIC_DEFINITIONS}
     assert figures["smdp:step"] == [0, 10, 20]
     assert figures["smdp:loss"] == pytest.approx([1, 1 / 11, 1 / 21], rel=1e-5)
-    assert len(figures["smdp:step_ms"]) == len(figures["smdp:exposed_ms"]) == 2
+    assert len(figures["smdp:step_ms"]) == 2
+    assert figures["smdp:exposed_ms"] == figures["smdp:input_ms"] == [], "nobody has measured them"
     for step, collectives in zip(figures["smdp:step_ms"], figures["smdp:collectives_ms"], strict=True):
         assert step > 2 and 0 < collectives < step  # the sleep counts for the first only
     assert figures["smdp:stalled_seconds"] == []
@@ -76,6 +77,7 @@ def test_figures_of_a_job_on_torch(tmp_path: Path) -> None:
     figures = {definition["Name"]: found(definition, text) for definition in METRIC_DEFINITIONS}
     assert figures["smdp:step"] == [1, 3, 5]
     assert len(figures["smdp:loss"]) == 3
+    assert "Warning" not in text
     assert len(figures["smdp:exposed_ms"]) == 2
     assert all(value > 0 for value in figures["smdp:collectives_ms"])
 
@@ -101,7 +103,9 @@ def test_print_step_refuses_what_it_cannot_say(tmp_path: Path) -> None:
     script = """
 import smdp
 smdp.print_step(5, loss=1)
-for step, figures in (6, {"step_ms": 1}), (4, {}), (5, {}), (6, {"loss": None}), (6, {"loss": 0.5}):
+for step, figures in (
+    (6, {"step_ms": 1}), (4, {}), (5, {}), ("7", {}), (6, {"loss": None}), (6, {"loss": 0.5})
+):
     try:
         smdp.print_step(step, **figures)
     except (ValueError, TypeError) as error:
@@ -111,5 +115,6 @@ for step, figures in (6, {"step_ms": 1}), (4, {}), (5, {}), (6, {"loss": None}),
     assert "[rank 0] refused: [smdp] print_step() measures step_ms itself; give another name" in lines
     assert "[rank 0] refused: [smdp] print_step(4) follows print_step(5); steps must grow" in lines
     assert "[rank 0] refused: [smdp] print_step(5) follows print_step(5); steps must grow" in lines
+    assert "[rank 0] refused: [smdp] step = '7' is not valid; allowed: an integer" in lines
     assert "[rank 0] refused: [smdp] print_step() got loss=None, which is no number" in lines
     assert sum(line.startswith("[rank 0] smdp_step=6 loss=0.5 step_ms=") for line in lines) == 1

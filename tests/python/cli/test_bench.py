@@ -215,3 +215,27 @@ def test_openmpi_gives_right_results(operation: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout[done.stdout.index("{") :])
     assert [item["count"] for item in found["results"]][1:] == [1024, 75_000]
+
+
+@pytest.mark.skipif(not has("mpi4py") or shutil.which("mpirun") is None, reason="needs mpirun and mpi4py")
+def test_openmpi_has_no_sums_of_16_bit_floats() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--dtype='float16' is not valid; allowed: .* whose sums MPI knows"
+    ):
+        bench.bench("all_reduce", dtype="float16", against="openmpi")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not has("torch") or shutil.which("mpirun") is None, reason="needs torch and mpirun")
+def test_ddp_under_mpirun() -> None:
+    """Its ranks are those of the launcher, whose variables are not torchrun's."""
+    mpirun = ["mpirun", "-n", "2", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+    options = ["--gradients", "5x4K", "--forward-ms", "1", "--backward-ms", "1", "--json"]
+    done = subprocess.run(
+        [*mpirun, sys.executable, "-m", "smdp", "bench", "ddp", *options],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2

@@ -25,6 +25,7 @@ FROZEN = {
         "--master_port",
         "--stop-timeout",
         "--grace",
+        "--bind-to",
         "--compat",
         "--dry-run",
     },

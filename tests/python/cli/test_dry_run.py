@@ -66,8 +66,8 @@ def test_what_is_around_is_explained() -> None:
     around = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
     done = smdp_run("--dry-run", "--", "true", **around)
     assert "would start 1 rank of: true\n" in done.stdout
-    assert "  SMDP_* variables decides: rank 0 of 1" in done.stdout
-    assert "  not SLURM, which SMDP_* variables goes before: rank 0 of 1" in done.stdout
+    assert "  SMDP_* variables decide: rank 0 of 1" in done.stdout
+    assert "  not SLURM, which SMDP_* variables go before: rank 0 of 1" in done.stdout
 
 
 @pytest.mark.parametrize(

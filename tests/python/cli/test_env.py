@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_json_on_the_command_line() -> None:
         ({"SMDP_ALGORITM": "ring"}, 1, "did you mean SMDP_ALGORITHM?"),
         ({"SMDP_RANK": "5", "SMDP_WORLD_SIZE": "2"}, 1, "SMDP_RANK='5' is not valid; allowed: 0 to 1"),
         ({"SMDP_WORLD_SIZE": "2"}, 0, ""),
+        (
+            {"SMDP_FORCE_KERNEL": "avx2" if platform.machine() == "aarch64" else "neon"},
+            1,
+            "this processor runs",
+        ),
+        ({"SMDP_TRACE": "/dev/null/here"}, 1, "SMDP_TRACE='/dev/null/here' is not valid"),
+        ({"SMDP_MASTER_PORT": "70000"}, 1, "SMDP_MASTER_PORT='70000' is not valid; allowed: a port"),
+        (
+            {"SMDP_TENSORFLOW_OPS": "foo"},
+            1,
+            "SMDP_TENSORFLOW_OPS='foo' is not valid; allowed: native, python",
+        ),
+        ({"SMDP_STALL_TIME": "2147483647"}, 1, "SMDP_STALL_TIME='2147483647' is not valid"),
     ],
 )
 def test_check_is_for_health_checks(variables: dict[str, str], code: int, message: str) -> None:

@@ -146,10 +146,18 @@ def test_modules_programs_and_python() -> None:
     assert smdp_run("python3", "-c", "print(6)").stdout == "[rank 0] 6\n"
 
 
-def test_what_cannot_be_run() -> None:
+def test_what_cannot_be_run(tmp_path: Path) -> None:
     missing = smdp_run("-n", 2, "no-such-file.py")
     assert (missing.returncode, missing.stderr) == (127, "smdp: no such file: no-such-file.py\n")
     assert smdp_run("no-such-program").returncode == 127
+    script = tmp_path / "train.sh"
+    script.write_text("echo")
+    done = smdp_run(script)
+    assert (done.returncode, done.stderr.partition(":")[2]) == (
+        126,
+        f" '{script}' is not executable: chmod +x, or name what runs it, e.g. smdp run -- bash {script}\n",
+    )
+    assert f"'{tmp_path}' is a folder" in smdp_run(tmp_path).stderr
 
 
 def test_a_limit_of_processes_is_said() -> None:

@@ -64,3 +64,43 @@ def test_one_long_stall_is_part_of_the_time_and_not_more() -> None:
     assert found.step_seconds == pytest.approx(10.0)
     assert found.input_seconds == pytest.approx(9.0)
     assert "  90.0 %" in found.as_text()
+
+
+def test_waits_behind_the_end_of_another_trace_do_not_count() -> None:
+    whole, short = trace_of(0, ("a", 0.0, 11, 1.0)), trace_of(1, ("a", 0.0, 6, 1.0))
+    for trace in whole, short:
+        trace.spans.insert(0, {"cat": "step", "name": "compute", "ts": 0.0, "dur": 1.0, "args": {"step": 0}})
+        trace.spans += [
+            {"cat": "input", "name": "wait", "ts": event["ts"] - 0.6e6, "dur": 0.5e6, "args": {}}
+            for event in trace.spans[2:]
+        ]
+    found = report([whole, short], {0: 0.0, 1: 0.0})
+    assert found.steps == 5
+    assert found.input_seconds == pytest.approx(0.5)
+
+
+def test_a_slow_rank_is_judged_by_how_late_it_comes() -> None:
+    """Its waits are half as long in the mean over two ranks, and data's are not."""
+    one, two = trace_of(0, ("a", 0.0, 11, 1.0)), trace_of(1, ("a", 0.0, 11, 1.0))
+    for late, trace in ((0.0, one), (0.3, two)):
+        trace.spans.insert(0, {"cat": "step", "name": "compute", "ts": 0.0, "dur": 1.0, "args": {"step": 0}})
+        for event in trace.spans[1:]:
+            event["dur"] = 1e6 * (0.4 - late)
+            event["ts"] += 1e6 * late
+        trace.spans += [
+            {"cat": "input", "name": "wait", "ts": event["ts"] - 0.6e6, "dur": 0.2e6, "args": {}}
+            for event in trace.spans[2:]
+        ]
+    found = report([one, two], {0: 0.0, 1: 0.0})
+    assert (found.straggler_seconds, found.late_seconds) == (pytest.approx(0.15), pytest.approx(0.3))
+    text = found.as_text()
+    assert "waiting for slower ranks (rank 1 in 100 %)" in text
+    assert "Most time is lost to rank 1, the slowest in 100 % of steps" in text
+
+
+def test_a_job_whose_steps_nobody_counts() -> None:
+    args = {"algorithm": "two_shot", "bytes": 100}
+    operation = {"cat": "operation", "name": "all_reduce", "ts": 0.0, "dur": 1.0, "args": args}
+    text = report([Trace(rank=0, size=1, clock="", spans=[operation])], {0: 0.0}).as_text()
+    assert text.startswith("1 ranks, no training steps: those of smdp.torch.DistributedDataParallel,")
+    assert "all_reduce" in text

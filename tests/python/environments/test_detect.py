@@ -270,7 +270,7 @@ def test_debug_says_who_decides_and_why(caplog: pytest.LogCaptureFixture) -> Non
 def test_explanations_of_what_makes_no_sense() -> None:
     lines = environments.explain({**SLURM, "SLURM_NTASKS": "2", "SMDP_LOCAL_RANK": "1"})
     assert lines[0].startswith("SLURM decides: its variables make no sense (SLURM_PROCID='3'")
-    assert "not SMDP_* variables: SMDP_LOCAL_RANK alone tell no rank" in lines
+    assert "not SMDP_* variables: SMDP_LOCAL_RANK alone tells no rank" in lines
     shell = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "interactive"}
     assert environments.explain(shell) == [
         "single process decides: rank 0 of 1, rank 0 at 127.0.0.1:0",

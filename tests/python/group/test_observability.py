@@ -116,6 +116,37 @@ def test_traces_that_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture
             read(tmp_path)
 
 
+def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank0-1.json").write_text("{")
+    with pytest.raises(ValueError, match=r"rank0-1\.json is no trace of smdp, or damaged"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match=r"rank0-1\.json is no folder"):
+        read(tmp_path / "rank0-1.json")
+
+
+def test_forked_children_that_are_ranks_have_traces(job: Job, tmp_path: Path) -> None:
+    """Their parent has traced a world of its own before."""
+    code = """
+joined(rank=0, world_size=1, master_port=None).barrier()
+smdp.shutdown()
+pids = [os.fork(), 0]
+if pids[0]: pids[1] = os.fork()
+if not all(pids):
+    port = int(os.environ["SMDP_MASTER_PORT"])
+    group = joined(rank=int(pids[0] == 0), world_size=2, master_addr="127.0.0.1", master_port=port)
+    group.all_reduce(np.ones(3))
+    smdp.shutdown()
+    sys.exit()
+assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
+"""
+    (parent,) = job(1, code, environ={"SMDP_TRACE": str(tmp_path)})
+    assert parent.finish(60) == 0, parent.output
+    traces = read(tmp_path)
+    assert [(trace.rank, trace.size) for trace in traces] == [(0, 2), (1, 2)]
+    for trace in traces:
+        assert [event["name"] for event in trace.spans if event["cat"] == "operation"] == ["all_reduce"]
+
+
 def test_a_full_trace_says_so(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "traces"
     limit = "from smdp import _core\nif os.environ['SMDP_RANK'] == '1': _core.trace_set_limit(2000)\n"

@@ -82,7 +82,13 @@ def as_text(found: Mapping[str, object]) -> str:
 def _lines(part: object) -> list[str]:
     if isinstance(part, Mapping):
         width = max((len(str(name)) for name in part), default=0)
-        return [f"  {name!s:<{width}}  {_value(value)}" for name, value in part.items()] or ["  none"]
+        lines = []
+        for name, value in part.items():
+            # Sentences have lines of their own.
+            rows = value if name == "why" and isinstance(value, list) else [value]
+            for number, row in enumerate(rows):
+                lines.append(f"  {'' if number else name!s:<{width}}  {_value(row)}")
+        return lines or ["  none"]
     if isinstance(part, list):
         return [f"  {_value(value)}" for value in part] or ["  none"]
     return [f"  {_value(part)}"]
@@ -172,12 +178,46 @@ def _problems(environ: Mapping[str, str]) -> list[str]:
         config.Config.from_environ(environ)
     except ConfigError as error:
         problems.append(str(error))
+    for check in (_check_kernel, _check_trace, _check_port, _check_tensorflow):
+        try:
+            check(environ)
+        except ConfigError as error:
+            problems.append(str(error))
     if all(config.read(environ, name) for name in SmdpVariables.variables[:2]):  # a part alone may be a job's
         try:
             SmdpVariables.launch(environ)
         except ConfigError as error:
             problems.append(str(error))
     return problems
+
+
+def _check_kernel(environ: Mapping[str, str]) -> None:
+    kernel = config.read(environ, "SMDP_FORCE_KERNEL")
+    try:
+        kernels = importlib.import_module("smdp._core").kernels()
+    except Exception:  # noqa: BLE001 - said elsewhere
+        return
+    if kernel in config.KERNELS and kernel not in kernels:
+        raise config.invalid("SMDP_FORCE_KERNEL", kernel, f"what this processor runs: {', '.join(kernels)}")
+
+
+def _check_trace(environ: Mapping[str, str]) -> None:
+    folder = config.read(environ, "SMDP_TRACE")
+    if folder is None:
+        return
+    there = os.path.abspath(folder)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise config.invalid("SMDP_TRACE", folder, f"a directory that can be written ({there} cannot)")
+
+
+def _check_port(environ: Mapping[str, str]) -> None:
+    config.read_port(environ, "SMDP_MASTER_PORT")
+
+
+def _check_tensorflow(environ: Mapping[str, str]) -> None:
+    config.read_choice(environ, "SMDP_TENSORFLOW_OPS", config.TENSORFLOW_OPS)
 
 
 def _near(name: str) -> str:

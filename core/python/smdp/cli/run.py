@@ -78,7 +78,7 @@ def run(
         return 2
     except CommandError as error:
         _say(str(error))
-        return 127
+        return error.code
     if is_dry:
         from smdp.cli import dry_run
 
@@ -113,12 +113,28 @@ def command_line(command: Sequence[str], *, module: bool = False) -> list[str]:
             raise CommandError(f"no such file: {first}")
         return [sys.executable, "-u", *command]
     if shutil.which(first) is None:
+        if os.path.isdir(first):
+            raise CommandError(f"{first!r} is a folder; give a Python file, -m and a module, or a program")
+        if os.path.isfile(first) and os.sep in first:
+            raise CommandError(
+                f"{first!r} is not executable: chmod +x, or name what runs it, e.g. smdp run -- bash {first}",
+                126,
+            )
         raise CommandError(f"{first!r} is neither a Python file nor a program on PATH")
     return list(command)
 
 
 class CommandError(ValueError):
-    """The command is no Python file, no module and no program."""
+    """The command is no Python file, no module and no program.
+
+    Args:
+        message: What it is.
+        code: The exit code, as a shell gives it: 127, or 126 where what is there cannot be executed.
+    """
+
+    def __init__(self, message: str, code: int = 127) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass

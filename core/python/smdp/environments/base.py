@@ -79,7 +79,7 @@ class Environment(ABC):
     def why_not(cls, environ: Mapping[str, str]) -> str:
         """Say why detect() is false although variables of this launcher are there; empty if none are."""
         there = [name for name in cls.variables if config.read(environ, name)]
-        return f"{', '.join(there)} alone tell no rank" if there else ""
+        return f"{', '.join(there)} alone tell{'' if len(there) > 1 else 's'} no rank" if there else ""
 
     @classmethod
     @abstractmethod

@@ -22,13 +22,15 @@ def explain(environ: Mapping[str, str], order: tuple[type[Environment], ...]) ->
         order: The launchers, the one that goes before all others first.
     """
     decides = next(environment for environment in order if environment.detect(environ))
-    lines = [f"{decides.name} decides: {_says(decides, environ)}"]
+    s = "" if decides.name.endswith("variables") else "s"
+    lines = [f"{decides.name} decide{s}: {_says(decides, environ)}"]
     for environment in order:
         if environment is decides or not environment.variables:
             continue
         if environment.detect(environ):
             lines.append(
-                f"not {environment.name}, which {decides.name} goes before: {_says(environment, environ)}"
+                f"not {environment.name}, which {decides.name} go{'es' if s else ''} before:"
+                f" {_says(environment, environ)}"
             )
         elif reason := environment.why_not(environ):
             lines.append(f"not {environment.name}: {reason}")

@@ -1,4 +1,5 @@
-#include <cstdio>
+#include <array>
+#include <charconv>
 #include <string>
 
 #include "pipeline/formats/quote.h"
@@ -8,9 +9,10 @@ namespace smdp::pipeline {
 namespace {
 
 std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.15g", value);
-  return text;
+  std::array<char, 32> text{};  // with a point in any locale
+  const auto [end, error] =
+      std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, 15);
+  return {text.data(), end};
 }
 
 }  // namespace

@@ -196,9 +196,10 @@ std::uint16_t local_port(const FileDescriptor& socket) {
 }
 
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline, const std::string& source,
-                          const Interrupted& interrupted) {
+                          const Interrupted& interrupted, std::optional<std::chrono::milliseconds> patience) {
   auto pause = std::chrono::milliseconds(5);
   int error = EHOSTUNREACH;
+  const auto begin = std::chrono::steady_clock::now();
   for (;;) {
     const Addresses addresses = look_up(host, port, 0);
     for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
@@ -209,6 +210,9 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
       }
     }
     throw_if(interrupted);
+    if (error == ECONNREFUSED && patience && std::chrono::steady_clock::now() - begin >= *patience) {
+      throw Error("[smdp] nobody listens at " + host + ", port " + std::to_string(port) + ", any more.");
+    }
     if (std::chrono::steady_clock::now() + pause >= deadline) {
       throw TimeoutError("[smdp] cannot connect to " + host + ", port " + std::to_string(port) + ": " +
                          (addresses ? std::strerror(error) : "the name has no address") + ".");

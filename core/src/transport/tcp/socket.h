@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,9 +32,11 @@ FileDescriptor listen_on(const std::string& host, std::uint16_t port);
 std::uint16_t local_port(const FileDescriptor& socket);
 
 // Tries all addresses of a name, again and again while they refuse, until the deadline. source: numeric address to
-// connect from; empty leaves it to the routing table. Throws TimeoutError.
+// connect from; empty leaves it to the routing table. patience: for how long they may refuse, where somebody has
+// listened before. Throws TimeoutError, and Error when the patience is over.
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline,
-                          const std::string& source = "", const Interrupted& interrupted = {});
+                          const std::string& source = "", const Interrupted& interrupted = {},
+                          std::optional<std::chrono::milliseconds> patience = std::nullopt);
 // From whichever listener somebody calls first. Empty descriptor when the deadline passes, or `wake`, an eventfd, is
 // set.
 FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline deadline, int wake = -1);

@@ -57,7 +57,7 @@ def bench(
     from smdp.cli.run import Launcher
 
     if operation not in OPERATIONS:
-        raise config.invalid("operation", operation, ", ".join(OPERATIONS))
+        raise config.invalid("operation", operation, ", ".join((*OPERATIONS, "ddp")))
     if dtype not in DTYPES:
         raise config.invalid("--dtype", dtype, ", ".join(DTYPES))
     peers = list(dict.fromkeys(name.strip() for name in against.split(",") if name.strip()))
@@ -65,6 +65,12 @@ def bench(
         if name not in PEERS:
             raise config.invalid("--against", name, ", ".join(PEERS))
         _need("--against", name, "mpi4py" if name == "openmpi" else "torch")
+    if (
+        "openmpi" in peers
+        and dtype in ("float16", "bfloat16")
+        and operation in ("all_reduce", "reduce_scatter")
+    ):
+        raise config.invalid("--dtype", dtype, "float32, float64 and integers, whose sums MPI knows")
     if dtype == "bfloat16" and (not peers or "openmpi" in peers):
         _need("--dtype", dtype, "ml_dtypes")
     steps = sizes.steps(sizes.parse_size("-b", begin), sizes.parse_size("-e", end), factor)

@@ -44,7 +44,7 @@ def steps(begin: int, end: int, factor: float) -> list[int]:
     """
     if begin > end:
         raise config.invalid("-b", begin, f"at most -e {end}")
-    if factor <= 1:
+    if not 1 < factor < float("inf"):
         raise config.invalid("-f", factor, "a number above 1")
     sizes: list[int] = []
     size = float(begin)

@@ -164,3 +164,9 @@ if __name__ == "__main__":
         sys.stderr.write(f"smdp bench: {error}\n")
         sys.stderr.flush()
         os._exit(1)  # other ranks may be inside a collective; nothing may wait for them
+    except MemoryError as error:
+        sys.stderr.write(
+            f"smdp bench: there is no memory for buffers of this size ({error}); lower -b or -e\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)

@@ -40,11 +40,16 @@ def read(directory: Path) -> list[Trace]:
     Raises:
         ValueError: There are none, they belong to jobs of different sizes, or one is damaged.
     """
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{directory} is no folder; give the one that SMDP_TRACE named")
     newest: dict[int, Trace] = {}
-    for path in sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime):
+    paths = sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime)
+    for path in paths:
         trace = _read_file(path)
         if trace is not None:
             newest[trace.rank] = trace
+    if not newest and paths:
+        raise ValueError(f"{paths[-1]} is no trace of smdp, or damaged: its first event is not there")
     if not newest:
         raise ValueError(f"no traces in {directory}: run the job with SMDP_TRACE={directory}")
     sizes = {trace.size for trace in newest.values()}

@@ -31,6 +31,8 @@ class Operation:
 class Report:
     """Seconds are means over steps and ranks, `median_step_seconds` a median over steps.
 
+    `late_seconds` is by how much the last rank comes later than the first, as a mean over steps.
+
     Of models trained in turn, a step is one of that which has the most, with what the others do in it.
     """
 
@@ -41,6 +43,7 @@ class Report:
     input_seconds: float
     communication_seconds: float
     straggler_seconds: float
+    late_seconds: float
     slowest_rank: int | None
     slowest_share: float
     operations: list[Operation]
@@ -52,19 +55,25 @@ class Report:
 
     def as_text(self) -> str:
         """Give what a human wants to read."""
-        lines = [f"{self.ranks} ranks, {self.steps} steps"]
+        lines = []
         if self.steps:
+            lines.append(f"{self.ranks} ranks, {self.steps} steps")
             usual = 1e3 * self.median_step_seconds
             lines += [
                 f"{'step':<44}{1e3 * self.step_seconds:10.1f} ms   (median {usual:.1f} ms)",
                 self._line("waiting for input data", self.input_seconds),
                 self._line("exposed communication", self.communication_seconds),
-                self._line("waiting for slower ranks", self.straggler_seconds),
+                self._line(f"waiting for slower ranks{self._slowest()}", self.straggler_seconds),
                 "",
                 self._verdict(),
             ]
         if self.pipeline is not None:
-            lines += ["", *self.pipeline.lines()]
+            lines += [*([""] if lines else []), *self.pipeline.lines()]
+        if not lines:
+            lines += [
+                f"{self.ranks} ranks, no training steps: those of smdp.torch.DistributedDataParallel,",
+                "smdp.torch.comm_hook and smdp.torch.pipeline are counted, and smdp.tensorflow's",
+            ]
         lines += ["", f"{'operation':<16}{'algorithm':<20}{'calls':>9}{'MB':>12}{'ms per call':>13}"]
         for one in self.operations:
             lines.append(
@@ -76,12 +85,17 @@ class Report:
     def _line(self, what: str, seconds: float) -> str:
         return f"  {what:<42}{1e3 * seconds:10.1f} ms{100 * seconds / self.step_seconds:7.1f} %"
 
+    def _slowest(self) -> str:
+        if self.slowest_rank is None or self.ranks == 1:
+            return ""
+        return f" (rank {self.slowest_rank} in {100 * self.slowest_share:.0f} %)"
+
     def _verdict(self) -> str:
         causes = {
             "the data loader: ranks wait for input": self.input_seconds,
             "the network: communication that computing does not hide": self.communication_seconds,
             f"rank {self.slowest_rank}, the slowest in {100 * self.slowest_share:.0f} % of steps: "
-            "the others wait for it": self.straggler_seconds,
+            "the others wait for it": self.late_seconds,
         }
         worst, seconds = max(causes.items(), key=lambda cause: cause[1])
         if seconds < 0.05 * self.step_seconds:
@@ -102,7 +116,8 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
     arrivals: dict[_Step, dict[int, float]] = defaultdict(dict)
     exposed: dict[_Step, dict[int, float]] = defaultdict(dict)
     lengths: dict[str, list[float]] = defaultdict(list)
-    waits = 0.0
+    last: dict[int, dict[_Step, float]] = defaultdict(dict)  # the end of each step, by rank
+    waits: dict[int, list[tuple[float, float]]] = {}
     for trace in traces:
         events = [event for event in trace.spans if event["cat"] == "step"]
         # The first step has no beginning, so what is before its end does not count.
@@ -113,7 +128,7 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
             if event["name"] != "exposed communication":
                 continue
             end = event["ts"] + event["dur"]
-            ends[group][number] = max(ends[group].get(number, 0.0), end)
+            ends[group][number] = last[trace.rank][group, number] = max(ends[group].get(number, 0.0), end)
             if number > 0:
                 # Several, where the next forward waits for one gradient after the other.
                 arrival = event["ts"] + shifts[trace.rank]
@@ -124,28 +139,40 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
             lengths[group] += [
                 (after - before) / 1e6 for before, after in itertools.pairwise(sorted(times.values()))
             ]
-        waits += sum(e["dur"] for e in trace.spans if e["cat"] == "input" and e["ts"] >= started) / 1e6
+        waits[trace.rank] = [
+            (e["ts"], e["dur"] / 1e6) for e in trace.spans if e["cat"] == "input" and e["ts"] >= started
+        ]
     whole = {step: times for step, times in arrivals.items() if len(times) == len(traces)}
     slowest: dict[int, int] = defaultdict(int)
-    communication = straggling = 0.0
+    communication = straggling = late = 0.0
     for step, times in whole.items():
         slowest[max(times, key=lambda rank: times[rank])] += 1
         own = min(exposed[step].values())
         communication += own
         straggling += fmean(exposed[step].values()) - own
+        late += max(exposed[step].values()) - own
     worst = max(slowest, key=lambda rank: slowest[rank], default=None)
     leading = _leading(whole)
     steps = sum(group in leading for group, _ in whole)
     count = max(1, steps)
+    # A trace may end before others do: what its rank waited for later belongs to none of these steps.
+    until = {rank: max((ends[step] for step in whole), default=0.0) for rank, ends in last.items()}
+    waited = sum(
+        took
+        for rank, all_of_them in waits.items()
+        for begin, took in all_of_them
+        if begin < until.get(rank, 0.0)
+    )
     every = [length for group in leading for length in lengths[group]] or [0.0]
     return Report(
         ranks=len(traces),
         steps=steps,
         step_seconds=fmean(every),
         median_step_seconds=median(every),
-        input_seconds=waits / count / len(traces),
+        input_seconds=waited / count / len(traces),
         communication_seconds=communication / count,
         straggler_seconds=straggling / count,
+        late_seconds=late / count,
         slowest_rank=worst,
         slowest_share=slowest[worst] / len(whole) if worst is not None else 0.0,
         operations=_operations(traces),

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
-
-from smdp import environments
 
 _GLOO = "gloo"
 _ALONE = "alone"  # the model without any communication: what a step takes at least
@@ -35,9 +32,6 @@ def main(request: dict[str, Any]) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    launch = environments.detect()
-    for name, value in (("RANK", launch.rank), ("WORLD_SIZE", launch.world_size)):
-        os.environ[name] = str(value)
     dist.init_process_group("smdp")
     rank, ranks = dist.get_rank(), dist.get_world_size()
 

@@ -63,7 +63,8 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else seconds_of(timeout)
     options = config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR"))
     if dist.is_initialized() and backend_options.group_size != dist.get_world_size():
-        options["world_rank"] = str(dist.get_rank())  # for messages
+        # For messages and traces.
+        options["world_rank"], options["world_size"] = str(dist.get_rank()), str(dist.get_world_size())
     process_group = connect(
         backend_options.store,
         backend_options.group_rank,

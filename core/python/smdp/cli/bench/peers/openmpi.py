@@ -29,9 +29,7 @@ class OpenMpi(Peer):
         self._ranks = ranks
 
     def prepare(self, operation: str, total: int, dtype: str) -> Work:
-        """Allocate arrays; sums of 16-bit floats are not known to MPI."""
-        if dtype in ("float16", "bfloat16") and operation in ("all_reduce", "reduce_scatter"):
-            raise SmdpError(f"openmpi cannot sum {dtype}; allowed: float32, float64 and integers")
+        """Allocate arrays."""
         source, result = numpy_buffers(operation, total, dtype, self._ranks)
         return numpy_work(self._call(operation, source, result), source, result)
 
