@@ -456,7 +456,7 @@ class Group:
         return self._start_all("reduce_scatter_coalesced", calls, limit, is_async=is_async)
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
-        """Divides the group; a collective call.
+        """Divides the group; a collective call. The world's rank 0 must still be there: it serves the store.
 
         Args:
             color: Ranks with the same color, from 0, form a group. None: this rank joins none.

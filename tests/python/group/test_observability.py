@@ -142,9 +142,9 @@ assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
     (parent,) = job(1, code, environ={"SMDP_TRACE": str(tmp_path)})
     assert parent.finish(60) == 0, parent.output
     traces = read(tmp_path)
-    assert [(trace.rank, trace.size) for trace in traces] == [(0, 2), (1, 2)]
-    for trace in traces:
-        assert [event["name"] for event in trace.spans if event["cat"] == "operation"] == ["all_reduce"]
+    assert [(one.rank, one.size) for one in traces] == [(0, 2), (1, 2)]
+    for one in traces:
+        assert [event["name"] for event in one.spans if event["cat"] == "operation"] == ["all_reduce"]
 
 
 def test_a_full_trace_says_so(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
