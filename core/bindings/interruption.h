@@ -6,21 +6,19 @@
 
 namespace smdp {
 
-// Whether the program has other threads that might make the calls which somebody waits for.
-inline bool has_company() {
-  try {
-    return nanobind::cast<bool>(nanobind::module_::import_("smdp._company").attr("has_company")());
-  } catch (const nanobind::python_error&) {  // at Python's end
-    return true;
-  }
-}
-
 // Ctrl-C, in the thread that Python's signals belong to: the error is set in Python here, and thrown by the translator
-// of bindings/error.cpp. Without the GIL.
+// of bindings/error.cpp. Tells the core besides whether the program has other threads that might make the calls which
+// somebody waits for. Without the GIL.
 inline bool is_interrupted() {
   const nanobind::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) return true;
-  note_company(has_company());
+  try {
+    note_company(nanobind::cast<bool>(nanobind::module_::import_("smdp._company").attr("has_company")()));
+  } catch (nanobind::python_error& error) {
+    if (error.matches(PyExc_Exception)) return false;  // at Python's end
+    error.restore();                                   // of a signal's handler that ran meanwhile
+    return true;
+  }
   return false;
 }
 

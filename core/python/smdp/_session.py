@@ -81,7 +81,14 @@ def _begin(store: _core.Store) -> str:
 
 def _join(store: _core.Store, launch: Launch, deadline: float) -> str:
     begin = time.monotonic()
-    session = store.get(_NOW, deadline - begin).decode()
+    try:
+        session = store.get(_NOW, max(0.0, deadline - begin)).decode()
+    except TimeoutError:
+        raise TimeoutError(
+            f"[smdp] rank {launch.rank} of {launch.world_size}: rank 0 has not called smdp.init() after"
+            f" {deadline - begin:.3g} s: it is not at this store. Look at why it did not start;"
+            " SMDP_INIT_TIMEOUT sets the wait."
+        ) from None
     while store.check(_claim(session, launch.rank)):
         try:
             session = store.get(_next(session), max(0.0, deadline - time.monotonic())).decode()

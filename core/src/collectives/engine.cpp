@@ -206,13 +206,12 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
     sleep.store(kInFutex);
     if (!scheduler.poll()) {
       if (!check(collective)) {
-        const auto left = std::clamp<Clock::duration>(collective.next_look() - Clock::now(),
-                                                      std::chrono::milliseconds(1), std::chrono::seconds(1));
-        const bool is_long = !scope && Clock::now() - collective.began > kShortWait;
-        if (is_long) scope.emplace(*collective.handle);
-        // At once what is asked then tells others about this wait, too.
-        if (!is_long) futex_sleep(sleep, left);
+        const Clock::duration most = scope ? Clock::duration(std::chrono::seconds(1)) : kShortWait;
+        const auto left =
+            std::clamp<Clock::duration>(collective.next_look() - Clock::now(), std::chrono::milliseconds(1), most);
+        futex_sleep(sleep, left);
         if (call.interrupted && call.interrupted()) scheduler.fail(interruption());
+        if (!scope && Clock::now() - collective.began >= kShortWait) scope.emplace(*collective.handle);
       }
     }
     sleep.store(kAwake);

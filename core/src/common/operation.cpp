@@ -99,8 +99,8 @@ bool Operation::wait_for(std::chrono::milliseconds timeout) {
 bool Operation::wait_unless(const std::function<bool()>& interrupted) {
   std::optional<WaitScope> scope;
   while (!wait_for(kShortWait)) {
+    if (interrupted()) return false;  // before others see this wait: it may tell what they need to know of it
     if (!scope) scope.emplace(*this);
-    if (interrupted()) return false;
   }
   return true;
 }

@@ -28,6 +28,8 @@ struct Waits {
 
 Waits& waits() { return per_process<Waits>(); }
 
+thread_local bool has_company_here = false;  // as told last
+
 }  // namespace
 
 bool ThreadWait::replaces(const std::string& other) const {
@@ -52,6 +54,7 @@ WaitScope::WaitScope(std::string group, int size, int world_rank, std::string pu
 
 void WaitScope::enter(ThreadWait wait) {
   wait.since = std::chrono::steady_clock::now();
+  wait.has_company = has_company_here;
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   wait.id = ++all.last_id;
@@ -124,6 +127,7 @@ std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::
 }
 
 void note_company(bool has_company) {
+  has_company_here = has_company;
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_thread.find(this_thread());

@@ -481,9 +481,9 @@ class GradientReducer::Impl {
     const auto start = Clock::now();
     std::optional<WaitScope> scope;
     while (!part.wait_for(kInterruptionCheck)) {
-      if (!scope) scope.emplace(*handle_);
       if (handle_->error()) handle_->wait();  // throws it
       if (interrupted && interrupted()) group_->abort("interrupted");
+      if (!scope) scope.emplace(*handle_);
     }
     add_exposed(std::chrono::duration<double>(Clock::now() - start).count());
   }

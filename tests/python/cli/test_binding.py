@@ -22,8 +22,8 @@ def machine(root: Path, nodes: int, cores: int, threads: int) -> Path:
         core = cpu % total
         topology = root / f"cpu/cpu{cpu}/topology"
         topology.mkdir(parents=True)
-        (topology / "physical_package_id").write_text(f"{core // cores}\n")
-        (topology / "core_id").write_text(f"{core % cores}\n")
+        siblings = ",".join(str(core + total * thread) for thread in range(threads))
+        (topology / ("core_cpus_list" if core % 2 else "thread_siblings_list")).write_text(f"{siblings}\n")
     for node in range(nodes):
         directory = root / f"node/node{node}"
         directory.mkdir(parents=True)

@@ -82,3 +82,10 @@ def test_wrong_input(arguments: tuple[str, ...], more: dict[str, str], code: int
     done = smdp_run("--dry-run", *arguments, **more)
     assert done.returncode == code
     assert message in done.stdout + done.stderr
+
+
+def test_bytes_in_variables_of_others_are_not_ours_to_refuse() -> None:
+    command = [sys.executable, "-m", "smdp", "run", "--dry-run", "true"]
+    environ = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+    done = subprocess.run(command, capture_output=True, env={**environ, b"SM_HOSTS": b"a\xff"}, timeout=90)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
 import select
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,22 @@ def test_sink_writes_everything_to_a_slow_reader(blocks: bool) -> None:
         sink.drain()
     os.close(write)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_terminal_that_nobody_reads_does_not_block() -> None:
+    ours, theirs = pty.openpty()
+    sink = Sink(theirs)
+    text = b"".join(b"%d\n" % i for i in range(20_000))
+    begin = time.monotonic()
+    for start in range(0, len(text), 777):
+        sink.write(text[start : start + 777])
+    assert time.monotonic() - begin < 5
+    assert sink.is_behind
+    got = bytearray()
+    while len(got) < len(text) + 20_000:  # each line end is two bytes on a terminal
+        got += os.read(ours, 1 << 16)
+        sink.drain()
+    assert bytes(got).replace(b"\r\n", b"\n") == text
+    assert os.get_blocking(theirs)
+    os.close(theirs)
+    os.close(ours)

@@ -55,6 +55,16 @@ for life in range(3):
     finish(job(2, FOLDER_STORE + code))
 
 
+def test_a_rank_0_that_does_not_come_to_a_store_is_named(job: Job, tmp_path: Path) -> None:
+    code = f"""
+if os.environ["SMDP_RANK"] == "0": sys.exit()
+report(lambda: joined(store=Store({str(tmp_path)!r})))
+"""
+    ranks = job(2, FOLDER_STORE + code, environ={"SMDP_INIT_TIMEOUT": "2"})
+    assert [rank.finish(30) for rank in ranks] == [0, 0]
+    assert "TimeoutError: [smdp] rank 1 of 2: rank 0 has not called smdp.init() after 2 s" in ranks[1].output
+
+
 @pytest.mark.parametrize(
     "call",
     [

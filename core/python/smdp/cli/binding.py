@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Hashable
 from enum import Enum
 from pathlib import Path
 
@@ -45,10 +44,10 @@ def cpus_of_ranks(
         return None
     allowed = os.sched_getaffinity(0) if allowed is None else allowed
     node_of = _nodes(system)
-    parts: defaultdict[Hashable, set[int]] = defaultdict(set)
-    for cpu in sorted(allowed, key=lambda cpu: (node_of.get(cpu, 0), *_core(system, cpu), cpu)):
-        node = node_of.get(cpu, 0)
-        parts[node if bind_to is BindTo.NUMA else (node, *_core(system, cpu))].add(cpu)
+    parts: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    places = {cpu: (node_of.get(cpu, 0), _core(system, cpu)) for cpu in allowed}
+    for cpu, (node, core) in sorted(places.items(), key=lambda one: one[1]):
+        parts[node, 0 if bind_to is BindTo.NUMA else core].add(cpu)
     whole = list(parts.values())
     if bind_to is BindTo.CORE and nproc > len(whole):
         raise config.invalid("--bind-to", "core", f"none or numa for {nproc} ranks on {len(whole)} cores")
@@ -80,8 +79,10 @@ def _nodes(system: Path) -> dict[int, int]:
     return result
 
 
-def _core(system: Path, cpu: int) -> tuple[int, int]:
-    """Processor and core that a CPU is a hardware thread of; itself where the kernel does not say."""
-    names = (f"cpu/cpu{cpu}/topology/{name}" for name in ("physical_package_id", "core_id"))
-    package, core = (read_text(system / name) for name in names)
-    return (int(package), int(core)) if package and core else (0, cpu)
+def _core(system: Path, cpu: int) -> int:
+    """The first hardware thread of a CPU's core; itself where the kernel does not say."""
+    topology = system / f"cpu/cpu{cpu}/topology"
+    listed = (
+        read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list") or str(cpu)
+    )
+    return int(listed.replace("-", ",").partition(",")[0])

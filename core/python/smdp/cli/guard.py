@@ -20,15 +20,12 @@ class Guard:
     """A child process that kills the ranks' process groups if this process dies without releasing it.
 
     It holds the reading end of a pipe of which this process alone holds the other: end of file means death.
-
-    Attributes:
-        pid: Of the child.
     """
 
     def __init__(self) -> None:
         read, self._write = os.pipe2(os.O_CLOEXEC)
-        self.pid = os.fork()
-        if self.pid == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             try:
                 _guard(read, self._write)
             finally:
@@ -43,7 +40,8 @@ class Guard:
         """Let the guard go; what still runs may run."""
         self._tell(b"end\n")
         os.close(self._write)
-        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ChildProcessError):  # killed by somebody, and waited for
+            os.waitpid(self._pid, 0)
 
     def _tell(self, line: bytes) -> None:
         # Should somebody have killed the guard, the ranks are still bound to us by PR_SET_PDEATHSIG.

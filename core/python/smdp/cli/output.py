@@ -6,6 +6,7 @@ import os
 import re
 import select
 import stat
+import time
 
 _IDLE_S = 0.2  # a line without its end (a prompt, a progress bar) is shown after this
 _LIMIT = 1 << 16  # and one longer than this is shown in pieces
@@ -27,41 +28,50 @@ class Line:
 
 
 class Sink:
-    """One of our own descriptors. Writing never blocks: what finds no room is kept."""
+    """One of our own descriptors. Writing never blocks: what finds no room is kept.
+
+    Attributes:
+        moved_at: When something was written last, by time.monotonic().
+    """
 
     def __init__(self, fd: int, line: Line | None = None) -> None:
-        self._fd = fd
+        self._fd, self._most = _without_blocking(fd)
         self.line = line or Line()
+        self.moved_at = 0.0
         self._waiting = bytearray()
+        self._is_lost = False
         self._ready = select.poll()
-        self._ready.register(fd, select.POLLOUT)
-        self._most = _most_at_once(fd)
+        self._ready.register(self._fd, select.POLLOUT)
 
     def fileno(self) -> int:
         """Give the descriptor."""
         return self._fd
 
     def write(self, data: bytes) -> None:
-        """Write data, now or in drain().
+        """Write data, now or in drain(); nothing after an error.
 
         Raises:
-            OSError: It cannot be written; BrokenPipeError: the reader has gone.
+            OSError: It cannot be written; BrokenPipeError: the reader has gone. Once.
         """
-        self._waiting += data
-        self.drain()
+        if not self._is_lost:
+            self._waiting += data
+            self.drain()
 
     def drain(self) -> None:
-        """Write what there is room for. Raises as write() does, and forgets what it has not written."""
+        """Write what there is room for. Raises as write() does."""
         done = 0
         try:
             with memoryview(self._waiting) as view:
                 while done < len(view) and self._ready.poll(0):
                     done += os.write(self._fd, view[done : done + self._most])
         except BlockingIOError:
-            pass  # somebody has made it so, and it is full
+            pass  # there is some room, but not for this
         except OSError:
+            self._is_lost = True
             self._waiting.clear()
             raise
+        if done:
+            self.moved_at = time.monotonic()
         del self._waiting[:done]
 
     @property
@@ -75,14 +85,20 @@ class Sink:
         return len(self._waiting) >= _MOST_WAITING
 
 
-def _most_at_once(fd: int) -> int:
-    """Bytes that do not block once poll() has said that there is room."""
+def _without_blocking(fd: int) -> tuple[int, int]:
+    """Give a descriptor for the same place, and how many bytes do not block once poll() has seen room.
+
+    A pipe has room for so much then. A terminal may have less, and is opened once more: whether a descriptor
+    blocks is shared with whoever else has it.
+    """
     try:
+        if os.isatty(fd):
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), 1 << 12
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            return 1 << 16
-        return 256 if os.isatty(fd) else select.PIPE_BUF
+            return fd, 1 << 16
     except OSError:
-        return select.PIPE_BUF
+        pass
+    return fd, select.PIPE_BUF
 
 
 class Stream:

@@ -154,6 +154,7 @@ class _Output:
     is_stderr: bool
     pipe: IO[bytes]
     stream: Stream
+    left: int = 1 << 20  # bytes that are read once all ranks have ended
 
 
 class Launcher:
@@ -210,7 +211,7 @@ class Launcher:
         self._passed_on: set[int] = set()
         self.is_stopping = False
         self._kill_at: float | None = None
-        self._lost_reader = False
+        self._is_hurried = False
 
     def run(self) -> int:
         """Run to the end; give the exit code."""
@@ -277,7 +278,7 @@ class Launcher:
                 self._outputs[pipe.fileno()] = _Output(number, sink is err, pipe, Stream(prefix, sink))
 
     def _loop(self, wakeup_fd: int) -> None:
-        drain_until: float | None = None
+        over_since: float | None = None
         while True:
             self._reap()
             self.tick()
@@ -291,34 +292,33 @@ class Launcher:
                     )
                 self._signal_all(signal.SIGKILL)
                 self._kill_at = None
-            self._watch()
             is_over = all(rank.code is not None for rank in self._ranks) and self._kill_at is None
-            if not is_over or self._awaits_reader():
-                drain_until = None
-            elif drain_until is None:
-                drain_until = now + _DRAIN_S
-            if drain_until is not None and (not self._outputs or now >= drain_until) and self.is_done():
-                break
+            if is_over:
+                over_since = now if over_since is None else over_since
+                if now - over_since >= _DRAIN_S:  # children that outlive their rank
+                    for fd in list(self._outputs):
+                        self._close(fd)
+                if not self._outputs and self.is_done() and not self._awaits_reader(now, over_since):
+                    break
+            self._watch(is_over)
             for key, _ in self._selector.select(timeout=0.1 if is_over or self._kill_at else 0.2):
                 if key.fd == wakeup_fd:
                     self._handle_signals(os.read(wakeup_fd, 4096))
                 elif key.fd in self._outputs:
-                    self._read(key.fd)
+                    self._read(key.fd, is_over)
             now = time.monotonic()
             for output in list(self._outputs.values()):
                 self._guarded(partial(output.stream.flush_idle, now))
             for sink in self._sinks:
                 self._guarded(sink.drain)
-        for fd in list(self._outputs):
-            self._close(fd)
 
-    def _watch(self) -> None:
+    def _watch(self, is_over: bool) -> None:
         """Look at our own descriptors while they are behind, at ranks unless they add to one that is full."""
         watched = self._selector.get_map()
         wanted: list[tuple[Sink | IO[bytes], int, bool]] = [
             *((sink, selectors.EVENT_WRITE, sink.is_behind) for sink in self._sinks),
             *(
-                (one.pipe, selectors.EVENT_READ, not one.stream.sink.is_full)
+                (one.pipe, selectors.EVENT_READ, is_over or not one.stream.sink.is_full)
                 for one in self._outputs.values()
             ),
         ]
@@ -328,9 +328,12 @@ class Launcher:
             elif not is_wanted and file in watched:
                 self._selector.unregister(file)
 
-    def _awaits_reader(self) -> bool:
-        """Tell whether output still waits for its reader; who asks this process to end does not want it."""
-        return any(sink.is_behind for sink in self._sinks) and not self._passed_on.intersection(_STOPPING)
+    def _awaits_reader(self, now: float, since: float) -> bool:
+        """Tell whether to wait until what was written is read: after a signal only while somebody reads."""
+        behind = [sink.moved_at for sink in self._sinks if sink.is_behind]
+        if not behind or self._is_hurried:
+            return False
+        return not self._passed_on.intersection(_STOPPING) or now - max(since, *behind) < _DRAIN_S
 
     def _handle_signals(self, numbers: bytes) -> None:
         for place, number in enumerate(numbers, 1):
@@ -342,7 +345,8 @@ class Launcher:
             if number not in FORWARDED:
                 continue
             if number in _STOPPING and number in self._passed_on:
-                self.stop()  # asked twice
+                self._is_hurried = True  # asked twice
+                self.stop()
                 continue
             self._passed_on.add(number)
             for rank in self._ranks:
@@ -399,8 +403,8 @@ class Launcher:
         with contextlib.suppress(ChildProcessError):
             while True:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None or found.si_pid in own or (self._guard and found.si_pid == self._guard.pid):
-                    break  # whoever has started it waits for it
+                if found is None or found.si_pid in own:
+                    break  # a rank has ended just now, and is looked at first
                 os.waitpid(found.si_pid, 0)
 
     def _judge(self, failed: Sequence[_Rank]) -> None:
@@ -483,7 +487,7 @@ class Launcher:
         has_told_all = not self._is_python and self._grade(rank.code) == _OBEYED
         return has_told_all and self._is_group_ours(rank)
 
-    def _read(self, fd: int) -> None:
+    def _read(self, fd: int, is_over: bool) -> None:
         output = self._outputs[fd]
         try:
             data = os.read(fd, 1 << 16)
@@ -494,7 +498,8 @@ class Launcher:
         if data:
             self.heard(output.rank, output.is_stderr, data)
             self._guarded(partial(output.stream.feed, data, time.monotonic()))
-        else:
+            output.left -= len(data) if is_over else 0
+        if not data or output.left < 0:
             self._close(fd)
 
     def _close(self, fd: int) -> None:
@@ -506,15 +511,12 @@ class Launcher:
 
     def _guarded(self, write: Callable[[], None]) -> None:
         """Write; if that is over, end the job; where nobody reads any more, as a pipe's writer ends."""
-        if self._lost_reader:
-            return
         try:
             write()
         except OSError as error:
-            self._lost_reader = True
             is_pipe = isinstance(error, BrokenPipeError)
             if not is_pipe:
-                _say(f"the output of ranks cannot be written: {error}; stopping the job")
+                self._say(f"the output of ranks cannot be written: {error}; stopping the job")
             if self._exit_code is None:
                 self._exit_code = 128 + signal.SIGPIPE if is_pipe else 74  # EX_IOERR
             self.stop()
