@@ -93,7 +93,9 @@ def launch(contender: str, size: int, model: str, steps: int) -> float:
     own = [sys.executable, __file__, "--worker", contender, "--model", model, "--steps", str(steps)]
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     if contender == "smdp":
-        commands = [[sys.executable, "-m", "smdp", "run", "-n", str(size), *own[1:]]]
+        # As mpirun does by itself for two ranks that have cores.
+        bound = ["--bind-to", "core"] if size <= len(os.sched_getaffinity(0)) else []
+        commands = [[sys.executable, "-m", "smdp", "run", "-n", str(size), *bound, *own[1:]]]
     elif contender == "horovod-mpi":
         commands = [["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(size), *own]]
     elif contender == "horovod-gloo":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from . import _core, _session
@@ -121,6 +123,7 @@ def _init(
     limit = config.timeout_s if timeout is None else timeout
     _world = Group(_core.Group(base, launch.rank, launch.world_size, "world", limit, options), limit)
     _owner = os.getpid()
+    watch_end()
     return _world
 
 
@@ -206,13 +209,56 @@ _LEFT = "has left the group"
 _BEHIND_S = 1.0
 
 
+# What a process of multiprocessing's ends by, which Python does not tell its atexit.
+_failure: BaseException | None = None
+_at_end: list[Callable[[], None]] = []
+_watched = 0  # the process of multiprocessing's whose end is
+
+
 def why_it_ends() -> str:
     """The exception that ends this program, as other ranks are told it; empty if it ends well."""
-    failure = getattr(sys, "last_value", None)
+    failure = getattr(sys, "last_value", None) or _failure
     return "" if failure is None else f"it raised {type(failure).__name__}: {failure}"
 
 
-@atexit.register
+def at_end(call: Callable[[], None]) -> Callable[[], None]:
+    """Run this once before the process ends, also where Python does not; the last one given runs first."""
+    done = 0
+
+    @functools.wraps(call)
+    def once() -> None:
+        nonlocal done
+        if done != os.getpid():
+            done = os.getpid()
+            call()
+
+    _at_end.append(once)
+    atexit.register(once)
+    return once
+
+
+def watch_end() -> None:
+    """In a process of multiprocessing's, see to it that at_end()'s run: one that is forked has no atexit."""
+    global _watched
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None or _watched == os.getpid():
+        return
+    from multiprocessing.util import Finalize
+
+    _watched = os.getpid()
+    Finalize(None, _end_of_child, exitpriority=0)
+
+
+def _end_of_child() -> None:
+    global _failure
+    _failure = sys.exc_info()[1]
+    if isinstance(_failure, SystemExit):  # torch's mp.spawn() has stored the exception, and exits with 1
+        _failure = _failure.__context__ if _failure.code else None
+    for call in reversed(_at_end):
+        call()
+
+
+@at_end
 def _leave() -> None:
     """Says goodbye to all groups, and why: others report it if they still wait for this rank."""
     from . import preemption

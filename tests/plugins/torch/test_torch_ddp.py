@@ -147,6 +147,20 @@ def alone_unevenly(net: nn.Module, steps: Sequence[int], by_all: bool) -> list[l
     return gradients
 
 
+def check_many_numbers_in_join() -> None:
+    """Sums of one number, as of metrics, between a forward and its backward."""
+    net = DistributedDataParallel(nn.Linear(4, 4))
+    inputs = torch.full((2, 4), float(dist.get_rank() + 1))
+    with net.join(divide_by_initial_world_size=False):
+        for _ in range(2):
+            loss = net(inputs).sum()
+            for _ in range(100):
+                one = torch.ones(1)
+                dist.all_reduce(one, async_op=True).wait()
+                assert one.item() == dist.get_world_size()
+            loss.backward()
+
+
 def check_join() -> None:
     steps = [3 + 2 * rank for rank in range(dist.get_world_size())]
     mine = steps[dist.get_rank()]
@@ -216,6 +230,7 @@ def ddp() -> None:
         check_unused_parameters,
         check_no_sync,
         check_join,
+        check_many_numbers_in_join,
         check_hooks,
         check_buffers_and_sync_batch_norm,
     ):

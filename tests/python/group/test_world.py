@@ -146,3 +146,32 @@ def test_a_variable_that_is_no_text_is_named(job: Job) -> None:
     (rank,) = job(1, "os.environb[b'SMDP_HOST_ID'] = b'a\\xff'\nreport(joined)")
     assert rank.finish(30) == 0
     assert r"ConfigError: SMDP_HOST_ID='a\udcff' is not valid; allowed: text in UTF-8" in rank.output
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_process_of_multiprocessings_says_why_it_ends(
+    method: str, job: Job, finish: Callable[..., None]
+) -> None:
+    """Python runs no atexit in those that are forked, and tells it of no exception in the others."""
+    code = f"""
+import multiprocessing
+def train(rank):
+    port = int(os.environ["SMDP_MASTER_PORT"])
+    g = joined(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port)
+    g.barrier()
+    if rank == 1: raise ValueError("out of luck")
+    report(g.barrier)
+    g.split(0) if g.error() is None else None
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    ranks = [context.Process(target=train, args=(rank,)) for rank in range(2)]
+    for rank in ranks: rank.start()
+    for rank in ranks: rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 1]
+"""
+    (parent,) = job(1, code)
+    assert parent.finish(60) == 0, parent.output
+    assert "PeerLostError: [smdp] rank 0 of 2" in parent.output, parent.output
+    assert "has left the group: it raised ValueError: out of luck" in parent.output, parent.output
+    seconds = float(parent.output.split("after ")[1].split(" s ")[0])
+    assert seconds < 3, parent.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -37,7 +36,6 @@ class Calls:
         _size: Processes in the group.
         _timeout_s: Timeout of calls that name none; negative: the core's.
         _sequence: Number of collectives started.
-        _kept: The last all_reduces of single numbers.
     """
 
     _group: Group
@@ -45,7 +43,6 @@ class Calls:
     _size: int
     _timeout_s: float
     _sequence: int
-    _kept: deque[Work]
 
     def _seconds(self, opts: Options) -> float:
         timeout = opts.timeout

@@ -7,10 +7,8 @@ methods through torch's trampolines, under the names of the methods of the C++ c
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import weakref
-from collections import deque
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -107,7 +105,6 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         self.timeout_s = timeout_s
         self._timeout_s = -1.0
         self._sequence = 0
-        self._kept = deque(maxlen=64)
         self._devices = devices
         if hasattr(_distributed_c10d, "FlightRecorderHook"):
             self._nameplate = Nameplate(group.rank, group.size)
@@ -269,6 +266,7 @@ def connect(
             if bounded.failure is not None:  # which the core has taken for any error of a store
                 raise bounded.failure from error
             raise
+    _world.watch_end()
     return ProcessGroupSmdp(group, store, devices, timeout_s)
 
 
@@ -281,6 +279,7 @@ def timeout_of_world() -> timedelta | None:
     return timedelta(seconds=world.timeout_s) if isinstance(world, ProcessGroupSmdp) else None
 
 
+@_world.at_end  # before what leaves without this, which _world has given when it was imported above
 def _shut_down_all() -> None:
     """Leave all groups before the interpreter dies; tell the others why, if it dies of an exception."""
     reason = _world.why_it_ends()
@@ -289,7 +288,3 @@ def _shut_down_all() -> None:
             if not reason:
                 process_group.offers.hand_over()
             process_group.core.shutdown(reason)
-
-
-# _world has registered, when it was imported above, what leaves without this, and hence runs later.
-atexit.register(_shut_down_all)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
 from torch import Tensor, strided
 from torch.distributed import Work
+from torch.distributed.algorithms.join import Join
 from torch.distributed.distributed_c10d import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -20,6 +26,11 @@ _ALL_REDUCE = AllreduceOptions()
 _ALL_REDUCE_COALESCED = AllreduceCoalescedOptions()
 _REDUCE = ReduceOptions()
 _REDUCE_SCATTER = ReduceScatterOptions()
+
+# Between notify_join_context() and a method here.
+_MOST_FRAMES = 8
+# By what joins.
+_counts: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
 
 # Complex dtypes, the only ones with a conjugate bit.
 _COMPLEX = range(10, 13)
@@ -70,7 +81,7 @@ class Reductions(Calls):
             self._timeout_s if timeout.days < 0 else seconds_of(timeout),
             opts.asyncOp,
         )
-        return COMPLETED if handle is None else self._keep(HandleWork((handle,), [tensor]), tensor)
+        return COMPLETED if handle is None else _kept_for_join(HandleWork((handle,), [tensor]), tensor)
 
     def _allreduce_staged(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
         dtype = dtype_code(tensor.dtype)
@@ -83,17 +94,7 @@ class Reductions(Calls):
         handle = self._group.all_reduce(
             pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp, arrival
         )
-        return self._keep(self._end((handle,), [tensor], staging, host), tensor)
-
-    def _keep(self, work: Work, tensor: Tensor) -> Work:
-        """Keep the Work of a single number for a while.
-
-        Of the one that counts ranks in join(), torch's DDP holds the C++ half alone until backward. Without
-        Python's half, its wait() would never end.
-        """
-        if tensor.numel() == 1:
-            self._kept.append(work)
-        return work
+        return _kept_for_join(self._end((handle,), [tensor], staging, host), tensor)
 
     def allreduce_coalesced(
         self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
@@ -232,3 +233,21 @@ class Reductions(Calls):
     def allreduce_sparse(self, *args: object, **kwargs: object) -> Work:
         """Refuse: the core moves dense memory."""
         raise NotImplementedError("smdp has no all_reduce of sparse tensors; use tensor.to_dense()")
+
+
+def _kept_for_join(work: Work, tensor: Tensor) -> Work:
+    """Keep the Work that counts ranks in join() as long as what joins, or until its next one.
+
+    torch's DDP holds the C++ half alone until backward; without Python's half, its wait() would never end.
+    """
+    if tensor.numel() != 1:
+        return work
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        frame = frame.f_back if frame is not None else None
+        if frame is None:
+            break
+        if frame.f_code is Join.notify_join_context.__code__:
+            _counts[frame.f_locals["joinable"]] = work
+            break
+    return work
