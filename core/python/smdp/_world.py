@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _core, _session
 from ._arguments import seconds
+from ._company import has_company
 from ._errors import ClosedError, ConfigError
 from .config import Config
 from .environments import detect
@@ -254,8 +255,9 @@ def _end_of_child() -> None:
     _failure = sys.exc_info()[1]
     if isinstance(_failure, SystemExit):  # torch's mp.spawn() has stored the exception, and exits with 1
         _failure = _failure.__context__ if _failure.code else None
-    for call in reversed(_at_end):
-        call()
+    if not has_company():  # else Python waits for those threads first, which may be in the middle of a step
+        for call in reversed(_at_end):
+            call()
 
 
 @at_end
