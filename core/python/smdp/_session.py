@@ -81,17 +81,18 @@ def _begin(store: _core.Store) -> str:
 
 def _join(store: _core.Store, launch: Launch, deadline: float) -> str:
     begin = time.monotonic()
+    limit = max(1.0, deadline - begin)  # rank 0's store may have been there just in time
     try:
-        session = store.get(_NOW, max(0.0, deadline - begin)).decode()
+        session = store.get(_NOW, limit).decode()
     except TimeoutError:
         raise TimeoutError(
             f"[smdp] rank {launch.rank} of {launch.world_size}: rank 0 has not called smdp.init() after"
-            f" {deadline - begin:.3g} s: it is not at this store. Look at why it did not start;"
+            f" {limit:.3g} s: it is not at this store. Look at why it did not start;"
             " SMDP_INIT_TIMEOUT sets the wait."
         ) from None
     while store.check(_claim(session, launch.rank)):
         try:
-            session = store.get(_next(session), max(0.0, deadline - time.monotonic())).decode()
+            session = store.get(_next(session), max(0.0, begin + limit - time.monotonic())).decode()
         except TimeoutError:
             raise TimeoutError(
                 f"[smdp] rank {launch.rank} of {launch.world_size}: this is another smdp.init() of this rank,"
