@@ -127,8 +127,7 @@ TEST_P(Farewell, AllHaveTheirPartWhereRankZeroHasNone) {
 
 TEST_P(Farewell, AllReadWhoIsMissing) {
   const std::vector<std::string> said = run_until_rank_zero_ends(
-      GetParam(), [](Group&) {},
-      [](int, GroupOptions& options) { options.init_timeout = std::chrono::seconds(2); }, 1);
+      GetParam(), [](Group&) {}, [](int, GroupOptions& options) { options.init_timeout = std::chrono::seconds(2); }, 1);
   const std::string missing = "missing: " + std::to_string(world_size(GetParam()) - 1);
   for (std::size_t rank = 0; rank + 1 < said.size(); ++rank) {
     EXPECT_NE(said[rank].find(missing), std::string::npos) << said[rank];

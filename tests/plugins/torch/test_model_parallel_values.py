@@ -443,7 +443,9 @@ def data_dependent_and_refused() -> None:
     assert_trains_as_one(Mixture, schedules=BOTH)
     for model, name in ((Outdated, r"layers.7\+1 mul_"), (PartChanged, r"layers.7\+2 ")):
         with pytest.raises(ValueError, match=rf"\[smdp\] {name}.* on stage 1 changes in place .*clone"):
-            smdp.torch.pipeline(model(), microbatches=4, example_inputs=rows()[0])
+            smdp.torch.pipeline(
+                model(), microbatches=4, example_inputs=rows()[0], pins={"layers.0": 0, "layers.7": 1}
+            )
 
 
 def test_modules_that_depend_on_values_and_changes_that_cannot_be_followed() -> None:
