@@ -364,6 +364,23 @@ TEST(ReducerRegistration, DifferentListsAreRefusedEverywhere) {
   });
 }
 
+TEST(ReducerRegistration, NamesOfAnyLengthAreWholeInTheMessage) {
+  const std::string name = "layer" + std::string(1000, '2');
+  run({3}, [&name](Group& group) {
+    auto gradients = model();
+    gradients[2].name = name;
+    if (group.rank() == 2) gradients[2].count = 4097;
+    try {
+      const GradientReducer reducer(group, gradients, {});
+      ADD_FAILURE();
+    } catch (const MismatchError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("'" + name + "' float32[4097] on rank 2"), std::string::npos) << text;
+      EXPECT_NE(text.find("'" + name + "' float32[4096] on rank 0. All ranks must"), std::string::npos) << text;
+    }
+  });
+}
+
 TEST(ReducerRegistration, WrongOptionsAreRefused) {
   run({1}, [](Group& group) {
     GradientReducerOptions options;

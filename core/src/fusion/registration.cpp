@@ -5,7 +5,6 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include "collectives/batch.h"
@@ -15,7 +14,6 @@
 namespace smdp {
 namespace {
 
-constexpr std::size_t kTextBytes = 512;  // of a difference
 constexpr double kWorthIt = 1.15;
 
 // A name may be anything, but lines are compared.
@@ -52,12 +50,13 @@ std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const 
   return lines;
 }
 
-std::string rank_zeros_text(Group& group, const std::string& own) {
+// What rank `root` has; `own` where this is it.
+std::string text_from(Group& group, int root, const std::string& own) {
   std::int64_t length = static_cast<std::int64_t>(own.size());
-  group.broadcast(&length, std::array<std::int64_t, 1>{1}, DType::kInt64, 0);
+  group.broadcast(&length, std::array<std::int64_t, 1>{1}, DType::kInt64, root);
   std::string text = own;
   text.resize(static_cast<std::size_t>(length));
-  group.broadcast(text.data(), std::array<std::int64_t, 1>{length}, DType::kUint8, 0);
+  group.broadcast(text.data(), std::array<std::int64_t, 1>{length}, DType::kUint8, root);
   return text;
 }
 
@@ -168,19 +167,18 @@ void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, 
   const std::vector<std::string> own = lines_of(gradients, options);
   std::string joined;
   for (const std::string& line : own) joined += line + '\n';
-  std::array<char, kTextBytes> text{};
-  difference(rank_zeros_text(group, joined), own, group.rank(), options.compares_names)
-      .copy(text.data(), kTextBytes - 1);
-  std::vector<std::array<char, kTextBytes>> all(static_cast<std::size_t>(group.size()));
+  const std::string found = difference(text_from(group, 0, joined), own, group.rank(), options.compares_names);
+  const std::int64_t length = static_cast<std::int64_t>(found.size());
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(group.size()));
   std::vector<Buffer> targets;
-  for (auto& one : all) targets.push_back({one.data(), kTextBytes});
-  group.all_gather({text.data(), kTextBytes}, targets, DType::kUint8);
-  for (const auto& one : all) {
-    if (one[0] == 0) continue;
-    throw MismatchError("[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) +
-                        " (host " + group.host_names()[static_cast<std::size_t>(group.rank())] +
-                        "): the lists of gradients differ: " + one.data());
-  }
+  for (auto& one : lengths) targets.push_back({&one, 1});
+  group.all_gather({&length, 1}, targets, DType::kInt64);
+  const auto first = std::find_if(lengths.begin(), lengths.end(), [](std::int64_t one) { return one != 0; });
+  if (first == lengths.end()) return;
+  const std::string text = text_from(group, static_cast<int>(first - lengths.begin()), found);
+  throw MismatchError("[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) +
+                      " (host " + group.host_names()[static_cast<std::size_t>(group.rank())] +
+                      "): the lists of gradients differ: " + text);
 }
 
 cost::Measured measure(Group& group, bool tries_streams) {
