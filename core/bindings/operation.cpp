@@ -5,8 +5,11 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <chrono>
 #include <optional>
+#include <string>
 
 #include "bind.h"
 #include "error.h"
@@ -45,8 +48,10 @@ void bind_operation(nb::module_& m) {
               if (is_done) return operation.wait();
               if (is_interrupted()) throw nb::python_error();
               if (std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(*timeout)) {
-                throw TimeoutError("[smdp] wait() gave up after " + std::to_string(*timeout) +
-                                   " s; the operation is still running.");
+                std::array<char, 32> text{};  // with a point in any locale
+                const auto end = std::to_chars(text.data(), text.data() + text.size(), *timeout).ptr;
+                throw TimeoutError("[smdp] wait() gave up after " + std::string(text.data(), end) +
+                                   " s; the operation is still running. Wait again, or longer.");
               }
             }
           },

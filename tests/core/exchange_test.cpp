@@ -27,8 +27,8 @@ constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
 
 TEST(ExchangeSizes, FollowWhatIsMeasured) {
   const auto usual = cost::exchange_sizes({100e-6, 1e9}, 2, 1);
-  EXPECT_EQ(usual.shard, 128 * kKiB);
-  EXPECT_EQ(usual.least, 2944U);  // 3 us at 1 GB/s, in whole cache lines
+  EXPECT_EQ(usual.shard, 50'000U / 64 * 64);  // two hops of 100 us
+  EXPECT_EQ(usual.least, 2944U);              // 3 us at 1 GB/s, in whole cache lines
   // A long way: 10 ms at 100 MB/s.
   EXPECT_EQ(cost::exchange_sizes({10e-3, 100e6}, 2, 1).shard, 500'000U / 64 * 64);
   // So fast that messages cost more than bytes.

@@ -136,7 +136,8 @@ class SMDP_API Group {
   // tell.
   int streams_to_try() const;
 
-  // Buffers of one call lie apart, but this rank's input may be where its part of the result goes.
+  // Buffers of one call lie apart, but this rank's input may be where its part of the result goes. Outputs may be one
+  // and the same memory, for results of which nobody reads more than one; which it then holds is not said.
   // factor: of this rank's input, for kPremulSum.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from ._world import shutdown as shutdown
     from ._world import size as size
     from ._world import world as world
+    from .group import NO_GROUP as NO_GROUP
     from .group import Group as Group
+    from .group import NoGroup as NoGroup
     from .preemption import exit_if_preempted as exit_if_preempted
     from .preemption import preempted as preempted
     from .preemption import watch_preemption as watch_preemption
@@ -52,7 +54,7 @@ _MODULES = {
     "_observability": {"explain", "print_step", "stats"},
     "_reduce_op": {"ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"},
     "_world": {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"},
-    "group": {"Group"},
+    "group": {"Group", "NO_GROUP", "NoGroup"},
     "preemption": {"exit_if_preempted", "preempted", "watch_preemption"},
 }
 _ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "SmdpError", "TimeoutError"}

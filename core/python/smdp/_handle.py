@@ -30,7 +30,8 @@ def wait_for_all(handles: Sequence[_core.Handle], limit: float | None) -> None:
             if handle.done():  # its own deadline
                 raise
             raise TimeoutError(
-                f"[smdp] wait() gave up after {limit:f} s; the operation is still running."
+                f"[smdp] wait() gave up after {limit:g} s; the operation is still running. Wait again, or"
+                " longer."
             ) from None
 
 

@@ -18,6 +18,25 @@ from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 Array = npt.NDArray[Any]
 
 
+class NoGroup:
+    """What Group.split gives a rank whose color is None: it is false, and no call takes it for the world."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "smdp.NO_GROUP"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"[smdp] this rank is in no group, so there is no {name!r}: its color in split() was None. Only"
+            " members of a group call its operations: if group: group.barrier()"
+        )
+
+
+NO_GROUP = NoGroup()
+
+
 class _Block(NamedTuple):
     """What goes to one rank, or comes from it. ``array`` keeps it alive: a list may change meanwhile."""
 
@@ -455,18 +474,19 @@ class Group:
         limit, is_async = self._limit(timeout), flag("async_op", async_op)
         return self._start_all("reduce_scatter_coalesced", calls, limit, is_async=is_async)
 
-    def split(self, color: int | None, key: int | None = None) -> Group | None:
+    def split(self, color: int | None, key: int | None = None) -> Group | NoGroup:
         """Divides the group; a collective call. The world's rank 0 must still be there: it serves the store.
 
         Args:
-            color: Ranks with the same color, from 0, form a group. None: this rank joins none.
+            color: Ranks with the same color, from 0, form a group. None: this rank joins none and gets
+                NO_GROUP, which is false.
             key: Order within the new group; ties by rank. Default: the rank.
         """
         part = -1 if color is None else integer("color", color)
         if color is not None and part < 0:
             raise ValueError(f"[smdp] color is {color}; allowed: 0 and above, or None for no group.")
         core = self._core.split(part, self.rank if key is None else integer("key", key), "split")
-        return None if core is None else Group(core, self._timeout)
+        return NO_GROUP if core is None else Group(core, self._timeout)
 
     def abort(self, reason: str) -> None:
         """Fails what is in flight on all ranks with this reason and closes the group everywhere."""

@@ -83,14 +83,18 @@ void check_rank(const Members& members, const char* what, int rank) {
 
 void check_source(const Members& members, int rank) {
   check_rank(members, "source", rank);
-  if (rank == members.rank) throw InvalidArgument(members.prefix() + "cannot receive from itself.");
+  if (rank == members.rank)
+    throw InvalidArgument(members.prefix() +
+                          "cannot receive from itself: source must be another rank. Use what it has as it is.");
 }
 
 Mailbox::Request outgoing(const char* operation, const Members& members, ConstBuffer data, DType dtype, int destination,
                           std::int64_t tag) {
   check_rank(members, "destination", destination);
   check_buffer(operation, data.data, data.count);
-  if (destination == members.rank) throw InvalidArgument(members.prefix() + "cannot send to itself.");
+  if (destination == members.rank)
+    throw InvalidArgument(members.prefix() +
+                          "cannot send to itself: destination must be another rank. Copy what it has.");
   Mailbox::Request request{};
   request.data = const_cast<std::byte*>(bytes(data.data));
   request.size = data.count * size_of(dtype);

@@ -41,7 +41,7 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
                           Reduction reduction);
 
 // all_to_all, also uneven: outgoing[j] goes to local rank j, incoming[j] is filled by local rank j. Sizes need not be
-// known to others; a size that differs from what the receiver expects throws MismatchError.
+// known to others; a size that differs from what the receiver expects throws MismatchError on all of them.
 Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgoing, std::vector<Bytes> incoming);
 
 // Returns when all local ranks have called it.

@@ -1,30 +1,49 @@
+#include <cstdint>
 #include <vector>
 
 #include "collectives/exchange.h"
 #include "collectives/hierarchical.h"
+#include "smdp/error.h"
 
 namespace smdp {
 namespace {
 
+constexpr std::uint64_t kData = 0;
+constexpr std::uint64_t kExpected = 1;
+
+// Each also says how much it expects, so that not only the receiver hears of a difference.
 Task remote(Context& context, const std::vector<ConstBytes>& outgoing, const std::vector<Bytes>& incoming) {
   const Members& members = context.members;
-  std::vector<Link::Pending> received(static_cast<std::size_t>(members.size), 0);
+  const auto size = static_cast<std::size_t>(members.size);
+  std::vector<Link::Pending> received(size, 0);
+  std::vector<std::uint64_t> expected(size);
+  std::vector<std::uint64_t> expected_there(size);
   Link::Pending sends = 0;
   int last = -1;
   for (int step = 1; step < members.size; ++step) {
     const int from = (members.rank + members.size - step) % members.size;
     const auto index = static_cast<std::size_t>(from);
-    if (context.links[index]) context.receive(from, 0, incoming[index].data, incoming[index].size, received[index]);
+    if (!context.links[index]) continue;
+    context.receive(from, kExpected, reinterpret_cast<std::byte*>(&expected_there[index]), sizeof(std::uint64_t),
+                    received[index]);
+    context.receive(from, kData, incoming[index].data, incoming[index].size, received[index]);
   }
   for (int step = 1; step < members.size; ++step) {
     const int to = (members.rank + step) % members.size;
     const auto index = static_cast<std::size_t>(to);
     if (!context.links[index]) continue;
     last = to;
-    context.send(to, 0, outgoing[index].data, outgoing[index].size, sends);
+    expected[index] = incoming[index].size;
+    context.send(to, kExpected, reinterpret_cast<const std::byte*>(&expected[index]), sizeof(std::uint64_t), sends);
+    context.send(to, kData, outgoing[index].data, outgoing[index].size, sends);
   }
   for (int rank = 0; rank < members.size; ++rank) {
-    co_await settled(rank, received[static_cast<std::size_t>(rank)]);
+    const auto index = static_cast<std::size_t>(rank);
+    if (!context.links[index]) continue;
+    co_await settled(rank, received[index]);
+    if (expected_there[index] == outgoing[index].size) continue;
+    throw MismatchError(describe_sizes(members.prefix() + members.who(rank), expected_there[index],
+                                       members.who(members.rank), outgoing[index].size, context.board.operation()));
   }
   co_await settled(last, sends);
 }

@@ -76,16 +76,77 @@ Task scaled(Context& context, const std::byte* in, std::byte* out, std::size_t c
   co_await sum;
 }
 
+// A PREMUL_SUM of a 16-bit dtype is formed in float32, between hosts too, and rounded once: what is scaled need not
+// fit.
+bool is_widened(const Reduction& reduction) {
+  const DType component = component_of(reduction.dtype);
+  return reduction.op == ReduceOp::kPremulSum && (component == DType::kFloat16 || component == DType::kBfloat16);
+}
+
+constexpr Reduction kWideSum{DType::kFloat32, ReduceOp::kSum};
+
+std::size_t floats_of(const Reduction& reduction, std::size_t bytes) {
+  return bytes / size_of(component_of(reduction.dtype));
+}
+
+std::vector<float> widened(const Reduction& reduction, ConstBytes data, double factor) {
+  std::vector<float> wide(floats_of(reduction, data.size));
+  if (!wide.empty()) widen(wide.data(), data.data, component_of(reduction.dtype), wide.size(), factor);
+  return wide;
+}
+
+void narrow_to(std::byte* out, const Reduction& reduction, const std::vector<float>& wide) {
+  if (!wide.empty()) narrow(out, component_of(reduction.dtype), wide.data(), wide.size());
+}
+
+Task all_reduce_wide(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                     double factor, const Planner& planner) {
+  std::vector<float> wide = widened(reduction, {in, count * size_of(reduction.dtype)}, factor);
+  auto* data = reinterpret_cast<std::byte*>(wide.data());
+  Task sum = unscaled(context, data, data, wide.size(), kWideSum, planner);
+  co_await sum;
+  narrow_to(out, reduction, wide);
+}
+
+Task reduce_wide(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
+                 int root, double factor) {
+  std::vector<float> wide = widened(reduction, {in, count * size_of(reduction.dtype)}, factor);
+  auto* data = reinterpret_cast<std::byte*>(wide.data());
+  const bool is_root = context.members.rank == root;
+  Task sum = routed_reduce(context, data, is_root ? data : nullptr, wide.size(), kWideSum, root, 1.0);
+  co_await sum;
+  if (is_root) narrow_to(out, reduction, wide);
+}
+
+Task reduce_scatter_wide(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
+                         double factor) {
+  std::vector<std::vector<float>> wide;
+  for (ConstBytes& block : blocks) {
+    wide.push_back(widened(reduction, block, factor));
+    block = {reinterpret_cast<const std::byte*>(wide.back().data()), wide.back().size() * sizeof(float)};
+  }
+  std::vector<float> own(wide[static_cast<std::size_t>(context.members.rank)].size());
+  Task sum = routed_reduce_scatter(context, std::move(blocks), reinterpret_cast<std::byte*>(own.data()), kWideSum, 1.0);
+  co_await sum;
+  narrow_to(out, reduction, own);
+}
+
 }  // namespace
 
 Task routed_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                        double factor, const Planner& planner) {
   if (reduction.op != ReduceOp::kPremulSum) return unscaled(context, in, out, count, reduction, planner);
+  if (is_widened(reduction)) return all_reduce_wide(context, in, out, count, reduction, factor, planner);
   return scaled(context, in, out, count, reduction, factor, planner);
 }
 
 Task routed_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                    int root, double factor) {
+  if (is_widened(reduction)) {
+    Task wide = reduce_wide(context, in, out, count, reduction, root, factor);
+    co_await wide;
+    co_return;
+  }
   context.algorithm = name_of(context.is_single_host() ? Algorithm::kTwoShot : Algorithm::kTree);
   std::vector<std::byte> scaled;
   if (reduction.op == ReduceOp::kPremulSum && count != 0) {
@@ -120,6 +181,11 @@ Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes i
 
 Task routed_reduce_scatter(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
                            double factor) {
+  if (is_widened(reduction)) {
+    Task wide = reduce_scatter_wide(context, std::move(blocks), out, reduction, factor);
+    co_await wide;
+    co_return;
+  }
   std::vector<std::vector<std::byte>> scaled;
   if (reduction.op == ReduceOp::kPremulSum) {
     for (ConstBytes& block : blocks) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/completion.h"
+#include "common/failure.h"
 #include "common/fork_guard.h"
 #include "common/per_process.h"
 #include "common/thread_wait.h"
@@ -83,8 +84,8 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
       state_->condition.wait(lock, is_done);
     }
   } else if (!state_->condition.wait_until(lock, WaitClock::now() + *timeout, is_done)) {
-    throw TimeoutError("[smdp] wait() gave up after " + std::to_string(timeout->count()) +
-                       " ms; the operation is still running.");
+    throw TimeoutError("[smdp] wait() gave up after " + seconds(*timeout) +
+                       "; the operation is still running. Wait again, or longer.");
   }
   if (state_->error) std::rethrow_exception(state_->error);
 }

@@ -8,7 +8,7 @@ namespace smdp::cost {
 namespace {
 
 constexpr double kMessagesPerWire = 10;
-constexpr double kShortest = std::size_t{128} << 10;
+constexpr double kShortest = std::size_t{32} << 10;
 constexpr double kLongest = std::size_t{1} << 20;
 // A packet, and what is never worth sending to one owner alone.
 constexpr double kLeastFloor = 1 << 10;

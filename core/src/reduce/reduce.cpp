@@ -66,19 +66,6 @@ const kernels::Table* detect() {
 
 std::atomic<const kernels::Table*> in_use{nullptr};
 
-DType component_of(DType dtype) {
-  switch (dtype) {
-    case DType::kComplex32:
-      return DType::kFloat16;
-    case DType::kComplex64:
-      return DType::kFloat32;
-    case DType::kComplex128:
-      return DType::kFloat64;
-    default:
-      return dtype;
-  }
-}
-
 bool is_divided_first(const Reduction& r) { return r.op == ReduceOp::kAvg && component_of(r.dtype) == DType::kFloat16; }
 
 template <class T>
@@ -109,6 +96,19 @@ void scale_integers(void* dst, const void* src, std::size_t count, double factor
 }
 
 }  // namespace
+
+DType component_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kComplex32:
+      return DType::kFloat16;
+    case DType::kComplex64:
+      return DType::kFloat32;
+    case DType::kComplex128:
+      return DType::kFloat64;
+    default:
+      return dtype;
+  }
+}
 
 const kernels::Table& kernels::current() noexcept {
   const Table* table = in_use.load(std::memory_order_relaxed);

@@ -23,6 +23,9 @@ struct Reduction {
   std::uint32_t divisor = 1;  // of kAvg: the group's size in the stage that divides, 1 everywhere else
 };
 
+// Of the parts of complex numbers; every other dtype as it is.
+DType component_of(DType dtype) noexcept;
+
 // A reduction in stages that store partial sums: what the first one computes, those between, and the last. Means of
 // float16 are divided in the first, before they are rounded: a partial sum may overflow where the mean does not.
 Reduction first_stage(Reduction r) noexcept;

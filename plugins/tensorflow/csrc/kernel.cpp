@@ -174,7 +174,7 @@ void fail(TF_OpKernelContext* context, const std::exception_ptr& error, const st
   const Status status;
   std::string text;
   const TF_Code code = code_of(error, text);
-  if (text.find(what) == std::string::npos) text += " Here it was " + what + ".";
+  if (text.find(what) == std::string::npos) text += " Under way here was " + what + ".";
   TF_SetStatus(status, code, text.c_str());
   TF_OpKernelContext_Failure(context, status);
 }

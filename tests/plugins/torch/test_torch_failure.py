@@ -172,7 +172,7 @@ def one_limit_for_all() -> None:
     tensors = [torch.ones(3) for _ in range(5)]
     work = dist.group.WORLD.allreduce_coalesced(tensors, options)  # type: ignore[union-attr]
     if dist.get_rank() == 0:
-        with raises_within(1.5, "gave up after 0.500000 s", kind=smdp.TimeoutError):
+        with raises_within(1.5, "gave up after 0.5 s", kind=smdp.TimeoutError):
             work.wait(timedelta(seconds=0.5))
         assert not work.is_completed()
     work.wait(timedelta(seconds=30))

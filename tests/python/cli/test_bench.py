@@ -154,7 +154,8 @@ class Alone(Peer):
 def test_measure(operation: str, dtype: str) -> None:
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
-    line = worker.measure([Alone()], operation, 100, dtype, 0, 1, 3)
+    total = worker.elements(operation, 100, dtype, 1)
+    line = worker.measure([Alone()], operation, total, dtype, 0, 1, 3)
     assert line[0].size == 100 // worker.item_size(dtype) * worker.item_size(dtype)
     assert line[0].seconds > 0
 
@@ -163,7 +164,12 @@ def test_a_wrong_result_is_an_error() -> None:
     with pytest.raises(
         SmdpError, match=r"alone: all_reduce of 25 elements is wrong on rank 0 of 1: element 24"
     ):
-        worker.measure([Alone(error=1.0)], "all_reduce", 100, "float32", 0, 1, 3)
+        worker.measure([Alone(error=1.0)], "all_reduce", 25, "float32", 0, 1, 3)
+
+
+def test_elements_of_a_size() -> None:
+    assert [worker.elements("all_reduce", size, "float32", 3) for size in (1, 7, 8)] == [1, 1, 2]
+    assert [worker.elements("all_gather", size, "float32", 3) for size in (1, 23, 24)] == [3, 3, 6]
 
 
 def test_split() -> None:
@@ -176,7 +182,7 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-REQUEST = {"sizes": [4, 4096, 300_000], "dtype": "int32", "iters": 4, "json": True}
+REQUEST = {"sizes": [1, 4, 4096, 300_000], "dtype": "int32", "iters": 4, "json": True}
 
 
 @pytest.mark.timeout(120)

@@ -145,7 +145,7 @@ def test_help_is_quick_and_imports_little() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--version"], 0), ([], 2), (["fly"], 2), (["run"], 2), (["run", "-n", "0", "x"], 2)],
+    [(["--version"], 0), ([], 2), (["fly"], 2), (["run"], 2), (["run", "-n", "0", "true"], 2)],
 )
 def test_exit_codes(arguments: list[str], code: int) -> None:
     done = subprocess.run([sys.executable, "-m", "smdp", *arguments], capture_output=True, text=True)

@@ -74,7 +74,8 @@ def test_what_is_around_is_explained() -> None:
     ("arguments", "more", "code", "message"),
     [
         (("no-such-file.py",), {}, 127, "no such file"),
-        (("-n", "0", "true"), {}, 2, "greater than or equal to 1"),
+        (("-n", "0", "true"), {}, 2, "-n='0' is not valid; allowed: 1 to 65536"),
+        (("-n", "70000", "true"), {}, 2, "-n='70000' is not valid; allowed: 1 to 65536"),
         (("true",), {"SMDP_TIMEOUT": "soon"}, 2, "smdp.init() fails: SMDP_TIMEOUT='soon'"),
     ],
 )

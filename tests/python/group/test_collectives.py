@@ -37,6 +37,16 @@ for count in (0, 1, 17, 70_001):
         assert (g.all_reduce(of(g.rank), op) == expected).all(), op
     assert (g.all_reduce(np.full(count, g.rank + 1.0), smdp.AVG) == (n + 1) / 2).all()
     assert (g.all_reduce(np.ones(count), smdp.PREMUL_SUM, factor=g.rank + 1) == n * (n + 1) / 2).all()
+    # Of 16-bit floats in float32 and rounded once: what is scaled does not fit float16.
+    factor = ([2, -1.5] + [0] * n)[g.rank] if n > 1 else 0.5
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        x = np.full(count, 60000).astype(dtype)
+        half = (x.astype(np.float32) * 0.5).astype(dtype)
+        assert (g.all_reduce(x.copy(), smdp.PREMUL_SUM, factor=factor) == half).all(), dtype
+        r = g.reduce(x, n - 1, smdp.PREMUL_SUM, factor=factor)
+        assert (r is None) if g.rank != n - 1 else (r == half).all(), dtype
+        r = g.reduce_scatter(np.concatenate([x] * n), smdp.PREMUL_SUM, factor=factor)
+        assert (r == half).all(), dtype
     flags = g.all_reduce(np.arange(count) % n == g.rank)
     assert flags.dtype == np.bool_ and flags.all()
     f8 = np.full(count, g.rank, np.uint8).view(ml_dtypes.float8_e4m3fn)
@@ -87,11 +97,13 @@ assert raw == b"x" * 10
 half = g.split(g.rank % 2)
 assert half.size == len([r for r in ranks if r % 2 == g.rank % 2])
 assert (half.all_reduce(np.ones(3)) == half.size).all()
-assert g.split(None) is None
+nobody = g.split(None)
+assert nobody is smdp.NO_GROUP and not nobody
 for wrong, text in (
     (lambda: g.all_reduce(np.ones((4, 4))[:, ::2]), "contiguous"),
     (lambda: g.all_reduce(b"constant"), "read-only"),
     (lambda: g.all_reduce("text"), "array"),
+    (lambda: nobody.barrier(), "this rank is in no group"),
     (lambda: g.all_reduce(f8), "float8"),
     (lambda: g.all_reduce(np.ones(3, np.uint32)), "uint32"),
     (lambda: g.all_reduce(np.ones(3), smdp.BAND), "BAND"),
@@ -264,7 +276,8 @@ if g.rank == 0:
         handle.wait(0.5)
         raise AssertionError("rank 1 has not come")
     except smdp.TimeoutError as error:
-        assert str(error) == "[smdp] wait() gave up after 0.500000 s; the operation is still running.", error
+        gave_up = "[smdp] wait() gave up after 0.5 s; the operation is still running. Wait again, or longer."
+        assert str(error) == gave_up, error
     took = time.monotonic() - start
     assert 0.5 <= took < 1.5, took
     assert not handle.done()

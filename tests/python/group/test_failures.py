@@ -60,6 +60,32 @@ def test_mismatch_names_both_values(call: str, values: list[str], hosts: list[in
         assert seconds(rank.output) < 5
 
 
+COUNTS = {
+    "gather": "g.gather(np.ones(11 if g.rank == 1 else 10), out=[np.empty(10) for _ in range(3)])",
+    "scatter": "g.scatter(np.ones(30), out=np.empty(11 if g.rank == 1 else 10))",
+    "all_to_all": (
+        "g.all_to_all([np.ones(11 if (g.rank, to) == (1, 0) else 10) for to in range(3)],"
+        " out=[np.empty(10) for _ in range(3)])"
+    ),
+}
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+@pytest.mark.parametrize("call", list(COUNTS))
+def test_counts_that_differ_between_two_ranks(call: str, hosts: list[int], job: Job) -> None:
+    """Both hear of it in that very call, and so do all others on one host; nobody calls anything else."""
+    ranks = job(3, f"g = joined()\nreport(lambda: {COUNTS[call]})\ntime.sleep(1)", hosts=hosts)
+    for rank in ranks:
+        assert rank.finish(30) == 0, rank.output
+    for rank in ranks if hosts == ONE_HOST else ranks[:2]:
+        assert "MismatchError" in rank.output, rank.output
+        expected = "rank 1 of 3" if call == "scatter" and rank.rank == 1 else "rank 0"
+        assert expected in rank.output, rank.output
+        sides = ("11", "10") if call == "scatter" else ("10", "11")
+        said = rf"expects {sides[0]} elements from rank \d \(host .*\), which sends {sides[1]}, in {call} #"
+        assert re.search(said, rank.output), rank.output
+
+
 def test_a_call_in_a_signal_handler(job: Job, tmp_path: Path) -> None:
     """It would wait for the call that it interrupts; that one goes on."""
     code = f"""

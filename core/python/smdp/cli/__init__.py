@@ -59,9 +59,7 @@ def _run(
     ],
     nproc: Annotated[
         int,
-        typer.Option(
-            "-n", "--nproc-per-node", "--nproc_per_node", "-np", min=1, help="Number of ranks to start."
-        ),
+        typer.Option("-n", "--nproc-per-node", "--nproc_per_node", "-np", help="Number of ranks to start."),
     ] = 1,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="COMMAND is a module, as in python -m.")
@@ -154,7 +152,7 @@ def _bench(
     operation: Annotated[
         str, typer.Argument(help=f"One of {', '.join(OPERATIONS)}; or ddp, a replay of training.")
     ],
-    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Number of ranks.")] = 2,
+    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Number of ranks.")] = 2,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, e.g. 4K.")] = "4K",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size, e.g. 100M.")] = "100M",
     factor: Annotated[float, typer.Option("-f", "--factor", help="From one size to the next.")] = 5.0,

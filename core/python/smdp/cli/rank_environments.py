@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from smdp import config
 from smdp.cli import system
+from smdp.environments.base import MOST_RANKS
 
 # Threads of OpenMP's loops, TensorFlow's operations and its graphs; each takes all cores by default.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -54,8 +55,10 @@ def rank_environments(
         place: Default: all ranks are here.
 
     Raises:
-        ConfigError: master_port is not free.
+        ConfigError: There are too few or too many ranks, or master_port is not free.
     """
+    if not 1 <= nproc <= MOST_RANKS:
+        raise config.invalid("-n", nproc, f"1 to {MOST_RANKS}")
     if place is None:
         port = free_ports() if master_port is None else master_port
         if master_port is not None and not (_is_free(port) and _is_free(port + 1)):

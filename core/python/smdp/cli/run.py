@@ -67,8 +67,6 @@ def run(
     """
     try:
         argv = command_line(command, module=module)
-        if nproc < 1:
-            raise config.invalid("-n", nproc, "an integer >= 1")
         environ = {**os.environ, "SMDP_COMPAT": "1"} if compat else os.environ
         environments = rank_environments(environ, nproc, master_port=master_port)
         restart_code = config.read_preempted_exit_code(environ)

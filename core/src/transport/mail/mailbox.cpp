@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/failure.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -404,15 +405,29 @@ const Mailbox::Request* Mailbox::waiting_for(int rank) const {
   return nullptr;
 }
 
+// A lost rank is told of without what was under way with it.
+std::exception_ptr Mailbox::named(const Request& request, const std::exception_ptr& error) const {
+  Failure failure = Failure::of(error);
+  if (failure.kind != ErrorKind::kPeerLost || failure.text.find("a message with tag ") != std::string::npos) {
+    return error;
+  }
+  failure.text = members_.prefix() + "a message with tag " + std::to_string(request.tag) +
+                 (request.is_send ? " to " : " from ") +
+                 (request.peer == kAnySource ? "any rank" : members_.who(request.peer)) +
+                 " cannot be exchanged: " + without_tag(failure.text);
+  return failure.exception();
+}
+
 void Mailbox::fail(const std::exception_ptr& error) {
-  for (Request& request : receives_) {
-    if (!request.is_refusal) request.operation->complete(error);
+  const auto end = [&](const Request& request) { request.operation->complete(named(request, error)); };
+  for (const Request& request : receives_) {
+    if (!request.is_refusal) end(request);
   }
   receives_.clear();
   for (Peer& peer : peers_) {
-    for (auto& [id, request] : peer.announced) request.operation->complete(error);
-    for (auto& [id, request] : peer.sending) request.operation->complete(error);
-    for (Incoming& incoming : peer.incoming) incoming.request.operation->complete(error);
+    for (const auto& [id, request] : peer.announced) end(request);
+    for (const auto& [id, request] : peer.sending) end(request);
+    for (const Incoming& incoming : peer.incoming) end(incoming.request);
     peer.outgoing.clear();
     peer.announced.clear();
     peer.sending.clear();

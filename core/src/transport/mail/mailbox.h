@@ -137,6 +137,7 @@ class Mailbox {
   static Arrived* find_pushed(Peer& peer, const Header& header);
   bool fits(const Header& header, int rank, const Request& request);
   void accept(int rank, const Header& header, Request request);
+  std::exception_ptr named(const Request& request, const std::exception_ptr& error) const;
   void queue(int rank, const Header& header, const std::byte* data = nullptr, bool is_last = false);
   void queue_data(int rank, Kind kind, std::uint64_t id, Request request);
   void end_data(int rank, const Header& header);

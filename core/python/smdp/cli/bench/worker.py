@@ -39,10 +39,12 @@ def main(request: dict[str, Any]) -> None:
     peers = [make_peer(name, rank, ranks) for name in request["contenders"]]
     results: list[dict[str, object]] = []
     if rank == 0 and not request["json"]:
-        print(f"# {operation}, {ranks} ranks, {dtype}; ratio = peer's time / time of smdp beside it")
+        count = f"{ranks} rank{'s' * (ranks > 1)}"
+        print(f"# {operation}, {count}, {dtype}; ratio = peer's time / time of smdp beside it")
         print(sizes.header(request["contenders"]), flush=True)
-    for size in request["sizes"]:
-        line = measure(peers, operation, size, dtype, rank, ranks, request["iters"])
+    # Sizes below a step of the dtype's are the same.
+    for total in dict.fromkeys(elements(operation, size, dtype, ranks) for size in request["sizes"]):
+        line = measure(peers, operation, total, dtype, rank, ranks, request["iters"])
         results += sizes.as_json(line)
         if rank == 0 and not request["json"]:
             print(sizes.row(line), flush=True)
@@ -54,20 +56,23 @@ def main(request: dict[str, Any]) -> None:
         peer.close()
 
 
-def measure(
-    peers: list[Peer], operation: str, size: int, dtype: str, rank: int, ranks: int, iters: int | None
-) -> list[sizes.Measurement]:
-    """Measure all contenders at one size, in alternation."""
+def elements(operation: str, size: int, dtype: str, ranks: int) -> int:
+    """Give what is measured for so many bytes: at least an element, or one per rank."""
     total = max(1, size // item_size(dtype))
-    if sizes.is_split(operation):
-        total = max(1, total // ranks) * ranks
+    return max(1, total // ranks) * ranks if sizes.is_split(operation) else total
+
+
+def measure(
+    peers: list[Peer], operation: str, total: int, dtype: str, rank: int, ranks: int, iters: int | None
+) -> list[sizes.Measurement]:
+    """Measure all contenders at so many elements, in alternation."""
     works = []
     for peer in peers:
         work = peer.prepare(operation, total, dtype)
         peer.barrier()
         verify(peer, work, operation, total, rank, ranks)
         works.append(work)
-    rounds, repeat = sizes.iterations(size)
+    rounds, repeat = sizes.iterations(total * item_size(dtype))
     if iters is not None:
         rounds = min(rounds, iters)
         repeat = max(1, iters // rounds)

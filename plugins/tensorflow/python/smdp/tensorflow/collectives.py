@@ -80,7 +80,7 @@ def broadcast_labeled(
         try:
             return broadcast_labeled(tensor, root_rank, group, name=name)
         except tf.errors.OpError as error:
-            text = f"{error.message} Here it was {label}."
+            text = f"{error.message} Under way here was {label}."
             raise type(error)(error.node_def, error.op, text) from error
     tensor = tensor_of(tensor, "broadcast")
     with tf.device("CPU:0"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import smdp
 from smdp import _core
 from smdp._buffers import DType
 from smdp.tensorflow import python_ops
@@ -22,6 +23,11 @@ from smdp.tensorflow.reduce_op import ReduceOp
 BUCKET_CAP_MB = 25.0
 # Below this an op for each gradient, and a callback for each mean, would cost more than they gain.
 _SMALL_BYTES = 256 << 10
+# Where models are the same and their gradients differ.
+_CURES = {
+    "(no gradient": "unconnected_gradients=tf.UnconnectedGradients.ZERO gives zeros where there is none.",
+    "IndexedSlices of": "sparse_as_dense=True makes slices dense on all ranks.",
+}
 # Reducers of eager code for the same variables with other shapes or factors: the oldest goes.
 _MOST_EAGER = 8
 
@@ -278,18 +284,26 @@ def _make_core(
     listed = [(name, *one) for name, one in zip(names, described, strict=True)]
     compression, buffer_bytes, factor = options
     purpose, replaced = change
-    if is_native:
-        return _core.GradientSteps(group.core, listed, compression, buffer_bytes, factor, purpose, replaced)
-    return _core.GradientReducer(
-        group.core,
-        listed,
-        compression,
-        buffer_bytes,
-        factor,
-        compares_names=False,  # TensorFlow's depend on what else a process has built
-        purpose=purpose,
-        replaced=replaced,
-    )
+    try:
+        if is_native:
+            return _core.GradientSteps(
+                group.core, listed, compression, buffer_bytes, factor, purpose, replaced
+            )
+        return _core.GradientReducer(
+            group.core,
+            listed,
+            compression,
+            buffer_bytes,
+            factor,
+            compares_names=False,  # TensorFlow's depend on what else a process has built
+            purpose=purpose,
+            replaced=replaced,
+        )
+    except smdp.MismatchError as error:
+        cures = [cure for seen, cure in _CURES.items() if seen in str(error)]
+        if not cures:
+            raise
+        raise smdp.MismatchError(" ".join([str(error), *cures])) from None
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:

@@ -66,7 +66,7 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     """The group that a call names, by default the world.
 
     Raises:
-        ConfigError: Before init().
+        ConfigError: Before init(), or this rank is in no group.
         TypeError: It is no group.
         ValueError: A function is being traced that XLA would compile.
     """
@@ -74,6 +74,11 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     chosen = group if group is not None else process_set
     if chosen is None:
         chosen = smdp.world()
+    if isinstance(chosen, smdp.NoGroup):
+        raise smdp.ConfigError(
+            f"[smdp] rank {smdp.rank()} of {smdp.size()} is in no group: its color in split() was None. Only"
+            " members of a group make calls with it: if group: ..."
+        )
     if not isinstance(chosen, smdp.Group):
         raise TypeError(
             f"[smdp] group (or process_set) is a {type(chosen).__name__}; it must be a smdp.Group,"

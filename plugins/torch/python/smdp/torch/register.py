@@ -120,5 +120,11 @@ def _check_devices(backends: dict[str, str]) -> list[str]:
         text = ",".join(f"{device}:{name}" for device, name in backends.items())
         other = ",".join(f"{device}:{name}" for device, name in others.items())
         raise ValueError(_TWO_GROUPS.format(backends=text, other=other))
+    unknown = [device for device in backends if device not in ("cpu", "cuda")]
+    if unknown:
+        raise ValueError(
+            f"smdp moves tensors on cpu and cuda, so '{unknown[0]}:{backends[unknown[0]]}' is not possible;"
+            ' use dist.init_process_group("smdp") and move tensors to the CPU before a call.'
+        )
     has_cuda = torch.cuda.is_available()
     return [device for device in backends or ("cpu", "cuda") if device != "cuda" or has_cuda]

@@ -160,6 +160,10 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         staircase: Change at the start of epochs only; otherwise every batch, with fractions of epochs.
         momentum_correction: Not used: Keras 3 makes the momentum a constant of the traced step.
         steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
+
+    Raises:
+        TypeError: An argument is no number, or steps_per_epoch no integer.
+        ValueError: steps_per_epoch is below 1.
     """
 
     def __init__(
@@ -176,10 +180,12 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._initial = number("initial_lr", initial_lr)
         constant = 1.0 if callable(multiplier) else number("multiplier", multiplier)
         self._multiplier = multiplier if callable(multiplier) else lambda epoch: constant
-        self._start = start_epoch
-        self._end = end_epoch
+        self._start = number("start_epoch", start_epoch)
+        self._end = None if end_epoch is None else number("end_epoch", end_epoch)
         self._staircase = staircase
-        self._steps = steps_per_epoch
+        self._steps = None if steps_per_epoch is None else integer("steps_per_epoch", steps_per_epoch)
+        if self._steps is not None and self._steps < 1:
+            raise ValueError(f"[smdp] steps_per_epoch is {steps_per_epoch}; it must be at least 1.")
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -200,7 +206,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
             self._steps = self.params.get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
-                "[smdp] staircase=False needs to know how long an epoch is: give steps_per_epoch=..."
+                f"[smdp] {type(self).__name__} changes the rate every batch, and fit() does not know how many"
+                " an epoch has: give it steps_per_epoch=..."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
