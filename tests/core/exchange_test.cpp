@@ -27,8 +27,8 @@ constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
 
 TEST(ExchangeSizes, FollowWhatIsMeasured) {
   const auto usual = cost::exchange_sizes({100e-6, 1e9}, 2, 1);
-  EXPECT_EQ(usual.shard, 50'000U / 64 * 64);  // two hops of 100 us
-  EXPECT_EQ(usual.least, 2944U);              // 3 us at 1 GB/s, in whole cache lines
+  EXPECT_EQ(usual.shard, 128 * kKiB);
+  EXPECT_EQ(usual.least, 2944U);  // 3 us at 1 GB/s, in whole cache lines
   // A long way: 10 ms at 100 MB/s.
   EXPECT_EQ(cost::exchange_sizes({10e-3, 100e6}, 2, 1).shard, 500'000U / 64 * 64);
   // So fast that messages cost more than bytes.
@@ -38,6 +38,10 @@ TEST(ExchangeSizes, FollowWhatIsMeasured) {
   EXPECT_LT(cost::exchange_sizes({20e-6, 10e9}, 2, 2).shard, 300'000U / 64 * 64);
   EXPECT_LT(cost::exchange_sizes({10e-3, 100e6}, 4, 1).shard, cost::exchange_sizes({10e-3, 100e6}, 2, 1).shard);
   EXPECT_EQ(cost::exchange_sizes({1, 1e12}, 2, 1).shard, kKiB * kKiB);
+  // The more hosts, the longer the second hop of a last chunk of as long shards: 47.8 MB/s.
+  EXPECT_EQ(cost::exchange_sizes({200e-6, 47.8e6}, 4, 2).shard, 64 * kKiB);
+  EXPECT_EQ(cost::exchange_sizes({200e-6, 47.8e6}, 8, 2).shard, 32 * kKiB);
+  EXPECT_EQ(cost::exchange_sizes({200e-6, 47.8e6}, 32, 2).shard, 32 * kKiB);
   cost::Measured one;
   one.streams = 1;
   EXPECT_EQ(cost::exchange_sizes(one, 2, 1).streams, 1U);

@@ -566,14 +566,14 @@ TEST(Explanation, SaysWhatIsTrueOfEachWireType) {
                {"2 gradients in 2 fusion buffers between 4 ranks on 2 hosts; compression between hosts: none.",
                 "Measured: the smallest all_reduce takes 250 us, large ones 2000 MB/s, sums 3000 MB/s, so that a "
                 "buffer flows at 2000 MB/s. Hence buffers of at most 25.00 MB",
-                "Between hosts, direct: every host owns a part of a chunk, at most 122 KiB; where they would be "
+                "Between hosts, direct: every host owns a part of a chunk, at most 128 KiB; where they would be "
                 "below 2944 bytes, fewer hosts do; over one connection to each rank.",
                 "1 gradients, 2 owners of 0.00 MB", "10.00 MB float32, 1 gradients, 4 owners of 2.50 MB"});
   const std::string cast = explained(Compression::kBfloat16);
   expect_parts(cast, {"Measured: ",
                       "Between hosts, float32 direct: every host owns a part of a chunk, at most 512 KiB before "
                       "encoding; over one connection",
-                      "Between hosts, other dtypes direct: every host owns a part of a chunk, at most 122 KiB; where",
+                      "Between hosts, other dtypes direct: every host owns a part of a chunk, at most 128 KiB; where",
                       "1 gradients, 4 owners of 0.00 MB"});
   const std::string coded = explained(Compression::kInt8);
   expect_parts(coded, {"Where buffers end decides what int8 loses, so no measurement has a say in it. Assumed: the "

@@ -20,8 +20,9 @@ struct ExchangeSizes {
 // lanes: ranks of a host that share its link.
 //
 // A chunk keeps its link busy for as long as the two hops of the one before it take, and ten times as long as its
-// messages take the CPU: between 32 KiB and 1 MiB, since the last chunk's second hop overlaps nothing. An owner is
-// worth its messages as long as the bytes that it takes off the others travel longer than these cost.
+// messages take the CPU. A shard of it is at most 1 MiB, since the last chunk's second hop overlaps nothing, and at
+// least 32 KiB, or what makes a chunk of 256 KiB. An owner is worth its messages as long as the bytes that it takes off
+// the others travel longer than these cost.
 ExchangeSizes exchange_sizes(const Measured& measured, std::size_t hosts, std::size_t lanes);
 
 }  // namespace smdp::cost
