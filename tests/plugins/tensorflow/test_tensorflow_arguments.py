@@ -192,6 +192,9 @@ def check_wrong_ones() -> None:
         (lambda: callbacks.LearningRateWarmupCallback(0.1, None), "warmup_epochs = None is not valid"),
         (lambda: callbacks.LearningRateWarmupCallback(0.1, -1), "warmup_epochs is -1.0; it must be"),
         (lambda: callbacks.LearningRateScheduleCallback(0.1, None), "multiplier = None is not valid"),
+        (lambda: callbacks.LearningRateScheduleCallback(0.1, 1.0, "a"), "start_epoch = 'a' is not valid"),
+        (lambda: callbacks.LearningRateWarmupCallback(0.1, 2, True, -3), "steps_per_epoch is -3; it must be"),
+        (lambda: sdp.allreduce(tf.ones(2), group=2), "group .*is a int; it must be a smdp.Group"),
         (
             lambda: callbacks.BestModelCheckpoint(save_best_only=False),
             "keeps the best model; save_best_only is False",
@@ -207,6 +210,13 @@ def check_wrong_ones() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             call()
+    # A rank without a group is not taken for one of the world.
+    part = smdp.world().split(None if sdp.rank() == 0 else 0)
+    if part:
+        assert float(sdp.allreduce(1.0, group=part, op=sdp.ReduceOp.SUM)) == sdp.size() - 1
+    else:
+        with pytest.raises(smdp.ConfigError, match=r"rank 0 of \d is in no group: its color in split"):
+            sdp.allreduce(1.0, group=part)
     np.testing.assert_allclose(sdp.oob_allreduce(np.int64(sdp.rank())), (sdp.size() - 1) / 2)
     np.testing.assert_allclose(sdp.oob_allreduce(sdp.rank() == 0), 1 / sdp.size())
     callbacks.BestModelCheckpoint("best.keras", save_best_only=True)

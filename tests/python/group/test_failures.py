@@ -167,6 +167,26 @@ report(lambda: g.all_reduce(np.ones(1_000_000)))
         assert 3 < seconds(rank.output) < 6
 
 
+@pytest.mark.parametrize("call", ["g.recv(np.ones(3), 1, tag=42)", "g.send(np.ones(3_000_000), 1, tag=42)"])
+@pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
+def test_a_message_to_or_from_a_killed_rank_is_named(hosts: list[int], call: str, job: Job) -> None:
+    code = f"""
+g = joined()
+g.barrier()
+if g.rank == 1:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if g.rank == 0:
+    report(lambda: {call})
+"""
+    rank = job(3, code, hosts=hosts)[0]
+    assert rank.finish(30) == 0, rank.output
+    way = "from" if "recv" in call else "to"
+    said = rf"rank 0 of 3 \(host .*\): a message with tag 42 {way} rank 1 .* exchanged: rank 1 .* died"
+    assert re.search(said, rank.output), rank.output
+    assert seconds(rank.output) < 5
+
+
 @pytest.mark.parametrize("hosts", [ONE_HOST, THREE_HOSTS], ids=["one host", "three hosts"])
 def test_stopped_rank_is_named_by_what_waits_in_the_queue(hosts: list[int], job: Job) -> None:
     code = """

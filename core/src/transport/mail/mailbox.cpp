@@ -411,8 +411,9 @@ std::exception_ptr Mailbox::named(const Request& request, const std::exception_p
   if (failure.kind != ErrorKind::kPeerLost || failure.text.find("a message with tag ") != std::string::npos) {
     return error;
   }
-  failure.text = members_.prefix() + "a message with tag " + std::to_string(request.tag) +
-                 (request.is_send ? " to " : " from ") +
+  const std::string prefix = members_.prefix();
+  if (failure.text.starts_with(prefix)) failure.text.erase(0, prefix.size());
+  failure.text = prefix + "a message with tag " + std::to_string(request.tag) + (request.is_send ? " to " : " from ") +
                  (request.peer == kAnySource ? "any rank" : members_.who(request.peer)) +
                  " cannot be exchanged: " + without_tag(failure.text);
   return failure.exception();
