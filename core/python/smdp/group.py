@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,16 @@ Array = npt.NDArray[Any]
 class NoGroup:
     """What Group.split gives a rank whose color is None: it is false, and no call takes it for the world."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
     def __repr__(self) -> str:
         return "smdp.NO_GROUP"
 
-    def __getattr__(self, name: str) -> Any:
+    def __reduce__(self) -> str:
+        return "NO_GROUP"
+
+    def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"[smdp] this rank is in no group, so there is no {name!r}: its color in split() was None. Only"
             " members of a group call its operations: if group: group.barrier()"

@@ -14,25 +14,24 @@ void Engine::check_mail(Clock::time_point now) {
       for (const auto& [rank, reason] : left_) left.push_back(rank);
     }
     std::vector<int> gone;
-    const auto fail_for = [&](const Mailbox::Request& request, const std::string& why) {
-      const std::string text = members_.prefix() + "a message with tag " + std::to_string(request.tag) +
-                               (request.peer < 0 ? " from any rank" : "") + " cannot be exchanged: " + why;
-      fail(std::make_exception_ptr(PeerLostError(text, gone)), Tell::kEveryone);
+    // The mailbox adds which message it was.
+    const auto fail_for = [&](const std::string& why) {
+      fail(std::make_exception_ptr(PeerLostError(members_.prefix() + why, gone)), Tell::kEveryone);
     };
     for (const int rank : left) {
       const bool is_remote = members_.host_of(rank) != members_.host_index;
       if (is_remote && mailbox_->is_open(rank)) continue;  // its messages may still be on their way
       mailbox_->withdraw(rank);
-      if (const Mailbox::Request* request = mailbox_->waiting_for(rank)) {
+      if (mailbox_->waiting_for(rank) != nullptr) {
         gone = {rank};
-        return fail_for(*request, members_.who(rank) + left_reason(rank));
+        return fail_for(members_.who(rank) + left_reason(rank));
       }
       gone.push_back(rank);
     }
     const bool is_alone = static_cast<int>(gone.size()) + 1 == members_.size;
-    if (const Mailbox::Request* request = is_alone ? mailbox_->waiting_for(Mailbox::kAnySource) : nullptr) {
+    if (is_alone && mailbox_->waiting_for(Mailbox::kAnySource) != nullptr) {
       const std::string others = gone.size() > 1 ? " So have all others." : "";
-      return fail_for(*request, members_.who(gone.front()) + left_reason(gone.front()) + others);
+      return fail_for(members_.who(gone.front()) + left_reason(gone.front()) + others);
     }
   }
   const Clock::time_point first = mailbox_->deadline();

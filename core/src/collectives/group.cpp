@@ -85,7 +85,7 @@ void check_source(const Members& members, int rank) {
   check_rank(members, "source", rank);
   if (rank == members.rank)
     throw InvalidArgument(members.prefix() +
-                          "cannot receive from itself: source must be another rank. Use what it has as it is.");
+                          "cannot receive from itself: source must be another rank. Copy what it has.");
 }
 
 Mailbox::Request outgoing(const char* operation, const Members& members, ConstBuffer data, DType dtype, int destination,

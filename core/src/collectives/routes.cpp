@@ -89,6 +89,7 @@ std::size_t floats_of(const Reduction& reduction, std::size_t bytes) {
   return bytes / size_of(component_of(reduction.dtype));
 }
 
+// Twice the bytes.
 std::vector<float> widened(const Reduction& reduction, ConstBytes data, double factor) {
   std::vector<float> wide(floats_of(reduction, data.size));
   if (!wide.empty()) widen(wide.data(), data.data, component_of(reduction.dtype), wide.size(), factor);

@@ -37,7 +37,9 @@ std::size_t slot_bytes(const GroupOptions& options, const Members& members) {
   constexpr std::size_t kOversubscribed = std::size_t{2} << 20;
   const std::size_t usual = members.is_oversubscribed() ? kOversubscribed : kUsual;
   const std::size_t wanted = options.chunk_bytes != 0 ? options.chunk_bytes : usual;
-  return std::max<std::size_t>(wanted / 4096, 4) * 4096;
+  // A shuffle has two numbers and at least 64 bytes for each rank.
+  const std::size_t least = std::max<std::size_t>(16384, 80 * members.local_ranks().size() + 64);
+  return (std::max(wanted / 4096 * 4096, least) + 4095) / 4096 * 4096;
 }
 
 std::string joined_key(int rank) { return "local/" + std::to_string(rank); }

@@ -87,7 +87,7 @@ def test_a_signal_reaches_the_ranks(image: Image, containers: MAKE, tmp_path: Pa
     [
         ([], 64, "[smdp] the container was started without a command, so there are no ranks"),
         (["train.py"], 127, "`smdp run -n RANKS train.py` starts ranks of it"),
-        (["smdp", "run", "-n", "0", "train.py"], 2, "greater than or equal to 1"),
+        (["smdp", "run", "-n", "0", "true"], 2, "-n='0' is not valid; allowed: 1 to 65536"),
     ],
 )
 def test_no_ranks(image: Image, containers: MAKE, command: list[str], code: int, message: str) -> None:

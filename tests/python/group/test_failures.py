@@ -77,12 +77,12 @@ def test_counts_that_differ_between_two_ranks(call: str, hosts: list[int], job: 
     ranks = job(3, f"g = joined()\nreport(lambda: {COUNTS[call]})\ntime.sleep(1)", hosts=hosts)
     for rank in ranks:
         assert rank.finish(30) == 0, rank.output
+    (receiver, expected), (sender, sent) = ((1, 11), (0, 10)) if call == "scatter" else ((0, 10), (1, 11))
     for rank in ranks if hosts == ONE_HOST else ranks[:2]:
         assert "MismatchError" in rank.output, rank.output
-        expected = "rank 1 of 3" if call == "scatter" and rank.rank == 1 else "rank 0"
-        assert expected in rank.output, rank.output
-        sides = ("11", "10") if call == "scatter" else ("10", "11")
-        said = rf"expects {sides[0]} elements from rank \d \(host .*\), which sends {sides[1]}, in {call} #"
+        who = rf"rank {receiver} {'of 3 ' if rank.rank == receiver else ''}\(host \w+\)"
+        peer = rf"rank {sender} \(host \w+\)"
+        said = rf"{who} expects {expected} elements from {peer}, which sends {sent}, in {call} #"
         assert re.search(said, rank.output), rank.output
 
 

@@ -122,11 +122,10 @@ def detect(
         if launch.is_one_host:
             return dataclasses.replace(launch, master_addr="127.0.0.1")
         hint = environment.master_hint
-        verb = "do" if launch.source.endswith("s") else "does"
         if launch.rank == 0:
             hint = hint.replace(PLACEHOLDER, socket.gethostname())
         raise ConfigError(
-            f"SMDP_MASTER_ADDR is not set and {launch.source} {verb} not tell where rank 0 of "
+            f"SMDP_MASTER_ADDR is not set and {launch.source} does not tell where rank 0 of "
             f"{launch.world_size} is; {hint}"
         )
     return launch

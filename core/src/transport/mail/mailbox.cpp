@@ -408,9 +408,7 @@ const Mailbox::Request* Mailbox::waiting_for(int rank) const {
 // A lost rank is told of without what was under way with it.
 std::exception_ptr Mailbox::named(const Request& request, const std::exception_ptr& error) const {
   Failure failure = Failure::of(error);
-  if (failure.kind != ErrorKind::kPeerLost || failure.text.find("a message with tag ") != std::string::npos) {
-    return error;
-  }
+  if (failure.kind != ErrorKind::kPeerLost) return error;
   const std::string prefix = members_.prefix();
   if (failure.text.starts_with(prefix)) failure.text.erase(0, prefix.size());
   failure.text = prefix + "a message with tag " + std::to_string(request.tag) + (request.is_send ? " to " : " from ") +

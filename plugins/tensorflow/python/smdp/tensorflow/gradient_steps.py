@@ -300,7 +300,8 @@ def _make_core(
             replaced=replaced,
         )
     except smdp.MismatchError as error:
-        cures = [cure for seen, cure in _CURES.items() if seen in str(error)]
+        # One rank has it, and the other does not.
+        cures = [cure for seen, cure in _CURES.items() if str(error).count(seen) == 1]
         if not cures:
             raise
         raise smdp.MismatchError(" ".join([str(error), *cures])) from None

@@ -162,8 +162,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
 
     Raises:
-        TypeError: An argument is no number, or steps_per_epoch no integer.
-        ValueError: steps_per_epoch is below 1.
+        TypeError: An argument is no number.
+        ValueError: steps_per_epoch is not above 0.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         end_epoch: int | None = None,
         staircase: bool = True,
         momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: float | None = None,
     ) -> None:
         super().__init__()
         self._initial = number("initial_lr", initial_lr)
@@ -183,9 +183,9 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._start = number("start_epoch", start_epoch)
         self._end = None if end_epoch is None else number("end_epoch", end_epoch)
         self._staircase = staircase
-        self._steps = None if steps_per_epoch is None else integer("steps_per_epoch", steps_per_epoch)
-        if self._steps is not None and self._steps < 1:
-            raise ValueError(f"[smdp] steps_per_epoch is {steps_per_epoch}; it must be at least 1.")
+        self._steps = None if steps_per_epoch is None else number("steps_per_epoch", steps_per_epoch)
+        if self._steps is not None and not self._steps > 0:  # nan as well
+            raise ValueError(f"[smdp] steps_per_epoch is {steps_per_epoch}; it must be above 0.")
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -248,7 +248,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         initial_lr: float,
         warmup_epochs: float = 5,
         momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: float | None = None,
         verbose: int = 0,
         *,
         group: Any = None,
