@@ -118,6 +118,9 @@ def _connect(launch: Launch, key: str, timeout_s: float) -> _core.Store:
     close()  # it may have been rank 0
     try:
         return _core.tcp_store(launch.master_addr, launch.master_port, False, key.encode(), timeout_s)
+    except TimeoutError as error:
+        who = f"[smdp] rank {launch.rank} of {launch.world_size}: "
+        raise TimeoutError(who + str(error).removeprefix("[smdp] ")) from None
     except SmdpError as error:
         if type(error) is not SmdpError:
             raise
