@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 PROLOGUE = """
 import os, signal, sys, time
 import numpy as np
