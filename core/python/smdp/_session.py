@@ -119,8 +119,10 @@ def _connect(launch: Launch, key: str, timeout_s: float) -> _core.Store:
     try:
         return _core.tcp_store(launch.master_addr, launch.master_port, False, key.encode(), timeout_s)
     except TimeoutError as error:
-        who = f"[smdp] rank {launch.rank} of {launch.world_size}: "
-        raise TimeoutError(who + str(error).removeprefix("[smdp] ")) from None
+        reason = str(error).removeprefix("[smdp] ")
+        raise TimeoutError(
+            f"[smdp] rank {launch.rank} of {launch.world_size} does not reach rank 0's store: {reason}"
+        ) from None
     except SmdpError as error:
         if type(error) is not SmdpError:
             raise

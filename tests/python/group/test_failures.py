@@ -288,7 +288,7 @@ report(talk)
     [
         (3, [0, 2], "ranks 0, 2 of 3 came; missing: 1."),
         (300, [0, 1], "ranks 0-1 of 300 came; missing: 2-299."),
-        (2, [1], "[smdp] rank 1 of 2: cannot connect to 127.0.0.1, port "),
+        (2, [1], "[smdp] rank 1 of 2 does not reach rank 0's store: cannot connect to 127.0.0.1"),
     ],
 )
 def test_missing_rank_at_rendezvous(job: Job, size: int, here: list[int], told: str) -> None:
