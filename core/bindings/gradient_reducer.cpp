@@ -1,6 +1,7 @@
 #include "smdp/gradient_reducer.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -8,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -58,16 +60,28 @@ void bind_gradient_reducer(nb::module_& m) {
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.")
       .def(
           "ready",
-          [](GradientReducer& reducer, std::size_t index, Pointer data) {
-            reducer.ready(index, reinterpret_cast<void*>(data));
+          [](GradientReducer& reducer, std::size_t index, Pointer data, std::optional<int> device, Pointer event) {
+            if (!device) return reducer.ready(index, reinterpret_cast<void*>(data));
+            reducer.ready(index, reinterpret_cast<void*>(data), *device, reinterpret_cast<void*>(event));
           },
-          nb::arg("index"), nb::arg("data"), Release())
+          nb::arg("index"), nb::arg("data"), nb::arg("device") = nb::none(), nb::arg("event") = Pointer{0}, Release(),
+          "device: a CUDA device's number, where the gradient is complete after `event`, a cudaEvent_t; 0: now.")
       .def("finish", &GradientReducer::finish, Release())
       .def(
-          "wait", [](GradientReducer& reducer) { reducer.wait(is_interrupted); }, Release())
+          "wait",
+          [](GradientReducer& reducer, std::optional<int> device, Pointer stream) {
+            if (!device) return reducer.wait(is_interrupted);
+            reducer.wait(CudaStream{*device, reinterpret_cast<void*>(stream)}, is_interrupted);
+          },
+          nb::arg("device") = nb::none(), nb::arg("stream") = Pointer{0}, Release(),
+          "device: lets `stream` of this CUDA device, a cudaStream_t, wait for what is copied back to devices.")
       .def(
-          "wait_for", [](GradientReducer& reducer, std::size_t index) { reducer.wait(index, is_interrupted); },
-          nb::arg("index"), Release())
+          "wait_for",
+          [](GradientReducer& reducer, std::size_t index, std::optional<int> device, Pointer stream) {
+            if (!device) return reducer.wait(index, is_interrupted);
+            reducer.wait(index, CudaStream{*device, reinterpret_cast<void*>(stream)}, is_interrupted);
+          },
+          nb::arg("index"), nb::arg("device") = nb::none(), nb::arg("stream") = Pointer{0}, Release())
       .def("is_used", &GradientReducer::is_used, nb::arg("index"))
       .def(
           "read",

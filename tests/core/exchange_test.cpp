@@ -85,6 +85,12 @@ std::vector<std::vector<std::size_t>> owned(const Batch& batch, std::size_t host
   return bytes;
 }
 
+std::vector<Chunk> all_of(const Chunks& chunks) {
+  std::vector<Chunk> all;
+  for (std::size_t k = 0; k < chunks.count(); ++k) all.push_back(chunks.at(0, k));
+  return all;
+}
+
 // An embedding of 80 MB among small tensors, as the reducer lays it out: every owner of a buffer has the same bytes of
 // it, whatever the link, also where its last chunk is short.
 TEST(ExchangeSizes, OwnersHaveTheSameBytes) {
@@ -132,7 +138,7 @@ TEST(ExchangeSizes, ChunksOfABufferAreEqual) {
   const std::size_t most = chunk_bytes(false, Algorithm::kDirect, sizes, 8, 1) / sizeof(float);
   for (const std::size_t count : {std::size_t{0}, std::size_t{5}, most, most + 1, 7 * most + 40, 7 * most - 3}) {
     const Batch::Item item{nullptr, nullptr, count, {DType::kFloat32, ReduceOp::kSum}};
-    const std::vector<Chunk> chunks = chunks_of(0, item, Algorithm::kDirect, sizes, 8, 1);
+    const std::vector<Chunk> chunks = all_of(Chunks(item, Algorithm::kDirect, sizes, 8, 1));
     EXPECT_EQ(chunks.size(), std::max<std::size_t>(1, (count + most - 1) / most));
     const auto [least, longest] = std::minmax_element(
         chunks.begin(), chunks.end(), [](const Chunk& one, const Chunk& other) { return one.size < other.size; });
@@ -140,7 +146,7 @@ TEST(ExchangeSizes, ChunksOfABufferAreEqual) {
   }
   // In a ring the order of a sum depends on the place, so nothing is moved there.
   const Batch::Item item{nullptr, nullptr, 3 * most + 40, {DType::kFloat32, ReduceOp::kSum}};
-  const std::vector<Chunk> chunks = chunks_of(0, item, Algorithm::kRing, sizes, 8, 1);
+  const std::vector<Chunk> chunks = all_of(Chunks(item, Algorithm::kRing, sizes, 8, 1));
   EXPECT_EQ(chunks[1].begin, 8 * cost::ExchangeSizes{}.shard / sizeof(float));
 }
 

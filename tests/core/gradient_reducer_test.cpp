@@ -364,6 +364,30 @@ TEST(ReducerRegistration, DifferentListsAreRefusedEverywhere) {
   });
 }
 
+TEST(ReducerRegistration, ElementsCountWhateverTheShapeSays) {
+  run({2, 1}, [](Group& group) {
+    const std::vector<Gradient> gradients = {
+        {"a", static_cast<std::size_t>(100 + group.rank() / 2), DType::kFloat32, "[4]"}};
+    try {
+      const GradientReducer reducer(group, gradients, {});
+      ADD_FAILURE();
+    } catch (const MismatchError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("'a' float32[4] of 101 elements on rank 2"), std::string::npos) << text;
+      EXPECT_NE(text.find("'a' float32[4] of 100 elements on rank 0"), std::string::npos) << text;
+    }
+  });
+}
+
+TEST(Reducer, NothingIsReadBeforeTheFirstStep) {
+  run({1, 1}, [](Group& group) {
+    const auto gradients = model(4'000'000);
+    GradientReducer reducer(group, gradients, {});
+    std::vector<float> out(gradients.back().count);
+    EXPECT_THROW(reducer.read(gradients.size() - 1, out.data()), Error);
+  });
+}
+
 TEST(ReducerRegistration, NamesOfAnyLengthAreWholeInTheMessage) {
   const std::string name = "layer" + std::string(1000, '2');
   run({3}, [&name](Group& group) {
@@ -401,8 +425,10 @@ TEST(ReducerRegistration, WrongOptionsAreRefused) {
     EXPECT_THROW(compressor.all_reduce(group, 0, &steps, 1, DType::kInt64, {}), InvalidArgument);
     EXPECT_THROW(parse_compression("zip"), InvalidArgument);
     GradientReducer reducer(group, model(), {});
-    for (const double factor : {0.0, -1.0, static_cast<double>(kNotFinite[0]), static_cast<double>(kNotFinite[2])}) {
+    for (const double factor :
+         {0.0, -1.0, static_cast<double>(kNotFinite[0]), static_cast<double>(kNotFinite[2]), 1e39, 1e-46}) {
       EXPECT_THROW(reducer.rescale(factor), InvalidArgument);
+      EXPECT_THROW(compressor.rescale(factor), InvalidArgument);
     }
     float x = 0;
     reducer.ready(0, &x);

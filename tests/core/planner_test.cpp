@@ -21,6 +21,11 @@ TEST(Planner, SmallOneShotLargeTwoShot) {
   EXPECT_EQ(planner.local_all_reduce(1024 * kKiB, 2, kSlot), Algorithm::kTwoShot);
 }
 
+TEST(Planner, ExplainsWhatNoMemoryHolds) {
+  const std::string text = Planner().explain(std::size_t{1} << 62U, 2, 2, kSlot, 1);
+  EXPECT_NE(text.find("8796093022208 chunks of 524288 bytes, 4 owners of 131072 bytes"), std::string::npos) << text;
+}
+
 TEST(Planner, SmallMessagesDoubleLargeOnesGoDirect) {
   const Planner planner;
   EXPECT_EQ(planner.host_exchange(8, 8), Algorithm::kRecursiveDoubling);

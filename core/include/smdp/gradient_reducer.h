@@ -56,6 +56,12 @@ struct GradientReducerOptions {
   std::vector<std::string> replaced = {};
 };
 
+// A stream of a CUDA device: a CUstream or cudaStream_t; null is its default one.
+struct CudaStream {
+  int device = 0;
+  void* stream = nullptr;
+};
+
 // A step is: ready() for each gradient that backward produced, finish(), then wait(). Thread safety: ready() may be
 // called from several threads; everything else by one, after the last ready().
 class SMDP_API GradientReducer {
@@ -72,6 +78,11 @@ class SMDP_API GradientReducer {
   // to the reducer, which may change it at once. Small gradients are copied to a fusion buffer, large ones are summed
   // where they lie. Throws if it was ready in this step already.
   void ready(std::size_t index, void* data);
+  // The same for memory of CUDA device `device`, which is complete after `event`, a CUevent or cudaEvent_t that has
+  // been recorded; null: now. Gradients of a fusion buffer are gathered on the device and copied to the host at once,
+  // beside what the device computes. Throws InvalidArgument for a device that is not there, and Error where CUDA's
+  // driver is not or refuses; the latter closes the group.
+  void ready(std::size_t index, void* data, int device, void* event);
   // Backward is over: gradients that did not come count as zero.
   void finish();
   // After finish(): blocks until this gradient's mean, or all of them, have been written back. Throws the group's
@@ -79,19 +90,23 @@ class SMDP_API GradientReducer {
   // ends with wait() for all.
   void wait(std::size_t index, const std::function<bool()>& interrupted = {});
   void wait(const std::function<bool()>& interrupted = {});
+  // Do not block for copies back to devices, but let `stream`, of any device, wait for them.
+  void wait(std::size_t index, const CudaStream& stream, const std::function<bool()>& interrupted = {});
+  void wait(const CudaStream& stream, const std::function<bool()>& interrupted = {});
   // Instead of both, after finish(): `part` runs on the completion thread as each fusion buffer's means have been
   // written back, with their indices; then `end`, once the step has ended. After a failure only `end` runs, with it.
   // The reducer must live until then.
   void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end);
   // After wait(): some rank had it. A gradient that was absent here and is used elsewhere is read by read().
   bool is_used(std::size_t index) const;
-  // Writes the mean of this step.
+  // Writes the mean of this step, to memory of the host. A large one that this rank had is read from where it lies, so
+  // that must still be there. Throws before the first step.
   void read(std::size_t index, void* out) const;
 
   // Closes it on all ranks, whatever it is doing. Once this returns no gradient's memory is touched any more.
   void abort(const std::string& reason);
 
-  // The loss scale has been multiplied by this, a number above 0: what compression keeps from earlier steps must be,
+  // The loss scale has been multiplied by this, a float32 above 0: what compression keeps from earlier steps must be,
   // too.
   void rescale(double factor);
 

@@ -167,13 +167,19 @@ class GradientReducer:
         gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.
         """
 
-    def ready(self, index: int, data: int) -> None: ...
+    def ready(self, index: int, data: int, device: int | None = None, event: int = 0) -> None:
+        """
+        device: a CUDA device's number, where the gradient is complete after `event`, a cudaEvent_t; 0: now.
+        """
 
     def finish(self) -> None: ...
 
-    def wait(self) -> None: ...
+    def wait(self, device: int | None = None, stream: int = 0) -> None:
+        """
+        device: lets `stream` of this CUDA device, a cudaStream_t, wait for what is copied back to devices.
+        """
 
-    def wait_for(self, index: int) -> None: ...
+    def wait_for(self, index: int, device: int | None = None, stream: int = 0) -> None: ...
 
     def is_used(self, index: int) -> bool: ...
 

@@ -19,25 +19,26 @@ std::size_t chunk_bytes(bool is_coded, Algorithm algorithm, const cost::Exchange
   return hosts * lanes * (algorithm == Algorithm::kRing ? cost::ExchangeSizes{}.shard : sizes.shard);
 }
 
-std::vector<Chunk> chunks_of(std::size_t item, const Batch::Item& one, Algorithm algorithm,
-                             const cost::ExchangeSizes& sizes, std::size_t hosts, std::size_t lanes) {
+Chunks::Chunks(const Batch::Item& one, Algorithm algorithm, const cost::ExchangeSizes& sizes, std::size_t hosts,
+               std::size_t lanes)
+    : elements_(one.count),
+      // A codec loses what its pieces make it lose, and a ring adds in an order that depends on the place: their chunks
+      // are full ones and a rest, whatever else is measured or tuned, and all hosts own a shard of each.
+      has_fixed_ends_(one.codec != nullptr || algorithm == Algorithm::kRing) {
   const std::size_t element = size_of(one.reduction.dtype);
-  const std::size_t most =
-      std::max<std::size_t>(1, chunk_bytes(one.codec != nullptr, algorithm, sizes, hosts, lanes) / element);
-  const std::size_t chunks = std::max<std::size_t>(1, (one.count + most - 1) / most);
-  const std::size_t unit = hosts * lanes * std::max<std::size_t>(1, 64 / element);
-  const std::size_t units = (one.count + unit - 1) / unit;
-  // A codec loses what its pieces make it lose, and a ring adds in an order that depends on the place: their chunks
-  // are full ones and a rest, whatever else is measured or tuned, and all hosts own a shard of each.
-  const bool has_fixed_ends = one.codec != nullptr || algorithm == Algorithm::kRing;
-  const auto end = [&](std::size_t k) {
-    return std::min(one.count, has_fixed_ends ? (k + 1) * most : (k + 1) * units / chunks * unit);
-  };
-  std::vector<Chunk> result;
-  for (std::size_t k = 0, begin = 0; k < chunks; begin = end(k++)) {
-    result.push_back({item, begin, end(k) - begin, k + 1 == chunks});
-  }
-  return result;
+  most_ = std::max<std::size_t>(1, chunk_bytes(one.codec != nullptr, algorithm, sizes, hosts, lanes) / element);
+  unit_ = hosts * lanes * std::max<std::size_t>(1, 64 / element);
+  count_ = std::max<std::size_t>(1, (one.count + most_ - 1) / most_);
+}
+
+std::size_t Chunks::end(std::size_t k) const {
+  const std::size_t units = (elements_ + unit_ - 1) / unit_;
+  return std::min(elements_, has_fixed_ends_ ? (k + 1) * most_ : (k + 1) * units / count_ * unit_);
+}
+
+Chunk Chunks::at(std::size_t item, std::size_t k) const {
+  const std::size_t begin = k == 0 ? 0 : end(k - 1);
+  return {item, begin, end(k) - begin, k + 1 == count_};
 }
 
 Cut cut(const Batch& batch, const Planner& planner, std::size_t hosts, std::size_t lanes) {
@@ -49,8 +50,8 @@ Cut cut(const Batch& batch, const Planner& planner, std::size_t hosts, std::size
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
     const Batch::Item& one = batch.items()[i];
     result.algorithms.push_back(one.codec == nullptr ? usual : Algorithm::kDirect);
-    const std::vector<Chunk> chunks = chunks_of(i, one, result.algorithms.back(), batch.sizes(), hosts, lanes);
-    result.chunks.insert(result.chunks.end(), chunks.begin(), chunks.end());
+    const Chunks chunks(one, result.algorithms.back(), batch.sizes(), hosts, lanes);
+    for (std::size_t k = 0; k < chunks.count(); ++k) result.chunks.push_back(chunks.at(i, k));
   }
   return result;
 }

@@ -36,10 +36,26 @@ inline std::size_t lanes_of(const std::vector<std::vector<int>>& hosts) {
 std::size_t chunk_bytes(bool is_coded, Algorithm algorithm, const cost::ExchangeSizes& sizes, std::size_t hosts,
                         std::size_t lanes);
 
-// Chunks of one item. All shards of an item are equal to within 64 bytes, over all its chunks, if as many hosts own one
-// of each: chunks have the same size, but for a unit, and each but the last one divides evenly between all owners.
-std::vector<Chunk> chunks_of(std::size_t item, const Batch::Item& one, Algorithm algorithm,
-                             const cost::ExchangeSizes& sizes, std::size_t hosts, std::size_t lanes);
+// How one item is cut. All shards of an item are equal to within 64 bytes, over all its chunks, if as many hosts own
+// one of each: chunks have the same size, but for a unit, and each but the last one divides evenly between all owners.
+class Chunks {
+ public:
+  Chunks(const Batch::Item& one, Algorithm algorithm, const cost::ExchangeSizes& sizes, std::size_t hosts,
+         std::size_t lanes);
+
+  std::size_t count() const { return count_; }
+  // Of item number `item`, the k-th.
+  Chunk at(std::size_t item, std::size_t k) const;
+
+ private:
+  std::size_t end(std::size_t k) const;
+
+  std::size_t elements_;
+  std::size_t most_;  // elements of a chunk
+  std::size_t unit_;  // elements that divide evenly between all owners
+  std::size_t count_;
+  bool has_fixed_ends_;
+};
 
 // An empty item is a chunk, too: it ends when its turn comes.
 Cut cut(const Batch& batch, const Planner& planner, std::size_t hosts, std::size_t lanes);

@@ -236,7 +236,8 @@ void Engine::record(const Collective& collective) const {
     count_operation(kind, context_.algorithm, collective.bytes, seconds);
   }
   if (!trace::is_on()) return;
-  trace::span("group " + members_.name, "operation", kind, collective.began, now,
+  trace::span("group " + members_.name, collective.is_counted ? "operation" : "calibration", kind, collective.began,
+              now,
               {{"sequence", std::to_string(collective.fingerprint.sequence)},
                {"group", trace::quoted(members_.name)},
                {"bytes", std::to_string(collective.bytes)},

@@ -58,7 +58,7 @@ void Engine::check_stall(Collective& collective, Clock::time_point now) {
   }
   collective.is_stall_inquired = false;
   const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.since);
-  collective.next_stall = now + 2 * waited - kAnswer;
+  collective.next_stall = now + waited - kAnswer;
   log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has taken " + seconds(waited) +
                               " and goes on: " + verdict_for(collective.awaited()) + ".");
 }

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <set>
 #include <utility>
-#include <vector>
 
 #include "collectives/chunks.h"
 #include "common/log.h"
+#include "common/per_process.h"
 #include "cost/collective_cost.h"
 #include "smdp/error.h"
 
@@ -20,13 +22,26 @@ constexpr std::pair<const char*, Algorithm> kNames[] = {
     {"tree", Algorithm::kTree},
 };
 
-// What SMDP_LOG_LEVEL=debug prints of a choice.
-Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, const char* where) {
-  if (is_logged(LogLevel::kDebug)) {
-    log(LogLevel::kDebug, "all_reduce of " + std::to_string(bytes) + " bytes between " + std::to_string(parties) + " " +
-                              where + ": " + name_of(choice));
-  }
+// What SMDP_LOG_LEVEL=debug has printed.
+struct Announced {
+  std::mutex mutex;
+  std::set<std::string> texts;
+};
+
+// Printed once.
+Algorithm announced(Algorithm choice, const std::string& what) {
+  if (!is_logged(LogLevel::kDebug)) return choice;
+  const std::string text = what + ": " + name_of(choice);
+  auto& known = per_process<Announced>();
+  const std::lock_guard lock(known.mutex);
+  if (known.texts.insert(text).second) log(LogLevel::kDebug, text);
   return choice;
+}
+
+// bytes: of a lane.
+Algorithm announced_exchange(Algorithm choice, std::size_t bytes, std::size_t hosts) {
+  return announced(choice, "a rank's " + std::to_string(bytes) + " bytes of an all_reduce between " +
+                               std::to_string(hosts) + " hosts");
 }
 
 std::string counted(std::size_t number, const char* what) {
@@ -43,14 +58,14 @@ std::string owned_text(std::size_t chunks, std::size_t bytes, std::size_t owners
 std::string cut_text(std::size_t bytes, Algorithm algorithm, std::size_t hosts, std::size_t lanes) {
   const cost::ExchangeSizes sizes;
   const Batch::Item item{nullptr, nullptr, bytes, {DType::kUint8, ReduceOp::kSum}};
-  const std::vector<Chunk> chunks = chunks_of(0, item, algorithm, sizes, hosts, lanes);
+  const std::size_t chunks = Chunks(item, algorithm, sizes, hosts, lanes).count();
   if (algorithm == Algorithm::kRecursiveDoubling) {
-    return counted(chunks.size(), "chunk") + " of " + std::to_string(bytes / chunks.size()) +
-           " bytes, of which every host sums all";
+    return counted(chunks, "chunk") + " of " + std::to_string(bytes / chunks) + " bytes, of which every host sums all";
   }
   const bool is_direct = algorithm == Algorithm::kDirect;
-  const std::size_t owners = is_direct ? owners_of(chunks.front(), sizes, hosts, lanes, 1) : hosts;
-  return owned_text(chunks.size(), bytes, owners * lanes);
+  const std::size_t owners =
+      is_direct ? owners_of(Chunks(item, algorithm, sizes, hosts, lanes).at(0, 0), sizes, hosts, lanes, 1) : hosts;
+  return owned_text(chunks, bytes, owners * lanes);
 }
 
 }  // namespace
@@ -79,15 +94,16 @@ Algorithm Planner::local_all_reduce(std::size_t bytes, std::size_t ranks, std::s
   } else if (forced_ != Algorithm::kOneShot && forced_ != Algorithm::kTwoShot) {
     choice = cost::one_shot(size, ranks) <= cost::two_shot(size, ranks) ? Algorithm::kOneShot : Algorithm::kTwoShot;
   }
-  return announced(choice, bytes, ranks, "ranks of this host");
+  return announced(choice, "all_reduce of " + std::to_string(bytes) + " bytes between " + std::to_string(ranks) +
+                               " ranks of this host");
 }
 
 Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {
-  return announced(best_exchange(bytes, hosts), bytes, hosts, "hosts");
+  return announced_exchange(best_exchange(bytes, hosts), bytes, hosts);
 }
 
 Algorithm Planner::batch_exchange(std::size_t bytes, std::size_t hosts) const {
-  return announced(batch_choice(bytes, hosts), bytes, hosts, "hosts");
+  return announced_exchange(batch_choice(bytes, hosts), bytes, hosts);
 }
 
 Algorithm Planner::batch_choice(std::size_t bytes, std::size_t hosts) const {

@@ -138,10 +138,9 @@ DdpPrediction simulate_ddp(const std::vector<Layer>& layers, const DdpSetting& s
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   const Layout layout = lay_out(gradients, order, sizes, std::max(setting.buffer_bytes, sizes.usual));
 
-  std::size_t bytes = 0;
-  for (const PlannedBuffer& buffer : layout.buffers) bytes += buffer.count * sizeof(float);
-  const Algorithm algorithm =
-      is_coded(setting) ? Algorithm::kDirect : planner.batch_choice(bytes / setting.ranks_per_host, setting.hosts);
+  const Algorithm algorithm = is_coded(setting)
+                                  ? Algorithm::kDirect
+                                  : planner.batch_choice(layout.bytes() / setting.ranks_per_host, setting.hosts);
 
   double link = 0;
   double end = prediction.compute_seconds;

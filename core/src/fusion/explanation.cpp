@@ -66,7 +66,7 @@ std::string owners_in(const PlannedBuffer& plan, const Reasons& reasons) {
     if (reasons.algorithm == Algorithm::kDirect) {
       // All its chunks are of this size.
       const Batch::Item item{nullptr, nullptr, plan.count, {plan.dtype, ReduceOp::kSum}};
-      const Chunk first = chunks_of(0, item, reasons.algorithm, reasons.exchange, reasons.hosts, reasons.lanes).front();
+      const Chunk first = Chunks(item, reasons.algorithm, reasons.exchange, reasons.hosts, reasons.lanes).at(0, 0);
       owners = reasons.lanes * owners_of(first, reasons.exchange, reasons.hosts, reasons.lanes, element);
     }
   }

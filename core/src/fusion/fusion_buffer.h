@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <optional>
+#include <string>
 
 #include "fusion/gradient_codec.h"
 #include "fusion/layout.h"
@@ -32,10 +34,12 @@ inline AlignedMemory allocate_zeros(std::size_t bytes) {
 
 struct FusionBuffer {
   PlannedBuffer plan;
-  AlignedMemory memory;       // of a gradient that is alone: only where this rank has none
-  std::byte* data = nullptr;  // in this step
+  AlignedMemory memory;          // of a gradient that is alone: only where this rank has none, or has it on a device
+  std::shared_ptr<void> pinned;  // holds `memory` pinned, where gradients of it are on devices
+  std::byte* data = nullptr;     // in this step
   std::unique_ptr<GradientCodec> codec;
   std::size_t missing = 0;        // places not filled in this step
+  std::size_t coming = 0;         // gradients that were not ready in this step
   std::optional<bool> is_finite;  // the sum; only where compression keeps something of a step
   Group::Handle done;
   // For the trace: when its first gradient came, when its last, and when its means were back in their places.
@@ -43,6 +47,8 @@ struct FusionBuffer {
   TimePoint full{};
   TimePoint returned{};
 
+  // Ready, fused, sent, reduced, returned. what: its gradients.
+  void write_trace(std::size_t number, std::uint64_t step, const std::string& what) const;
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };
 

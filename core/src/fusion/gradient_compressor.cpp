@@ -64,8 +64,9 @@ void GradientCompressor::end_step(bool counts) {
 }
 
 void GradientCompressor::rescale(double factor) {
+  const float scale = checked_rescale(factor);
   for (auto& [key, entry] : impl_->entries) {
-    if (entry.codec) entry.codec->rescale(static_cast<float>(factor));
+    if (entry.codec) entry.codec->rescale(scale);
   }
 }
 

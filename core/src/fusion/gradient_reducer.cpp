@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -15,14 +16,18 @@
 
 #include "collectives/batch.h"
 #include "collectives/chunks.h"
+#include "common/failure.h"
 #include "common/log.h"
 #include "common/thread_wait.h"
+#include "fusion/device_gradients.h"
 #include "fusion/explanation.h"
 #include "fusion/finite.h"
 #include "fusion/fusion_buffer.h"
+#include "fusion/late_means.h"
 #include "fusion/layout.h"
 #include "fusion/registration.h"
 #include "fusion/sending_order.h"
+#include "fusion/step_notes.h"
 #include "observability/counters.h"
 #include "reduce/reduce.h"
 #include "smdp/error.h"
@@ -34,44 +39,21 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
-std::string names_of(const Gradient& first, const Gradient& last) {
-  if (&first == &last) return "gradient '" + first.name + "'";
-  return "gradients '" + first.name + "' to '" + last.name + "'";
-}
-
 constexpr std::size_t kLate = GradientReducer::kKeptParts - 1;  // of what is kept
 
-constexpr std::pair<const char*, Compression> kNames[] = {{"none", Compression::kNone},
-                                                          {"fp16", Compression::kFloat16},
-                                                          {"bf16", Compression::kBfloat16},
-                                                          {"int8", Compression::kInt8},
-                                                          {"topk", Compression::kTopK}};
-
 }  // namespace
-
-Compression parse_compression(const std::string& name) {
-  std::string allowed;
-  for (const auto& [text, compression] : kNames) {
-    if (name == text) return compression;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(text);
-  }
-  throw InvalidArgument("[smdp] compression is '" + name + "'; allowed: " + allowed + ".");
-}
-
-const char* name_of(Compression compression) {
-  for (const auto& [text, known] : kNames) {
-    if (compression == known) return text;
-  }
-  return "none";
-}
 
 class GradientReducer::Impl {
  public:
   Impl(Group& base, std::vector<Gradient> gradients, const GradientReducerOptions& options)
-      : gradients_(std::move(gradients)), options_(options) {
-    check_arguments(base);
+      : gradients_(std::move(gradients)),
+        options_(options),
+        late_(gradients_.size()),
+        devices_(std::make_unique<DeviceGradients>(
+            [this](const auto& indices, const std::exception_ptr& error) { from_device(indices, error); })) {
+    check_gradients(base, gradients_, options_);
     const int streams = base.streams_to_try();
-    group_ = base.twin("gradients", streams, purpose(), options.replaced);
+    group_ = base.twin("gradients", streams, purpose_of(gradients_, options), options.replaced);
     factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure(*group_, streams > 1);
@@ -85,41 +67,50 @@ class GradientReducer::Impl {
     lay_out_by(order);
     used_.resize(gradients_.size());
     targets_.resize(gradients_.size());
-    late_.resize(gradients_.size());
   }
 
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   // What is in flight must end before its buffers go.
-  ~Impl() { group_->shutdown(); }
+  ~Impl() {
+    group_->shutdown();
+    devices_.reset();  // their threads fill buffers
+  }
 
   void ready(std::size_t index, void* data) {
-    check_index(index);
-    if (data == nullptr && gradients_[index].count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+    check_gradient(index, data);
     const std::shared_lock filling(fills_);
     std::unique_lock lock(mutex_);
-    if (is_aborted_) throw ClosedError("[smdp] these gradients were aborted.");
-    begin_step();
-    if (is_finished_) {
-      rethrow_failure();
-      throw Error("[smdp] gradient '" + gradients_[index].name +
-                  "' was ready after finish(), which ends the step's gradients. Call wait() first.");
-    }
-    if (used_[index] != 0) {
-      throw Error("[smdp] gradient '" + gradients_[index].name +
-                  "' was ready twice in one step. "
-                  "Was backward called twice without waiting for the reducer?");
-    }
-    used_[index] = 1;
-    if (steps_ == 0) seen_.push_back(index);
-    FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
-    targets_[index] = buffer.plan.is_alone ? nullptr : data;
-    if (trace::is_on() && buffer.missing == buffer.plan.members.size()) buffer.first = Clock::now();
+    FusionBuffer& buffer = claim(index);
+    targets_[index] = {buffer.plan.is_alone ? nullptr : data, nullptr};
     lock.unlock();  // the copy of one gradient must not hold up another's
     fill(buffer, index, data);
     lock.lock();
     came(buffer);
+    flush_complete(buffer);
     send_filled();
+  }
+
+  void ready(std::size_t index, void* data, int device, void* event) {
+    check_gradient(index, data);
+    const std::shared_lock filling(fills_);
+    std::unique_lock lock(mutex_);
+    DeviceStaging& staging = devices_->at(device);
+    FusionBuffer& buffer = claim(index);
+    const Gradient& gradient = gradients_[index];
+    const Place& place = layout_.places[index];
+    try {
+      if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * size_of(gradient.dtype));
+      staging.pin(buffer);
+      targets_[index] = {data, &staging};
+      lock.unlock();
+      staging.gather(place.buffer, buffer, {index, gradient, place.offset}, data, event);
+      lock.lock();
+    } catch (const Error& error) {
+      abort_for(error);
+      throw;
+    }
+    flush_complete(buffer);
   }
 
   void finish() {
@@ -134,34 +125,36 @@ class GradientReducer::Impl {
       FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
       fill(buffer, index, nullptr);
       came(buffer);
+      flush_complete(buffer);
     }
-    std::copy(used_.begin(), used_.end(), everywhere_.begin());
-    if (steps_ == 0 && group_->rank() == 0) {
-      const std::vector<std::uint32_t> order = order_of_first_step();
-      std::memcpy(order_place(), order.data(), order.size() * sizeof(std::uint32_t));
-    }
+    const auto rank = static_cast<std::size_t>(group_->rank());
+    notes_.put_used(used_);
+    if (steps_ == 0 && rank == 0) notes_.put_order(order_of_first_step());
     const double computed = seconds_computed(Clock::now());
-    put(kComputeTime, steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::clamp(1e6 * computed, 0.0, 4e9)));
-    put(kOverInTime, waits_for_one_ ? 1 + buffers_over() : 0);
+    notes_.put(StepNotes::kComputeTime, rank,
+               steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::clamp(1e6 * computed, 0.0, 4e9)));
+    notes_.put(StepNotes::kOverInTime, rank, waits_for_one_ ? 1 + buffers_over() : 0);
     is_finished_ = true;
     send_filled();
     handle_->hurry();  // backward is over
   }
 
-  void wait(std::size_t index, const std::function<bool()>& interrupted) {
+  // stream: null blocks until what is copied back to devices is there.
+  void wait(std::size_t index, const CudaStream* stream, const std::function<bool()>& interrupted) {
     check_index(index);
-    check_finished();
+    check_finished(stream);
     waits_for_one_ = true;
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
     const TimePoint begin = Clock::now();
     const bool is_early = !buffer.done->done();
     settle(*buffer.done, interrupted);
     if (!write_back_unless_aborted(buffer, {&index, 1})) rethrow_failure();
+    devices_->order(stream);
     if (is_early) trace_wait(begin);
   }
 
-  void wait(const std::function<bool()>& interrupted) {
-    check_finished();
+  void wait(const CudaStream* stream, const std::function<bool()>& interrupted) {
+    check_finished(stream);
     const TimePoint begin = Clock::now();
     for (FusionBuffer& buffer : buffers_) {
       settle(*buffer.done, interrupted);
@@ -169,6 +162,7 @@ class GradientReducer::Impl {
     }
     settle(*handle_, interrupted);
     handle_->wait();  // throws its error
+    devices_->order(stream);
     end_step(begin);
   }
 
@@ -176,7 +170,12 @@ class GradientReducer::Impl {
     check_finished();
     for (FusionBuffer& buffer : buffers_) {
       buffer.done->then([this, &buffer, part] {
-        if (buffer.done->error() || !write_back_unless_aborted(buffer, buffer.plan.members)) return;
+        try {
+          if (buffer.done->error() || !write_back_unless_aborted(buffer, buffer.plan.members)) return;
+          devices_->order(nullptr);
+        } catch (const Error& error) {
+          return abort_for(error);
+        }
         part(buffer.plan.members);
       });
     }
@@ -195,14 +194,16 @@ class GradientReducer::Impl {
 
   bool is_used(std::size_t index) const {
     check_index(index);
-    return !everywhere_.empty() && everywhere_[index] != 0;
+    return notes_.is_used(index);
   }
 
   void read(std::size_t index, void* out) const {
     check_index(index);
     const Gradient& gradient = gradients_[index];
     const Place& place = layout_.places[index];
-    std::memcpy(out, buffers_[place.buffer].place(place.offset), gradient.count * size_of(gradient.dtype));
+    const FusionBuffer& buffer = buffers_[place.buffer];
+    if (buffer.data == nullptr) throw Error("[smdp] gradient '" + gradient.name + "' was read before the first step.");
+    std::memcpy(out, buffer.place(place.offset), gradient.count * size_of(gradient.dtype));
   }
 
   void abort(const std::string& reason) {
@@ -216,18 +217,15 @@ class GradientReducer::Impl {
     const std::unique_lock filled(fills_);
     while (handle && !handle->wait_for(kInterruptionCheck)) {
     }
+    devices_->settle();
   }
 
   void rescale(double factor) {
-    if (!(factor > 0 && std::isfinite(factor))) {
-      throw InvalidArgument("[smdp] rescale(" + std::to_string(factor) + "): the factor must be a number above 0.");
-    }
+    const float scale = checked_rescale(factor);
     for (FusionBuffer& buffer : buffers_) {
-      if (buffer.codec) buffer.codec->rescale(static_cast<float>(factor));
+      if (buffer.codec) buffer.codec->rescale(scale);
     }
-    for (std::vector<float>& late : late_) {
-      for (float& value : late) value *= static_cast<float>(factor);
-    }
+    late_.rescale(scale);
   }
 
   bool copy_kept(std::size_t index, std::size_t part, float* out) {
@@ -252,7 +250,7 @@ class GradientReducer::Impl {
   std::string explain() const {
     // As begin_batch() lists it.
     const auto ranks = static_cast<std::size_t>(group_->size());
-    const std::size_t batch_bytes = step_bytes() + gradients_.size() + sizeof(std::uint32_t) * kToldCount * ranks;
+    const std::size_t batch_bytes = layout_.bytes() + gradients_.size() + StepNotes::size_of_told(ranks);
     return smdp::explain(
         layout_, {options_.compression, options_.buffer_bytes, group_->hosts().size(), lanes_of(group_->hosts()), ranks,
                   parse_algorithm(group_->batch_algorithm(batch_bytes)), measured_, sizes_, exchange_});
@@ -263,17 +261,17 @@ class GradientReducer::Impl {
     // A gradient of any dtype makes whoever scales the loss skip the step.
     bool counts = true;
     for (FusionBuffer& buffer : buffers_) {
-      if (trace::is_on()) trace_buffer(buffer);
+      if (trace::is_on()) buffer.write_trace(number_of(buffer), steps_, label_of(buffer));
       counts = counts && buffer.is_finite.value_or(true);
     }
     for (FusionBuffer& buffer : buffers_) {
       if (buffer.codec) buffer.codec->end_step(counts);
     }
-    stats_.bytes += step_bytes();
+    stats_.bytes += layout_.bytes();
     stats_.last_exposed_seconds = stats_.exposed_seconds - exposed_before_;
     ++stats_.steps;
     trace_wait(begin);
-    count_step(step_bytes(), stats_.last_exposed_seconds, compute_seconds());
+    count_step(layout_.bytes(), stats_.last_exposed_seconds, compute_seconds());
     keep_late(counts);
     ++steps_;
     is_in_step_ = false;
@@ -285,22 +283,6 @@ class GradientReducer::Impl {
     if (!trace::is_on()) return;
     const TimePoint last = std::exchange(last_wait_, Clock::now());
     trace_step(group_->name(), steps_, last, begin, last_wait_);
-  }
-
-  void check_arguments(const Group& base) const {
-    const std::string prefix =
-        "[smdp] rank " + std::to_string(base.rank()) + " of " + std::to_string(base.size()) + ": ";
-    check_options(options_, prefix);
-    for (const Gradient& gradient : gradients_) {
-      if (has_mean(gradient.dtype)) continue;
-      throw InvalidArgument(prefix + "gradient '" + gradient.name + "' is " + name_of(gradient.dtype) +
-                            "; a mean is only defined on floats and complex numbers. Leave it out.");
-    }
-  }
-
-  std::string purpose() const {
-    if (!options_.purpose.empty() || gradients_.empty()) return options_.purpose;
-    return names_of(gradients_.front(), gradients_.back());
   }
 
   void lay_out_by(const std::vector<std::size_t>& order) {
@@ -326,14 +308,15 @@ class GradientReducer::Impl {
   // Under mutex_.
   void begin_step() {
     if (is_in_step_) return;
+    devices_->order(nullptr);  // buffers are filled anew
     // Once; but what compression has kept of the first step belongs to the layout that it has.
     if (steps_ == 1 && !has_new_layout_ && !keeps_residuals()) {
-      std::vector<std::uint32_t> order(gradients_.size());
-      std::memcpy(order.data(), order_place(), order.size() * sizeof(std::uint32_t));
+      devices_->forget_buffers();
+      const std::vector<std::uint32_t> order = notes_.order();
       lay_out_by({order.begin(), order.end()});
       has_new_layout_ = true;
     } else if (steps_ != 0) {
-      const std::vector<std::uint32_t> over = told(kOverInTime);
+      const std::vector<std::uint32_t> over = notes_.told(StepNotes::kOverInTime);
       const std::uint32_t most = *std::max_element(over.begin(), over.end());
       kept_ = most == 0 ? layout_.buffers.size() : next_kept(kept_, most - 1, layout_.buffers.size());
       sequence_ = sending_order(layout_.buffers, kept_);
@@ -343,9 +326,9 @@ class GradientReducer::Impl {
     is_finished_ = false;
     next_ = 0;
     std::fill(used_.begin(), used_.end(), std::uint8_t{0});
-    std::fill(targets_.begin(), targets_.end(), nullptr);
+    std::fill(targets_.begin(), targets_.end(), Target{});
     for (FusionBuffer& buffer : buffers_) {
-      buffer.missing = buffer.plan.members.size();
+      buffer.missing = buffer.coming = buffer.plan.members.size();
       buffer.first = {};
       buffer.returned = {};
       buffer.is_finite.reset();
@@ -371,7 +354,10 @@ class GradientReducer::Impl {
   void look_at(FusionBuffer& buffer) {
     if (buffer.is_finite || !keeps_residuals()) return;
     buffer.is_finite = are_finite(buffer.data, buffer.plan.count, buffer.plan.dtype);
-    if (buffer.codec) add_late(buffer);
+    if (!buffer.codec) return;
+    for (const std::size_t index : buffer.plan.members) {
+      late_.add_to(index, reinterpret_cast<float*>(buffer.place(layout_.places[index].offset)));
+    }
   }
 
   // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a
@@ -396,26 +382,14 @@ class GradientReducer::Impl {
     std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
   }
 
-  // A codec sends what it has kept back also for a gradient that nobody had in this step, and nobody takes it then. All
-  // ranks have the same bits of it, and put it to the next mean that is taken.
-  void add_late(const FusionBuffer& buffer) {
-    for (const std::size_t index : buffer.plan.members) {
-      auto* values = reinterpret_cast<float*>(buffer.place(layout_.places[index].offset));
-      for (std::size_t i = 0; i < late_[index].size(); ++i) values[i] += late_[index][i];
-    }
-  }
-
   // counts: of a step that does not, nothing has happened.
   void keep_late(bool counts) {
     for (std::size_t index = 0; counts && index < gradients_.size(); ++index) {
       const Place& place = layout_.places[index];
       const FusionBuffer& buffer = buffers_[place.buffer];
       if (!buffer.codec || !buffer.codec->has_state()) continue;
-      late_[index].clear();
-      if (everywhere_[index] != 0) continue;
-      const auto* first = reinterpret_cast<const float*>(buffer.place(place.offset));
-      const auto* last = first + gradients_[index].count;
-      if (std::any_of(first, last, [](float value) { return value != 0; })) late_[index].assign(first, last);
+      const auto* mean = reinterpret_cast<const float*>(buffer.place(place.offset));
+      late_.keep(index, mean, gradients_[index].count, notes_.is_used(index));
     }
   }
 
@@ -433,7 +407,8 @@ class GradientReducer::Impl {
       batch_->place(next_, buffer.data);
     }
     if (next_ == before && !is_finished_) return;
-    batch_->fill(next_ + (is_finished_ ? 1 : 0));
+    const bool is_all = is_finished_ && next_ == sequence_.size();
+    batch_->fill(next_ + (is_all ? 1 : 0));
     if (!handle_) {
       Call call;
       call.async = true;
@@ -461,17 +436,15 @@ class GradientReducer::Impl {
 
   // Every buffer, then who used what, which is known last. Under mutex_.
   void begin_batch() {
-    const std::size_t numbers =
-        kToldCount * static_cast<std::size_t>(group_->size()) + (steps_ == 0 ? gradients_.size() : 0);
-    everywhere_.assign(gradients_.size() + sizeof(std::uint32_t) * numbers, 0);
+    notes_.reset(gradients_.size(), static_cast<std::size_t>(group_->size()), steps_ == 0);
     std::vector<Batch::Item> items;
     for (const std::size_t number : sequence_) {
       FusionBuffer& buffer = buffers_[number];
       buffer.done = std::make_shared<Operation>();
       items.push_back({nullptr, nullptr, buffer.plan.count, reduction_of(buffer), buffer.codec.get(), buffer.done});
     }
-    auto* used = reinterpret_cast<std::byte*>(everywhere_.data());
-    items.push_back({used, used, everywhere_.size(), {DType::kUint8, ReduceOp::kMax}});
+    auto* notes = reinterpret_cast<std::byte*>(notes_.data());
+    items.push_back({notes, notes, notes_.size(), {DType::kUint8, ReduceOp::kMax}});
     batch_ = std::make_shared<Batch>(std::move(items), 0, exchange_);
     handle_.reset();
   }
@@ -509,28 +482,6 @@ class GradientReducer::Impl {
     return "which gradients were used";
   }
 
-  // Numbers that each rank tells all others.
-  enum Told : std::size_t {
-    kComputeTime,  // microseconds
-    // 1 + fusion buffers whose sums were there when backward ended; 0 where nobody waits for single gradients.
-    kOverInTime,
-    kToldCount
-  };
-  std::uint8_t* place_of(Told what, std::size_t rank) {
-    const auto size = static_cast<std::size_t>(group_->size());
-    return everywhere_.data() + gradients_.size() + sizeof(std::uint32_t) * (size * what + rank);
-  }
-  std::uint8_t* order_place() { return place_of(kToldCount, 0); }
-  void put(Told what, std::uint32_t number) {
-    std::memcpy(place_of(what, static_cast<std::size_t>(group_->rank())), &number, sizeof number);
-  }
-  // By rank, of the step that ends, or has ended last.
-  std::vector<std::uint32_t> told(Told what) {
-    std::vector<std::uint32_t> numbers(static_cast<std::size_t>(group_->size()));
-    std::memcpy(numbers.data(), place_of(what, 0), numbers.size() * sizeof(std::uint32_t));
-    return numbers;
-  }
-
   std::uint32_t buffers_over() const {
     const auto open = std::find_if(sequence_.begin(), sequence_.end(),
                                    [this](std::size_t buffer) { return !buffers_[buffer].done->done(); });
@@ -549,32 +500,13 @@ class GradientReducer::Impl {
   // By rank of the world.
   std::vector<double> compute_seconds() {
     std::vector<double> all;
-    const std::vector<std::uint32_t> microseconds = told(kComputeTime);
+    const std::vector<std::uint32_t> microseconds = notes_.told(StepNotes::kComputeTime);
     for (int rank = 0; rank < group_->size(); ++rank) {
       const auto place = static_cast<std::size_t>(group_->world_rank(rank));
       all.resize(std::max(all.size(), place + 1));
       all[place] = 1e-6 * microseconds[static_cast<std::size_t>(rank)];
     }
     return all;
-  }
-
-  std::size_t step_bytes() const {
-    std::size_t bytes = 0;
-    for (const FusionBuffer& buffer : buffers_) bytes += buffer.plan.count * size_of(buffer.plan.dtype);
-    return bytes;
-  }
-
-  // Ready, fused, sent, reduced, returned.
-  void trace_buffer(const FusionBuffer& buffer) const {
-    const auto number = static_cast<std::size_t>(&buffer - buffers_.data());
-    const std::string track = "buffer " + std::to_string(number);
-    const trace::Arguments arguments{{"step", std::to_string(steps_)},
-                                     {"bytes", std::to_string(buffer.plan.count * size_of(buffer.plan.dtype))},
-                                     {"what", trace::quoted(label_of(buffer))}};
-    if (buffer.first != TimePoint{}) trace::span(track, "buffer", "fuse", buffer.first, buffer.full, arguments);
-    trace::span(track, "buffer", "queue", buffer.full, buffer.done->began(), arguments);
-    trace::span(track, "buffer", "reduce", buffer.done->began(), buffer.done->ended(), arguments);
-    trace::span(track, "buffer", "return", buffer.done->ended(), buffer.returned, arguments);
   }
 
   // After abort() nobody touches gradients any more: they may be gone.
@@ -593,11 +525,80 @@ class GradientReducer::Impl {
 
   // False: it was there already, or lies where it is.
   bool write_back(std::size_t index) {
-    void*& target = targets_[index];
-    if (target == nullptr) return false;
-    read(index, target);
-    target = nullptr;
+    const Target target = std::exchange(targets_[index], {});
+    if (target.data == nullptr) return false;
+    if (target.staging == nullptr) {
+      read(index, target.data);
+    } else {
+      const Place& place = layout_.places[index];
+      target.staging->store(target.data, buffers_[place.buffer].place(place.offset), gradients_[index]);
+    }
     return true;
+  }
+
+  // A gradient is ready. Under mutex_.
+  FusionBuffer& claim(std::size_t index) {
+    if (is_aborted_) throw ClosedError("[smdp] these gradients were aborted.");
+    begin_step();
+    if (is_finished_) {
+      rethrow_failure();
+      throw Error("[smdp] gradient '" + gradients_[index].name +
+                  "' was ready after finish(), which ends the step's gradients. Call wait() first.");
+    }
+    if (used_[index] != 0) {
+      throw Error("[smdp] gradient '" + gradients_[index].name +
+                  "' was ready twice in one step. "
+                  "Was backward called twice without waiting for the reducer?");
+    }
+    used_[index] = 1;
+    if (steps_ == 0) seen_.push_back(index);
+    FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
+    if (trace::is_on() && buffer.missing == buffer.plan.members.size()) buffer.first = Clock::now();
+    return buffer;
+  }
+
+  // One more of a buffer is here or on its way to a device's memory; all of them: what is there is sent. Under mutex_.
+  void flush_complete(FusionBuffer& buffer) {
+    if (--buffer.coming != 0) return;
+    try {
+      devices_->flush(number_of(buffer));
+    } catch (const Error& error) {
+      abort_for(error);
+      throw;
+    }
+  }
+
+  std::size_t number_of(const FusionBuffer& buffer) const {
+    return static_cast<std::size_t>(&buffer - buffers_.data());
+  }
+
+  // Of this rank alone: the others need not wait for it.
+  void abort_for(const std::exception& error) { group_->abort(without_tag(error.what())); }
+
+  // By the thread of a device.
+  void from_device(const std::vector<std::size_t>& indices, const std::exception_ptr& error) {
+    const std::shared_lock filling(fills_);
+    if (error) return group_->abort(without_tag(Failure::of(error).text));
+    std::unique_lock lock(mutex_);
+    if (is_aborted_) return;
+    FusionBuffer& buffer = buffers_[layout_.places[indices.front()].buffer];
+    lock.unlock();
+    for (const std::size_t index : indices) {
+      std::byte* base = buffer.memory.get();
+      fill(buffer, index, base + layout_.places[index].offset * size_of(buffer.plan.dtype));
+    }
+    lock.lock();
+    for (std::size_t i = 0; i < indices.size(); ++i) came(buffer);
+    try {
+      send_filled();
+    } catch (const std::exception& caught) {
+      abort_for(caught);
+    }
+  }
+
+  void check_gradient(std::size_t index, const void* data) const {
+    check_index(index);
+    if (data == nullptr && gradients_[index].count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
   }
 
   void check_index(std::size_t index) const {
@@ -611,11 +612,17 @@ class GradientReducer::Impl {
     if (const std::exception_ptr error = group_->error()) std::rethrow_exception(error);
   }
 
-  void check_finished() const {
+  void check_finished(const CudaStream* stream = nullptr) const {
+    if (stream != nullptr) devices_->at(stream->device);
     if (is_in_step_ && is_finished_ && handle_) return;  // null: finish() itself has thrown
     rethrow_failure();
     throw Error("[smdp] wait() before finish(): say that backward is over first.");
   }
+
+  struct Target {
+    void* data = nullptr;              // null: it lies where it is summed, or has been written back
+    DeviceStaging* staging = nullptr;  // null: in memory of the host
+  };
 
   const std::vector<Gradient> gradients_;
   const GradientReducerOptions options_;
@@ -628,9 +635,7 @@ class GradientReducer::Impl {
   std::vector<FusionBuffer> buffers_;
   std::size_t kept_ = 0;               // buffers at the front of sequence_ that are in order
   std::vector<std::size_t> sequence_;  // of buffers, as they are sent in this step
-  // What all must know: a byte per gradient that some rank had; what each rank tells (Told); in the first step, rank
-  // 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
-  std::vector<std::uint8_t> everywhere_;
+  StepNotes notes_;
   std::shared_ptr<Batch> batch_;  // of this step
   Group::Handle handle_;          // its operation
   std::uint64_t steps_ = 0;
@@ -645,22 +650,32 @@ class GradientReducer::Impl {
   bool is_aborted_ = false;
   bool is_in_step_ = false;
   bool is_finished_ = false;
-  std::size_t next_ = 0;                  // of sequence_: first buffer not sent
-  std::vector<std::uint8_t> used_;        // gradients that came in this step
-  std::vector<void*> targets_;            // where they came from
-  std::vector<std::vector<float>> late_;  // by gradient: a mean that nobody has taken
-  std::vector<std::size_t> seen_;         // their order in the first step
+  std::size_t next_ = 0;            // of sequence_: first buffer not sent
+  std::vector<std::uint8_t> used_;  // gradients that came in this step
+  std::vector<Target> targets_;     // where they came from
+  LateMeans late_;
+  std::vector<std::size_t> seen_;             // their order in the first step
+  std::unique_ptr<DeviceGradients> devices_;  // its locks are taken after mutex_
 };
 
 GradientReducer::GradientReducer(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options)
     : impl_(std::make_unique<Impl>(group, std::move(gradients), options)) {}
 GradientReducer::~GradientReducer() = default;
 void GradientReducer::ready(std::size_t index, void* data) { impl_->ready(index, data); }
+void GradientReducer::ready(std::size_t index, void* data, int device, void* event) {
+  impl_->ready(index, data, device, event);
+}
 void GradientReducer::finish() { impl_->finish(); }
 void GradientReducer::wait(std::size_t index, const std::function<bool()>& interrupted) {
-  impl_->wait(index, interrupted);
+  impl_->wait(index, nullptr, interrupted);
 }
-void GradientReducer::wait(const std::function<bool()>& interrupted) { impl_->wait(interrupted); }
+void GradientReducer::wait(const std::function<bool()>& interrupted) { impl_->wait(nullptr, interrupted); }
+void GradientReducer::wait(std::size_t index, const CudaStream& stream, const std::function<bool()>& interrupted) {
+  impl_->wait(index, &stream, interrupted);
+}
+void GradientReducer::wait(const CudaStream& stream, const std::function<bool()>& interrupted) {
+  impl_->wait(&stream, interrupted);
+}
 void GradientReducer::then(std::function<void(const std::vector<std::size_t>&)> part,
                            std::function<void(std::exception_ptr)> end) {
   impl_->then(std::move(part), std::move(end));

@@ -16,6 +16,12 @@ std::size_t place_size(const Gradient& gradient) {
   return (gradient.count + unit - 1) / unit * unit;
 }
 
+std::size_t Layout::bytes() const {
+  std::size_t sum = 0;
+  for (const PlannedBuffer& buffer : buffers) sum += buffer.count * size_of(buffer.dtype);
+  return sum;
+}
+
 Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& order,
                const cost::FusionSizes& sizes, std::size_t cap) {
   Layout layout;

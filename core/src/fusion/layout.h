@@ -27,6 +27,8 @@ std::size_t place_size(const Gradient& gradient);
 struct Layout {
   std::vector<PlannedBuffer> buffers;  // in the order in which backward fills them
   std::vector<Place> places;           // by gradient
+
+  std::size_t bytes() const;
 };
 
 // order: gradients as backward produces them. cap: bytes that only a single gradient may exceed. The first buffer is

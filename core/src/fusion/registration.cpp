@@ -23,9 +23,19 @@ std::string one_line(const std::string& name) {
   return text;
 }
 
+constexpr const char* kElements = " of ";
+
 std::string line_of(const Gradient& gradient) {
   const std::string shape = gradient.shape.empty() ? "[" + std::to_string(gradient.count) + "]" : gradient.shape;
-  return "'" + one_line(gradient.name) + "' " + name_of(gradient.dtype) + shape;
+  return "'" + one_line(gradient.name) + "' " + name_of(gradient.dtype) + shape + kElements +
+         std::to_string(gradient.count);
+}
+
+// As it is shown: with the number of elements only where a shape, which is text, does not tell lines apart.
+std::string shown(const std::string& line, const std::string& other) {
+  const std::size_t end = line.rfind(kElements);
+  const bool is_told = line.substr(0, end) != other.substr(0, other.rfind(kElements));
+  return is_told || end == std::string::npos ? line.substr(0, end) : line + " elements";
 }
 
 bool is_same(const std::string& line, const std::string& other, bool with_names) {
@@ -76,11 +86,12 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
       return "the options on rank " + std::to_string(rank) + " are " + own[i] + "; on rank 0: " + line +
              ". Give all ranks the same.";
     }
-    return "gradient " + std::to_string(i) + " is " + (i + 1 >= own.size() ? "not there" : own[i]) + " on rank " +
-           std::to_string(rank) + ", and " + (they_end || line.rfind("compression ", 0) == 0 ? "not there" : line) +
+    const bool is_here = i + 1 < own.size();
+    const bool is_there = !they_end && line.rfind("compression ", 0) != 0;
+    return "gradient " + std::to_string(i) + " is " + (is_here ? shown(own[i], line) : "not there") + " on rank " +
+           std::to_string(rank) + ", and " + (is_there ? shown(line, own[i]) : "not there") +
            " on rank 0. All ranks must build the same model, with the same parameters in the same order, and freeze "
-           "the "
-           "same of them.";
+           "the same of them.";
   }
 }
 
@@ -144,6 +155,16 @@ bool has_mean(DType dtype) {
   }
 }
 
+std::string names_of(const Gradient& first, const Gradient& last) {
+  if (&first == &last) return "gradient '" + first.name + "'";
+  return "gradients '" + first.name + "' to '" + last.name + "'";
+}
+
+std::string purpose_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options) {
+  if (!options.purpose.empty() || gradients.empty()) return options.purpose;
+  return names_of(gradients.front(), gradients.back());
+}
+
 void check_options(const GradientReducerOptions& options, const std::string& prefix) {
   if (options.buffer_bytes == 0) throw InvalidArgument(prefix + "buffer_bytes is 0; it must be above 0.");
   if (!(options.topk_ratio > 0 && options.topk_ratio <= 1)) {
@@ -160,6 +181,25 @@ void check_options(const GradientReducerOptions& options, const std::string& pre
   if (!(options.topk_momentum >= 0 && options.topk_momentum < 1)) {
     throw InvalidArgument(prefix + "topk_momentum is " + text_of(options.topk_momentum) +
                           "; it must be at least 0 and below 1.");
+  }
+}
+
+float checked_rescale(double factor) {
+  const auto scale = static_cast<float>(factor);
+  if (scale > 0 && std::isfinite(scale)) return scale;
+  throw InvalidArgument("[smdp] rescale(" + text_of(factor) +
+                        "): the factor must be a number above 0, within float32.");
+}
+
+void check_gradients(const Group& group, const std::vector<Gradient>& gradients,
+                     const GradientReducerOptions& options) {
+  const std::string prefix =
+      "[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) + ": ";
+  check_options(options, prefix);
+  for (const Gradient& gradient : gradients) {
+    if (has_mean(gradient.dtype)) continue;
+    throw InvalidArgument(prefix + "gradient '" + gradient.name + "' is " + name_of(gradient.dtype) +
+                          "; a mean is only defined on floats and complex numbers. Leave it out.");
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "cost/fusion_cost.h"
@@ -12,8 +13,19 @@ namespace smdp {
 // Floats and complex numbers.
 bool has_mean(DType dtype);
 
+// Of these and those between, for messages.
+std::string names_of(const Gradient& first, const Gradient& last);
+// Of the group that averages them: see GroupOptions.
+std::string purpose_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
+
 // Throws InvalidArgument, the text after `prefix`.
 void check_options(const GradientReducerOptions& options, const std::string& prefix);
+
+// Of the loss scale: throws InvalidArgument for what is no float32 above 0.
+float checked_rescale(double factor);
+
+// Throws InvalidArgument for an option, or a gradient that has no mean.
+void check_gradients(const Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 
 // Collective. Throws MismatchError on all ranks if a rank's list differs from rank 0's, with the first difference.
 void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);

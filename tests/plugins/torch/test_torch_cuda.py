@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_spawn import run
 
 import smdp.torch
+from smdp import _core
+from smdp.torch.tensors import DTYPES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -205,6 +207,37 @@ def compressed() -> None:
 
 def test_compression_between_hosts() -> None:
     run(compressed, 2, hosts=[0, 1])
+
+
+def by_the_reducer() -> None:
+    """The core's reducer on memory of a device, as a framework without a reducer of its own drives it."""
+    device = take_device()
+    sizes = [1000, 3, 70_001, 0, 250, 2_000_000]
+    group = dist.distributed_c10d._get_default_group().core
+    described = [(f"layer{index}", size, DTYPES[torch.float32], "") for index, size in enumerate(sizes)]
+    reducer = _core.GradientReducer(group, described)
+    kept = torch.cuda.Stream()
+    for step in range(4):
+        with torch.cuda.stream(kept if step == 3 else torch.cuda.current_stream()):
+            gradients = []
+            for index, size in reversed(list(enumerate(sizes))):
+                late(device)  # keeps the stream busy, so that the event counts
+                gradient = torch.full((size,), float(dist.get_rank() + index + step), device=device)
+                event = torch.cuda.current_stream().record_event()
+                reducer.ready(index, gradient.data_ptr(), device.index, event.cuda_event)
+                gradients.append((index, gradient))
+            reducer.finish()
+            if step == 0:
+                reducer.wait()
+            else:
+                reducer.wait(device.index, torch.cuda.current_stream().cuda_stream)
+            for index, gradient in gradients:
+                assert (gradient == index + step + 0.5).all(), (step, index)
+
+
+def test_the_core_reduces_what_is_on_a_device() -> None:
+    run(by_the_reducer, 2)
+    run(by_the_reducer, 2, hosts=[0, 1])
 
 
 def on_one_device() -> None:

@@ -195,7 +195,7 @@ def test_clocks_are_aligned_by_what_collectives_prove() -> None:
 def test_a_stall_is_logged_with_the_rank_it_waits_for(job: Job) -> None:
     code = """
 g = joined()
-if g.rank == 1: time.sleep(4)
+if g.rank == 1: time.sleep(5)
 g.all_reduce(np.ones(10, np.float32))
 """
     ranks = job(2, code, environ={"SMDP_STALL_TIME": "1"}, hosts=[0, 1])
@@ -203,4 +203,5 @@ g.all_reduce(np.ones(10, np.float32))
         assert rank.finish(30) == 0, rank.output
     assert "all_reduce #1 float32[10] SUM has taken 2 s and goes on" in ranks[0].output
     assert "rank 1" in ranks[0].output.split("goes on")[1]
+    assert "has taken 4 s" in ranks[0].output  # each time the wait has doubled
     assert "has taken" not in ranks[1].output

@@ -30,7 +30,9 @@ MAY_INCLUDE: dict[str, set[str]] = {
         "cost",
         "sharding",
         "observability",
+        "device",
     },
+    "device": {"common"},
     # Pure functions over plain data.
     "cost": {"common"},
     "sharding": {"common"},

@@ -216,7 +216,9 @@ def _bench(
 def _simulate(
     what: Annotated[str, typer.Argument(help="ddp: a step of data parallel training.")],
     hosts: Annotated[str, typer.Option("--hosts", help="Number of hosts; several, comma-separated.")] = "1",
-    ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="They share the link.")] = 1,
+    ranks_per_host: Annotated[
+        int, typer.Option("--ranks-per-host", min=1, max=1_000_000, help="They share the link.")
+    ] = 1,
     link: Annotated[
         str,
         typer.Option(
@@ -249,7 +251,7 @@ def _simulate(
         ]
         if min(counts) < 1:
             raise ValueError(
-                f"--hosts={shown(hosts)} is not valid; allowed: integers above 0, comma-separated"
+                f"--hosts={shown(hosts)} is not valid; allowed: integers from 1 to 999999999, comma-separated"
             )
         model = models.parse("--gradients", gradients)
         rows = simulate.simulate_ddp(

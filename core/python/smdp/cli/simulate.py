@@ -72,8 +72,9 @@ def simulate_ddp(
     # An embedding computes as little as a thin layer, however many rows it has.
     limit = sorted(sizes)[len(sizes) // 2]
     weights = [min(size, limit) for size in sizes]
+    total = sum(weights)
     layers = [
-        (forward_ms / 1e3 * weight / sum(weights), backward_ms / 1e3 * weight / sum(weights), layer)
+        (forward_ms / 1e3 * weight / total, backward_ms / 1e3 * weight / total, layer)
         for weight, layer in zip(weights, model, strict=True)
     ]
     rows = []

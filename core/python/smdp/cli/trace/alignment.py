@@ -44,5 +44,5 @@ def _operations(trace: Trace) -> list[tuple[tuple[str, int], float, float]]:
     return [
         ((event["args"]["group"], event["args"]["sequence"]), event["ts"], event["ts"] + event["dur"])
         for event in trace.spans
-        if event["cat"] == "operation" and event["name"] in _TOTAL
+        if event["cat"] in ("operation", "calibration") and event["name"] in _TOTAL
     ]

@@ -1,0 +1,110 @@
+// One CUDA device: streams, events, memory and copies, each freed by its destructor.
+//
+// Thread safety: all but construction and destruction may be called from any thread. All throw Error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "common/fork_guard.h"
+#include "device/cuda_driver.h"
+
+namespace smdp::cuda {
+
+class Device {
+ public:
+  // The context that frameworks use, too. Throws Error: no driver, or no such device.
+  explicit Device(int number);
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device();
+
+  // Makes the device's context this thread's while it lives.
+  class Current {
+   public:
+    explicit Current(const Device& device);
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    ~Current();
+
+   private:
+    const Driver& driver_;
+  };
+
+  const Driver& driver() const { return driver_; }
+  // Nothing of CUDA may be touched in a forked child.
+  bool is_inherited() const { return ForkGuard::in_forked_child(fork_generation_); }
+
+ private:
+  const Driver& driver_;
+  int device_ = 0;
+  Handle context_ = nullptr;
+  const std::uint64_t fork_generation_ = ForkGuard::generation();
+};
+
+using DevicePointer = std::shared_ptr<const Device>;
+
+// A point in a stream.
+class Event {
+ public:
+  Event(DevicePointer device, Handle stream);
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&&) = delete;
+  ~Event();
+
+  // Blocks until the device has got there, asleep.
+  void synchronize() const;
+  Handle handle() const { return handle_; }
+
+ private:
+  DevicePointer device_;
+  Handle handle_ = nullptr;
+};
+
+// What runs on a device in its order, beside other streams, the default one included.
+class Stream {
+ public:
+  explicit Stream(DevicePointer device);
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream();
+
+  // What follows here comes after `event`, of any device.
+  void wait(Handle event) const;
+  Event record() const { return {device_, handle_}; }
+  void synchronize() const;
+
+  // Memory of the device, of the host that is pinned.
+  void copy_within(Address to, Address from, std::size_t bytes) const;
+  void copy_to_host(std::byte* to, Address from, std::size_t bytes) const;
+  void copy_to_device(Address to, const std::byte* from, std::size_t bytes) const;
+  void clear(Address memory, std::size_t bytes) const;
+
+ private:
+  DevicePointer device_;
+  Handle handle_ = nullptr;
+};
+
+// Memory of a device.
+class Memory {
+ public:
+  Memory(DevicePointer device, std::size_t bytes);
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&&) = delete;
+  ~Memory();
+
+  Address address() const { return address_; }
+
+ private:
+  DevicePointer device_;
+  Address address_ = 0;
+};
+
+// Pins memory of the host, for all devices, as long as the result lives. bytes: above 0.
+std::shared_ptr<void> pin(DevicePointer device, std::byte* memory, std::size_t bytes);
+
+// Lets a stream of a framework, null for its default one, wait for `event`.
+void wait_in_stream(const Device& device, Handle stream, const Event& event);
+
+}  // namespace smdp::cuda

@@ -1,0 +1,68 @@
+// What all ranks must know of a step: a byte per gradient that some rank had; what each rank tells; in the first step,
+// rank 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace smdp {
+
+class StepNotes {
+ public:
+  // Numbers that each rank tells all others.
+  enum Told : std::size_t {
+    kComputeTime,  // microseconds
+    // 1 + fusion buffers whose sums were there when backward ended; 0 where nobody waits for single gradients.
+    kOverInTime,
+    kToldCount
+  };
+
+  static std::size_t size_of_told(std::size_t ranks) { return sizeof(std::uint32_t) * kToldCount * ranks; }
+
+  void reset(std::size_t gradients, std::size_t ranks, bool has_order) {
+    gradients_ = gradients;
+    ranks_ = ranks;
+    bytes_.assign(gradients + size_of_told(ranks) + (has_order ? sizeof(std::uint32_t) * gradients : 0), 0);
+  }
+
+  std::uint8_t* data() { return bytes_.data(); }
+  std::size_t size() const { return bytes_.size(); }
+
+  void put_used(const std::vector<std::uint8_t>& used) { std::copy(used.begin(), used.end(), bytes_.begin()); }
+  // False before the first step.
+  bool is_used(std::size_t index) const { return !bytes_.empty() && bytes_[index] != 0; }
+
+  void put(Told what, std::size_t rank, std::uint32_t number) {
+    std::memcpy(place_of(what, rank), &number, sizeof number);
+  }
+  // By rank.
+  std::vector<std::uint32_t> told(Told what) const { return numbers(place_of(what, 0), ranks_); }
+
+  void put_order(const std::vector<std::uint32_t>& order) {
+    std::memcpy(place_of(kToldCount, 0), order.data(), order.size() * sizeof(std::uint32_t));
+  }
+  // Of a step that has one.
+  std::vector<std::uint32_t> order() const { return numbers(place_of(kToldCount, 0), gradients_); }
+
+ private:
+  std::size_t offset_of(Told what, std::size_t rank) const {
+    return gradients_ + sizeof(std::uint32_t) * (ranks_ * what + rank);
+  }
+  std::uint8_t* place_of(Told what, std::size_t rank) { return bytes_.data() + offset_of(what, rank); }
+  const std::uint8_t* place_of(Told what, std::size_t rank) const { return bytes_.data() + offset_of(what, rank); }
+
+  static std::vector<std::uint32_t> numbers(const std::uint8_t* from, std::size_t count) {
+    std::vector<std::uint32_t> all(count);
+    if (count != 0) std::memcpy(all.data(), from, count * sizeof(std::uint32_t));
+    return all;
+  }
+
+  std::size_t gradients_ = 0;
+  std::size_t ranks_ = 0;
+  std::vector<std::uint8_t> bytes_;
+};
+
+}  // namespace smdp
