@@ -60,11 +60,13 @@ void bind_gradient_reducer(nb::module_& m) {
           "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.")
       .def(
           "ready",
-          [](GradientReducer& reducer, std::size_t index, Pointer data, std::optional<int> device, Pointer event) {
-            if (!device) return reducer.ready(index, reinterpret_cast<void*>(data));
+          [](GradientReducer& reducer, std::size_t index, Pointer data, std::optional<int> device, Pointer event,
+             bool is_used) {
+            if (!device) return reducer.ready(index, reinterpret_cast<void*>(data), is_used);
             reducer.ready(index, reinterpret_cast<void*>(data), *device, reinterpret_cast<void*>(event));
           },
-          nb::arg("index"), nb::arg("data"), nb::arg("device") = nb::none(), nb::arg("event") = Pointer{0}, Release(),
+          nb::arg("index"), nb::arg("data"), nb::arg("device") = nb::none(), nb::arg("event") = Pointer{0},
+          nb::arg("is_used") = true, Release(),
           "device: a CUDA device's number, where the gradient is complete after `event`, a cudaEvent_t; 0: now.")
       .def("finish", &GradientReducer::finish, Release())
       .def(

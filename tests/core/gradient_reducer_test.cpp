@@ -135,6 +135,27 @@ TEST_P(Reducer, AbsentOnesCountAsZero) {
   });
 }
 
+// One that is left over from an earlier step belongs to the mean, and where all have only that, nobody has used it.
+TEST_P(Reducer, LeftOversAreNoUse) {
+  run(GetParam(), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, {});
+    for (int number = 0; number < 3; ++number) {
+      Data data = random_data(gradients, group.rank(), number);
+      float empty = 0;
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        const bool is_used = i != 5 && (i != 7 || group.rank() == 0);
+        reducer.ready(i, data[i].empty() ? &empty : data[i].data(), is_used);
+      }
+      reducer.finish();
+      reducer.wait();
+      EXPECT_TRUE(reducer.is_used(7));
+      EXPECT_FALSE(reducer.is_used(5));
+      ASSERT_TRUE(are_near(data, mean_over(gradients, group.size(), number), 1e-5F));
+    }
+  });
+}
+
 // Large gradients are summed where they lie, a place each rank knows only when its backward gets there.
 TEST_P(Reducer, EachRankMayBeTheLast) {
   run(GetParam(), [](Group& group) {

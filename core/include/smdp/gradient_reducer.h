@@ -76,8 +76,10 @@ class SMDP_API GradientReducer {
 
   // Gradient `index` lies at `data`, where its mean will be after wait(index) or wait(); until then the memory belongs
   // to the reducer, which may change it at once. Small gradients are copied to a fusion buffer, large ones are summed
-  // where they lie. Throws if it was ready in this step already.
-  void ready(std::size_t index, void* data);
+  // where they lie. Throws if it was ready in this step already. is_used: false for one that is left over from an
+  // earlier step: it belongs to the mean, but is no reason to say that this gradient is used, unless compression keeps
+  // something of it.
+  void ready(std::size_t index, void* data, bool is_used = true);
   // The same for memory of CUDA device `device`, which is complete after `event`, a CUevent or cudaEvent_t that has
   // been recorded; null: now. Gradients of a fusion buffer are gathered on the device and copied to the host at once,
   // beside what the device computes. Throws InvalidArgument for a device that is not there, and Error where CUDA's

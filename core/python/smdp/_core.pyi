@@ -167,7 +167,7 @@ class GradientReducer:
         gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.
         """
 
-    def ready(self, index: int, data: int, device: int | None = None, event: int = 0) -> None:
+    def ready(self, index: int, data: int, device: int | None = None, event: int = 0, is_used: bool = True) -> None:
         """
         device: a CUDA device's number, where the gradient is complete after `event`, a cudaEvent_t; 0: now.
         """

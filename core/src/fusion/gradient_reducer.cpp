@@ -77,11 +77,12 @@ class GradientReducer::Impl {
     devices_.reset();  // their threads fill buffers
   }
 
-  void ready(std::size_t index, void* data) {
+  void ready(std::size_t index, void* data, bool is_used) {
     check_gradient(index, data);
     const std::shared_lock filling(fills_);
     std::unique_lock lock(mutex_);
     FusionBuffer& buffer = claim(index);
+    if (!is_used && !(buffer.codec && buffer.codec->has_state())) used_[index] = kLeftOver;
     targets_[index] = {buffer.plan.is_alone ? nullptr : data, nullptr};
     lock.unlock();  // the copy of one gradient must not hold up another's
     fill(buffer, index, data);
@@ -98,13 +99,12 @@ class GradientReducer::Impl {
     DeviceStaging& staging = devices_->at(device);
     FusionBuffer& buffer = claim(index);
     const Gradient& gradient = gradients_[index];
-    const Place& place = layout_.places[index];
     try {
       if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * size_of(gradient.dtype));
       staging.pin(buffer);
       targets_[index] = {data, &staging};
       lock.unlock();
-      staging.gather(place.buffer, buffer, {index, gradient, place.offset}, data, event);
+      staging.gather(number_of(buffer), buffer, {index, gradient, layout_.places[index].offset}, data, event);
       lock.lock();
     } catch (const Error& error) {
       abort_for(error);
@@ -121,14 +121,14 @@ class GradientReducer::Impl {
       throw Error("[smdp] finish() was called twice in one step.");
     }
     for (std::size_t index = 0; index < gradients_.size(); ++index) {
-      if (used_[index] != 0) continue;
+      if (used_[index] == kUsed) notes_.put_used(index);
+      if (used_[index] != kAbsent) continue;
       FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
       fill(buffer, index, nullptr);
       came(buffer);
       flush_complete(buffer);
     }
     const auto rank = static_cast<std::size_t>(group_->rank());
-    notes_.put_used(used_);
     if (steps_ == 0 && rank == 0) notes_.put_order(order_of_first_step());
     const double computed = seconds_computed(Clock::now());
     notes_.put(StepNotes::kComputeTime, rank,
@@ -538,7 +538,10 @@ class GradientReducer::Impl {
 
   // A gradient is ready. Under mutex_.
   FusionBuffer& claim(std::size_t index) {
-    if (is_aborted_) throw ClosedError("[smdp] these gradients were aborted.");
+    if (is_aborted_) {
+      rethrow_failure();  // says why
+      throw ClosedError("[smdp] these gradients were aborted.");
+    }
     begin_step();
     if (is_finished_) {
       rethrow_failure();
@@ -547,10 +550,9 @@ class GradientReducer::Impl {
     }
     if (used_[index] != 0) {
       throw Error("[smdp] gradient '" + gradients_[index].name +
-                  "' was ready twice in one step. "
-                  "Was backward called twice without waiting for the reducer?");
+                  "' was ready twice in one step. Was backward called twice without waiting for the reducer?");
     }
-    used_[index] = 1;
+    used_[index] = kUsed;
     if (steps_ == 0) seen_.push_back(index);
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
     if (trace::is_on() && buffer.missing == buffer.plan.members.size()) buffer.first = Clock::now();
@@ -619,6 +621,7 @@ class GradientReducer::Impl {
     throw Error("[smdp] wait() before finish(): say that backward is over first.");
   }
 
+  enum Used : std::uint8_t { kAbsent, kUsed, kLeftOver };
   struct Target {
     void* data = nullptr;              // null: it lies where it is summed, or has been written back
     DeviceStaging* staging = nullptr;  // null: in memory of the host
@@ -661,7 +664,7 @@ class GradientReducer::Impl {
 GradientReducer::GradientReducer(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options)
     : impl_(std::make_unique<Impl>(group, std::move(gradients), options)) {}
 GradientReducer::~GradientReducer() = default;
-void GradientReducer::ready(std::size_t index, void* data) { impl_->ready(index, data); }
+void GradientReducer::ready(std::size_t index, void* data, bool is_used) { impl_->ready(index, data, is_used); }
 void GradientReducer::ready(std::size_t index, void* data, int device, void* event) {
   impl_->ready(index, data, device, event);
 }

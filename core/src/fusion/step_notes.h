@@ -2,7 +2,6 @@
 // rank 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -31,7 +30,7 @@ class StepNotes {
   std::uint8_t* data() { return bytes_.data(); }
   std::size_t size() const { return bytes_.size(); }
 
-  void put_used(const std::vector<std::uint8_t>& used) { std::copy(used.begin(), used.end(), bytes_.begin()); }
+  void put_used(std::size_t index) { bytes_[index] = 1; }
   // False before the first step.
   bool is_used(std::size_t index) const { return !bytes_.empty() && bytes_[index] != 0; }
 

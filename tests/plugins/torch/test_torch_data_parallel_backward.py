@@ -142,6 +142,59 @@ def check_copies() -> None:
         ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
 
+def check_other_libraries() -> None:
+    ddp = DistributedDataParallel(model(), None, None, 0, True, True, None, 25)  # by place, as torch's
+    with ddp.no_sync():
+        first, second = ddp(inputs()).sum(), ddp(inputs(1)).sum()
+        first.backward()
+    # As Accelerate's trigger_sync_in_backward().
+    ddp.reducer.prepare_for_backward([])
+    second.backward()
+    assert agree(gradients(ddp))
+    ddp._check_reducer_finalized()
+    hooked = TorchDistributedDataParallel(model())
+    hooked.register_comm_hook(None, comm_hook("int8", topk_ratio=0.5))
+    hooked(inputs()).sum().backward()
+    for other in (copy.deepcopy(hooked), pickle.loads(pickle.dumps(hooked)), AveragedModel(hooked).module):
+        other(inputs(1)).sum().backward()
+        assert agree(gradients(other))
+        assert torch.equal(other.module[0].weight, hooked.module[0].weight)
+
+
+class Parts(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(4, width), nn.Linear(4, width)
+
+    def forward(self, batch: Tensor, used: str) -> Tensor:
+        return sum(getattr(self, name)(batch).sum() for name in used.split())  # type: ignore[return-value]
+
+
+def check_left_overs() -> None:
+    """What is averaged is not averaged again, unless some rank has added to it."""
+    rank = dist.get_rank()
+    for wire, width in (("none", 3), ("bf16", 3), ("none", 20_000)):
+        torchs = TorchDistributedDataParallel(Parts(width), find_unused_parameters=True)
+        ours = DistributedDataParallel(Parts(width), compression=wire)
+        for step, used in enumerate(("first second", "first", "first", "first second" if rank else "first")):
+            kept = [] if step == 0 else [one.grad.clone() for one in ours.module.second.parameters()]
+            for one in (torchs, ours):
+                one(inputs(step), used).backward()
+            if step in (1, 2):
+                for one, before in zip(ours.module.second.parameters(), kept, strict=True):
+                    assert torch.equal(one.grad, before), (wire, width, step)
+            assert agree(gradients(ours))
+            near = 0.0 if wire == "none" else 0.02
+            torch.testing.assert_close(gradients(ours), gradients(torchs), atol=near, rtol=near)
+    # With accumulation: what no_sync() has added is used.
+    ours = DistributedDataParallel(Parts(3))
+    with ours.no_sync():
+        ours(inputs(), "second").backward()
+    ours(inputs(1), "first").backward()
+    assert agree(gradients(ours))
+
+
 def check_registration() -> None:
     rank = dist.get_rank()
 
@@ -276,6 +329,8 @@ def check_residuals() -> None:
         check_reentrant_checkpoints,
         check_freed,
         check_copies,
+        check_other_libraries,
+        check_left_overs,
         check_registration,
         check_small_things,
         check_changed_after_wrapping,
@@ -284,6 +339,11 @@ def check_residuals() -> None:
 )
 def test_on_one_host(check) -> None:
     run(check, 2)
+
+
+def test_left_overs_of_three_ranks() -> None:
+    run(check_left_overs, 3)
+    run(check_left_overs, 3, hosts=[0, 1, 1])
 
 
 def test_freed_between_hosts() -> None:

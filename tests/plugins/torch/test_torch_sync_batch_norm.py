@@ -55,6 +55,20 @@ def check_against_one_process() -> None:
         torch.testing.assert_close(synced.eval()(batch), alone.eval()(batch))
 
 
+def check_a_mean_far_above_the_spread() -> None:
+    """As near to float64 as one process in float32."""
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    for middle, spread in ((100.0, 3.0), (1000.0, 1.0)):
+        batch = middle + spread * torch.randn(8, 6, 5, 4)
+        whole = nn.BatchNorm2d(6).double()(batch.double())
+        alone = nn.BatchNorm2d(6)(batch)
+        begin, end = ((0, 6), (6, 7), (7, 8))[rank]
+        output = SyncBatchNorm(6)(batch[begin:end])
+        own = (output - whole[begin:end]).abs().max()
+        assert own <= max(1e-5, 1.5 * float((alone - whole).abs().max())), (middle, own)
+
+
 def check_inputs() -> None:
     layer = SyncBatchNorm(4)
     for training in (True, False):
@@ -104,6 +118,10 @@ def test_inputs() -> None:
 
 def test_equals_one_process_on_the_global_batch() -> None:
     run(check_against_one_process, 3)
+
+
+def test_a_mean_far_above_the_spread() -> None:
+    run(check_a_mean_far_above_the_spread, 3)
 
 
 def penalty(layer: nn.Module, rows: torch.Tensor) -> torch.Tensor:

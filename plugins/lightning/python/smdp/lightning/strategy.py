@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from torch import Tensor, nn
+from torch import nn
 
 from smdp import environments
 from smdp.environments.single import SingleProcess
@@ -113,14 +113,6 @@ class SmdpStrategy(DDPStrategy):
         if scaler is not None:
             wrapped.follow(scaler)
         return wrapped
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        """As DDPStrategy's; on the CPU there is no reducer of torch's to prepare."""
-        model = self.model
-        if not isinstance(model, DistributedDataParallel) or model.reducer is not None:
-            super().pre_backward(closure_loss)
-        elif not self.lightning_module.automatic_optimization:
-            model.prepare_for_backward()
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

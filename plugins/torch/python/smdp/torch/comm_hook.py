@@ -3,12 +3,16 @@
 Annotations are not postponed here: torch reads those of a hook.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
 from smdp import _core
+from smdp._shown import shown
 from smdp.torch import arrivals
 from smdp.torch.counted_steps import CountedSteps, Told
 from smdp.torch.input_wait import watch
@@ -34,6 +38,7 @@ class CommHook:
         *,
         has_state: bool,
         momentum: float,
+        make: Callable[[], "CommHook"],
     ) -> None:
         self._group = group
         self._compressor = compressor
@@ -49,7 +54,12 @@ class CommHook:
         self._counts = True
         self._steps = CountedSteps(group.name)
         self._step_bytes = 0
+        self._make = make
         self.__name__ = self.__qualname__ = "smdp.torch.comm_hook"  # torch takes a hook for a function
+
+    def __reduce__(self) -> tuple[Callable[[], "CommHook"], tuple[()]]:
+        """Copy it as torch copies its models: for the world, and without what is kept of steps."""
+        return self._make, ()
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         """Start averaging a bucket."""
@@ -162,11 +172,15 @@ def comm_hook(
     check_reducer_options("comm_hook", compression, None, topk_ratio=topk_ratio, topk_momentum=topk_momentum)
     group = process_group or dist.group.WORLD
     if not isinstance(group, ProcessGroupSmdp):
-        raise ValueError(
-            "smdp.torch.comm_hook needs a group of the backend 'smdp': pass process_group=..., the one that "
-            "the model was wrapped with"
-        )
+        if group is None:
+            cure = "call init_process_group('smdp') before"
+        elif isinstance(group, dist.ProcessGroup):
+            cure = "pass process_group=..., the one that the model was wrapped with"
+        else:
+            cure = f"got {shown(group)}, as of a rank that is no member"
+        raise ValueError(f"smdp.torch.comm_hook needs a group of the backend 'smdp': {cure}")
     compressor = _core.GradientCompressor(compression, topk_ratio, topk_momentum)
     watch()
     has_state = compression in ("int8", "topk")
-    return CommHook(group.core, compressor, has_state=has_state, momentum=topk_momentum)
+    make = partial(comm_hook, compression, topk_ratio=topk_ratio, topk_momentum=topk_momentum)
+    return CommHook(group.core, compressor, has_state=has_state, momentum=topk_momentum, make=make)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from smdp import _core
+from smdp._errors import ClosedError
 from smdp.torch.background_thread import BackgroundThread
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def is_current_thread() -> bool:
 
 def _run() -> None:
     while True:
-        token = _core.next_completion(_IDLE_S)
+        try:
+            token = _core.next_completion(_IDLE_S)
+        except ClosedError:  # the program ends
+            return
         if token == _STOP:
             return
         entry = None if token is None else _watched.pop(token, None)

@@ -28,6 +28,7 @@ from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor, check_reducer_options
 from smdp.torch.same_state import check_same_state
+from smdp.torch.stand_in_reducer import StandInReducer
 
 _NO_COMM_HOOKS = (
     "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
@@ -86,6 +87,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         topk_momentum: float = 0.0,
         **kwargs: Any,
     ) -> None:
+        if bucket_cap_mb is not None:
+            kwargs["bucket_cap_mb"] = bucket_cap_mb
+        try:
+            given = _SIGNATURE.bind_partial(self, module, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"[smdp] wrong arguments for DistributedDataParallel: {error}") from None
+        bucket_cap_mb = given.arguments.get("bucket_cap_mb")
         check_reducer_options(
             "DistributedDataParallel",
             compression,
@@ -93,10 +101,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
         )
-        try:
-            given = _SIGNATURE.bind_partial(self, module, *args, bucket_cap_mb=bucket_cap_mb, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"[smdp] wrong arguments for DistributedDataParallel: {error}") from None
         if not isinstance(module, nn.Module):
             raise TypeError(
                 f"[smdp] DistributedDataParallel got a {type(module).__name__} in place of a torch.nn.Module."
@@ -207,7 +211,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             assert self._hook_options is not None
             # torch's reducer keeps buffers as large as the model and hooks on every parameter.
             self.logger = None
-            self.reducer = None
+            self.reducer = StandInReducer(self)
             averaged = [
                 (name, parameter)
                 for name, parameter in self.module.named_parameters()
@@ -396,11 +400,15 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
 def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
     """Refuse what torch's reducer does, which modules on the CPU do not have."""
-    for name in ("mixed_precision", "delay_all_reduce_named_params"):
+    cures = {
+        "mixed_precision": "torch has it on GPUs only, too: use torch.autocast.",
+        "delay_all_reduce_named_params": "Use torch.nn.parallel.DistributedDataParallel for it.",
+    }
+    for name, cure in cures.items():
         if arguments.get(name) is not None:
             raise ValueError(
                 f"[smdp] DistributedDataParallel: {name} is given for a module on the CPU, where smdp's own"
-                " reducer has nothing of the kind. Use torch.nn.parallel.DistributedDataParallel for it."
+                f" reducer has nothing of the kind. {cure}"
             )
     caps = arguments.get("bucket_cap_mb_list")
     if caps is not None:

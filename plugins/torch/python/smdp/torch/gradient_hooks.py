@@ -83,6 +83,8 @@ class GradientHooks:
         self._repeated: set[int] | None = None  # in those before; None before the first
         self._is_added: set[int] = set()  # gradients that this backward has completed
         self._has_come: set[int] = set()  # those that the reducer has been handed
+        self._touched: set[int] = set()  # that any backward has added to since the last step
+        self._left: set[int] = set()  # in this step: left over from before, and not touched since
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
         self._root: Node | None = None  # where it came through the model's output
         self._momentum = topk_momentum
@@ -182,6 +184,7 @@ class GradientHooks:
 
     def take(self, index: int, parameter: Tensor) -> None:
         """Average a gradient that backward has just completed, if it is wanted."""
+        self._touched.add(index)
         if self._backward == _NONE:
             if not self._is_wanted() and not self._is_past_output():
                 return
@@ -253,10 +256,11 @@ class GradientHooks:
     def _forget(self) -> None:
         self._is_added.clear()
         self._has_come.clear()
+        self._left.clear()
         self._seen_again.clear()
 
-    def hand_over(self, index: int, parameter: Tensor) -> None:
-        """Start averaging a gradient that is complete."""
+    def hand_over(self, index: int, parameter: Tensor, *, is_used: bool = True) -> None:
+        """Start averaging a gradient that is complete; `is_used`: this rank's part of the model had it."""
         grad = parameter.grad
         assert grad is not None
         name, dtype, numel = self.registered[index]
@@ -282,8 +286,10 @@ class GradientHooks:
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
         if not _has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+        elif not is_used:
+            grad = grad.clone()  # what nobody uses stays as it is
         self._lent[index] = grad
-        self.reducer.ready(index, grad.data_ptr())
+        self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
 
     def _check_unchanged(self, index: int, parameter: Tensor) -> None:
         name, dtype, numel = self.registered[index]
@@ -298,7 +304,12 @@ class GradientHooks:
         """Say that backward is over."""
         self._backward = _NONE
         if self._looked_for is not None and (len(self._is_added) < len(self.parameters) or self._is_first):
-            self._looked_for()
+            try:
+                self._looked_for()
+            except RuntimeError as error:
+                if self._has_come:  # a step that nobody can end
+                    self.reducer.abort(str(error).removeprefix("[smdp] "))
+                raise
         self._is_first = False
         if self.is_static and self._is_added:
             self._repeated = self._seen_again | (self._repeated or set())
@@ -308,10 +319,16 @@ class GradientHooks:
                 self._handles[index] = self._hook(index)  # the last one from the next step on
         with torch.no_grad():
             for index, parameter in enumerate(self.parameters):
-                # Left by an earlier backward without synchronisation, and not touched by this one.
+                # Left by an earlier backward, and not touched by this one.
                 if index not in self._has_come and parameter.grad is not None:
-                    self.hand_over(index, parameter)
+                    # What is averaged already stays so where no rank has used the parameter since; else it
+                    # belongs to the mean.
+                    is_used = index in self._touched or self.deferral is not None
+                    self.hand_over(index, parameter, is_used=is_used)
+                    if not is_used:
+                        self._left.add(index)
             self.reducer.finish()
+        self._touched.clear()
 
     def deliver(self, index: int, grad: Tensor | None) -> Tensor | None:
         """Complete a gradient that the reducer has averaged, without recording it.
@@ -324,6 +341,8 @@ class GradientHooks:
             The mean; None where no rank had one.
         """
         lent = self._lent.pop(index, None)
+        if index in self._left and not self.reducer.is_used(index):
+            return grad
         if grad is None:
             if not self.reducer.is_used(index):
                 return None
@@ -352,7 +371,11 @@ class GradientHooks:
 
     def _add_momentum(self) -> None:
         """Give gradients that the codec has not seen the momentum that the optimizer leaves out."""
-        found = [(index, one.grad) for index, one in enumerate(self.parameters) if one.grad is not None]
+        found = [
+            (index, one.grad)
+            for index, one in enumerate(self.parameters)
+            if one.grad is not None and (index not in self._left or self.reducer.is_used(index))
+        ]
         if not all(bool(torch.isfinite(grad).all()) for _, grad in found):
             return  # whoever scales the loss skips this step
         for index, grad in found:

@@ -81,7 +81,12 @@ class SyncBatchNorm(_BatchNorm):
         mean = total[:channels] / count
         # Two passes: a mean of squares less the square of the mean would lose digits.
         centred = wide - mean.view(shape)
-        variance = _Sum.apply(centred.square().sum(dims), self.process_group) / count
+        sums = _Sum.apply(torch.cat([centred.square().sum(dims), centred.sum(dims)]), self.process_group)
+        # Zero but for what rounding the mean has left, much where it is far above the spread.
+        rest = sums[channels:].detach() / count
+        centred = centred - rest.view(shape)
+        mean = mean + rest
+        variance = sums[:channels] / count - rest.square()
         if self.training and self.track_running_stats and self.running_mean is not None:
             self._track(mean.detach(), variance.detach(), float(count.detach()))
         output = centred * torch.rsqrt(variance + self.eps).view(shape)
