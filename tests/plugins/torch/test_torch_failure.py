@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -512,3 +515,28 @@ def test_exit_in_flight() -> None:
 
 def test_left_by_exception() -> None:
     run(left_by_exception, 2, exits={1: 1})
+
+
+LEAVES_WITH_A_FUTURE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("smdp")
+dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+if dist.get_rank() == 1:
+    pending = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    raise ValueError("a bug of the user's")
+dist.all_reduce(torch.ones(3))
+dist.all_reduce(torch.ones(3))
+"""
+
+
+def test_no_thread_hides_the_error_at_the_end(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES_WITH_A_FUTURE)
+    command = [sys.executable, "-m", "smdp", "run", "-n", "2", str(script)]
+    for _ in range(3):  # a thread would not do it each time
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        output = done.stdout + done.stderr
+        assert done.returncode == 1 and "ValueError: a bug of the user's" in output, output
+        assert "Exception in thread" not in output, output
