@@ -63,7 +63,7 @@ void bind_gradient_reducer(nb::module_& m) {
           [](GradientReducer& reducer, std::size_t index, Pointer data, std::optional<int> device, Pointer event,
              bool is_used) {
             if (!device) return reducer.ready(index, reinterpret_cast<void*>(data), is_used);
-            reducer.ready(index, reinterpret_cast<void*>(data), *device, reinterpret_cast<void*>(event));
+            reducer.ready(index, reinterpret_cast<void*>(data), *device, reinterpret_cast<void*>(event), is_used);
           },
           nb::arg("index"), nb::arg("data"), nb::arg("device") = nb::none(), nb::arg("event") = Pointer{0},
           nb::arg("is_used") = true, Release(),

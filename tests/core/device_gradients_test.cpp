@@ -1,6 +1,8 @@
 // Gradients on CUDA devices: gathered, averaged, brought back, in the order of streams. The driver is a stand-in
 // (cuda/driver.cpp), whose memory the CPU cannot touch; on a GPU, tests/plugins/torch/test_torch_cuda.py does the same.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -33,7 +35,7 @@ class Framework {
   Framework(const Framework&) = delete;
   Framework& operator=(const Framework&) = delete;
   ~Framework() {
-    driver().synchronize_stream(stream_);
+    synchronize();
     driver().destroy_stream(stream_);
   }
 
@@ -52,23 +54,22 @@ class Framework {
 
   // Enqueued, as a backward's kernels are; gives the event after it.
   cuda::Event write(Tensor& tensor, const Values& values) const {
-    driver().synchronize_stream(stream_);  // `host` is free
+    synchronize();  // `host` is free
     std::copy(values.begin(), values.end(), tensor.host.begin());
     copy(tensor, true);
     return cuda::Event(device_, stream_);
   }
-  // In `stream`, null: this framework's.
   Values read(Tensor& tensor, std::size_t count) const {
     copy(tensor, false);
-    driver().synchronize_stream(stream_);
+    synchronize();
     return {tensor.host.begin(), tensor.host.begin() + static_cast<std::ptrdiff_t>(count)};
   }
 
   CudaStream stream() const { return {number_, stream_}; }
-  int number() const { return number_; }
 
  private:
   const cuda::Driver& driver() const { return device_->driver(); }
+  void synchronize() const { cuda::Event(device_, stream_).synchronize(); }
   void copy(Tensor& tensor, bool is_write) const {
     const cuda::Device::Current current(*device_);
     const std::size_t bytes = tensor.host.size() * sizeof(float);
@@ -147,11 +148,11 @@ std::vector<std::vector<Values>> train(Group& group, const Places& places, const
     means.emplace_back(gradients.size());
     switch (how.wait) {
       case Wait::kStream:
-        for (const Framework& framework : devices) {  // of the second, only its stream has to wait
-          if (framework.number() == 0) reducer.wait(framework.stream());
-        }
+        reducer.wait(devices[0].stream());  // for those of the other device, too
         for (std::size_t index = 0; index < gradients.size(); ++index) {
-          if (places(index, group.rank(), step) < 1) means.back()[index] = read(index);
+          const int place = places(index, group.rank(), step);
+          if (place == kHost) means.back()[index] = host[index];
+          if (place >= 0) means.back()[index] = devices[0].read(tensors.at({index, place}), gradients[index].count);
         }
         break;
       case Wait::kEach:
@@ -196,7 +197,6 @@ void compare(const test::Layout& layout, const Places& places, const Run& how = 
         plain);
     for (std::size_t step = 0; step < expected.size(); ++step) {
       for (std::size_t i = 0; i < expected[step].size(); ++i) {
-        if (how.wait == Wait::kStream && places(i, group.rank(), static_cast<int>(step)) > 0) continue;
         ASSERT_EQ(found[step][i], expected[step][i]) << "step " << step << ", gradient " << i;
       }
     }
@@ -318,21 +318,128 @@ TEST(DeviceGradient, AFailedCopyIsToldToAllRanks) {
   }
 }
 
-TEST(DeviceGradient, AbortEndsCopies) {
-  run({2}, [](Group& group) {
-    GradientReducer reducer(group, model(), {});
+// Rank 0's means do not come back to its device, when the others have theirs.
+void hear_of_a_failed_return(const std::function<void(GradientReducer&)>& wait) {
+  run({2, 1}, [&](Group& group) {
+    const std::vector<Gradient> gradients = model();
+    GradientReducer reducer(group, gradients, {});
     const Framework framework(0);
-    {
-      std::vector<Framework::Tensor> tensors;
-      for (const Gradient& gradient : model()) tensors.push_back(framework.tensor(gradient.count));
-      for (std::size_t i = 1; i < tensors.size(); ++i) reducer.ready(i, tensors[i].data(), 0, nullptr);
-      reducer.abort("enough");
+    std::vector<Framework::Tensor> tensors;
+    for (const Gradient& gradient : gradients) tensors.push_back(framework.tensor(gradient.count));
+    if (group.rank() == 0) stand_in_fail(StandInFailure::kOnTheWayBack);
+    std::string text;
+    for (int step = 0; step < 2; ++step) {
+      try {
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+          if (group.rank() == 0) {
+            reducer.ready(i, tensors[i].data(), 0, nullptr);
+          } else {
+            reducer.ready(i, tensors[i].host.data());
+          }
+        }
+        reducer.finish();
+        wait(reducer);
+        EXPECT_TRUE(group.rank() != 0 && step == 0) << "rank " << group.rank() << " in step " << step;
+      } catch (const Error& error) {
+        text = error.what();
+        EXPECT_NE(text.find("CUDA_ERROR_ILLEGAL_ADDRESS"), std::string::npos) << text;
+      }
     }
-    float value = 0;
-    EXPECT_THROW(reducer.ready(0, &value, 0, nullptr), ClosedError);
+    EXPECT_FALSE(text.empty());
+    reducer.abort("a second time");  // throws nothing
+    group.barrier();
+    stand_in_fail(StandInFailure::kNone);
   });
   EXPECT_EQ(stand_in_left(), 0);
 }
+
+TEST(DeviceGradient, AFailedReturnIsToldToAllRanks) {
+  hear_of_a_failed_return([](GradientReducer& reducer) { reducer.wait(); });
+  hear_of_a_failed_return([](GradientReducer& reducer) {
+    reducer.wait(7);
+    reducer.wait();
+  });
+  hear_of_a_failed_return([](GradientReducer& reducer) {
+    std::promise<void> over;
+    reducer.then([](const std::vector<std::size_t>&) {},
+                 [&](const std::exception_ptr& error) { error ? over.set_exception(error) : over.set_value(); });
+    over.get_future().get();
+  });
+}
+
+TEST(DeviceGradient, AbortEndsCopies) {
+  run({1}, [](Group& group) {
+    GradientReducer reducer(group, model(), {});
+    const Framework framework(0);
+    std::vector<Framework::Tensor> tensors;
+    for (const Gradient& gradient : model()) tensors.push_back(framework.tensor(gradient.count));
+    for (std::size_t i = 1; i < tensors.size(); ++i) reducer.ready(i, tensors[i].data(), 0, nullptr);
+    reducer.abort("enough");
+    EXPECT_EQ(stand_in_busy(), 0);
+    EXPECT_THROW(reducer.ready(0, tensors[0].data(), 0, nullptr), ClosedError);
+  });
+  EXPECT_EQ(stand_in_left(), 0);
+}
+
+TEST(DeviceGradient, MayEndInTheMiddleOfAStep) {
+  run({2}, [](Group& group) {
+    const Framework framework(0);
+    std::vector<Framework::Tensor> tensors;
+    for (const Gradient& gradient : model()) tensors.push_back(framework.tensor(gradient.count));
+    {
+      GradientReducer reducer(group, model(), {});
+      for (std::size_t i = 1; i < tensors.size(); ++i) reducer.ready(i, tensors[i].data(), 0, nullptr);
+    }
+    group.barrier();
+  });
+  EXPECT_EQ(stand_in_left(), 0);
+}
+
+TEST(DeviceGradient, OfAnyDtype) {
+  run({2}, [](Group& group) {
+    GradientReducer reducer(group, {{"w", 1000, DType::kFloat64}, {"x", 3, DType::kFloat64}}, {});
+    const Framework framework(0);
+    auto tensor = framework.tensor(2000);
+    auto small = framework.tensor(6);
+    const std::vector<double> values(1000, 1.5 + group.rank());
+    Values bits(2000);
+    std::memcpy(bits.data(), values.data(), 8000);
+    const cuda::Event event = framework.write(tensor, bits);
+    reducer.ready(1, small.data(), 0, nullptr, false);
+    reducer.ready(0, tensor.data(), 0, event.handle());
+    reducer.finish();
+    reducer.wait(framework.stream());
+    const Values found = framework.read(tensor, 2000);
+    std::vector<double> means(1000);
+    std::memcpy(means.data(), found.data(), 8000);
+    EXPECT_EQ(means, std::vector<double>(1000, 2.0));
+    EXPECT_TRUE(reducer.is_used(0));
+    EXPECT_FALSE(reducer.is_used(1));
+  });
+}
+
+#if !defined(__SANITIZE_THREAD__)
+// Where a child lets go of what it has inherited, as a worker of a data loader does at its end.
+TEST(DeviceGradient, AForkedChildEndsAtOnce) {
+  run({1}, [](Group& group) {
+    auto reducer = std::make_unique<GradientReducer>(group, model(), GradientReducerOptions{});
+    const Framework framework(0);
+    auto tensor = framework.tensor(1);
+    reducer->ready(0, tensor.data(), 0, nullptr);
+    reducer->finish();
+    reducer->wait();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      reducer.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  });
+}
+#endif
 
 }  // namespace
 }  // namespace smdp::test

@@ -81,10 +81,11 @@ class SMDP_API GradientReducer {
   // something of it.
   void ready(std::size_t index, void* data, bool is_used = true);
   // The same for memory of CUDA device `device`, which is complete after `event`, a CUevent or cudaEvent_t that has
-  // been recorded; null: now. Gradients of a fusion buffer are gathered on the device and copied to the host at once,
-  // beside what the device computes. Throws InvalidArgument for a device that is not there, and Error where CUDA's
-  // driver is not or refuses; the latter closes the group.
-  void ready(std::size_t index, void* data, int device, void* event);
+  // been recorded; null: now. Those of a fusion buffer are gathered in memory of the device, as much as they take; once
+  // all are there, neighbours cross to the host in one copy, beside what the device computes. Means come back one by
+  // one. Throws InvalidArgument for a device that is not there, and Error without CUDA's driver, or where it refuses:
+  // after a refusal, here or in another call, the group is closed, and the other ranks hear why.
+  void ready(std::size_t index, void* data, int device, void* event, bool is_used = true);
   // Backward is over: gradients that did not come count as zero.
   void finish();
   // After finish(): blocks until this gradient's mean, or all of them, have been written back. Throws the group's
@@ -96,7 +97,8 @@ class SMDP_API GradientReducer {
   void wait(std::size_t index, const CudaStream& stream, const std::function<bool()>& interrupted = {});
   void wait(const CudaStream& stream, const std::function<bool()>& interrupted = {});
   // Instead of both, after finish(): `part` runs on the completion thread as each fusion buffer's means have been
-  // written back, with their indices; then `end`, once the step has ended. After a failure only `end` runs, with it.
+  // written back, with their indices, those of devices waited for; then `end`, once the step has ended. After a failure
+  // only `end` runs, with it.
   // The reducer must live until then.
   void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end);
   // After wait(): some rank had it. A gradient that was absent here and is used elsewhere is read by read().

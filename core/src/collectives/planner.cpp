@@ -28,20 +28,24 @@ struct Announced {
   std::set<std::string> texts;
 };
 
-// Printed once.
-Algorithm announced(Algorithm choice, const std::string& what) {
+// A program whose sizes never repeat must not fill memory.
+constexpr std::size_t kMostAnnounced = 10'000;
+
+// Once for each size.
+Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, const char* what, const char* where) {
   if (!is_logged(LogLevel::kDebug)) return choice;
-  const std::string text = what + ": " + name_of(choice);
+  const std::string text =
+      what + std::to_string(bytes) + " bytes between " + std::to_string(parties) + " " + where + ": " + name_of(choice);
   auto& known = per_process<Announced>();
   const std::lock_guard lock(known.mutex);
+  if (known.texts.size() == kMostAnnounced) known.texts.clear();
   if (known.texts.insert(text).second) log(LogLevel::kDebug, text);
   return choice;
 }
 
 // bytes: of a lane.
 Algorithm announced_exchange(Algorithm choice, std::size_t bytes, std::size_t hosts) {
-  return announced(choice, "a rank's " + std::to_string(bytes) + " bytes of an all_reduce between " +
-                               std::to_string(hosts) + " hosts");
+  return announced(choice, bytes, hosts, "a rank's part of an all_reduce, ", "hosts");
 }
 
 std::string counted(std::size_t number, const char* what) {
@@ -94,8 +98,7 @@ Algorithm Planner::local_all_reduce(std::size_t bytes, std::size_t ranks, std::s
   } else if (forced_ != Algorithm::kOneShot && forced_ != Algorithm::kTwoShot) {
     choice = cost::one_shot(size, ranks) <= cost::two_shot(size, ranks) ? Algorithm::kOneShot : Algorithm::kTwoShot;
   }
-  return announced(choice, "all_reduce of " + std::to_string(bytes) + " bytes between " + std::to_string(ranks) +
-                               " ranks of this host");
+  return announced(choice, bytes, ranks, "all_reduce of ", "ranks of this host");
 }
 
 Algorithm Planner::host_exchange(std::size_t bytes, std::size_t hosts) const {

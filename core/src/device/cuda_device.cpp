@@ -12,6 +12,8 @@ constexpr unsigned kBesideDefault = 1;       // CU_STREAM_NON_BLOCKING
 constexpr unsigned kAsleepWithoutTimes = 3;  // CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
 constexpr unsigned kForAllContexts = 1;      // CU_MEMHOSTREGISTER_PORTABLE
 
+constexpr int kInvalidDevice = 101;  // CUDA_ERROR_INVALID_DEVICE
+
 // Of what is freed by its context; a destructor does not throw.
 void free_in(const Device& device, int (*free)(Handle), Handle what) noexcept {
   if (what == nullptr || device.is_inherited()) return;
@@ -25,10 +27,12 @@ void free_in(const Device& device, int (*free)(Handle), Handle what) noexcept {
 }  // namespace
 
 Device::Device(int number) : driver_(Driver::instance()) {
-  if (number < 0 || driver_.get_device(&device_, number) != 0) {
+  const int result = number < 0 ? kInvalidDevice : driver_.get_device(&device_, number);
+  if (result == kInvalidDevice) {
     throw InvalidArgument("[smdp] there is no CUDA device " + std::to_string(number) +
                           "; CUDA_VISIBLE_DEVICES says which of them this process sees, counted from 0.");
   }
+  driver_.check(result, "cuDeviceGet");
   driver_.check(driver_.retain_context(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 
@@ -79,10 +83,8 @@ void Stream::wait(Handle event) const {
   device_->driver().check(device_->driver().wait_in_stream(handle_, event, 0), "cuStreamWaitEvent");
 }
 
-void Stream::synchronize() const {
-  const Device::Current current(*device_);
-  device_->driver().check(device_->driver().synchronize_stream(handle_), "cuStreamSynchronize");
-}
+// cuStreamSynchronize would spin.
+void Stream::synchronize() const { record().synchronize(); }
 
 void Stream::copy_within(Address to, Address from, std::size_t bytes) const {
   const Device::Current current(*device_);

@@ -12,6 +12,10 @@ namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";  // the driver's own: no toolkit is needed
 
+constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
+constexpr int kFirstOfKernels = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
+constexpr int kLastOfKernels = 719;   // CUDA_ERROR_LAUNCH_FAILED
+
 Driver load() {
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -37,7 +41,6 @@ Driver load() {
   find(driver.pop_context, "cuCtxPopCurrent_v2");
   find(driver.create_stream, "cuStreamCreate");
   find(driver.destroy_stream, "cuStreamDestroy_v2");
-  find(driver.synchronize_stream, "cuStreamSynchronize");
   find(driver.wait_in_stream, "cuStreamWaitEvent");
   find(driver.create_event, "cuEventCreate");
   find(driver.destroy_event, "cuEventDestroy_v2");
@@ -67,9 +70,14 @@ void Driver::check(int result, const char* what) const {
   if (result == 0) return;
   const char* name = nullptr;
   error_name(result, &name);
+  std::string cure;
+  if (result >= kFirstOfKernels && result <= kLastOfKernels) {
+    cure = " Where a kernel of the program has failed, every later call says so: CUDA_LAUNCH_BLOCKING=1 finds it.";
+  } else if (result == kOutOfMemory) {
+    cure = " Fusion buffers take as much memory on the device as the gradients that are gathered in them.";
+  }
   throw Error("[smdp] CUDA's driver: " + std::string(what) + " gave " + (name == nullptr ? "error" : name) + " (" +
-              std::to_string(result) + "). Where a kernel of the program has failed, every later call says so: " +
-              "CUDA_LAUNCH_BLOCKING=1 finds it.");
+              std::to_string(result) + ")." + cure);
 }
 
 }  // namespace smdp::cuda

@@ -18,7 +18,6 @@ struct Driver {
   int (*pop_context)(Handle*);
   int (*create_stream)(Handle*, unsigned);
   int (*destroy_stream)(Handle);
-  int (*synchronize_stream)(Handle);
   int (*wait_in_stream)(Handle, Handle, unsigned);
   int (*create_event)(Handle*, unsigned);
   int (*destroy_event)(Handle);

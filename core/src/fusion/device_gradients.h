@@ -11,10 +11,17 @@
 
 namespace smdp {
 
-// Thread safety: as DeviceStaging, and at() beside nothing else.
+// Thread safety: flush() and settle() beside all but at(), the rest by one at a time.
 class DeviceGradients {
  public:
   explicit DeviceGradients(DeviceStaging::Arrived arrived) : arrived_(std::move(arrived)) {}
+  DeviceGradients(const DeviceGradients&) = delete;
+  DeviceGradients& operator=(const DeviceGradients&) = delete;
+  ~DeviceGradients() {
+    for (auto& [_, staging] : stagings_) {
+      if (staging->device().is_inherited()) staging.release();  // its thread waits in the parent, and so would we
+    }
+  }
 
   // Throws InvalidArgument for a device that is not there, Error without a driver.
   DeviceStaging& at(int device) {
@@ -38,7 +45,8 @@ class DeviceGradients {
     }
   }
 
-  void settle() {
+  // Once this returns, no memory of a gradient is touched any more.
+  void settle() noexcept {
     for (const auto& [_, staging] : stagings_) staging->settle();
   }
 

@@ -20,20 +20,13 @@ DeviceStaging::DeviceStaging(int device, Arrived arrived)
       receiver_(service_thread("smdp device", [this] { receive(); })) {}
 
 DeviceStaging::~DeviceStaging() {
-  if (device_->is_inherited()) {
-    receiver_.detach();  // there is none in this process
-    return;
-  }
   {
     const std::lock_guard lock(mutex_);
     is_closing_ = true;
   }
   changed_.notify_all();
   receiver_.join();
-  try {
-    settle();
-  } catch (const std::exception&) {  // the device is lost, and nothing is under way
-  }
+  settle();
 }
 
 void DeviceStaging::pin(FusionBuffer& buffer) const {
@@ -119,9 +112,13 @@ void DeviceStaging::synchronize() {
   has_stored_ = false;
 }
 
-void DeviceStaging::settle() {
-  loading_.synchronize();
-  storing_.synchronize();
+void DeviceStaging::settle() noexcept {
+  for (const cuda::Stream* stream : {&loading_, &storing_}) {
+    try {
+      stream->synchronize();
+    } catch (const std::exception&) {  // the device is lost, and nothing is under way
+    }
+  }
 }
 
 }  // namespace smdp

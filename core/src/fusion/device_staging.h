@@ -18,8 +18,8 @@
 
 namespace smdp {
 
-// Thread safety: gather() and flush() may be called by several threads, the rest by one at a time, not beside
-// destruction.
+// Thread safety: gather(), flush() and settle() may be called by several threads, the rest by one at a time, not beside
+// destruction, which no forked child may ask for.
 class DeviceStaging {
  public:
   // Gradients that have come to their places in host memory, or why they never will. Called by a thread of this object.
@@ -50,8 +50,8 @@ class DeviceStaging {
   // Lets a stream, of `device`, wait for what is copied back. Without: blocks until it has been.
   void order(const cuda::Device& device, cuda::Handle stream) const;
   void synchronize();
-  // Once this returns, no memory of a gradient is touched any more.
-  void settle();
+  // Once this returns, no memory of a gradient is touched any more: all copies are over, or the device is lost.
+  void settle() noexcept;
   // The layout changes: nothing may be under way.
   void forget_buffers() { fused_.clear(); }
 

@@ -47,6 +47,9 @@ struct FusionBuffer {
   TimePoint full{};
   TimePoint returned{};
 
+  // Copies a gradient, times `factor`, or zeros for null, to its place, or takes it where it lies; the gap behind it
+  // becomes zero again, too: a lossy sum leaves marks there.
+  void fill(const Gradient& gradient, std::size_t offset, void* from, double factor);
   // Ready, fused, sent, reduced, returned. what: its gradients.
   void write_trace(std::size_t number, std::uint64_t step, const std::string& what) const;
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }

@@ -81,8 +81,7 @@ class GradientReducer::Impl {
     check_gradient(index, data);
     const std::shared_lock filling(fills_);
     std::unique_lock lock(mutex_);
-    FusionBuffer& buffer = claim(index);
-    if (!is_used && !(buffer.codec && buffer.codec->has_state())) used_[index] = kLeftOver;
+    FusionBuffer& buffer = claim(index, is_used);
     targets_[index] = {buffer.plan.is_alone ? nullptr : data, nullptr};
     lock.unlock();  // the copy of one gradient must not hold up another's
     fill(buffer, index, data);
@@ -92,24 +91,21 @@ class GradientReducer::Impl {
     send_filled();
   }
 
-  void ready(std::size_t index, void* data, int device, void* event) {
+  void ready(std::size_t index, void* data, int device, void* event, bool is_used) {
     check_gradient(index, data);
     const std::shared_lock filling(fills_);
     std::unique_lock lock(mutex_);
     DeviceStaging& staging = devices_->at(device);
-    FusionBuffer& buffer = claim(index);
+    FusionBuffer& buffer = claim(index, is_used);
     const Gradient& gradient = gradients_[index];
-    try {
+    or_abort([&] {
       if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * size_of(gradient.dtype));
       staging.pin(buffer);
       targets_[index] = {data, &staging};
       lock.unlock();
       staging.gather(number_of(buffer), buffer, {index, gradient, layout_.places[index].offset}, data, event);
       lock.lock();
-    } catch (const Error& error) {
-      abort_for(error);
-      throw;
-    }
+    });
     flush_complete(buffer);
   }
 
@@ -147,40 +143,49 @@ class GradientReducer::Impl {
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
     const TimePoint begin = Clock::now();
     const bool is_early = !buffer.done->done();
-    settle(*buffer.done, interrupted);
-    if (!write_back_unless_aborted(buffer, {&index, 1})) rethrow_failure();
-    devices_->order(stream);
+    or_settle([&] {
+      settle(*buffer.done, interrupted);
+      if (!write_back_unless_aborted(buffer, {&index, 1})) rethrow_failure();
+      or_abort([&] { devices_->order(stream); });
+    });
     if (is_early) trace_wait(begin);
   }
 
   void wait(const CudaStream* stream, const std::function<bool()>& interrupted) {
     check_finished(stream);
     const TimePoint begin = Clock::now();
-    for (FusionBuffer& buffer : buffers_) {
-      settle(*buffer.done, interrupted);
-      if (!write_back_unless_aborted(buffer, buffer.plan.members)) rethrow_failure();
-    }
-    settle(*handle_, interrupted);
-    handle_->wait();  // throws its error
-    devices_->order(stream);
+    or_settle([&] {
+      for (FusionBuffer& buffer : buffers_) {
+        settle(*buffer.done, interrupted);
+        if (!write_back_unless_aborted(buffer, buffer.plan.members)) rethrow_failure();
+      }
+      settle(*handle_, interrupted);
+      handle_->wait();  // throws its error
+      or_abort([&] { devices_->order(stream); });
+    });
     end_step(begin);
   }
 
   void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end) {
     check_finished();
+    part_error_ = nullptr;
     for (FusionBuffer& buffer : buffers_) {
-      buffer.done->then([this, &buffer, part] {
+      // After a failure it may run when `end` has, and the reducer is gone.
+      buffer.done->then([this, &buffer, part, done = buffer.done] {
+        if (done->error() || part_error_) return;
         try {
-          if (buffer.done->error() || !write_back_unless_aborted(buffer, buffer.plan.members)) return;
-          devices_->order(nullptr);
-        } catch (const Error& error) {
-          return abort_for(error);
+          if (!write_back_unless_aborted(buffer, buffer.plan.members)) return;
+          or_abort([&] { devices_->order(nullptr); });  // whoever is told may look at once
+        } catch (...) {
+          part_error_ = std::current_exception();
+          return;
         }
         part(buffer.plan.members);
       });
     }
     handle_->then([this, end = std::move(end), finished = Clock::now()] {
       std::exception_ptr error = handle_->error();
+      if (!error) error = part_error_;
       if (!error) {
         // Nobody has blocked, but nothing was left to compute either.
         add_exposed(std::chrono::duration<double>(std::max(handle_->ended(), finished) - finished).count());
@@ -217,6 +222,7 @@ class GradientReducer::Impl {
     const std::unique_lock filled(fills_);
     while (handle && !handle->wait_for(kInterruptionCheck)) {
     }
+    const std::lock_guard lock(mutex_);
     devices_->settle();
   }
 
@@ -271,7 +277,7 @@ class GradientReducer::Impl {
     stats_.last_exposed_seconds = stats_.exposed_seconds - exposed_before_;
     ++stats_.steps;
     trace_wait(begin);
-    count_step(layout_.bytes(), stats_.last_exposed_seconds, compute_seconds());
+    count_step(layout_.bytes(), stats_.last_exposed_seconds, compute_seconds(notes_, *group_));
     keep_late(counts);
     ++steps_;
     is_in_step_ = false;
@@ -308,7 +314,7 @@ class GradientReducer::Impl {
   // Under mutex_.
   void begin_step() {
     if (is_in_step_) return;
-    devices_->order(nullptr);  // buffers are filled anew
+    or_abort([&] { devices_->order(nullptr); });  // buffers are filled anew
     // Once; but what compression has kept of the first step belongs to the layout that it has.
     if (steps_ == 1 && !has_new_layout_ && !keeps_residuals()) {
       devices_->forget_buffers();
@@ -360,26 +366,9 @@ class GradientReducer::Impl {
     }
   }
 
-  // Copies a gradient, or zeros, to its place, or takes it where it lies; the gap behind it becomes zero again, too: a
-  // lossy sum leaves marks there.
+  // data: null for one that is not there.
   void fill(FusionBuffer& buffer, std::size_t index, void* data) const {
-    const Gradient& gradient = gradients_[index];
-    const std::size_t element = size_of(gradient.dtype);
-    if (buffer.plan.is_alone) {
-      if (data != nullptr) {
-        buffer.data = static_cast<std::byte*>(data);
-        if (factor_ != 1 && !divides_late(buffer)) scale(data, data, gradient.count, gradient.dtype, factor_);
-        return;
-      }
-      if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * element);
-      buffer.data = buffer.memory.get();
-      std::memset(buffer.data, 0, gradient.count * element);
-      return;
-    }
-    const std::size_t count = data == nullptr ? 0 : gradient.count;
-    std::byte* place = buffer.place(layout_.places[index].offset);
-    if (count != 0) scale(place, data, count, gradient.dtype, factor_);
-    std::memset(place + count * element, 0, (place_size(gradient) - count) * element);
+    buffer.fill(gradients_[index], layout_.places[index].offset, data, divides_late(buffer) ? 1 : factor_);
   }
 
   // counts: of a step that does not, nothing has happened.
@@ -497,18 +486,6 @@ class GradientReducer::Impl {
     return order;
   }
 
-  // By rank of the world.
-  std::vector<double> compute_seconds() {
-    std::vector<double> all;
-    const std::vector<std::uint32_t> microseconds = notes_.told(StepNotes::kComputeTime);
-    for (int rank = 0; rank < group_->size(); ++rank) {
-      const auto place = static_cast<std::size_t>(group_->world_rank(rank));
-      all.resize(std::max(all.size(), place + 1));
-      all[place] = 1e-6 * microseconds[static_cast<std::size_t>(rank)];
-    }
-    return all;
-  }
-
   // After abort() nobody touches gradients any more: they may be gone.
   bool write_back_unless_aborted(FusionBuffer& buffer, std::span<const std::size_t> indices) {
     const std::shared_lock writing(fills_);
@@ -525,19 +502,21 @@ class GradientReducer::Impl {
 
   // False: it was there already, or lies where it is.
   bool write_back(std::size_t index) {
-    const Target target = std::exchange(targets_[index], {});
+    Target& target = targets_[index];
     if (target.data == nullptr) return false;
     if (target.staging == nullptr) {
       read(index, target.data);
     } else {
       const Place& place = layout_.places[index];
-      target.staging->store(target.data, buffers_[place.buffer].place(place.offset), gradients_[index]);
+      or_abort(
+          [&] { target.staging->store(target.data, buffers_[place.buffer].place(place.offset), gradients_[index]); });
     }
+    target = {};
     return true;
   }
 
   // A gradient is ready. Under mutex_.
-  FusionBuffer& claim(std::size_t index) {
+  FusionBuffer& claim(std::size_t index, bool is_used) {
     if (is_aborted_) {
       rethrow_failure();  // says why
       throw ClosedError("[smdp] these gradients were aborted.");
@@ -552,30 +531,43 @@ class GradientReducer::Impl {
       throw Error("[smdp] gradient '" + gradients_[index].name +
                   "' was ready twice in one step. Was backward called twice without waiting for the reducer?");
     }
-    used_[index] = kUsed;
     if (steps_ == 0) seen_.push_back(index);
     FusionBuffer& buffer = buffers_[layout_.places[index].buffer];
-    if (trace::is_on() && buffer.missing == buffer.plan.members.size()) buffer.first = Clock::now();
+    used_[index] = is_used || (buffer.codec && buffer.codec->has_state()) ? kUsed : kLeftOver;
+    if (trace::is_on() && buffer.first == TimePoint{}) buffer.first = Clock::now();
     return buffer;
   }
 
   // One more of a buffer is here or on its way to a device's memory; all of them: what is there is sent. Under mutex_.
   void flush_complete(FusionBuffer& buffer) {
     if (--buffer.coming != 0) return;
-    try {
-      devices_->flush(number_of(buffer));
-    } catch (const Error& error) {
-      abort_for(error);
-      throw;
-    }
+    or_abort([&] { devices_->flush(number_of(buffer)); });
   }
 
   std::size_t number_of(const FusionBuffer& buffer) const {
     return static_cast<std::size_t>(&buffer - buffers_.data());
   }
 
-  // Of this rank alone: the others need not wait for it.
-  void abort_for(const std::exception& error) { group_->abort(without_tag(error.what())); }
+  // An error of this rank alone: the others need not wait for it.
+  void or_abort(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      group_->abort(without_tag(error.what()));
+      throw;
+    }
+  }
+
+  // However it ends with an error, nothing is copied to gradients afterwards.
+  void or_settle(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      devices_->settle();
+      throw;
+    }
+  }
 
   // By the thread of a device.
   void from_device(const std::vector<std::size_t>& indices, const std::exception_ptr& error) {
@@ -594,7 +586,7 @@ class GradientReducer::Impl {
     try {
       send_filled();
     } catch (const std::exception& caught) {
-      abort_for(caught);
+      group_->abort(without_tag(caught.what()));
     }
   }
 
@@ -614,8 +606,11 @@ class GradientReducer::Impl {
     if (const std::exception_ptr error = group_->error()) std::rethrow_exception(error);
   }
 
-  void check_finished(const CudaStream* stream = nullptr) const {
-    if (stream != nullptr) devices_->at(stream->device);
+  void check_finished(const CudaStream* stream = nullptr) {
+    if (stream != nullptr) {
+      const std::lock_guard lock(mutex_);
+      devices_->at(stream->device);
+    }
     if (is_in_step_ && is_finished_ && handle_) return;  // null: finish() itself has thrown
     rethrow_failure();
     throw Error("[smdp] wait() before finish(): say that backward is over first.");
@@ -646,7 +641,8 @@ class GradientReducer::Impl {
   bool has_new_layout_ = false;
   bool waits_for_one_ = false;  // gradient, before the others
   Stats stats_;
-  double exposed_before_ = 0;  // this step
+  double exposed_before_ = 0;      // this step
+  std::exception_ptr part_error_;  // on the completion thread, of copies back to devices
 
   std::shared_mutex fills_;  // shared by who copies a gradient, here or back; taken before mutex_
   std::mutex mutex_;         // guards the step's state below, and the order of what is sent
@@ -665,8 +661,8 @@ GradientReducer::GradientReducer(Group& group, std::vector<Gradient> gradients, 
     : impl_(std::make_unique<Impl>(group, std::move(gradients), options)) {}
 GradientReducer::~GradientReducer() = default;
 void GradientReducer::ready(std::size_t index, void* data, bool is_used) { impl_->ready(index, data, is_used); }
-void GradientReducer::ready(std::size_t index, void* data, int device, void* event) {
-  impl_->ready(index, data, device, event);
+void GradientReducer::ready(std::size_t index, void* data, int device, void* event, bool is_used) {
+  impl_->ready(index, data, device, event, is_used);
 }
 void GradientReducer::finish() { impl_->finish(); }
 void GradientReducer::wait(std::size_t index, const std::function<bool()>& interrupted) {

@@ -2,10 +2,13 @@
 // rank 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "smdp/group.h"
 
 namespace smdp {
 
@@ -63,5 +66,17 @@ class StepNotes {
   std::size_t ranks_ = 0;
   std::vector<std::uint8_t> bytes_;
 };
+
+// What each rank of the world computed, where it is one of the group.
+inline std::vector<double> compute_seconds(const StepNotes& notes, const Group& group) {
+  const std::vector<std::uint32_t> microseconds = notes.told(StepNotes::kComputeTime);
+  std::vector<double> all;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto place = static_cast<std::size_t>(group.world_rank(rank));
+    all.resize(std::max(all.size(), place + 1));
+    all[place] = 1e-6 * microseconds[static_cast<std::size_t>(rank)];
+  }
+  return all;
+}
 
 }  // namespace smdp

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -156,6 +157,12 @@ StandInCopies stand_in_copies() {
   return std::exchange(copies, {});
 }
 
+int stand_in_busy() {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(
+      std::count_if(streams.begin(), streams.end(), [](const auto& one) { return !one.second->is_idle(); }));
+}
+
 int stand_in_left() {
   const std::lock_guard lock(mutex);
   return contexts + static_cast<int>(streams.size() + events.size() + memory.size() + pinned.size());
@@ -211,14 +218,6 @@ int cuStreamDestroy_v2(void* handle) {
   last = std::move(found->second);
   streams.erase(found);
   return 0;
-}
-
-int cuStreamSynchronize(void* handle) {
-  std::unique_lock lock(mutex);
-  const auto stream = stream_of(handle);
-  if (stream == nullptr) return kInvalidValue;
-  changed.wait(lock, [&] { return stream->is_idle(); });
-  return failure;
 }
 
 int cuStreamWaitEvent(void* handle, void* awaited, unsigned) {
@@ -338,6 +337,7 @@ int cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, void* handle
 int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, void* handle) {
   const std::lock_guard lock(mutex);
   if (!is_pinned(from, bytes)) return kInvalidValue;
+  if (failing == StandInFailure::kOnTheWayBack) failure = kIllegalAddress;
   return copy_in(handle, copies.to_device, behind(to, bytes), static_cast<const std::byte*>(from), bytes);
 }
 

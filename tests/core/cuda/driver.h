@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-// Whether copies to the host fail; everything after one that has fails, too.
-enum class StandInFailure { kNone, kAtOnce, kWhileItRuns };
+// Which copies fail, those to the host, there in two ways, or to the device; everything after one that has fails, too.
+enum class StandInFailure { kNone, kAtOnce, kWhileItRuns, kOnTheWayBack };
 
 extern "C" {
 void stand_in_fail(StandInFailure how);
@@ -15,6 +15,8 @@ struct StandInCopies {
   int within = 0;
 };
 StandInCopies stand_in_copies();
+// Streams with something to do.
+int stand_in_busy();
 // What has been made and is not freed: contexts, streams, events, memory, pinned memory.
 int stand_in_left();
 }

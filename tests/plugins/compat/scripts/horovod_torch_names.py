@@ -324,6 +324,12 @@ for clear in ("optimizer", "model", "nobody"):
         optimizer.step()
     same(one.weight.grad, [[rank] * 2])
 
+# step() averages what there is, also gradients that no backward has put there.
+one, _, optimizer = wrapped()
+one.weight.grad = torch.full((1, 2), float(rank))
+optimizer.step()
+same(one.weight.grad, [[0.5] * 2])
+
 # A backward that fails half-way is forgotten with its gradients. (On the CPU the next one says that it did.)
 if is_as_on_gpu:
     one, _, optimizer = wrapped()

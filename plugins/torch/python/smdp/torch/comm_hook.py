@@ -58,7 +58,10 @@ class CommHook:
         self.__name__ = self.__qualname__ = "smdp.torch.comm_hook"  # torch takes a hook for a function
 
     def __reduce__(self) -> tuple[Callable[[], "CommHook"], tuple[()]]:
-        """Copy it as torch copies its models: for the world, and without what is kept of steps."""
+        """Copy it for the world, and without what is kept of steps.
+
+        A copied model has it in its list and not in its reducer, as torch leaves out any hook there.
+        """
         return self._make, ()
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:

@@ -321,8 +321,8 @@ class GradientHooks:
             for index, parameter in enumerate(self.parameters):
                 # Left by an earlier backward, and not touched by this one.
                 if index not in self._has_come and parameter.grad is not None:
-                    # What is averaged already stays so where no rank has used the parameter since; else it
-                    # belongs to the mean.
+                    # What is averaged already stays so where no rank has used the parameter since, but for
+                    # what a codec has kept of it; else it belongs to the mean.
                     is_used = index in self._touched or self.deferral is not None
                     self.hand_over(index, parameter, is_used=is_used)
                     if not is_used:
@@ -352,6 +352,10 @@ class GradientHooks:
         elif lent is not None and lent is not grad:
             grad.copy_(lent)
         return grad if self.scale == 1.0 else grad.mul_(self.scale)
+
+    def use_all(self) -> None:
+        """Take all gradients that are there for used in this step, whoever has put them there."""
+        self._touched.update(range(len(self.parameters)))
 
     def finish(self) -> None:
         """Wait until the gradients that this backward has produced on any rank are averages."""

@@ -237,6 +237,7 @@ class _DistributedOptimizer:
         if self._takes_part and (self._pass == 0 or self._pass % self._passes):
             self._check_sum()
             if self._hooks is not None:
+                self._hooks.use_all()
                 self._hooks.finish()
             else:
                 self._reduce_now()
