@@ -52,6 +52,12 @@ class Framework {
   };
   Tensor tensor(std::size_t count) const { return Tensor(device_, count); }
 
+  std::vector<Tensor> tensors(const std::vector<Gradient>& gradients) const {
+    std::vector<Tensor> made;
+    for (const Gradient& gradient : gradients) made.push_back(tensor(gradient.count));
+    return made;
+  }
+
   // Enqueued, as a backward's kernels are; gives the event after it.
   cuda::Event write(Tensor& tensor, const Values& values) const {
     synchronize();  // `host` is free
@@ -242,8 +248,7 @@ TEST(DeviceGradient, CrossesOncePerBuffer) {
     std::vector<Gradient> gradients(40, Gradient{"w", 100});
     GradientReducer reducer(group, gradients, {});
     const Framework framework(0);
-    std::vector<Framework::Tensor> tensors;
-    for (const Gradient& gradient : gradients) tensors.push_back(framework.tensor(gradient.count));
+    std::vector<Framework::Tensor> tensors = framework.tensors(gradients);
     for (int step = 0; step < 3; ++step) {
       group.barrier();
       if (group.rank() == 0) stand_in_copies();
@@ -286,8 +291,7 @@ void hear_of_a_failed_copy(StandInFailure how, const Places& places) {
     const std::vector<Gradient> gradients = model();
     GradientReducer reducer(group, gradients, {});
     const Framework framework(0);
-    std::vector<Framework::Tensor> tensors;
-    for (const Gradient& gradient : gradients) tensors.push_back(framework.tensor(gradient.count));
+    std::vector<Framework::Tensor> tensors = framework.tensors(gradients);
     group.barrier();
     if (group.rank() == 0) stand_in_fail(how);
     group.barrier();
@@ -324,8 +328,7 @@ void hear_of_a_failed_return(const std::function<void(GradientReducer&)>& wait) 
     const std::vector<Gradient> gradients = model();
     GradientReducer reducer(group, gradients, {});
     const Framework framework(0);
-    std::vector<Framework::Tensor> tensors;
-    for (const Gradient& gradient : gradients) tensors.push_back(framework.tensor(gradient.count));
+    std::vector<Framework::Tensor> tensors = framework.tensors(gradients);
     if (group.rank() == 0) stand_in_fail(StandInFailure::kOnTheWayBack);
     std::string text;
     for (int step = 0; step < 2; ++step) {
@@ -371,8 +374,7 @@ TEST(DeviceGradient, AbortEndsCopies) {
   run({1}, [](Group& group) {
     GradientReducer reducer(group, model(), {});
     const Framework framework(0);
-    std::vector<Framework::Tensor> tensors;
-    for (const Gradient& gradient : model()) tensors.push_back(framework.tensor(gradient.count));
+    std::vector<Framework::Tensor> tensors = framework.tensors(model());
     for (std::size_t i = 1; i < tensors.size(); ++i) reducer.ready(i, tensors[i].data(), 0, nullptr);
     reducer.abort("enough");
     EXPECT_EQ(stand_in_busy(), 0);
@@ -384,8 +386,7 @@ TEST(DeviceGradient, AbortEndsCopies) {
 TEST(DeviceGradient, MayEndInTheMiddleOfAStep) {
   run({2}, [](Group& group) {
     const Framework framework(0);
-    std::vector<Framework::Tensor> tensors;
-    for (const Gradient& gradient : model()) tensors.push_back(framework.tensor(gradient.count));
+    std::vector<Framework::Tensor> tensors = framework.tensors(model());
     {
       GradientReducer reducer(group, model(), {});
       for (std::size_t i = 1; i < tensors.size(); ++i) reducer.ready(i, tensors[i].data(), 0, nullptr);
