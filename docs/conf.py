@@ -19,8 +19,6 @@ extensions = [
     "matplotlib.sphinxext.plot_directive",
     "directives.python_api",
     "directives.cpp_api",
-    "directives.command_line",
-    "directives.environment_variables",
     "directives.links",
 ]
 plot_formats = ["svg"]
