@@ -15,6 +15,17 @@ def shown(value: object, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, in the plural unless the number is 1.
+
+    Example:
+        >>> counted(1, "rank"), counted(2, "rank"), counted(2, "microbatch")
+        ('1 rank', '2 ranks', '2 microbatches')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number} {noun}{ending}"
+
+
 def shown_ranks(ranks: Iterable[int]) -> str:
     """Give ranks as ranges, which stay short where there are thousands.
 

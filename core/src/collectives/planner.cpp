@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "collectives/chunks.h"
+#include "common/counted.h"
 #include "common/log.h"
 #include "common/per_process.h"
 #include "cost/collective_cost.h"
@@ -46,10 +47,6 @@ Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, co
 // bytes: of a lane.
 Algorithm announced_exchange(Algorithm choice, std::size_t bytes, std::size_t hosts) {
   return announced(choice, bytes, hosts, "a rank's part of an all_reduce, ", "hosts");
-}
-
-std::string counted(std::size_t number, const char* what) {
-  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
 // Of equal chunks and shards.
@@ -154,16 +151,15 @@ std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t r
   if (hosts == 1) {
     const Algorithm choice = local_all_reduce(bytes, ranks, slot_bytes);
     const std::size_t chunks = std::max<std::size_t>(1, (bytes + slot_bytes - 1) / slot_bytes);
-    return what + "between " + std::to_string(ranks) + " ranks of one host: " + name_of(choice) +
-           " (cost model: one_shot " + microseconds(cost::one_shot(size, ranks)) + ", two_shot " +
-           microseconds(cost::two_shot(size, ranks)) + "; one_shot up to " + std::to_string(slot_bytes) + " bytes" +
-           by + "), in " +
+    return what + "between " + counted(ranks, "rank") + " of one host: " + name_of(choice) + " (cost model: one_shot " +
+           microseconds(cost::one_shot(size, ranks)) + ", two_shot " + microseconds(cost::two_shot(size, ranks)) +
+           "; one_shot up to " + std::to_string(slot_bytes) + " bytes" + by + "), in " +
            (choice == Algorithm::kOneShot ? "1 chunk, of which every rank sums all" : owned_text(chunks, bytes, ranks));
   }
   const Algorithm choice = best_exchange(bytes / ranks, hosts);
   const double lane = size / static_cast<double>(ranks);
-  return what + "between " + std::to_string(hosts) + " hosts of " + std::to_string(ranks) +
-         " ranks: summed inside each host, then each rank's part between hosts by " +
+  return what + "between " + std::to_string(hosts) + " hosts of " + counted(ranks, "rank") +
+         ": summed inside each host, then each rank's part between hosts by " +
          (takes_tree() ? "tree" : name_of(choice)) + " (cost model: direct " + microseconds(cost::direct(lane, hosts)) +
          ", ring " + microseconds(cost::ring(lane, hosts)) + ", recursive_doubling " +
          microseconds(cost::recursive_doubling(lane, hosts)) + by + "), " +

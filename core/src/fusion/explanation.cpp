@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "collectives/chunks.h"
+#include "common/counted.h"
 
 namespace smdp {
 namespace {
@@ -80,10 +81,10 @@ bool has_fixed_buffers(Compression compression) {
 }
 
 std::string explain(const Layout& layout, const Reasons& reasons) {
-  std::string text = std::to_string(layout.places.size()) + " gradients in " + std::to_string(layout.buffers.size()) +
-                     " fusion buffers between " + std::to_string(reasons.ranks) + " ranks on " +
-                     std::to_string(reasons.hosts) +
-                     " hosts; compression between hosts: " + name_of(reasons.compression) + ".\n" + sizes_of(reasons);
+  std::string text = counted(layout.places.size(), "gradient") + " in " +
+                     counted(layout.buffers.size(), "fusion buffer") + " between " + counted(reasons.ranks, "rank") +
+                     " on " + counted(reasons.hosts, "host") +
+                     "; compression between hosts: " + name_of(reasons.compression) + ".\n" + sizes_of(reasons);
   if (reasons.hosts > 1) {
     const auto coded = std::count_if(layout.buffers.begin(), layout.buffers.end(),
                                      [&](const PlannedBuffer& plan) { return is_coded(plan, reasons); });
@@ -94,8 +95,7 @@ std::string explain(const Layout& layout, const Reasons& reasons) {
   for (std::size_t i = 0; i < layout.buffers.size(); ++i) {
     const PlannedBuffer& plan = layout.buffers[i];
     text += "buffer " + std::to_string(i) + ": " + megabytes(plan.count * size_of(plan.dtype)) + " " +
-            name_of(plan.dtype) + ", " + std::to_string(plan.members.size()) + " gradients" + owners_in(plan, reasons) +
-            "\n";
+            name_of(plan.dtype) + ", " + counted(plan.members.size(), "gradient") + owners_in(plan, reasons) + "\n";
   }
   return text;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "common/counted.h"
 #include "partition/price.h"
 #include "smdp/error.h"
 
@@ -86,7 +87,7 @@ std::string reason_of(const Partition& chosen) {
 }
 
 void refuse_infeasible(const Problem& problem, const Spans& spans, double tried) {
-  const std::string stages = std::to_string(spans.stages()) + " stages";
+  const std::string stages = counted(static_cast<std::uint64_t>(spans.stages()), "stage");
   const auto smallest = smallest_memory(spans);
   if (!smallest) {
     const int ranks = nearest_ranks(problem);
@@ -97,7 +98,8 @@ void refuse_infeasible(const Problem& problem, const Spans& spans, double tried)
   }
   const double needed = tried > 0 ? tried : memory_of(spans, *smallest);
   std::string what = "[smdp] memory_cap = " + whole(problem.memory_cap) + " is too small for " + stages + " with " +
-                     problem.schedule + " and " + std::to_string(problem.microbatches) + " microbatches: the " +
+                     problem.schedule + " and " +
+                     counted(static_cast<std::uint64_t>(problem.microbatches), "microbatch") + ": the " +
                      (tried > 0 ? "smallest of the cuts that were simulated" : "smallest cut") + " needs " +
                      whole(needed) + " (" + mebibytes(needed) + "). Raise the cap to that";
   // Each search is units^2 x stages; a long chain would make the error slower than the answer.

@@ -70,7 +70,7 @@ def arguments_of_pipeline() -> None:
         split(schedule="1f1")
     with refused("schedule", kind=(ValueError, TypeError)):
         split(schedule=None)
-    with refused("modules that can be on stages of their own", "3", "fewer than the 8 stages"):
+    with refused("modules that can be on a stage", "3", "fewer than the 8 stages"):
         split(Chain(2), schedule="interleaved_1f1b", virtual_stages=4)
     with refused("'layer.3'", "did you mean 'layers.3'"):
         split(pins={"layer.3": 0})
@@ -78,12 +78,12 @@ def arguments_of_pipeline() -> None:
         split(pins={"layers.2": 1, "layers.5": 0})
     with refused("pins", "stage 7", kind=(ValueError, TypeError)):
         split(pins={"layers.2": 7})
-    with refused("puts 'head' on stage 0, and 1 stages would lie after 'head', where 0 modules run"):
+    with refused("assigns 'head' to stage 0, which leaves 0 modules for 1 stage after 'head'"):
         split(pins={"head": 0})
-    with refused("puts 'layers.0' on stage 1, and 1 stages would lie before 'layers.0'"):
+    with refused("assigns 'layers.0' to stage 1, which leaves 0 modules for 1 stage before 'layers.0'"):
         split(pins={"layers.0": 1})
     tied = made(lambda: Language(tied=True))
-    with refused("puts 'head' on stage 0, .*share a weight may lie on two stages"):
+    with refused("assigns 'head' to stage 0, .*share a weight may lie on two stages"):
         split(tied, example_inputs=batches(1, 8)[0], pins={"words": 0, "head": 0})
     for wrapped, words in (
         (torch.compile(made(Chain)), "wrapped in OptimizedModule; .*_orig_mod.*compile=True"),

@@ -151,7 +151,7 @@ def test_every_rejection_says_why() -> None:
     reasons = {one.what: one.why for one in found.rejected if one.option is None}
     assert reasons["tensor 16"] == "tensor parallelism stays inside a host, which has 8 ranks"
     assert any("a pipeline would reduce gradients" in why for why in reasons.values())
-    assert any("microbatches are no multiple of" in why for why in reasons.values())
+    assert any("microbatches cannot be divided by" in why for why in reasons.values())
     all_of_them = {one.what for one in candidates(model, cluster, 32) if isinstance(one, Impossible)}
     assert set(reasons) == all_of_them
     three = plan(model, Cluster(hosts=3, **A100_HOSTS), batch=24, sequence=512)

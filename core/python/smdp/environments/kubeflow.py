@@ -73,6 +73,6 @@ class Kubeflow(Environment):
         pods = environ["PET_NNODES"].strip()
         return (
             f"PET_NPROC_PER_NODE asks for {wanted} ranks per pod, but the script was started without "
-            f"torchrun: it is one rank in each of {pods} pod(s), and the cores or GPUs of the others are "
-            "idle; start it with torchrun (command: [torchrun], args: [<script>])"
+            f"torchrun: it is one rank in each pod (PET_NNODES={pods}), and the cores or GPUs of the others "
+            "are idle; start it with torchrun (command: [torchrun], args: [<script>])"
         )

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from smdp import config
+from smdp._shown import counted
 from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_master_port
 
 PORT = 7777  # torch's store; smdp's is the next one where a launcher in the container says so
@@ -52,7 +53,7 @@ class SageMaker(Environment):
             return ""
         return (
             f"this host has {gpus} GPUs, but no launcher has started this process: there is one rank on each "
-            f"of {len(hosts)} host(s), and all GPUs but one are idle; set "
+            f"of {counted(len(hosts), 'host')}, and all GPUs but one are idle; set "
             "SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main, which starts a rank per GPU, or start the script "
             "with smdp run or torchrun"
         )

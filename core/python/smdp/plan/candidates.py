@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
 
+from smdp._shown import counted
 from smdp.memory import Architecture
 from smdp.pipeline import schedule_info
 from smdp.plan.cluster import Cluster
@@ -61,7 +62,7 @@ class Candidate:
             schedule += f" ({self.active_microbatches} active)"
         parts = [
             f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}",
-            f"{self.microbatches} microbatches of {self.microbatch_size}",
+            f"{counted(self.microbatches, 'microbatch')} of {self.microbatch_size}",
             schedule,
             f"sharding {self.sharding}",
             f"checkpointing {self.checkpointing}",
@@ -92,7 +93,9 @@ def layouts(model: Architecture, cluster: Cluster) -> Iterator[tuple[int, int, i
             continue
         if tensor > cluster.ranks_per_host:
             yield Impossible(
-                what, f"tensor parallelism stays inside a host, which has {cluster.ranks_per_host} ranks"
+                what,
+                "tensor parallelism stays inside a host, which has"
+                f" {counted(cluster.ranks_per_host, 'rank')}",
             )
             continue
         if heads % tensor:
@@ -116,7 +119,7 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
         if batch % data:
             yield Impossible(
                 f"pipeline {pipeline} x tensor {tensor} x data {data}",
-                f"a batch of {batch} cannot be divided by {data} ranks",
+                f"a batch of {batch} cannot be divided by {counted(data, 'rank')}",
             )
             continue
         if pipeline > 1:
@@ -128,7 +131,8 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
             if pipeline > 1 and microbatches % pipeline:
                 yield Impossible(
                     f"pipeline {pipeline} x tensor {tensor} x data {data}, interleaved_1f1b",
-                    f"{microbatches} microbatches are no multiple of {pipeline} stages",
+                    f"{counted(microbatches, 'microbatch')} cannot be divided by"
+                    f" {counted(pipeline, 'stage')}",
                 )
             for schedule, virtual, active in _schedules(pipeline, microbatches, count):
                 for sharding in _shardings(pipeline, data):

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/argument.h"
+#include "common/counted.h"
 #include "pipeline/data_edges.h"
 #include "pipeline/lowering/require.h"
 #include "pipeline/payload.h"
@@ -127,9 +128,10 @@ void require_plain(const Schedule& schedule) {
     for (const Action& action : schedule.rows[at(rank)]) {
       for_each_part(action, [&](const Action& part) {
         if (!is_compute(part.kind) || is_in_range(schedule, part)) return;
-        throw InvalidArgument("[smdp] add_send_recv: rank " + std::to_string(rank) + " has " + to_text(part) +
-                              ", out of range: " + std::to_string(schedule.stages()) + " virtual stages, " +
-                              std::to_string(schedule.microbatches) + " microbatches.");
+        throw InvalidArgument(
+            "[smdp] add_send_recv: rank " + std::to_string(rank) + " has " + to_text(part) +
+            ", out of range: " + counted(static_cast<std::uint64_t>(schedule.stages()), "virtual stage") + ", " +
+            counted(static_cast<std::uint64_t>(schedule.microbatches), "microbatch") + ".");
       });
     }
   }

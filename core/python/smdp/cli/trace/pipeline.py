@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from smdp._shown import counted
 from smdp.cli.trace.files import Trace
 
 
@@ -38,7 +39,7 @@ class Pipeline:
         """Give what a human wants to read."""
         ratio = self.measured_seconds / self.planned_seconds if self.planned_seconds else 0.0
         lines = [
-            f"pipeline of {len(self.computing_seconds)} ranks, {self.steps} steps",
+            f"pipeline of {counted(len(self.computing_seconds), 'rank')}, {counted(self.steps, 'step')}",
             f"{'planned step':<44}{1e3 * self.planned_seconds:10.1f} ms",
             f"{'measured step':<44}{1e3 * self.measured_seconds:10.1f} ms{ratio:7.2f} x planned",
             f"{'bubble':<44}{100 * self.bubble:10.1f} %",

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch.distributed as dist
 
+from smdp._shown import counted
 from smdp.placement import Placement
 from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
 
@@ -27,13 +28,14 @@ class Layout:
         if not dist.is_initialized():
             raise ValueError(
                 '[smdp] pipeline() needs torch.distributed: call dist.init_process_group("smdp") first, and'
-                f" start {stages} processes, for instance with `smdp run -n {stages} script.py`"
+                f" start {counted(stages, 'process')}, for instance with `smdp run -n {stages} script.py`"
             )
         world = dist.get_world_size()
         if world % stages != 0:
             raise ValueError(
-                f"[smdp] a world of {world} ranks cannot be divided into pipelines of {stages} stages;"
-                f" allowed: a multiple of {stages} ranks, or stages = {_divisors(world)}"
+                f"[smdp] a world of {counted(world, 'rank')} cannot be divided into pipelines of"
+                f" {counted(stages, 'stage')}; allowed: a multiple of {counted(stages, 'rank')}, or stages ="
+                f" {_divisors(world)}"
             )
         self.placement = Placement.of_world(world, pipeline=stages, strategy=strategy)
         self.rank = dist.get_rank()

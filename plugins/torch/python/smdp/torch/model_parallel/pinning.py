@@ -7,6 +7,7 @@ import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 
+from smdp._shown import counted
 from smdp.partition import Trace, Unit
 
 
@@ -69,8 +70,7 @@ def _check_room(traced: Trace, units: Sequence[Unit], stages: int) -> None:
             " Modules that share a weight may lie on two stages: its gradients are added." if is_tied else ""
         )
         raise ValueError(
-            f"[smdp] pins puts {name!r} on stage {first if begin >= 0 else last}, and"
-            f" {last - first - 1} stages would lie {where}, where {end - begin - 1} modules run: values only"
-            f" flow to later stages, and none may be empty. Pin {name!r} to another stage, or leave it out of"
-            f" pins.{hint}"
+            f"[smdp] pins assigns {name!r} to stage {first if begin >= 0 else last}, which leaves"
+            f" {counted(end - begin - 1, 'module')} for {counted(last - first - 1, 'stage')} {where}; every"
+            f" stage needs at least one module. Pin {name!r} to another stage, or leave it out of pins.{hint}"
         )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 
+from smdp._shown import counted
+
 # They have no forward of their own, so something around them calls their children.
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -49,9 +51,9 @@ def find_units(
         if largest is None:
             found = ", ".join(names[id(unit)] or type(model).__name__ for unit in units)
             raise ValueError(
-                f"[smdp] {type(model).__name__} has {len(units)} modules that can be on stages of their own "
-                f"({found}), fewer than the {least} stages asked; use {len(units)} stages or fewer, or "
-                "put its layers into modules of their own, in an nn.ModuleList"
+                f"[smdp] {type(model).__name__} has {counted(len(units), 'module')} that can be on a stage "
+                f"({found}), fewer than the {counted(least, 'stage')} asked for; use stages={len(units)} or "
+                "fewer, or put its layers into modules of their own, in an nn.ModuleList"
             )
         units = _with_parts_of(largest, units)
     return tuple(sorted((names[id(unit)] for unit in units), key=list(names.values()).index))

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from transformers.debug_utils import DebugOption
 from transformers.training_args import OptimizerNames
 
+from smdp._shown import counted
 from smdp.transformers.other_parallelism import asked_for
 
 _FUSED_WITH_BACKWARD = (
@@ -30,9 +31,9 @@ def check_arguments(args: TrainingArguments, stages: int) -> None:
     world = args.world_size
     if world % stages != 0:
         raise ValueError(
-            f"[smdp] ModelParallel(stages={stages}) in a job of {world} processes; allowed: a multiple of"
-            f" {stages} processes, for instance `smdp run -n {stages} train.py`, or stages = "
-            + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+            f"[smdp] ModelParallel(stages={stages}) in a job of {counted(world, 'process')}; allowed: a"
+            f" multiple of {counted(stages, 'process')}, for example `smdp run -n {stages} train.py`, or"
+            " stages = " + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
         )
     refused = [f"{name}: {reason}" for name, is_set, reason in _contradictions(args) if is_set]
     if refused:
@@ -50,8 +51,8 @@ def check_batch(args: TrainingArguments, microbatches: int) -> None:
         best = max(count for count in range(1, microbatches + 1) if size % count == 0)
         raise ValueError(
             f"[smdp] per_device_train_batch_size is {size}, which ModelParallel cannot cut into"
-            f" {microbatches} microbatches; allowed: a multiple of {microbatches}, or microbatches={best}."
-            " It is the batch of a whole pipeline, not of one of its ranks."
+            f" {counted(microbatches, 'microbatch')}; allowed: a multiple of {microbatches}, or"
+            f" microbatches={best}. It is the batch of a whole pipeline, not of one of its ranks."
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Trainer
 
 from smdp import pipeline as schedules
+from smdp._shown import counted
 from smdp.torch import PipelinedModule
 from smdp.torch.model_parallel.slicing import batch_size, cut
 
@@ -89,9 +90,9 @@ def microbatches(pipe: PipelinedModule, inputs: Any) -> list[Any]:
         if size % count == 0 and (count == own.microbatches or _takes(own, count)):
             return cut(batch, count)
     raise ValueError(
-        f"[smdp] a batch of {size} rows cannot be cut for schedule {own.name!r} of {own.microbatches}"
-        f" microbatches; allowed: a multiple of {own.microbatches} rows. dataloader_drop_last=True leaves out"
-        " a smaller last batch."
+        f"[smdp] a batch of {counted(size, 'row')} cannot be cut for schedule {own.name!r} of"
+        f" {counted(own.microbatches, 'microbatch')}; allowed: a multiple of"
+        f" {counted(own.microbatches, 'row')}. dataloader_drop_last=True leaves out a smaller last batch."
     )
 
 
