@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _core, _session
 from ._arguments import seconds
@@ -212,6 +212,8 @@ _BEHIND_S = 1.0
 
 # What a process of multiprocessing's ends by, which Python does not tell its atexit.
 _failure: BaseException | None = None
+# The text that sys.exit() was called with, which Python does not tell it either.
+_exit_text: str | None = None
 _at_end: list[Callable[[], None]] = []
 _watched = 0  # the process of multiprocessing's whose end is
 
@@ -219,7 +221,26 @@ _watched = 0  # the process of multiprocessing's whose end is
 def why_it_ends() -> str:
     """The exception that ends this program, as other ranks are told it; empty if it ends well."""
     failure = getattr(sys, "last_value", None) or _failure
-    return "" if failure is None else f"it raised {type(failure).__name__}: {failure}"
+    if isinstance(failure, SystemExit):
+        return f"it called sys.exit({failure.code!r})" if isinstance(failure.code, str) else ""
+    if failure is not None:
+        return f"it raised {type(failure).__name__}: {failure}"
+    return "" if _exit_text is None else f"it called sys.exit({_exit_text!r})"
+
+
+def _note_exit_text() -> None:
+    """Makes sys.exit() note a text that it gets: the exception is gone once Python runs what atexit has."""
+    if hasattr(sys.exit, "__wrapped__"):
+        return
+    exit_of_python = sys.exit
+
+    @functools.wraps(exit_of_python)
+    def noting(status: Any = None, /) -> NoReturn:
+        global _exit_text
+        _exit_text = status if isinstance(status, str) else None
+        exit_of_python(status)
+
+    sys.exit = noting
 
 
 def at_end(call: Callable[[], None]) -> Callable[[], None]:
@@ -239,8 +260,12 @@ def at_end(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def watch_end() -> None:
-    """In a process of multiprocessing's, see to it that at_end()'s run: one that is forked has no atexit."""
+    """Prepares for the end of this process: why it comes is noted, and what at_end() got runs.
+
+    A process that multiprocessing has forked has no atexit.
+    """
     global _watched
+    _note_exit_text()
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None or _watched == os.getpid():
         return

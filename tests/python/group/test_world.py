@@ -65,6 +65,17 @@ report(lambda: joined(store=Store({str(tmp_path)!r})))
     assert "TimeoutError: [smdp] rank 1 of 2: rank 0 has not called smdp.init() after 2 s" in ranks[1].output
 
 
+def test_the_text_of_sys_exit_reaches_the_others(job: Job) -> None:
+    code = """
+g = joined()
+if g.rank == 1: sys.exit("no data at /data")
+report(g.barrier)
+"""
+    ranks = job(2, code)
+    assert [rank.finish(30) for rank in ranks] == [0, 1]
+    assert "has left the group: it called sys.exit('no data at /data')" in ranks[0].output, ranks[0].output
+
+
 @pytest.mark.parametrize(
     "call",
     [
