@@ -20,6 +20,10 @@ from smdp.cli.bench import sizes, worker
 from smdp.cli.bench.peers.base import Peer, Work, numpy_buffers, numpy_work, split
 
 
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
 def test_bus_factors() -> None:
     assert sizes.bus_factor("all_reduce", 4) == 1.5
     assert sizes.bus_factor("reduce_scatter", 4) == 0.75
@@ -29,7 +33,8 @@ def test_bus_factors() -> None:
 
 
 def test_steps() -> None:
-    assert sizes.steps(4096, 100 << 20, 5) == [4096 * 5**i for i in range(7)]
+    assert sizes.steps(4096, 100 << 20, 5) == [*(4096 * 5**i for i in range(7)), 100 << 20]
+    assert sizes.steps(4096, 4096 * 25, 5) == [4096, 4096 * 5, 4096 * 25]
     assert sizes.steps(1, 4, 1.1)[:3] == [1, 2, 3]
     assert sizes.steps(8, 8, 2) == [8]
 
@@ -98,6 +103,20 @@ def test_missing_package_is_one_line_with_the_cure(
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert re.search(message, done.stderr.strip()), done.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not has("torch"), reason="needs torch")
+def test_peers_that_are_not_installed_are_left_out(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}  # without mpirun
+    options = ["all_reduce", "-b", "4", "-e", "4", "--iters", "4", "--json", "--against", "gloo,openmpi"]
+    done = subprocess.run(
+        [sys.executable, "-m", "smdp", "bench", *options], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert {item["contender"] for item in json.loads(done.stdout)["results"]} == {"smdp-torch", "gloo"}
+    assert done.stderr.startswith("smdp bench: --against='openmpi' needs ")
+    assert done.stderr.strip().endswith("; it is not measured")
 
 
 def test_table() -> None:
@@ -176,10 +195,6 @@ def test_split() -> None:
     assert split("reduce_scatter", 8, 4) == (8, 2)
     assert split("all_gather", 8, 4) == (2, 8)
     assert split("all_to_all", 8, 4) == (8, 8)
-
-
-def has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 REQUEST = {"sizes": [1, 4, 4096, 300_000], "dtype": "int32", "iters": 4, "json": True}

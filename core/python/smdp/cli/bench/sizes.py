@@ -36,11 +36,11 @@ def parse_size(option: str, text: str) -> int:
 
 
 def steps(begin: int, end: int, factor: float) -> list[int]:
-    """Give the sizes from begin to end, each the one before times factor.
+    """Returns the sizes from begin to end, each the one before times factor. The last one is always end.
 
     Example:
         >>> steps(1, 30, 5)
-        [1, 5, 25]
+        [1, 5, 25, 30]
     """
     if begin > end:
         raise config.invalid("-b", begin, f"at most -e {end}")
@@ -52,7 +52,7 @@ def steps(begin: int, end: int, factor: float) -> list[int]:
         if not sizes or round(size) != sizes[-1]:
             sizes.append(round(size))
         size *= factor
-    return sizes
+    return sizes if sizes[-1] == end else [*sizes, end]
 
 
 def iterations(size: int) -> tuple[int, int]:

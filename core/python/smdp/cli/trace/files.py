@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smdp._shown import counted
+
 Event = dict[str, Any]
 
 # The last event of a file that has reached its limit.
@@ -58,8 +60,9 @@ def read(directory: Path) -> list[Trace]:
     (size,) = sizes
     if missing := [rank for rank in range(size) if rank not in newest]:
         print(
-            f"smdp: {directory} holds traces of {len(newest)} of {size} ranks; missing: {missing[:8]}"
-            f"{', ...' if len(missing) > 8 else ''}. If they ran on other hosts, bring their files here.",
+            f"smdp: {directory} holds traces of {len(newest)} of {counted(size, 'rank')}; missing:"
+            f" {missing[:8]}{', ...' if len(missing) > 8 else ''}. If they ran on other hosts, copy their"
+            " files here.",
             file=sys.stderr,
         )
     if full := [rank for rank in sorted(newest) if newest[rank].ends]:
@@ -80,8 +83,8 @@ def read(directory: Path) -> list[Trace]:
     if short:
         print(
             f"smdp: the traces of ranks {short[:8]}{', ...' if len(short) > 8 else ''} end early: rank"
-            f" {short[0]}'s has {counts[short[0]]} steps, others up to {most}. Were these ranks killed, or a"
-            " disk full?",
+            f" {short[0]}'s has {counted(counts[short[0]], 'step')}, others up to {most}. Were these ranks"
+            " killed, or a disk full?",
             file=sys.stderr,
         )
     return [newest[rank] for rank in sorted(newest)]

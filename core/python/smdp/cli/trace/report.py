@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
+from smdp._shown import counted
 from smdp.cli.trace.files import Trace
 from smdp.cli.trace.pipeline import Pipeline, pipeline_of
 
@@ -29,9 +30,10 @@ class Operation:
 
 @dataclass
 class Report:
-    """Seconds are means over steps and ranks, `median_step_seconds` a median over steps.
+    """Seconds are means over steps, `median_step_seconds` a median over steps.
 
-    `late_seconds` is by how much the last rank comes later than the first, as a mean over steps.
+    `input_seconds` is also a mean over ranks. `straggler_seconds` is how long the rank that comes first to
+    the exchange of gradients waits for the last one.
 
     Of models trained in turn, a step is one of that which has the most, with what the others do in it.
     """
@@ -43,10 +45,10 @@ class Report:
     input_seconds: float
     communication_seconds: float
     straggler_seconds: float
-    late_seconds: float
     slowest_rank: int | None
     slowest_share: float
     operations: list[Operation]
+    hosts: int = 1
     pipeline: Pipeline | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Report:
         """Give what a human wants to read."""
         lines = []
         if self.steps:
-            lines.append(f"{self.ranks} ranks, {self.steps} steps")
+            lines.append(f"{counted(self.ranks, 'rank')}, {counted(self.steps, 'step')}")
             usual = 1e3 * self.median_step_seconds
             lines += [
                 f"{'step':<44}{1e3 * self.step_seconds:10.1f} ms   (median {usual:.1f} ms)",
@@ -71,8 +73,9 @@ class Report:
             lines += [*([""] if lines else []), *self.pipeline.lines()]
         if not lines:
             lines += [
-                f"{self.ranks} ranks, no training steps: those of smdp.torch.DistributedDataParallel,",
-                "smdp.torch.comm_hook and smdp.torch.pipeline are counted, and smdp.tensorflow's",
+                f"{counted(self.ranks, 'rank')}, no training steps. Counted are those of",
+                "smdp.torch.DistributedDataParallel, smdp.torch.comm_hook, smdp.torch.pipeline and",
+                "smdp.tensorflow",
             ]
         lines += ["", f"{'operation':<16}{'algorithm':<20}{'calls':>9}{'MB':>12}{'ms per call':>13}"]
         for one in self.operations:
@@ -91,11 +94,12 @@ class Report:
         return f" (rank {self.slowest_rank} in {100 * self.slowest_share:.0f} %)"
 
     def _verdict(self) -> str:
+        where = "between hosts" if self.hosts > 1 else "inside this host, by shared memory"
         causes = {
             "the data loader: ranks wait for input": self.input_seconds,
-            "the network: communication that computing does not hide": self.communication_seconds,
+            f"communication {where} that computing does not hide": self.communication_seconds,
             f"rank {self.slowest_rank}, the slowest in {100 * self.slowest_share:.0f} % of steps: "
-            "the others wait for it": self.late_seconds,
+            "the others wait for it": self.straggler_seconds,
         }
         worst, seconds = max(causes.items(), key=lambda cause: cause[1])
         if seconds < 0.05 * self.step_seconds:
@@ -106,8 +110,8 @@ class Report:
 def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
     """Read the traces.
 
-    In every step the rank that comes last to the exchange of gradients waits for the network only; what the
-    others wait longer than it, they wait for it.
+    In every step the rank that comes last to the exchange of gradients waits for the exchange only. What the
+    rank that comes first waits longer than that, it waits for the last one.
 
     Args:
         traces: Of all ranks.
@@ -144,13 +148,12 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
         ]
     whole = {step: times for step, times in arrivals.items() if len(times) == len(traces)}
     slowest: dict[int, int] = defaultdict(int)
-    communication = straggling = late = 0.0
+    communication = straggling = 0.0
     for step, times in whole.items():
         slowest[max(times, key=lambda rank: times[rank])] += 1
         own = min(exposed[step].values())
         communication += own
-        straggling += fmean(exposed[step].values()) - own
-        late += max(exposed[step].values()) - own
+        straggling += max(exposed[step].values()) - own
     worst = max(slowest, key=lambda rank: slowest[rank], default=None)
     leading = _leading(whole)
     steps = sum(group in leading for group, _ in whole)
@@ -172,10 +175,10 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
         input_seconds=waited / count / len(traces),
         communication_seconds=communication / count,
         straggler_seconds=straggling / count,
-        late_seconds=late / count,
         slowest_rank=worst,
         slowest_share=slowest[worst] / len(whole) if worst is not None else 0.0,
         operations=_operations(traces),
+        hosts=len({trace.clock for trace in traces}),
         pipeline=pipeline_of(traces),
     )
 
