@@ -33,7 +33,7 @@ def options(page: Path, wanted: str) -> str:
 
 
 def _described(name: str, command: Any) -> str:
-    parameters = [one for one in command.params if one.name != "help"]
+    parameters = [one for one in command.params if one.name != "help" and not getattr(one, "hidden", False)]
     arguments = [one for one in parameters if one.param_type_name == "argument"]
     switches = [one for one in parameters if one.param_type_name == "option"]
     places = "".join(f" {(one.metavar or one.name).upper()}" for one in arguments)

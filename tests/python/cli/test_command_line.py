@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -28,6 +29,9 @@ FROZEN = {
         "--bind-to",
         "--compat",
         "--dry-run",
+        "--nnodes",  # hidden, with --hosts and -H: they get an answer
+        "--hosts",
+        "-H",
     },
     "env": {"--check", "--json"},
     "bench": {
@@ -82,6 +86,7 @@ FROZEN = {
         "--json",
         "--trace",
     },
+    "schedule list": set(),
     "schedule show": {
         "name",
         "--stages",
@@ -140,6 +145,29 @@ def test_help_is_quick_and_imports_little() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert best < 0.3
+
+
+@pytest.mark.parametrize("option", ["--nnodes", "--hosts", "-H"])
+def test_several_machines_are_another_launcher(option: str) -> None:
+    command = [sys.executable, "-m", "smdp", "run", option, "2", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "smdp run starts ranks on this machine only" in done.stderr and "torchrun" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"), [("smdp schedule show zb", "zb_1p\nzb_2p\nzb_v"), ("smdp bench all_r", "all_reduce")]
+)
+def test_completion(words: str, answer: str) -> None:
+    variables = {
+        **os.environ,
+        "_SMDP_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "from smdp.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert done.stdout.strip() == answer, done.stderr
 
 
 @pytest.mark.timeout(60)

@@ -219,6 +219,17 @@ def test_children_of_a_failed_rank_are_stopped_too(script: Callable[[str], Path]
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
+def test_who_left_well_before_the_first_failure_is_named(script: Callable[[str], Path]) -> None:
+    path = script(
+        "if rank == 1:\n    os.symlink(f'/proc/{os.getpid()}', sys.argv[1])\n    sys.exit()\n"
+        "while not os.path.islink(sys.argv[1]) or os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "sys.exit(4)\n"
+    )
+    done = smdp_run("-n", 2, path, path.with_name("process"))
+    assert done.returncode == 4
+    assert "failed first: exit code 4 (rank 1 had left before it with exit code 0)" in done.stderr
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT],

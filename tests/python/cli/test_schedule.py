@@ -63,7 +63,14 @@ def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = CliRunner().invoke(cli.app, ["schedule", "show", "1f1b", "-o", str(tmp_path / "a.png")])
     assert done.exit_code == 2
-    assert "pip install matplotlib" in done.output
+    assert done.stdout == show("1f1b")
+    assert done.stderr.startswith("smdp schedule: ") and 'pip install "smdp[plots]"' in done.stderr
+
+
+def test_list_names_every_schedule() -> None:
+    done = CliRunner().invoke(cli.app, ["schedule", "list"])
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(pipeline.SCHEDULES)
 
 
 def test_a_wrong_width_writes_nothing(tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ def test_drawing_and_trace() -> None:
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = pipeline.generate("1f1b", stages=2, microbatches=3)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r'pip install "smdp\[plots\]"'):
         schedule.draw(tmp_path / "a.png")
 
 

@@ -25,7 +25,6 @@ app = typer.Typer(
     name="smdp",
     help="Distributed training on many processes and many machines.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # rich costs 50 ms on every --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -94,9 +93,19 @@ def _run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what every rank would see, and start nothing.")
     ] = False,
+    nnodes: Annotated[str | None, typer.Option("--nnodes", "--hosts", "-H", hidden=True)] = None,
 ) -> None:
     """Start ranks on this machine, stop all when one fails, exit with the first failure's code."""
     from smdp.cli import run
+
+    if nnodes not in (None, "1"):
+        typer.echo(
+            f"smdp run: {nnodes} was given for --nnodes or --hosts, but smdp run starts ranks on this machine"
+            " only. For several machines start the script with torchrun --nnodes, mpirun or srun; smdp reads"
+            " their variables.",
+            err=True,
+        )
+        raise typer.Exit(2)
 
     raise typer.Exit(
         run.run(
@@ -150,7 +159,13 @@ def _refuse_foreign(context: typer.Context, operation: str) -> None:
 def _bench(
     context: typer.Context,
     operation: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(OPERATIONS)}; or ddp, a replay of training.")
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(OPERATIONS)}; or ddp, a replay of training.",
+            autocompletion=lambda incomplete: [
+                name for name in (*OPERATIONS, "ddp") if name.startswith(incomplete)
+            ],
+        ),
     ],
     nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Number of ranks.")] = 2,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, e.g. 4K.")] = "4K",
@@ -270,13 +285,32 @@ def _simulate(
     typer.echo(simulate.as_json(rows) if json else simulate.as_text(rows, model, link))
 
 
-_schedules = typer.Typer(help="Look at pipeline schedules.", no_args_is_help=True)
+_schedules = typer.Typer(help="List, draw and measure pipeline schedules.", no_args_is_help=True)
 app.add_typer(_schedules, name="schedule")
+
+
+def _schedule_names(incomplete: str) -> list[str]:
+    from smdp.cli import schedule
+
+    return schedule.names(incomplete)
+
+
+@_schedules.command("list")
+def _list_schedules() -> None:
+    """List the schedules, with a line about each."""
+    from smdp.cli import schedule
+
+    typer.echo(schedule.listing())
 
 
 @_schedules.command("show")
 def _show_schedule(
-    name: Annotated[str, typer.Argument(help="E.g. 1f1b, interleaved_1f1b, zb_v or auto.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A name from smdp schedule list, such as 1f1b, zb_v or auto.", autocompletion=_schedule_names
+        ),
+    ],
     stages: Annotated[int, typer.Option("--stages", help="Pipeline stages, one per rank.")] = 4,
     microbatches: Annotated[int, typer.Option("--microbatches", help="Number of microbatches.")] = 8,
     virtual_stages: Annotated[
@@ -300,7 +334,7 @@ def _show_schedule(
         typer.Option(
             "-o",
             "--output",
-            help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs matplotlib).",
+            help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs the extra smdp[plots]).",
         ),
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
@@ -309,7 +343,7 @@ def _show_schedule(
     from smdp.cli import schedule
 
     try:
-        text = schedule.show(
+        shown = schedule.show(
             name,
             stages=stages,
             microbatches=microbatches,
@@ -325,10 +359,13 @@ def _show_schedule(
             output=output,
             trace=trace,
         )
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         typer.echo(f"smdp schedule: {error}", err=True)
         raise typer.Exit(2) from None
-    typer.echo(text)
+    typer.echo(shown.text)
+    if shown.problem is not None:
+        typer.echo(f"smdp schedule: {shown.problem}", err=True)
+        raise typer.Exit(2)
 
 
 @app.command("plan")
@@ -431,6 +468,11 @@ def _merge(
     """Put all ranks on one timeline, clocks aligned, for ui.perfetto.dev or chrome://tracing."""
     from smdp.cli import trace
 
+    if output is not None and output.suffix != ".json":
+        typer.echo(
+            f"smdp trace: --output = {str(output)!r} is not valid; allowed: names ending in .json", err=True
+        )
+        raise typer.Exit(2)
     try:
         written = trace.merge(directory, output)
     except (ValueError, OSError) as error:

@@ -205,6 +205,7 @@ class Launcher:
         self._sinks = sinks()
         self._selector = selectors.DefaultSelector()
         self._exit_code: int | None = None
+        self._left_first: _Rank | None = None  # with exit code 0, while others still ran
         self._has_grace = False
         self._passed_on: set[int] = set()
         self.is_stopping = False
@@ -379,18 +380,22 @@ class Launcher:
             self._kill_at = time.monotonic() + self._grace_s
 
     def _reap(self) -> None:
-        failed = []
+        failed: list[_Rank] = []
+        well: list[_Rank] = []
         for rank in self._ranks:
             if rank.code is None and (status := rank.process.poll()) is not None:
                 rank.code = 128 - status if status < 0 else status
                 self.ended(rank.number, rank.code)
-                if rank.code:
-                    failed.append(rank)
+                (failed if rank.code else well).append(rank)
         self._reap_orphans()
         if self._kill_at is not None and not any(self._is_group_ours(rank) for rank in self._ranks):
             self._kill_at = None
         if failed:
             self._judge(failed)
+        if (
+            well and self._left_first is None
+        ):  # after _judge(): it may have ended together with the failed one
+            self._left_first = well[0]
         # What else ranks have left behind need not be waited for.
         if self._has_grace and not any(self._may_save(rank) for rank in self._ranks):
             self.stop()
@@ -416,8 +421,10 @@ class Launcher:
         running = sum(other.code is None for other in self._ranks)
         what = f"rank {worst.number} (pid {worst.process.pid})"
         if now == _FAILED:
+            first = self._left_first
+            early = f" (rank {first.number} had left before it with exit code 0)" if first else ""
             rest = f"; stopping the {running} still running" if running else ""
-            self._say(f"{what} failed first: {_describe(worst.code)}{rest}")
+            self._say(f"{what} failed first: {_describe(worst.code)}{early}{rest}")
             self.stop()
         elif now == _ASKED and before < _ASKED:
             rest = f"; the {running} still running have {self._grace_s:g} s to leave" if running else ""

@@ -1,15 +1,33 @@
-"""`smdp schedule show`: a pipeline schedule, drawn and measured."""
+"""`smdp schedule`: pipeline schedules, listed, drawn and measured."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smdp import pipeline
 
 #: What --output can write, by the name's ending.
 FORMATS = (".csv", ".json", ".png", ".svg", ".pdf")
+
+
+class Shown(NamedTuple):
+    """What `smdp schedule show` prints."""
+
+    text: str
+    problem: str | None  # why the picture was not drawn
+
+
+def names(incomplete: str = "") -> list[str]:
+    """Returns the names of the schedules that begin with what was typed."""
+    return [name for name in pipeline.SCHEDULES if name.startswith(incomplete)]
+
+
+def listing() -> str:
+    """Returns a line for each schedule: its name, and what it is."""
+    width = max(map(len, pipeline.SCHEDULES))
+    return "\n".join(f"{name:<{width}}  {line}" for name, line in pipeline.SCHEDULES.items())
 
 
 def show(
@@ -28,8 +46,8 @@ def show(
     as_json: bool,
     output: Path | None,
     trace: Path | None,
-) -> str:
-    """Make a schedule, verify it, lowered, and give its drawing and figures.
+) -> Shown:
+    """Makes a schedule, verifies it, lowered, and returns its drawing and figures.
 
     Args:
         name: One of smdp.pipeline.SCHEDULES.
@@ -49,7 +67,6 @@ def show(
 
     Raises:
         ValueError: An argument is wrong.
-        ImportError: A picture is wanted, but there is no matplotlib.
         OSError: A file cannot be written.
     """
     if output is not None and output.suffix not in FORMATS:
@@ -79,13 +96,17 @@ def show(
     drawing = result.draw(width=width)  # before anything is written: the width may be wrong
     if trace is not None:
         trace.write_text(result.chrome_trace(), encoding="utf-8")
+    problem = None
     if output is not None:
         if output.suffix == ".csv":
             output.write_text(schedule.to_csv(), encoding="utf-8")
         elif output.suffix == ".json":
             output.write_text(schedule.to_json(), encoding="utf-8")
         else:
-            result.draw(output)
+            try:
+                result.draw(output)
+            except ImportError as error:
+                problem = str(error)
     figures = {
         "schedule": schedule.name,
         "stages": stages,
@@ -97,10 +118,11 @@ def show(
         "peak_activations": result.peak_activations,
     }
     if as_json:
-        return json.dumps(figures, indent=2)
-    return (
+        return Shown(json.dumps(figures, indent=2), problem)
+    return Shown(
         f"{drawing}"
         f"{schedule.name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %, at most "
         f"{max(result.peak_activations):g} microbatches' activations on a rank\n"
-        "digit: forward of that microbatch, letter: its backward, ':': weight gradient, '*': both overlapped"
+        "digit: forward of that microbatch, letter: its backward, ':': weight gradient, '*': both overlapped",
+        problem,
     )

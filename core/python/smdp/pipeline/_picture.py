@@ -65,8 +65,8 @@ def save(
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise ImportError(
-            f"[smdp] a picture ({path}) needs matplotlib, which is not installed: pip install matplotlib; "
-            "the drawing in the terminal needs nothing"
+            f"[smdp] {path} was not drawn: a picture needs matplotlib, which is not installed: pip install"
+            ' "smdp[plots]"'
         ) from None
     end = max((end for row in timeline for _, end in row), default=1)
     shortest = min((end - start for row in timeline for start, end in row if end > start), default=1)
