@@ -265,6 +265,36 @@ def test_accelerate_launch(tmp_path: Path) -> None:
     assert sorted(re.findall(r"rank \d is right", told)) == ["rank 0 is right", "rank 1 is right"]
 
 
+BY_ACCELERATE = """
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
+print("processes", accelerator.num_processes)
+"""
+BY_A_PLUGIN = """
+import tempfile
+import torch
+from smdp.transformers import DataParallel, Trainer, TrainingArguments
+
+args = TrainingArguments(tempfile.mkdtemp(), report_to=[])
+trainer = Trainer(torch.nn.Linear(1, 1), args, plugins=[DataParallel()])
+print("processes", trainer.args.world_size)
+"""
+
+
+@pytest.mark.parametrize("script", [BY_ACCELERATE, BY_A_PLUGIN], ids=["Accelerate", "a plugin"])
+def test_accelerate_launch_without_a_host_file_is_warned_of(script: str, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(script)
+    launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--num_processes", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(tmp_path / "alone.py")], capture_output=True, text=True, timeout=110
+    )
+    assert "processes 1" in done.stdout, done.stderr
+    told = "[smdp] no launcher has started this process, so it trains alone: on CPUs accelerate launch starts"
+    assert done.stderr.count(told) == 1, done.stderr
+
+
 @pytest.mark.slow
 @needs_mpirun
 def test_example_by_accelerate_launch(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from smdp import _log, config
 from smdp._errors import ConfigError
 from smdp.environments.base import Environment
+from smdp.environments.single import SingleProcess
 
 _logger = logging.getLogger("smdp.environments")
 _said: set[str] = set()
@@ -60,10 +61,25 @@ def log_choice(order: tuple[type[Environment], ...], environ: Mapping[str, str] 
                 _logger.debug("[smdp] launcher: %s", line)
 
 
+def warn_alone(environ: Mapping[str, str] = os.environ) -> None:
+    """Logs once per process that no launcher started it, or what hints at one."""
+    warn_of_cost(SingleProcess, environ)
+    if not SingleProcess.cost(environ):
+        _warn(
+            "no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks with "
+            "`smdp run -n N`, torchrun, mpirun or srun",
+            environ,
+        )
+
+
 def warn_of_cost(environment: type[Environment], environ: Mapping[str, str] = os.environ) -> None:
     """Warn once per process of what is lost if the job runs as this launcher's variables say."""
-    text = environment.cost(environ)
-    if text and text not in _said:
+    if text := environment.cost(environ):
+        _warn(text, environ)
+
+
+def _warn(text: str, environ: Mapping[str, str]) -> None:
+    if text not in _said:
         _said.add(text)
         _log.follow(environ)
         _logger.warning("[smdp] %s", text)

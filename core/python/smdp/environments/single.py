@@ -38,6 +38,12 @@ def _why_alone(environ: Mapping[str, str]) -> str:
             f"SLURM_NTASKS={tasks} tasks were asked for and are idle; start the script with srun, "
             "torchrun or mpirun in the sbatch file"
         )
+    # As `accelerate launch --cpu` sets them for several processes, of which it then starts one.
+    if all(config.read(environ, name) for name in ("ACCELERATE_USE_CPU", "MASTER_ADDR", "MASTER_PORT")):
+        return (
+            "on CPUs accelerate launch starts more than one process only by mpirun, which it takes with "
+            "--mpirun_hostfile FILE; or start the script with `smdp run -n N`"
+        )
     for name in ("PET_NNODES", "PET_NPROC_PER_NODE"):
         value = config.read(environ, name)
         if value not in (None, "1", "1:1"):

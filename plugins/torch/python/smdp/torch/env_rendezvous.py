@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import math
 import os
 import queue
@@ -23,18 +22,16 @@ from urllib.parse import parse_qs, urlparse
 from torch.distributed import DistError, default_pg_timeout
 from torch.distributed.distributed_c10d import Store
 
-from smdp import _log
 from smdp._errors import ConfigError, TimeoutError
 from smdp.config import Config, read, read_port
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK, read_ranks
+from smdp.environments.choice import warn_alone
 from smdp.environments.master import check_master, is_here, warn_if_elsewhere
-from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
 from smdp.torch.work import seconds_of
 
-_logger = logging.getLogger(__name__)
 _RANKS = ("RANK", "WORLD_SIZE")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.005
@@ -178,12 +175,7 @@ def _check(arguments: Mapping[str, list[str]], rank: str | None, size: str | Non
 
 
 def _be_alone() -> None:
-    if not SingleProcess.cost(os.environ):  # else detect() has warned, and knows more
-        _log.follow()
-        _logger.warning(
-            "[smdp] no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks "
-            "with `smdp run -n N`, torchrun, mpirun or srun"
-        )
+    warn_alone()
     known = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": LOOPBACK}
     for name, value in {**known, "MASTER_PORT": free_port()}.items():
         os.environ.setdefault(name, str(value))

@@ -57,18 +57,19 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         )
     _check_owner()
     device_types = _check_devices(_device_backends())
+    rank, size = backend_options.group_rank, backend_options.group_size
     config = Config.from_environ()
     timeout = backend_options.timeout
     # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
     timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else seconds_of(timeout)
     options = config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR"))
-    if dist.is_initialized() and backend_options.group_size != dist.get_world_size():
+    if dist.is_initialized() and size != dist.get_world_size():
         # For messages and traces.
         options["world_rank"], options["world_size"] = str(dist.get_rank()), str(dist.get_world_size())
     process_group = connect(
         backend_options.store,
-        backend_options.group_rank,
-        backend_options.group_size,
+        rank,
+        size,
         backend_options.group_id,
         timeout_s,
         config.init_timeout_s,

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 
+from smdp.environments.choice import warn_alone
 from smdp.environments.torch_variables import set_torch_variables
 from smdp.torch.process_group import ProcessGroupSmdp
 
@@ -57,6 +58,7 @@ def install() -> None:
         if is_ours:
             cpu = cpu or not torch.cuda.is_available()
             if not set_torch_variables():
+                warn_alone()
                 # One process: Accelerate would look for a group that nobody makes.
                 del kwargs["backend"]
             elif cpu:

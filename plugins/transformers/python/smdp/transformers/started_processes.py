@@ -6,11 +6,13 @@ import torch.distributed as dist
 from accelerate import DistributedType
 from transformers import TrainingArguments
 
-from smdp.environments import detect
+from smdp.environments import detect, find
+from smdp.environments.choice import warn_alone
+from smdp.environments.single import SingleProcess
 
 
 def check_started(plugin: str, args: TrainingArguments) -> None:
-    """Refuse arguments by which processes would not know of each other.
+    """Refuse arguments by which processes would not know of each other; warn in a process that trains alone.
 
     Args:
         plugin: Who asks, for the message.
@@ -38,3 +40,5 @@ def check_started(plugin: str, args: TrainingArguments) -> None:
             f" {type(args).__module__}.{type(args).__name__}, know of one: each would train by itself."
             ' Use smdp.transformers.TrainingArguments, or give ddp_backend="smdp".'
         )
+    if find() is SingleProcess:
+        warn_alone()
