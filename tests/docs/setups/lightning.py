@@ -21,6 +21,10 @@ data = torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=4)
 for block in (0, 1):
     run(block)
     assert trainer.world_size == 2
+ours = trainer
+run(2)
+assert trainer.global_rank == ours.global_rank and trainer.world_size == 2
+trainer = ours
 trainer.fit_loop.max_epochs = 1
 trainer.fit(Line(), data)
 assert trainer.global_step == 2

@@ -92,6 +92,24 @@ def test_figures_are_printed_once_where_no_launcher_has_given_the_ranks() -> Non
     assert [one.returncode for one in both] == [0, 0], outputs
 
 
+def test_a_rank_of_another_launcher_is_refused_or_told() -> None:
+    """As a library gives it that looks for launchers itself; without env:// the place is somebody's own."""
+    code = (
+        "import datetime, torch.distributed as dist\n"
+        "dist.init_process_group('smdp', {}rank=0, world_size=2, timeout=datetime.timedelta(seconds=2))\n"
+    )
+    told = (
+        "[smdp] this process is rank 0 of 2 according to init_process_group() with rank=0, world_size=2, and"
+        " rank 1 of 2 according to SLURM."
+    )
+    environ = task(1, 2, SMDP_INIT_TIMEOUT="2")
+    exit_code, output = run(code=code.format(""), **environ)
+    assert exit_code == 1 and f"ConfigError: {told}" in output, output
+    store = "store=dist.HashStore(), "
+    exit_code, output = run(code=code.format(store), **environ)
+    assert told in output and "ConfigError" not in output, output
+
+
 def test_other_backends_are_left_alone() -> None:
     code, output = run("gloo", **task(0, 1))
     assert code == 1

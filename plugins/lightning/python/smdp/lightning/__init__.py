@@ -11,7 +11,8 @@ from smdp._frameworks import require
 
 require("smdp.lightning", "lightning")
 
+from smdp.lightning.launched import LaunchedEnvironment as LaunchedEnvironment
 from smdp.lightning.preemption import PreemptionCallback as PreemptionCallback
 from smdp.lightning.strategy import SmdpStrategy as SmdpStrategy
 
-__all__ = ["PreemptionCallback", "SmdpStrategy"]
+__all__ = ["LaunchedEnvironment", "PreemptionCallback", "SmdpStrategy"]

@@ -1,21 +1,56 @@
-"""Ranks by the variables of a launcher that Lightning does not know, such as mpirun without mpi4py."""
+"""Ranks by the launcher that smdp finds, where Lightning finds another one or none."""
 
 from __future__ import annotations
 
-from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
+from typing import Any
+
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from smdp import environments
+from smdp._shown import counted
+from smdp.environments.open_mpi import OpenMpi
+from smdp.environments.pmi import Mpich, Mvapich
+from smdp.environments.slurm import Slurm
 from smdp.environments.torch_variables import free_port
+from smdp.environments.torchrun import Torchrun
+
+_LIGHTNINGS = "lightning.fabric.plugins.environments"
+_BY_MPI = (MPIEnvironment, LSFEnvironment)  # jsrun also sets the variables of an MPI
+# What Lightning has for a launcher that smdp finds.
+_SAME: dict[type[environments.Environment], Any] = {
+    Torchrun: TorchElasticEnvironment,
+    OpenMpi: _BY_MPI,
+    Mpich: _BY_MPI,
+    Mvapich: _BY_MPI,
+    Slurm: SLURMEnvironment,
+}
 
 
 class LaunchedEnvironment(ClusterEnvironment):
     """Lets Lightning start no processes of its own, and know which rank this one is.
 
     Args:
-        launch: What the launcher says.
+        launch: What the launcher says. Default: what smdp finds.
+
+    Raises:
+        smdp.ConfigError: The launcher's variables are incomplete or contradict each other.
+
+    Example:
+        >>> from lightning.fabric.strategies import DDPStrategy
+        >>> strategy = DDPStrategy(process_group_backend="smdp")
+        >>> fabric = Fabric(strategy=strategy, plugins=[LaunchedEnvironment()])  # doctest: +SKIP
     """
 
-    def __init__(self, launch: environments.Launch) -> None:
+    def __init__(self, launch: environments.Launch | None = None) -> None:
+        if launch is None:
+            launch = environments.detect()
         self._launch = launch
         # As set_torch_variables() has it: torch's store beside smdp's.
         self._port = launch.master_port - 1 if launch.master_port > 1 else free_port()
@@ -52,23 +87,48 @@ class LaunchedEnvironment(ClusterEnvironment):
         return self._launch.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the launcher has said it."""
+        """Tell Lightning which rank logs and saves; the launcher has said which this one is."""
+        rank_zero_only.rank = self._launch.rank
 
     def local_rank(self) -> int:
         """Give its number on this host."""
         return self._launch.local_rank or 0
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Compares Lightning's numbers of devices and hosts with what the launcher has started.
+
+        Raises:
+            ValueError: They are not as many ranks.
+        """
+        check_devices(self._launch, num_devices, num_nodes)
 
     def node_rank(self) -> int:
         """Give the host's number, where each has as many ranks as this one."""
         return self._launch.rank // (self._launch.local_size or 1)
 
 
-def launched(found: ClusterEnvironment) -> ClusterEnvironment:
-    """Give the environment to use instead of the one that Lightning found.
+def check_devices(launch: environments.Launch, num_devices: int, num_nodes: int) -> None:
+    """Raises ValueError unless there are as many devices as the launcher has started ranks."""
+    ranks = launch.world_size
+    if num_devices * num_nodes != ranks:
+        started = f"{counted(ranks, 'rank')} {'was' if ranks == 1 else 'were'} started"
+        raise ValueError(
+            f"[smdp] {started} ({launch.source}), and the Trainer has num_nodes={num_nodes} times"
+            f" devices={num_devices}. Give it the ranks of a host as devices, which is 1 by default on CPUs,"
+            " and the hosts as num_nodes."
+        )
 
-    Only where Lightning knows no launcher and would start processes itself, although one has.
+
+def launched(found: ClusterEnvironment) -> ClusterEnvironment:
+    """Returns the environment to use instead of the one that Lightning found.
+
+    That is another one where smdp finds another launcher: a batch shell of SLURM has variables of a task and
+    passes them on to `smdp run` and mpirun. All ranks must choose alike, as each class has a port of its own,
+    so whether the two ranks agree does not count. An environment of somebody else's class was chosen by hand,
+    and stays.
     """
-    is_own = type(found) is LightningEnvironment and not found.creates_processes_externally
-    if not is_own or not LaunchedEnvironment.detect():
+    if not type(found).__module__.startswith(_LIGHTNINGS) or not LaunchedEnvironment.detect():
         return found
-    return LaunchedEnvironment(environments.detect())
+    if isinstance(found, _SAME.get(environments.find(), ())):
+        return found
+    return LaunchedEnvironment()

@@ -14,7 +14,7 @@ from torch import nn
 
 from smdp import environments
 from smdp.environments.single import SingleProcess
-from smdp.lightning.launched import launched
+from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
 from smdp.torch.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.reducer_options import check_reducer_options
@@ -70,11 +70,12 @@ class SmdpStrategy(DDPStrategy):
         super().__init__(*args, **kwargs)
         self._compression = compression
 
-    def _configure_launcher(self) -> None:
-        # Before Lightning starts processes, beside those that mpirun has started.
+    def set_world_ranks(self) -> None:
+        """As DDPStrategy's, by the launcher that smdp finds."""
+        # Lightning calls this first, before it starts processes beside those that mpirun has started.
         if self.cluster_environment is not None:
             self.cluster_environment = launched(self.cluster_environment)
-        super()._configure_launcher()
+        super().set_world_ranks()
 
     def setup_environment(self) -> None:
         """As DDPStrategy's.
@@ -87,13 +88,8 @@ class SmdpStrategy(DDPStrategy):
             super().setup_environment()
             return
         launch = environments.detect(needs_master=False)
-        wanted = self.num_nodes * self.num_processes
-        if launch.world_size not in (1, wanted):
-            raise ValueError(
-                f"[smdp] SmdpStrategy: {launch.world_size} ranks were started ({launch.source}), and the"
-                f" Trainer has num_nodes={self.num_nodes} times devices={self.num_processes}. Give it the"
-                " ranks of a host as devices, which is 1 by default on CPUs, and the hosts as num_nodes."
-            )
+        if launch.world_size != 1:  # else Lightning may have started the others
+            check_devices(launch, self.num_processes, self.num_nodes)
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:

@@ -27,6 +27,7 @@ from smdp.config import Config, read, read_port
 from smdp.environments import detect, find, log_choice
 from smdp.environments.base import LOOPBACK, read_ranks
 from smdp.environments.choice import warn_alone
+from smdp.environments.given_ranks import check_given_ranks
 from smdp.environments.master import check_master, is_here, warn_if_elsewhere
 from smdp.environments.torch_variables import free_port, set_torch_variables
 from smdp.torch.rendezvous import set_job
@@ -70,7 +71,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
                 _be_alone()
     address, port = (read(os.environ, name) for name in _MASTER)
     rank, size = (arguments.get(name.lower(), [read(os.environ, name)])[0] for name in _RANKS)
-    _check(arguments, rank, size)
+    _check(arguments, rank, size, before)
     timeout_s = Config.from_environ().init_timeout_s
     if address:
         check_master(address, find(before).name, timeout_s, before)
@@ -161,15 +162,22 @@ def _is_answered(address: str, port: str, deadline: float) -> bool:
     return False
 
 
-def _check(arguments: Mapping[str, list[str]], rank: str | None, size: str | None) -> None:
+def _check(
+    arguments: Mapping[str, list[str]], rank: str | None, size: str | None, environ: Mapping[str, str]
+) -> None:
     """Look at what torch is about to read; torch itself names what is missing.
 
     Raises:
-        smdp.ConfigError: A rank, world size or port makes no sense.
+        smdp.ConfigError: A rank, world size or port makes no sense, or the launcher has given this process
+            another place.
     """
     if rank is not None and size is not None:
         names = [name.lower() if name.lower() in arguments else name for name in _RANKS]
-        read_ranks(dict(zip(names, (rank, size), strict=True)), *names)
+        values = dict(zip(names, (rank, size), strict=True))
+        if rank.isdecimal() and size.isdecimal():
+            given = ", ".join(f"{name}={value}" for name, value in values.items())
+            check_given_ranks(int(rank), int(size), f"init_process_group() with {given}", environ)
+        read_ranks(values, *names)
     if size != "1" or read(os.environ, "MASTER_PORT") != "0":  # torch lets one rank alone draw a port
         read_port(os.environ, "MASTER_PORT")
 

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 from smdp import ClosedError, _world
 from smdp.config import Config, read
+from smdp.environments.given_ranks import warn_of_given_ranks
 from smdp.torch.process_group import ProcessGroupSmdp, connect
 from smdp.torch.work import seconds_of
 from smdp_torch_autoload import register_backend
@@ -58,6 +59,8 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     _check_owner()
     device_types = _check_devices(_device_backends())
     rank, size = backend_options.group_rank, backend_options.group_size
+    if not dist.is_initialized():  # env:// has compared them already, and refused
+        warn_of_given_ranks(rank, size, f"init_process_group() with rank={rank}, world_size={size}")
     config = Config.from_environ()
     timeout = backend_options.timeout
     # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.

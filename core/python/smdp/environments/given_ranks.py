@@ -1,0 +1,95 @@
+"""Ranks that a framework passes on, beside those of the launcher that started this process.
+
+Lightning, Accelerate and others have launcher detection of their own. Where theirs takes the variables of an
+outer launcher, such as a batch shell of SLURM around `smdp run`, every process gets the same rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Mapping
+
+from smdp import _log, config
+from smdp._errors import ConfigError
+from smdp.environments import detect, find
+from smdp.environments.base import Launch
+from smdp.environments.single import SingleProcess
+
+_TORCH = ("RANK", "WORLD_SIZE")
+_logger = logging.getLogger("smdp.environments")
+
+
+def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """Returns what the launcher says where a given rank and world size cannot both be meant with it.
+
+    A world of another size is somebody's own: processes that a rank has started, or some of the ranks. The
+    exception is a world of one, in which every rank would train alone.
+
+    Args:
+        rank: The given rank.
+        world_size: The given number of ranks.
+        environ: The variables.
+
+    Returns:
+        None if they agree, if no launcher started this process as one of several, or if this process was
+        started by another one since.
+    """
+    if multiprocessing.parent_process() is not None or find(environ) is SingleProcess:
+        return None
+    # `smdp run` removes this variable, so torchrun was started below it.
+    if config.read(environ, "TORCHELASTIC_RUN_ID") and (str(rank), str(world_size)) == tuple(
+        config.read(environ, name) for name in _TORCH
+    ):
+        return None
+    try:
+        launch = detect(environ, needs_master=False)
+    except ConfigError:  # the given ranks are used in any case
+        return None
+    if launch.world_size == 1 or world_size not in (1, launch.world_size):
+        return None
+    return None if (rank, world_size) == (launch.rank, launch.world_size) else launch
+
+
+def check_given_ranks(
+    rank: int, world_size: int, given: str, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Compares a given rank and world size with the launcher's, for ranks that meet where the launcher says.
+
+    Args:
+        rank: The given rank.
+        world_size: The given number of ranks.
+        given: Where they come from, for the message.
+        environ: The variables.
+
+    Raises:
+        smdp.ConfigError: They contradict each other.
+    """
+    launch = contradicted(rank, world_size, environ)
+    if launch is not None and not _has_own_place(environ):
+        raise ConfigError(f"[smdp] {_both(rank, world_size, given, launch)}")
+
+
+def _has_own_place(environ: Mapping[str, str]) -> bool:
+    """Tells whether torch's ranks meet elsewhere than `smdp run` has said: a program set that later."""
+    ports = [config.read_port(environ, name) for name in ("MASTER_PORT", "SMDP_MASTER_PORT")]
+    return None not in ports and ports[1] != (ports[0] or 0) + 1
+
+
+def warn_of_given_ranks(rank: int, world_size: int, given: str) -> None:
+    """Logs a warning where check_given_ranks() raises: for ranks that met at a place of their own choice."""
+    launch = contradicted(rank, world_size)
+    if launch is not None:
+        _log.follow()
+        _logger.warning("[smdp] %s", _both(rank, world_size, given, launch))
+
+
+def _both(rank: int, world_size: int, given: str, launch: Launch) -> str:
+    return (
+        f"this process is rank {rank} of {world_size} according to {given}, and rank {launch.rank} of"
+        f" {launch.world_size} according to {launch.source}. A library that looks for launchers itself may"
+        " have read the variables of another one: with Lightning use strategy='smdp', or"
+        " plugins=[smdp.lightning.LaunchedEnvironment()]. If the given rank is right, set"
+        f" SMDP_RANK={rank} and SMDP_WORLD_SIZE={world_size}."
+    )
