@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import _core, _session
+from . import _core, _misspelt, _session
 from ._arguments import seconds
 from ._company import has_company
 from ._errors import ClosedError, ConfigError
@@ -102,6 +102,7 @@ def _init(
         master_port=master_port,
         needs_master=store is None,
     )
+    _misspelt.warn(is_teller=launch.rank == 0)
     config = Config.from_environ(os.environ)
     options = config.options(launch.master_addr)
     if store is not None:

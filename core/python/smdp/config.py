@@ -318,9 +318,16 @@ def is_secret(name: str) -> bool:
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Give the names of SMDP_* variables that mean nothing to smdp: mostly misspelt ones."""
+    """Returns the names of SMDP_* variables that mean nothing to smdp: mostly misspelt ones.
+
+    SMDP_TEST_* and variables that are set to the empty string are left out.
+    """
     known = {variable.name for variable in VARIABLES}
-    return sorted(name for name in environ if name.startswith("SMDP_") and name not in known)
+    return sorted(
+        name
+        for name, value in environ.items()
+        if name.startswith("SMDP_") and not name.startswith("SMDP_TEST_") and name not in known and value
+    )
 
 
 def _read_secret(environ: Mapping[str, str]) -> str | None:

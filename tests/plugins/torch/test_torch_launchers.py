@@ -92,6 +92,13 @@ def test_figures_are_printed_once_where_no_launcher_has_given_the_ranks() -> Non
     assert [one.returncode for one in both] == [0, 0], outputs
 
 
+def test_a_misspelt_variable_is_told_by_rank_0_alone() -> None:
+    port = free_port()
+    both = [start(**full(RANK=str(rank), MASTER_PORT=port, SMDP_TIMEOT="3")) for rank in range(2)]
+    outputs = [one.communicate(timeout=180)[0] for one in both]
+    assert [output.count("did you mean SMDP_TIMEOUT?") for output in outputs] == [1, 0], outputs
+
+
 def test_a_rank_of_another_launcher_is_refused_or_told() -> None:
     """As a library gives it that looks for launchers itself; without env:// the place is somebody's own."""
     code = (

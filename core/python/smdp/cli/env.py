@@ -14,6 +14,7 @@ from importlib import metadata
 
 from smdp import config
 from smdp._errors import ConfigError
+from smdp._misspelt import described
 from smdp.cli import system
 from smdp.environments.smdp_variables import SmdpVariables
 
@@ -173,7 +174,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _problems(environ: Mapping[str, str]) -> list[str]:
-    problems = [f"{name} means nothing to smdp{_near(name)}" for name in config.unknown(environ)]
+    problems = [described(name) for name in config.unknown(environ)]
     try:
         config.Config.from_environ(environ)
     except ConfigError as error:
@@ -218,13 +219,6 @@ def _check_port(environ: Mapping[str, str]) -> None:
 
 def _check_tensorflow(environ: Mapping[str, str]) -> None:
     config.read_choice(environ, "SMDP_TENSORFLOW_OPS", config.TENSORFLOW_OPS)
-
-
-def _near(name: str) -> str:
-    import difflib
-
-    matches = difflib.get_close_matches(name, [variable.name for variable in config.VARIABLES], n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _shown(name: str, value: str) -> str:

@@ -23,6 +23,7 @@ from typing import IO
 
 from smdp import config
 from smdp._errors import ConfigError
+from smdp._misspelt import untold
 from smdp.cli.binding import BindTo, cpus_of_ranks
 from smdp.cli.guard import FORWARDED, Guard, kill_group
 from smdp.cli.output import Sink, Stream, sinks
@@ -67,7 +68,11 @@ def run(
     """
     try:
         argv = command_line(command, module=module)
-        environ = {**os.environ, "SMDP_COMPAT": "1"} if compat else os.environ
+        environ = dict(os.environ)
+        if compat:
+            environ["SMDP_COMPAT"] = "1"
+        for text in untold(environ):
+            _say(text)
         environments = rank_environments(environ, nproc, master_port=master_port)
         restart_code = config.read_preempted_exit_code(environ)
         cpus = cpus_of_ranks(bind_to, nproc)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import default_pg_timeout
 from torch.distributed.distributed_c10d import _get_default_group
 
-from smdp import ClosedError, _world
+from smdp import ClosedError, _misspelt, _world
 from smdp.config import Config, read
 from smdp.environments.given_ranks import warn_of_given_ranks
 from smdp.torch.process_group import ProcessGroupSmdp, connect
@@ -61,6 +61,8 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
     rank, size = backend_options.group_rank, backend_options.group_size
     if not dist.is_initialized():  # env:// has compared them already, and refused
         warn_of_given_ranks(rank, size, f"init_process_group() with rank={rank}, world_size={size}")
+    if not dist.is_initialized() or size == dist.get_world_size():
+        _misspelt.warn(is_teller=rank == 0)
     config = Config.from_environ()
     timeout = backend_options.timeout
     # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
