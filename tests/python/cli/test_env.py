@@ -173,6 +173,47 @@ def test_cgroup_quota(files: dict[str, str], expected: float | None) -> None:
         assert system.cgroup_quota() == expected
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/b/memory.max": "150000"}, "a/b/memory.max"),
+        (
+            {
+                "/proc/self/cgroup": "0::/a/b",
+                "/sys/fs/cgroup/a/b/memory.max": "max",
+                "/sys/fs/cgroup/a/memory.max": "150000",
+                "/sys/fs/cgroup/memory.max": "160000",
+            },
+            "a/memory.max",
+        ),
+        # A container that sees its own cgroup as the root.
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/docker/1\n3:cpu,cpuacct:/x\n0::/",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "150000",
+                "/sys/fs/cgroup/cpu/memory.limit_in_bytes": "1",
+            },
+            "memory/memory.limit_in_bytes",
+        ),
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/a/b",
+                "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "9223372036854771712",
+                "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": "150000",
+            },
+            "memory/a/memory.limit_in_bytes",
+        ),
+        ({"/proc/self/cgroup": "4:memory:/", "/sys/fs/cgroup/memory/memory.max": "max"}, None),
+        ({}, None),
+    ],
+)
+def test_memory_limit(files: dict[str, str], expected: str | None) -> None:
+    with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
+        limit = system.memory_limit()
+        assert system.memory()["cgroup_limit"] == (expected and 150000)
+    assert (limit and (limit.bytes, str(limit.file))) == (expected and (150000, f"/sys/fs/cgroup/{expected}"))
+
+
 def test_available_cores_is_never_below_one() -> None:
     with mock.patch.object(system, "cgroup_quota", return_value=0.25):
         assert system.available_cores() == 1.0

@@ -26,6 +26,7 @@ from smdp._errors import ConfigError
 from smdp._misspelt import untold
 from smdp.cli.binding import BindTo, cpus_of_ranks
 from smdp.cli.guard import FORWARDED, Guard, kill_group
+from smdp.cli.out_of_memory import OutOfMemory
 from smdp.cli.output import Sink, Stream, sinks
 from smdp.cli.rank_environments import rank_environments
 
@@ -179,6 +180,7 @@ class Launcher:
 
     Attributes:
         is_stopping: Ranks were sent SIGTERM of the launcher's own accord, or killed after the grace.
+        out_of_memory: What the kernel has ended for want of memory, in a sentence; empty if nothing.
     """
 
     def __init__(
@@ -209,11 +211,13 @@ class Launcher:
         self._outputs: dict[int, _Output] = {}
         self._sinks = sinks()
         self._selector = selectors.DefaultSelector()
+        self._out_of_memory = OutOfMemory()
         self._exit_code: int | None = None
         self._left_first: _Rank | None = None  # with exit code 0, while others still ran
         self._has_grace = False
         self._passed_on: set[int] = set()
         self.is_stopping = False
+        self.out_of_memory = ""
         self._kill_at: float | None = None
         self._is_hurried = False
 
@@ -389,6 +393,8 @@ class Launcher:
         well: list[_Rank] = []
         for rank in self._ranks:
             if rank.code is None and (status := rank.process.poll()) is not None:
+                if status:  # also if it ended of what became of its children
+                    self.out_of_memory = self._out_of_memory.explained() or self.out_of_memory
                 rank.code = 128 - status if status < 0 else status
                 self.ended(rank.number, rank.code)
                 (failed if rank.code else well).append(rank)
@@ -430,6 +436,8 @@ class Launcher:
             early = f" (rank {first.number} had left before it with exit code 0)" if first else ""
             rest = f"; stopping the {running} still running" if running else ""
             self._say(f"{what} failed first: {_describe(worst.code)}{early}{rest}")
+            if self.out_of_memory:
+                self._say(self.out_of_memory)
             self.stop()
         elif now == _ASKED and before < _ASKED:
             rest = f"; the {running} still running have {self._grace_s:g} s to leave" if running else ""

@@ -12,7 +12,10 @@ import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+# What version 1 says where there is no limit: all pages that can be counted, or a little less.
+_NO_LIMIT = 1 << 60
 # The instruction sets that the reduction kernels care about, as /proc/cpuinfo spells them.
 _FEATURES = (
     "sse4_2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16",
@@ -31,7 +34,7 @@ def read_text(path: str | Path) -> str | None:
 def cgroup_quota() -> float | None:
     """Give the number of cores that the cgroup allows, None if it sets no limit."""
     best: float | None = None
-    for directory in _cgroup_directories():
+    for directory in cgroup_directories("cpu"):
         quota, period = None, None
         if (text := read_text(directory / "cpu.max")) is not None:
             quota, _, period = text.partition(" ")
@@ -46,14 +49,36 @@ def cgroup_quota() -> float | None:
     return best
 
 
-def _cgroup_directories() -> list[Path]:
-    """Our cgroup and those above it, of version 2 and version 1."""
+class MemoryLimit(NamedTuple):
+    """The tightest limit of memory that applies to this process, and the file that holds it."""
+
+    bytes: int
+    file: Path
+
+
+def memory_limit() -> MemoryLimit | None:
+    """Returns the least limit of this process's cgroup and all above it, None if they set none."""
+    limits = []
+    for directory in cgroup_directories("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and version 1
+            text = read_text(directory / name)
+            if text and text.isdecimal() and int(text) < _NO_LIMIT:
+                limits.append(MemoryLimit(int(text), directory / name))
+    return min(limits, default=None)
+
+
+def cgroup_directories(controller: str) -> list[Path]:
+    """Returns the folders of our cgroup and those above it, of version 2 and version 1, the innermost first.
+
+    Args:
+        controller: Of version 1, "cpu" or "memory".
+    """
     directories = []
     for line in (read_text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = Path("/sys/fs/cgroup") / (controllers and "cpu")
+        root = Path("/sys/fs/cgroup") / (controllers and controller)
         inner = root / path.lstrip("/")
         while inner != root and root in inner.parents:
             directories.append(inner)
@@ -101,19 +126,30 @@ def numa() -> dict[str, str]:
     return {node.name: read_text(node / "cpulist") or "" for node in nodes}
 
 
-def memory() -> dict[str, object]:
-    """Describe memory and its limits; bytes."""
-    total = None
+def total_memory() -> int | None:
+    """Returns the bytes of memory of this machine."""
     for line in (read_text("/proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
-            total = int(line.split()[1]) * 1024
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def memory() -> dict[str, object]:
+    """Describe memory and its limits; bytes."""
+    limit = memory_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         stat = os.statvfs("/dev/shm")
         shm: int | None = stat.f_frsize * stat.f_blocks
     except OSError:
         shm = None
-    return {"total": total, "memlock": _limit(soft), "memlock_hard": _limit(hard), "dev_shm": shm}
+    return {
+        "total": total_memory(),
+        "cgroup_limit": None if limit is None else limit.bytes,
+        "memlock": _limit(soft),
+        "memlock_hard": _limit(hard),
+        "dev_shm": shm,
+    }
 
 
 def _limit(value: int) -> int | str:

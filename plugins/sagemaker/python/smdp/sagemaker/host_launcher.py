@@ -72,7 +72,8 @@ class HostLauncher(Launcher):
             rank, code, since = failed
             if self.is_silent(rank) or time.monotonic() - since > _LAST_WORDS_S:
                 self._failed.remove(failed)
-                self._channel.failed(Failure(self._host, rank, code, self._last_words(rank)))
+                text = "\n".join(filter(None, [self._last_words(rank).rstrip(), self.out_of_memory]))
+                self._channel.failed(Failure(self._host, rank, code, text))
         self._channel.poll()
         if self._channel.failure is not None and not self._is_told:
             self._is_told = True
