@@ -97,6 +97,21 @@ def test_ranks_get_their_variables_and_lines_their_prefix(script: Callable[[str]
     assert done.stdout.count("] 64\n") == 2
 
 
+def test_ranks_for_scripts_of_smddp_have_open_mpis_numbers(script: Callable[[str], Path]) -> None:
+    path = script(
+        "from smdp import environments\n"
+        "numbers = [os.environ.get(f'OMPI_COMM_WORLD_{name}', '-')\n"
+        "           for name in ('RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE')]\n"
+        "print(*numbers, environments.detect().source)\n"
+    )
+    done = smdp_run("-n", 2, "--compat", path)
+    assert sorted(done.stdout.splitlines()) == [
+        "[rank 0] 0 2 0 2 SMDP_* variables",
+        "[rank 1] 1 2 1 2 SMDP_* variables",
+    ], done.stderr
+    assert "[rank 0] - - - - SMDP_* variables" in smdp_run("-n", 1, path).stdout
+
+
 def test_a_given_secret_and_thread_number_are_kept(script: Callable[[str], Path]) -> None:
     path = script("print(os.environ['SMDP_SECRET'], os.environ['OMP_NUM_THREADS'])\n")
     done = smdp_run(path, env={**os.environ, "SMDP_SECRET": "mine", "OMP_NUM_THREADS": "13"})

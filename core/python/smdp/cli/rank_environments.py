@@ -48,6 +48,8 @@ def rank_environments(
 ) -> list[dict[str, str]]:
     """Make the environment of every rank started here: SMDP_* and torch's env:// variables, a fresh secret.
 
+    With SMDP_COMPAT=1 they also have Open MPI's ranks.
+
     Args:
         environ: What all ranks get besides.
         nproc: Number of ranks here.
@@ -92,12 +94,24 @@ def rank_environments(
         if (common.get("SMDP_LOG_LEVEL") or "").lower() == "debug":
             with contextlib.suppress(OSError):
                 os.write(2, f"smdp: {name}={threads}: cores / ranks\n".encode())
+    is_compat = bool(config.read_bool(common, "SMDP_COMPAT"))
     result = []
     for local_rank in range(nproc):
         rank = place.first_rank + local_rank
         own = {"RANK": rank, "LOCAL_RANK": local_rank, "SMDP_RANK": rank, "SMDP_LOCAL_RANK": local_rank}
+        if is_compat:
+            own |= _as_open_mpi(rank, place.world_size, local_rank, nproc)
         result.append({**common, **{name: str(value) for name, value in own.items()}})
     return result
+
+
+def _as_open_mpi(rank: int, world_size: int, local_rank: int, local_size: int) -> dict[str, int]:
+    """Returns what scripts for SMDDP read, which its launcher starts by mpirun.
+
+    What leads MPI libraries and others to mpirun itself (PMIX_*, OMPI_MCA_*) stays out.
+    """
+    numbers = {"RANK": rank, "SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    return {f"OMPI_COMM_WORLD_{name}": number for name, number in numbers.items()}
 
 
 def free_ports() -> int:
