@@ -322,7 +322,7 @@ void Engine::shutdown(const std::string& reason) {
     const std::lock_guard lock(mutex_);  // look_for_deadlock() comes from any thread
     alive_token_.reset();
   });
-  trace::flush();
+  trace::finish();
   // A caller that drives sees the error and ends; its buffers and the board must outlive it. If it is this thread, in a
   // signal handler, that is after the handler.
   std::unique_lock lock(mutex_);

@@ -7,6 +7,7 @@
 #include "collectives/engine.h"
 #include "common/completion.h"
 #include "common/fork_guard.h"
+#include "observability/trace.h"
 #include "smdp/group.h"
 
 namespace smdp {
@@ -76,6 +77,7 @@ void shutdown_all(const std::string& reason) {
     registry().engines.clear();
   }
   for (const auto& engine : engines) engine->shutdown(reason);
+  trace::finish();  // what came after the last group's end, and this program's too
 }
 
 }  // namespace smdp

@@ -51,7 +51,7 @@ class File {
                         " cannot be written: " + std::strerror(errno) + ". Name a directory that can be.");
     }
     rank_ = std::to_string(rank);
-    // An array that is never closed: viewers accept that, and the end of a killed process is no worse.
+    // An array that is never closed: viewers accept that, also of a process that was killed.
     pending_ = "[\n";
     metadata("process_name", "0", "{\"name\":" + quoted("rank " + rank_ + " (" + host + ")") + "}");
     metadata("process_sort_index", "0", "{\"sort_index\":" + rank_ + "}");
@@ -67,6 +67,7 @@ class File {
             TimePoint end, const Arguments& arguments) {
     std::unique_lock lock(mutex_);
     if (descriptor_ < 0 || is_full_) return;
+    is_finished_ = false;
     const std::string thread = number_of(track);
     pending_ += R"({"ph":"X","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"cat":)" + quoted(category) +
                 R"(,"name":)" + quoted(name) + R"(,"ts":)" + microseconds(begin.time_since_epoch()) + R"(,"dur":)" +
@@ -86,10 +87,13 @@ class File {
     }
   }
 
-  void flush() {
+  // `smdp trace` takes a file whose last event is another one for cut off.
+  void finish() {
     std::unique_lock lock(mutex_);
-    if (descriptor_ < 0) return;
+    if (descriptor_ < 0 || is_full_ || is_finished_) return;
+    mark("trace ends", TimePoint::clock::now(), "{}");
     write_pending();
+    is_finished_ = true;
     tell(lock);
   }
 
@@ -110,8 +114,12 @@ class File {
   void fill_up(TimePoint now, std::size_t most) {
     is_full_ = true;
     on.store(false);
-    pending_ += R"({"ph":"i","s":"p","pid":)" + rank_ + R"(,"tid":0,"cat":"smdp","name":"trace is full","ts":)" +
-                microseconds(now.time_since_epoch()) + R"(,"args":{"limit_bytes":)" + std::to_string(most) + "}},\n";
+    mark("trace is full", now, R"({"limit_bytes":)" + std::to_string(most) + "}");
+  }
+
+  void mark(const std::string& name, TimePoint now, const std::string& arguments) {
+    pending_ += R"({"ph":"i","s":"p","pid":)" + rank_ + R"(,"tid":0,"cat":"smdp","name":)" + quoted(name) +
+                R"(,"ts":)" + microseconds(now.time_since_epoch()) + R"(,"args":)" + arguments + "},\n";
   }
 
   std::string number_of(const std::string& track) {
@@ -154,6 +162,7 @@ class File {
   std::size_t written_ = 0;
   TimePoint flushed_{};
   bool is_full_ = false;
+  bool is_finished_ = false;
   std::string trouble_;  // not told yet
   std::map<std::string, std::size_t> tracks_;
 };
@@ -167,8 +176,8 @@ void open(const std::string& directory, int rank, int size, const std::string& h
   file().open(directory, rank, size, host);
 }
 
-void flush() {
-  if (is_on()) file().flush();
+void finish() {
+  if (is_on()) file().finish();
 }
 
 bool is_on() { return on.load(std::memory_order_relaxed); }

@@ -79,6 +79,7 @@ def test_trace_of_a_rank_that_is_killed_without_warning(job: Job, tmp_path: Path
         rank.finish(30)
     for one in read(folder):
         assert sum(event["name"] == "all_reduce" for event in one.spans) >= 5
+        assert one.is_cut
 
 
 def test_trace_that_cannot_be_written_is_said_and_harms_nobody(job: Job, tmp_path: Path) -> None:
@@ -88,20 +89,26 @@ def test_trace_that_cannot_be_written_is_said_and_harms_nobody(job: Job, tmp_pat
         assert rank.finish(30) == 0, rank.output
         message = f"[smdp] rank {rank.rank}: the trace cannot be written (File too large) and ends here"
         assert message in rank.output and "went on" in rank.output, rank.output
+    assert [one.is_cut for one in read(tmp_path / "traces")] == [True, True]
 
 
 def test_traces_that_end_early_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank, steps in enumerate((20, 18, 20, 3, 0)):
-        head = {"name": "smdp", "ph": "M", "args": {"rank": rank, "size": 5, "clock": "a"}}
+    for rank, (steps, last) in enumerate([(20, "trace ends"), (18, "trace ends"), (19, None), (3, None)]):
+        head = {"name": "smdp", "ph": "M", "args": {"rank": rank, "size": 6, "clock": "a"}}
         wait = {"name": "exposed communication", "cat": "step", "ts": 1.0, "dur": 1.0}
         # As where gradients are waited for one by one.
-        lines = [head] + [
+        lines: list[Any] = [head] + [
             wait | {"args": {"step": step}} for step in range(steps) for _ in range(1 + rank % 2)
         ]
+        lines += [{"name": last, "ph": "i", "ts": 2.0}] if last else []
         (tmp_path / f"rank{rank}-1.json").write_text("[\n" + "".join(f"{json.dumps(x)},\n" for x in lines))
-    read(tmp_path)
-    message = "the traces of ranks [3, 4] end early: rank 3's has 3 steps, others up to 20."
-    assert message in capsys.readouterr().err
+    whole = (tmp_path / "rank0-1.json").read_text().replace('"rank": 0', '"rank": 4')
+    (tmp_path / "rank4-1.json").write_text(whole[:-5])
+    (tmp_path / "rank5-1.json").touch()
+    assert [one.is_cut for one in read(tmp_path)] == [False, False, True, True, True]
+    told = capsys.readouterr().err
+    assert "the traces of ranks [2, 3, 4, 5] end early: rank 2's has 19 steps, others up to 20." in told
+    assert "missing: [" not in told
 
 
 def test_traces_that_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +165,7 @@ def test_a_full_trace_says_so(job: Job, tmp_path: Path, capsys: pytest.CaptureFi
     assert '"name":"trace is full"' in last
     first, second = read(folder)
     assert len(first.spans) > len(second.spans) > 0
+    assert not first.is_cut and not second.is_cut
     assert first.ends == [] and second.ends[0]["args"] == {"limit_bytes": 2000}
     message = "smdp: the traces of ranks [1] are full: at 0.001907 MiB they ended"
     assert message in capsys.readouterr().err

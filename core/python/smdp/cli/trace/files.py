@@ -12,8 +12,9 @@ from smdp._shown import counted
 
 Event = dict[str, Any]
 
-# The last event of a file that has reached its limit.
+# The last event of a file that has reached its limit, and of one from which nothing is missing.
 _FULL = "trace is full"
+_END = "trace ends"
 # What reports read of an event; other lines are somebody else's.
 _SPAN = {"name", "cat", "ts", "dur", "args"}
 
@@ -24,6 +25,7 @@ class Trace:
 
     Attributes:
         ends: The event that says that the file was full, where it was.
+        is_cut: Events are missing at its end.
     """
 
     rank: int
@@ -32,6 +34,7 @@ class Trace:
     names: list[Event] = field(default_factory=list)
     spans: list[Event] = field(default_factory=list)
     ends: list[Event] = field(default_factory=list)
+    is_cut: bool = False
 
 
 def read(directory: Path) -> list[Trace]:
@@ -45,20 +48,25 @@ def read(directory: Path) -> list[Trace]:
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is no folder; give the one that SMDP_TRACE named")
     newest: dict[int, Trace] = {}
+    empty: list[int] = []
     paths = sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime)
     for path in paths:
         trace = _read_file(path)
         if trace is not None:
             newest[trace.rank] = trace
+        elif (number := path.name.removeprefix("rank").partition("-")[0]).isdecimal():
+            empty.append(int(number))
     if not newest and paths:
-        raise ValueError(f"{paths[-1]} is no trace of smdp, or damaged: its first event is not there")
+        raise ValueError(
+            f"{paths[-1]} is no trace of smdp, or damaged: its first event is not there; was the disk full?"
+        )
     if not newest:
         raise ValueError(f"no traces in {directory}: run the job with SMDP_TRACE={directory}")
     sizes = {trace.size for trace in newest.values()}
     if len(sizes) > 1:
         raise ValueError(f"{directory} holds traces of jobs of {sorted(sizes)} ranks: empty it between jobs")
     (size,) = sizes
-    if missing := [rank for rank in range(size) if rank not in newest]:
+    if missing := [rank for rank in range(size) if rank not in newest and rank not in empty]:
         print(
             f"smdp: {directory} holds traces of {len(newest)} of {counted(size, 'rank')}; missing:"
             f" {missing[:8]}{', ...' if len(missing) > 8 else ''}. If they ran on other hosts, copy their"
@@ -72,19 +80,14 @@ def read(directory: Path) -> list[Trace]:
             f" {limit / 2**20:.4g} MiB they ended, and what came later is not in them. Trace fewer steps.",
             file=sys.stderr,
         )
-    counts = {rank: _steps_of(newest[rank]) for rank in sorted(newest)}
-    most = max(counts.values())
-    # Ranks that do something else have no steps, but other events.
-    short = [
-        rank
-        for rank, count in counts.items()
-        if count < 0.9 * most - 1 and rank not in full and (count or not newest[rank].spans)
-    ]
-    if short:
+    if cut := [rank for rank in sorted({*newest, *empty}) if rank not in newest or newest[rank].is_cut]:
+        counts = {rank: _steps_of(newest[rank]) for rank in newest}
+        most = max(counts.values())
+        steps = f": rank {cut[0]}'s has {counted(counts.get(cut[0], 0), 'step')}, others up to {most}"
         print(
-            f"smdp: the traces of ranks {short[:8]}{', ...' if len(short) > 8 else ''} end early: rank"
-            f" {short[0]}'s has {counted(counts[short[0]], 'step')}, others up to {most}. Were these ranks"
-            " killed, or a disk full?",
+            f"smdp: the traces of ranks {cut[:8]}{', ...' if len(cut) > 8 else ''} end early"
+            f"{steps if most else ''}."
+            " Their last events are missing: the disk was full, or these ranks were killed or still run.",
             file=sys.stderr,
         )
     return [newest[rank] for rank in sorted(newest)]
@@ -106,14 +109,17 @@ def _read_file(path: Path) -> Trace | None:
     names: list[Event] = []
     spans: list[Event] = []
     ends: list[Event] = []
+    is_whole = False
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 event = json.loads(line.rstrip().rstrip(","))
-            except ValueError:
-                continue  # the opening bracket, or the end of a process that was killed
+            except ValueError:  # the opening bracket, or a line that was cut off
+                is_whole = False
+                continue
             if not isinstance(event, dict):
                 continue
+            is_whole = event.get("ph") == "i" and event.get("name") in (_END, _FULL)
             if event.get("name") == "smdp":
                 try:
                     values = event["args"]
@@ -130,4 +136,6 @@ def _read_file(path: Path) -> Trace | None:
                 ends.append(event)
             elif event.keys() >= _SPAN:
                 spans.append(event)
+    if trace is not None:
+        trace.is_cut = not is_whole
     return trace
