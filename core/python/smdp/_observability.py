@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import logging
+import math
+import numbers
 import time
 from typing import Any, SupportsFloat
 
-from . import _core
+from . import _core, _log
 from ._arguments import integer
 from ._errors import ConfigError
 from ._shown import shown
+from ._stdout import write_line
 from ._world import any_core
 from .environments import detect
 
+_logger = logging.getLogger("smdp")
+# Figures that a warning was logged of.
+_told: set[str] = set()
 # The step, the time and the counters of the last print_step().
 _last: tuple[int, float, dict[str, Any]] | None = None
 
@@ -73,11 +80,18 @@ def explain(what: Any, group: Any = None) -> str:
 
 
 def _number(name: str, value: SupportsFloat) -> float:
+    """Returns a float; nan for an array or a number that has none, which depends on the data."""
     try:
-        # Of a loss torch would warn that it leaves the graph.
-        return float(getattr(value, "detach", lambda: value)())
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"[smdp] print_step() got {name}={shown(value)}, which is no number") from error
+        # float() takes no array with an axis, and torch would warn of a loss that leaves its graph.
+        return float(value.item() if hasattr(value, "item") else value)
+    except Exception as error:
+        if not hasattr(value, "shape") and not isinstance(value, numbers.Number):
+            raise TypeError(f"[smdp] print_step() got {name}={shown(value)}, which is no number") from error
+        if name not in _told:
+            _told.add(name)
+            _log.follow()
+            _logger.warning("[smdp] print_step() prints %s=nan: it is not one number (%s)", name, error)
+        return math.nan
 
 
 def print_step(step: int, **figures: SupportsFloat) -> None:
@@ -86,14 +100,18 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
     From the second line on it has the means per step since the last one: step_ms; collectives_ms, how long
     this rank's collectives took, together with what they overlap; and, where smdp's classes or hooks reduce
     the gradients, exposed_ms, in which training waited for them, and input_ms, in which it waited for data.
+    Where steps are counted from the beginning again, as in another epoch, that line is a first one again.
+
+    It does not raise for what training brings about: an array with several elements is printed as nan, and a
+    line that cannot be written is left out; a warning says so once.
 
     Args:
-        step: The number of the step, above the last one's.
+        step: The number of the step.
         **figures: Numbers, tensors of one too: loss=0.25. None of the names above.
 
     Raises:
-        ValueError: The step or a name is not allowed.
-        TypeError: A figure is no number.
+        ValueError: A figure has one of the names above, or the step has more than 64 bits.
+        TypeError: A figure or the step is of a type that is not a number.
 
     Example:
         >>> print_step(10, loss=0.25)
@@ -103,10 +121,8 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
     step = integer("step", step, 64)
     now, counters = time.perf_counter(), stats()
     means: dict[str, float] = {}
-    if _last is not None:
-        steps = step - _last[0]
-        if steps <= 0:
-            raise ValueError(f"[smdp] print_step({step}) follows print_step({_last[0]}); steps must grow")
+    steps = 0 if _last is None else step - _last[0]
+    if _last is not None and steps > 0:
         before = _last[2]
         means = {
             "step_ms": now - _last[1],
@@ -122,15 +138,16 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
     values = [f"{name}={_number(name, value):.6g}" for name, value in [*figures.items(), *means.items()]]
     _last = step, now, counters
     if _rank() == 0:
-        sys.stdout.write(" ".join([f"smdp_step={step}", *values]) + "\n")
-        sys.stdout.flush()
+        write_line(" ".join([f"smdp_step={step}", *values]))
 
 
 def _rank() -> int:
     try:
         return int(any_core().rank)
     except ConfigError:  # other groups may be at work, of whose ranks the launcher knows
-        return detect(needs_master=False).rank
+        with contextlib.suppress(ConfigError):
+            return detect(needs_master=False).rank
+        return 0
 
 
 def _collective_seconds(counters: dict[str, Any]) -> float:

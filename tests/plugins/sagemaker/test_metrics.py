@@ -104,7 +104,7 @@ def test_print_step_refuses_what_it_cannot_say(tmp_path: Path) -> None:
 import smdp
 smdp.print_step(5, loss=1)
 for step, figures in (
-    (6, {"step_ms": 1}), (4, {}), (5, {}), ("7", {}), (6, {"loss": None}), (6, {"loss": 0.5})
+    (6, {"step_ms": 1}), ("7", {}), (6, {"loss": None}), (6, {"loss": 0.5})
 ):
     try:
         smdp.print_step(step, **figures)
@@ -113,8 +113,6 @@ for step, figures in (
 """
     lines = log(tmp_path, script, SMDP_LOCAL_WORLD_SIZE="1").splitlines()
     assert "[rank 0] refused: [smdp] print_step() measures step_ms itself; give another name" in lines
-    assert "[rank 0] refused: [smdp] print_step(4) follows print_step(5); steps must grow" in lines
-    assert "[rank 0] refused: [smdp] print_step(5) follows print_step(5); steps must grow" in lines
     assert "[rank 0] refused: [smdp] step = '7' is not valid; allowed: an integer" in lines
     assert "[rank 0] refused: [smdp] print_step() got loss=None, which is no number" in lines
     assert sum(line.startswith("[rank 0] smdp_step=6 loss=0.5 step_ms=") for line in lines) == 1

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import smdp
+from smdp import _stdout
 from smdp.cli import trace
 from smdp.cli.trace.alignment import offsets
 from smdp.cli.trace.files import Trace, read
@@ -173,6 +179,46 @@ def test_a_full_trace_says_so(job: Job, tmp_path: Path, capsys: pytest.CaptureFi
     assert [event["pid"] for event in merged if event["name"] == "trace is full"] == [1]
     assert message in capsys.readouterr().err
     assert "all_reduce" in trace.report_text(folder)
+
+
+def test_steps_that_begin_again_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (7, 8, 8, 1, 3):
+        smdp.print_step(step, loss=0.5)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == [f"smdp_step={step}" for step in (7, 8, 8, 1, 3)]
+    assert ["step_ms=" in line for line in lines[1:]] == [True, False, False, True]
+
+
+def test_a_figure_that_is_not_one_number_is_printed(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        smdp.print_step(step, loss=np.ones(2), count=10**400, best=np.ones(1))
+    assert capsys.readouterr().out.splitlines()[0].startswith("smdp_step=1 loss=nan count=nan best=1")
+    assert len([text for text in caplog.messages if "prints loss=nan: it is not one number" in text]) == 1
+
+
+class Unwritable(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def closed() -> io.StringIO:
+    file = io.StringIO()
+    file.close()
+    return file
+
+
+@pytest.mark.parametrize("stdout", [Unwritable(), closed(), None], ids=["full disk", "closed", "none"])
+def test_output_that_cannot_be_written_ends_nothing(
+    stdout: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_stdout, "_has_failed", False)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    smdp.print_step(1)
+    smdp.print_step(2)
+    monkeypatch.undo()
+    assert len([text for text in caplog.messages if "standard output cannot be written (" in text]) == 1
 
 
 def test_directory_that_cannot_be_written(job: Job) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import smdp
 from smdp._arguments import integer, number
+from smdp._stdout import write_line
 from smdp.preemption import can_watch, leave
 from smdp.tensorflow.allreduce import oob_allreduce
 from smdp.tensorflow.arguments import root_of
@@ -279,7 +280,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Tells that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if self._end is not None and epoch == self._end - 1 and self._verbose and self._members.rank == 0:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial}.")
+            write_line(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial}.")
 
 
 def _check_path(call: str, given: Any) -> None:

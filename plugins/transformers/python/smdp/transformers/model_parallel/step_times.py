@@ -14,8 +14,10 @@ class StepTimes:
         self._waited = 0
 
     def add(self, pipe: PipelinedModule) -> None:
-        """Count the last step."""
+        """Counts the last step; a rank that had nothing to do in it has no times."""
         timeline = pipe.timeline
+        if not timeline:
+            return
         self._steps += 1
         self._all += timeline[-1].end - timeline[0].start
         self._waited += sum(timed.waited for timed in timeline)
