@@ -419,6 +419,37 @@ def test_one_partition() -> None:
     run(one_partition, 2)
 
 
+def one_partition_built_without_memory() -> None:
+    batch = rows(1, 8)[0]
+    alone = made(Chain)
+    train_alone(alone, [batch, batch], 4, square_loss, lambda model, part: model(part["x"]))
+    for order in ("optimizer first", "plain optimizer first", "model first"):
+        with job(partitions=1, ddp=True):
+            torch.manual_seed(0)
+            with smp.model_creation(tensor_parallelism=False, dtype=torch.float32):
+                chain = Chain()
+            assert all(parameter.is_meta for parameter in chain.parameters())
+            optimizer: Any = None if order == "model first" else adam(chain)
+            if order == "optimizer first":
+                optimizer = smp.DistributedOptimizer(optimizer)
+            model = smp.DistributedModel(chain)
+            if order != "optimizer first":
+                optimizer = smp.DistributedOptimizer(optimizer or adam(model))
+            for _ in range(2):
+                optimizer.zero_grad()
+                train_step(model, batch["x"], batch["y"])
+                optimizer.step()
+            assert differences(model, alone) == {}, order
+            # What scripts ask of a model that may be tensor-parallel.
+            assert list(model.default_reducer_named_parameters()) == list(model.local_named_parameters())
+            assert not list(model.distributed_modules()) + list(model.scaled_batch_reducer_named_parameters())
+            assert not model.is_distributed_parameter(model.head.weight) and not optimizer.overflow
+
+
+def test_one_partition_built_without_memory() -> None:
+    run(one_partition_built_without_memory, 2)
+
+
 def wrong_use() -> None:
     batch = STEPS[0]
     with refused("smp.init() has not been called"):
@@ -485,8 +516,10 @@ def wrong_use() -> None:
         optimizer = smp.DistributedOptimizer(adam(model))
         with refused("is a smp.DistributedOptimizer already"):
             smp.DistributedOptimizer(optimizer)
-        with refused("comes later"):
-            smp.DistributedOptimizer(adam(model), dynamic_loss_scale=True)
+        # Without fp16 they have no effect.
+        smp.DistributedOptimizer(
+            adam(model), static_loss_scale=None, dynamic_loss_scale=True, dynamic_loss_args={"min_scale": 1}
+        )
         with refused("comes later", NotImplementedError):
             smp.nn.DistributedLinear(3, 4)
         with refused("got ModuleList; allowed: a torch.nn.Module that the model calls"):

@@ -68,7 +68,8 @@ class Configuration:
         virtual_stages: Ours: per rank. Default: the schedule's usual number.
         seed: Ours: of dropout. Default: rank 0's.
 
-    Others are those of features that come later, or of TensorFlow, and hold their defaults.
+    The other keys belong to features that come later, or to TensorFlow. Those that switch a feature on hold
+    their defaults. Those that only tune it may hold any valid value.
     """
 
     partitions: int = _key(1, validation.count)
@@ -94,17 +95,19 @@ class Configuration:
 
     tensor_parallel_degree: int = _later(1, validation.count, "tensor parallelism")
     offload_activations: bool = _later(False, validation.flag, "offloading of activations")
-    activation_loading_horizon: int = _later(4, validation.count, "offloading of activations")
     fp16: bool = _later(False, validation.flag, "fp16 training with a master copy in fp32")
     fp16_params: bool = _later(False, validation.flag, "modules made in fp16")
     bf16: bool = _later(False, validation.flag, "bf16 training with sharded data parallelism")
     shard_optimizer_state: bool = _later(False, validation.flag, "sharded optimizer state")
     sharded_data_parallel_degree: int = _later(1, validation.count, "sharded data parallelism")
-    sdp_reduce_bucket_size: int = _later(500_000_000, validation.elements, "sharded data parallelism")
-    sdp_param_persistence_threshold: int = _later(1_000_000, validation.elements, "sharded data parallelism")
-    sdp_max_live_parameters: int = _later(1_000_000_000, validation.elements, "sharded data parallelism")
-    sdp_hierarchical_allgather: bool = _later(True, validation.flag, "sharded data parallelism")
-    sdp_gradient_clipping: float = _later(1.0, validation.positive, "sharded data parallelism")
+
+    # These have no effect while the feature that they tune is off.
+    activation_loading_horizon: int = _key(4, validation.count)
+    sdp_reduce_bucket_size: int = _key(500_000_000, validation.elements)
+    sdp_param_persistence_threshold: int = _key(1_000_000, validation.elements)
+    sdp_max_live_parameters: int = _key(1_000_000_000, validation.elements)
+    sdp_hierarchical_allgather: bool = _key(True, validation.flag)
+    sdp_gradient_clipping: float = _key(1.0, validation.positive)
 
     contiguous: bool = _key(True, validation.flag, "is for TensorFlow only")
     horovod: bool = _key(False, validation.flag, "is for TensorFlow only; `ddp` gives data parallelism")

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from smdp.torch.model_parallel.agreement import together
+from smdp.torch.model_parallel.delayed_initialization import materialize
 from smdp.torch.model_parallel.pipelining import check_model
 from smdp.torch.model_parallel.same_batch import check_same_batch
+from smdp.torch.model_parallel.smp_api.distributed_parts import DistributedParts
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
-from smdp.torch.model_parallel.smp_api.local_part import LocalPart
 from smdp.torch.model_parallel.smp_api.meeting import enter, meet
 from smdp.torch.model_parallel.smp_api.one_loss import as_one
-from smdp.torch.model_parallel.smp_api.partitioning import split
+from smdp.torch.model_parallel.smp_api.partitioning import default_device, split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
 from smdp.torch.model_parallel.smp_api.state import state
@@ -34,7 +35,7 @@ _PARTIAL = "_smp_is_partial"
 Hook = Callable[[Any, Any], None]
 
 
-class DistributedModel(LocalPart):
+class DistributedModel(DistributedParts):
     """Takes a model for training in partitions. One per script.
 
     With one partition the model is ready at once. With more, the first step cuts it: until then parameters
@@ -56,6 +57,7 @@ class DistributedModel(LocalPart):
 
     Attributes:
         partitioned: The model has been cut.
+        filled: Parameters that got their values in this constructor, by the empty ones that they replace.
 
     Raises:
         ValueError: There is one already; the model cannot be cut; an argument is wrong.
@@ -100,7 +102,10 @@ class DistributedModel(LocalPart):
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
         self._body: SinglePartition | Partitions | None = None
+        self.filled: dict[nn.Parameter, nn.Parameter] = {}
         if configuration.partitions == 1:
+            if self._is_delayed():
+                self._fill(module)
             replicas = state.running.groups
             self._body = SinglePartition(
                 module,
@@ -391,6 +396,14 @@ class DistributedModel(LocalPart):
         return self
 
     # How it is cut.
+
+    def _fill(self, module: nn.Module) -> None:
+        """Gives a model that was built without memory its values, where nothing will cut it."""
+        before = list(module.parameters())
+        materialize(module, lambda name: True, default_device())
+        self.filled = dict(zip(before, module.parameters(), strict=True))
+        for optimizer in state.uncut_optimizers:
+            optimizer.take_filled(self.filled)
 
     def _cut(self, program: Callable[[Any], Any], part: Any) -> None:
         before = {parameter: name for name, parameter in self._model.named_parameters()}

@@ -29,12 +29,12 @@ class DistributedOptimizer(Optimizer):
 
     Args:
         optimizer: Any of torch's kind.
-        static_loss_scale: For fp16 with a master copy, which comes later; only None and 1.0.
-        dynamic_loss_scale: The same; only False.
-        **dynamic_loss_args: The same; not used.
+        static_loss_scale: Goes with `fp16`, which comes later. It has no effect, as in SMP without fp16.
+        dynamic_loss_scale: Likewise.
+        **dynamic_loss_args: Likewise.
 
     Raises:
-        ValueError: It is no optimizer, wrapped already, has a parameter twice, or loss scaling is asked for.
+        ValueError: It is not an optimizer, is wrapped already, or has a parameter twice.
     """
 
     def __init__(
@@ -51,11 +51,6 @@ class DistributedOptimizer(Optimizer):
                 f"[smdp] smp.DistributedOptimizer got {type(optimizer).__name__}; allowed: a"
                 " torch.optim.Optimizer"
             )
-        if dynamic_loss_scale or static_loss_scale not in (None, 1, 1.0):
-            raise ValueError(
-                "[smdp] static_loss_scale and dynamic_loss_scale belong to fp16 training with a master copy"
-                " in fp32, which comes later; allowed: smp.amp.GradScaler with torch.autocast"
-            )
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if len(set(given)) < len(given):
             raise ValueError(
@@ -71,7 +66,8 @@ class DistributedOptimizer(Optimizer):
             state.uncut_optimizers.append(self)
         else:
             own = set(model.parameters())
-            self._keep({each: each for each in given if each in own or weight_of(each) is None})
+            kept = [each for each in given if each in own or weight_of(each) is None]
+            self._keep({each: model.filled.get(each, each) for each in kept})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -87,6 +83,11 @@ class DistributedOptimizer(Optimizer):
     def defaults(self) -> dict[str, Any]:
         """Those of the wrapped optimizer."""
         return dict(self.optimizer.defaults)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped for an overflow in fp16, which comes later."""
+        return False
 
     def __getattr__(self, name: str) -> Any:
         """Give the wrapped optimizer's attributes."""
@@ -125,6 +126,11 @@ class DistributedOptimizer(Optimizer):
         # What is no parameter of the model stays: it is the script's own affair.
         others = {each: each for group in groups for each in group if each not in before}
         self._keep(others | {old: own[name] for old, name in before.items() if name in own})
+
+    def take_filled(self, filled: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Takes parameters with values in place of empty ones; the model calls it when it is wrapped."""
+        members = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._keep({each: filled.get(each, each) for each in members})
 
     def load_deferred(self) -> None:
         """Take over what was loaded before the model was cut; the model calls it when it has been."""

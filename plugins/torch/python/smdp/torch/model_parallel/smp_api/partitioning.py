@@ -15,6 +15,11 @@ from smdp.torch.model_parallel.smp_api.manual_partition import ManualPartition, 
 from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
 
 
+def default_device() -> torch.device | None:
+    """Returns the current GPU, for models without values; None: where they would have been built."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
 def split(
     model: nn.Module,
     configuration: Configuration,
@@ -34,8 +39,6 @@ def split(
     Raises:
         ValueError: The model cannot be cut so; with a fix.
     """
-    if device is None and torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())
     options = SplitOptions(
         stages=configuration.partitions,
         microbatches=configuration.microbatches,
@@ -44,7 +47,7 @@ def split(
         active_microbatches=configuration.active_microbatches,
         memory_weight=configuration.memory_weight,
         placement=configuration.placement_strategy,
-        device=device,
+        device=device or default_device(),
         seed=configuration.seed,
     )
     if example is not None:
