@@ -255,7 +255,7 @@ class Steps:
             is_training,
             tuple(module.training for module in self._model.modules()),
             modes.key(),
-            _code_of(identity),
+            code_of(identity),
             tuple(parameter.requires_grad for parameter in self._model.parameters()),
             tuple(_switches(module) for module in self._glue),
         )
@@ -294,7 +294,7 @@ class Steps:
             microbatch.abandon()
 
 
-def _code_of(function: Any) -> object:
+def code_of(function: Any) -> object:
     """Give what is the same for a function that is made anew in every step, with all that it wraps."""
     found = []
     while function is not None:

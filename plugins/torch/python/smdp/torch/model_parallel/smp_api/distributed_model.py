@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.delayed_initialization import materialize
 from smdp.torch.model_parallel.pipelining import check_model
-from smdp.torch.model_parallel.same_batch import check_same_batch
 from smdp.torch.model_parallel.smp_api.distributed_parts import DistributedParts
 from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
@@ -26,6 +25,7 @@ from smdp.torch.model_parallel.smp_api.partitioning import default_device, split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
 from smdp.torch.model_parallel.smp_api.state import state
+from smdp.torch.model_parallel.smp_api.step_inputs import StepInputs
 from smdp.torch.model_parallel.smp_api.whole_model import Wrapped, check_state, gathered_again
 
 _log = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class DistributedModel(DistributedParts):
         self._device: torch.device | None = None
         self._decision: dict[str, int] | None = None
         self._steps = 0
+        self._inputs: dict[object, StepInputs] = {}
         self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
@@ -156,6 +157,23 @@ class DistributedModel(DistributedParts):
             )
         self._body.backward(as_one(tensors, grad_tensors))
 
+    def agreed_inputs(self, identity: object, name: str, given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Begins a step: returns the arguments that all ranks of the pipeline go on with; smp.step calls it.
+
+        Args:
+            identity: The same for step functions that are made anew in every step.
+            name: Of the step function.
+            given: This rank's arguments.
+        """
+        if not self._is_cut_over_ranks():
+            return given
+        enter("smp.step")
+        group = state.running.groups.process_group(CommGroup.PP_GROUP)
+        inputs = self._inputs.setdefault(identity, StepInputs(name, group))
+        if isinstance(self._body, Partitions):
+            return inputs.agreed(given, self._body.agree)
+        return inputs.agreed(given, lambda number: len(set(together(lambda: number, group))) == 1)
+
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
@@ -164,19 +182,16 @@ class DistributedModel(DistributedParts):
         Returns:
             What it returned, by microbatch.
         """
-        self.check_not_in_step()
-        if state.cfg.partitions > 1:
-            enter("smp.step")
         self._is_in_step = True
         try:
             if self._body is None:
                 self._cut(program, parts[0])
             assert self._body is not None
             if not self._has_stepped:
-                if isinstance(self._body, Partitions):
-                    check_same_batch(self._body.pipe.layout.values, parts)
                 for hook in list(self._partition_hooks.values()):
                     hook(self, state.optimizer)
+                if isinstance(self._body, Partitions):
+                    self._body.agree(0)
             results = self._body.run_step(program, parts, is_training=is_training)
         finally:
             self._is_in_step = False
@@ -421,6 +436,10 @@ class DistributedModel(DistributedParts):
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
             _log.info("Partition assignments:\n%s", "\n".join(lines))
+
+    def _is_cut_over_ranks(self) -> bool:
+        """Returns whether several ranks run a step, or will once the first one has cut the model."""
+        return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
 
     def _is_delayed(self) -> bool:
         return any(parameter.is_meta for parameter in self._model.parameters())

@@ -12,6 +12,8 @@ from torch import Tensor
 from smdp.torch.model_parallel.containers import look_into
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+# A parameter of the function and, where it collects several arguments, which of them.
+Place = tuple[str, str | int | None]
 
 
 class Slicer:
@@ -21,6 +23,9 @@ class Slicer:
         function: Its parameters' names tell which arguments stay whole.
         non_split_inputs: Names of parameters that every microbatch gets whole.
         input_split_axes: Axis along which tensors of a parameter are cut, by its name. Default: 0.
+
+    Attributes:
+        name: Of the function.
 
     Raises:
         ValueError: A name is none of the function's, or an axis is no integer.
@@ -35,13 +40,13 @@ class Slicer:
         self._signature = inspect.signature(function)
         self._whole = set(non_split_inputs)
         self._axes = dict(input_split_axes or {})
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self.name = getattr(function, "__name__", type(function).__name__)
         known = self._signature.parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
             for name in (*self._whole, *self._axes):
                 if name not in known:
                     raise ValueError(
-                        f"[smdp] smp.step names {name!r}, which is no parameter of {self._name}; allowed:"
+                        f"[smdp] smp.step names {name!r}, which is no parameter of {self.name}; allowed:"
                         f" {', '.join(known)}"
                     )
         for name, axis in self._axes.items():
@@ -50,36 +55,76 @@ class Slicer:
                     f"[smdp] smp.step has input_split_axes[{name!r}] = {axis!r}; allowed: an integer"
                 )
 
-    def cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], microbatches: int) -> list[Arguments]:
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_partial: bool) -> dict[Place, Any]:
+        """Returns the arguments of a call by where they stand: a parameter, and which of those it collects.
+
+        Args:
+            args: Of the call.
+            kwargs: The same by name.
+            is_partial: Some may be missing, since others will be put in.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+        """
+        bind = self._signature.bind_partial if is_partial else self._signature.bind
+        found: dict[Place, Any] = {}
+        for name, value in bind(*args, **kwargs).arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                found |= {(name, key): item for key, item in value.items()}
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                found |= {(name, index): item for index, item in enumerate(value)}
+            else:
+                found[name, None] = value
+        return found
+
+    def cut(self, given: Mapping[Place, Any], microbatches: int) -> list[Arguments]:
         """Give the arguments of each microbatch.
 
         Tensors in lists, tuples, sets and mappings are cut too, as views. What has a method `smp_slice` is
         asked for its part by smp_slice(microbatches, index, axis). All else, and tensors without dimensions,
         every microbatch gets as it is.
 
+        Args:
+            given: What given() returned.
+            microbatches: How many.
+
         Raises:
-            TypeError: The function does not take these arguments.
+            TypeError: An argument is missing.
             ValueError: A tensor cannot be cut into so many equal parts; its name and size are in the text.
         """
-        bound = self._signature.bind(*args, **kwargs)
         parts = []
         for index in range(microbatches):
-            part = inspect.BoundArguments(self._signature, copy.copy(bound.arguments))
-            for name, value in bound.arguments.items():
-                kind = self._signature.parameters[name].kind
-                if kind is inspect.Parameter.VAR_KEYWORD:
-                    part.arguments[name] = {
-                        key: self._sliced(key, item, index, microbatches) for key, item in value.items()
-                    }
-                else:
-                    part.arguments[name] = self._sliced(name, value, index, microbatches)
-            parts.append((part.args, part.kwargs))
+            part = self._call(
+                {place: self._sliced(place, given[place], index, microbatches) for place in given}
+            )
+            if index == 0:
+                self._signature.bind(*part[0], **part[1])
+            parts.append(part)
         return parts
 
-    def _sliced(self, name: str, value: Any, index: int, count: int) -> Any:
+    def _call(self, values: Mapping[Place, Any]) -> Arguments:
+        arguments: dict[str, Any] = {}
+        for (name, key), value in values.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.setdefault(name, {})[key] = value
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                arguments[name] = (*arguments.get(name, ()), value)
+            else:
+                arguments[name] = value
+        bound = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]
+        return bound.args, bound.kwargs
+
+    def _sliced(self, place: Place, value: Any, index: int, count: int) -> Any:
+        name, key = place
+        kind = self._signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            name = str(key)
         if name in self._whole:
             return value
-        return self._part(name, value, index, count, self._axes.get(name, 0))
+        shown = f"{name}[{key}]" if kind is inspect.Parameter.VAR_POSITIONAL else name
+        return self._part(shown, value, index, count, self._axes.get(name, 0))
 
     def _part(self, name: str, value: Any, index: int, count: int, axis: int) -> Any:
         if isinstance(value, Tensor):
@@ -107,13 +152,13 @@ class Slicer:
             return tensor
         if not -tensor.dim() <= axis < tensor.dim():
             raise ValueError(
-                f"[smdp] {name} of {self._name} has {tensor.dim()} dimensions, so it cannot be cut along axis"
+                f"[smdp] {name} of {self.name} has {tensor.dim()} dimensions, so it cannot be cut along axis"
                 f" {axis}; allowed: input_split_axes from {-tensor.dim()} to {tensor.dim() - 1}"
             )
         size = tensor.shape[axis]
         if size == 0 or size % count != 0:
             raise ValueError(
-                f"[smdp] {name} of {self._name} has size {size} along axis {axis}, which microbatches ="
+                f"[smdp] {name} of {self.name} has size {size} along axis {axis}, which microbatches ="
                 f" {count} does not divide; allowed: a multiple of {count} (a DataLoader with drop_last=True"
                 f" leaves out a smaller last batch), or {name.partition('[')[0]!r} in non_split_inputs"
             )

@@ -40,9 +40,32 @@ class Partitions:
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
         """Run the program for each microbatch; all ranks of the pipeline call it."""
-        self._agree_on_trained()
         scale = None if self._is_mean else _unchanged
         return self.pipe.run_step(program, parts, is_training=is_training, scale=scale)
+
+    def agree(self, number: int) -> bool:
+        """Begins a step: lets all stages know what has been frozen or thawed, and compares a number.
+
+        Scripts see the parameters of their rank alone, and every stage must know which gradients come.
+
+        Args:
+            number: From 0 to 2^62 - 1.
+
+        Returns:
+            Whether all ranks of the pipeline gave the same number.
+        """
+        own, group = self._own_trained(), self.pipe.layout.values
+        told = torch.tensor([own != self._trained, number, -number], dtype=torch.int64, device="cpu")
+        try:
+            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
+        except SmdpError as error:
+            text = f"{error.args[0] if error.args else ''} While all ranks of the pipeline come to smp.step."
+            error.args = (text, *error.args[1:])
+            raise
+        has_changed, largest, smallest_negated = told.tolist()
+        if has_changed:
+            self._share_trained(own, group)
+        return bool(largest == -smallest_negated)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Give this rank's parameters."""
@@ -111,18 +134,7 @@ class Partitions:
     def _own_trained(self) -> dict[str, bool]:
         return {name: parameter.requires_grad for name, parameter in self.pipe.named_parameters()}
 
-    def _agree_on_trained(self) -> None:
-        """Let all stages know what has been frozen or thawed: scripts see the parameters of their rank."""
-        own, group = self._own_trained(), self.pipe.layout.values
-        has_changed = torch.tensor([own != self._trained], dtype=torch.uint8, device="cpu")
-        try:
-            dist.all_reduce(has_changed, op=dist.ReduceOp.MAX, group=group)
-        except SmdpError as error:
-            text = f"{error.args[0] if error.args else ''} While all ranks of the pipeline come to smp.step."
-            error.args = (text, *error.args[1:])
-            raise
-        if not has_changed:
-            return
+    def _share_trained(self, own: dict[str, bool], group: Any) -> None:
         self._trained = own
         told: list[dict[str, bool]] = [own] * group.size()
         dist.all_gather_object(told, own, group=group)

@@ -12,8 +12,10 @@ from torch import Tensor
 from smdp.torch.model_parallel.containers import map_tensors
 from smdp.torch.model_parallel.smp_api.distributed_model import DistributedModel
 from smdp.torch.model_parallel.smp_api.microbatching import Slicer
+from smdp.torch.model_parallel.smp_api.ranks import pp_rank
 from smdp.torch.model_parallel.smp_api.state import state
 from smdp.torch.model_parallel.smp_api.step_output import gathered
+from smdp.torch.model_parallel.steps import code_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -45,8 +47,9 @@ def step(
     the first microbatch. When a call returns, `.grad` holds the mean over microbatches and replicas.
 
     Tensors among the arguments are cut along axis 0, also in lists, tuples, sets and mappings; all else is
-    passed on. Each combination of shapes and numbers is recorded once, which takes several times as long as a
-    step: give a number that changes in every step as a tensor.
+    passed on. Where the ranks of a pipeline pass different arguments, those of `pp_rank()` 0 count: the
+    others may pass empty tensors or None. Each combination of shapes and numbers is recorded once, which
+    takes several times as long as a step: give a number that changes in every step as a tensor.
 
     Args:
         function: To be decorated; so `@smp.step` works, and `@smp.step(...)`.
@@ -81,7 +84,9 @@ def step(
     def run(*args: Any, **kwargs: Any) -> Any:
         model = _model()
         model.check_not_in_step()
-        parts = slicer.cut(args, kwargs, state.cfg.microbatches)
+        given = slicer.given(args, kwargs, is_partial=pp_rank() > 0)
+        given = model.agreed_inputs(code_of(body), slicer.name, given)
+        parts = slicer.cut(given, state.cfg.microbatches)
 
         @functools.wraps(body)
         def program(part: Any) -> Any:

@@ -1,0 +1,76 @@
+"""What the arguments of a step are, as a digest: ranks compare it instead of the arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
+
+
+def digest(arguments: Any, *, with_contents: bool) -> bytes:
+    """Returns a digest of containers, plain values, and shapes and types of tensors.
+
+    Other objects, such as a model or an argparse.Namespace, count by their class: they are each rank's own.
+
+    Args:
+        arguments: Of a step, in any structure.
+        with_contents: The contents of tensors and arrays count as well.
+    """
+    found = hashlib.sha256()
+    _add(arguments, found, with_contents)
+    return found.digest()
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether a value is an array or a number of NumPy's."""
+    return not isinstance(value, Tensor) and hasattr(value, "__array_interface__")
+
+
+def is_plain(value: Any) -> bool:
+    """Returns whether a value is a number, a text or the like, or a built-in container of nothing else."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    return isinstance(value, _PLAIN)
+
+
+def _add(value: Any, found: Any, with_contents: bool) -> None:
+    kind = type(value)
+    found.update(f"({kind.__qualname__}".encode())
+    if isinstance(value, Tensor):
+        found.update(f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode())
+        if with_contents and value.layout is torch.strided and not value.is_meta:
+            whole = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            found.update(whole.flatten().view(torch.uint8).numpy())
+    elif is_array(value):
+        found.update(f"{value.shape} {value.dtype}".encode())
+        if with_contents and not value.dtype.hasobject:
+            found.update(value.tobytes())
+    elif isinstance(value, _PLAIN):
+        found.update(repr(value).encode())
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(item, found, with_contents)
+    elif isinstance(value, (set, frozenset)):
+        # Their order differs between processes.
+        for each in sorted(digest(item, with_contents=with_contents) for item in value):
+            found.update(each)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _add(key, found, with_contents)
+            _add(item, found, with_contents)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _add(getattr(value, field.name), found, with_contents)
+    elif callable(getattr(value, "smp_slice", None)):
+        for name, item in vars(value).items():
+            found.update(name.encode())
+            _add(item, found, with_contents)
+    found.update(b")")
