@@ -26,9 +26,9 @@ using UnitTuple = std::tuple<std::string, double, double, double, double, double
 using TiedTuple = std::tuple<double, std::vector<std::size_t>>;
 
 Partition partition_units(const std::vector<UnitTuple>& units, const std::vector<TiedTuple>& tied, int ranks,
-                          int virtual_stages, int microbatches, std::string schedule, int active_microbatches,
-                          std::string algorithm, double memory_cap, double state_factor, double memory_weight,
-                          bool is_tied_together, double latency, double bandwidth) {
+                          int virtual_stages, std::vector<int> rank_of, int microbatches, std::string schedule,
+                          int active_microbatches, std::string algorithm, double memory_cap, double state_factor,
+                          double memory_weight, bool is_tied_together, double latency, double bandwidth) {
   Problem problem;
   for (const auto& [name, forward, input, weight, parameters, activations, cut, stage] : units) {
     problem.units.push_back({name, forward, input, weight, parameters, activations, cut, stage});
@@ -36,6 +36,7 @@ Partition partition_units(const std::vector<UnitTuple>& units, const std::vector
   for (const auto& [bytes, members] : tied) problem.tied.push_back({bytes, members});
   problem.ranks = ranks;
   problem.virtual_stages = virtual_stages;
+  problem.rank_of = std::move(rank_of);
   problem.microbatches = microbatches;
   problem.schedule = std::move(schedule);
   problem.active_microbatches = active_microbatches;
@@ -73,9 +74,10 @@ void bind_partition(nb::module_& m) {
       .def_ro("activation_cap", &Partition::activation_cap, "Bytes per rank that auto was given; 0: none.")
       .def_ro("reason", &Partition::reason, "One sentence.");
   m.def("partition_units", &partition_units, nb::arg("units"), nb::arg("tied"), nb::kw_only(), nb::arg("ranks"),
-        nb::arg("virtual_stages"), nb::arg("microbatches"), nb::arg("schedule"), nb::arg("active_microbatches"),
-        nb::arg("algorithm"), nb::arg("memory_cap"), nb::arg("state_factor"), nb::arg("memory_weight"),
-        nb::arg("is_tied_together"), nb::arg("latency"), nb::arg("bandwidth"), nb::call_guard<Released>());
+        nb::arg("virtual_stages"), nb::arg("rank_of"), nb::arg("microbatches"), nb::arg("schedule"),
+        nb::arg("active_microbatches"), nb::arg("algorithm"), nb::arg("memory_cap"), nb::arg("state_factor"),
+        nb::arg("memory_weight"), nb::arg("is_tied_together"), nb::arg("latency"), nb::arg("bandwidth"),
+        nb::call_guard<Released>());
 }
 
 }  // namespace smdp

@@ -169,29 +169,29 @@ void bind_pipeline(nb::module_& m) {
   m.def(
       "pipeline_schedules",
       [] {
-        using Info = std::tuple<std::string, std::string, int, int, std::optional<std::string>, bool>;
+        using Info = std::tuple<std::string, std::string, int, int, std::optional<std::string>, bool, bool>;
         std::vector<Info> infos;
         for (const pipeline::ScheduleInfo& info : pipeline::schedule_names()) {
           infos.emplace_back(info.name, info.description, info.usual_virtual_stages, info.virtual_stages,
-                             placement_name(info), info.is_split);
+                             placement_name(info), info.is_split, info.takes_any_placement);
         }
         return infos;
       },
-      "(name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W) of every "
-      "schedule.");
+      "(name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W, takes any "
+      "placement) of every schedule.");
   m.def(
       "pipeline_generate",
       [](const std::string& name, int stages, int microbatches, int virtual_stages, int active_microbatches,
          const std::optional<Costs>& costs, std::optional<double> memory_cap,
-         const std::optional<std::string>& placement) {
-        pipeline::GenerateOptions options{stages, microbatches, virtual_stages, active_microbatches, costs, memory_cap,
-                                          {}};
+         const std::optional<std::string>& placement, std::vector<int> rank_of) {
+        pipeline::GenerateOptions options{stages,     microbatches, virtual_stages,    active_microbatches, costs,
+                                          memory_cap, {},           std::move(rank_of)};
         if (placement) options.placement = pipeline::parse_placement(*placement);
         return pipeline::generate(name, options);
       },
       nb::arg("name"), nb::kw_only(), nb::arg("stages"), nb::arg("microbatches"), nb::arg("virtual_stages") = 1,
       nb::arg("active_microbatches") = 0, nb::arg("costs") = nb::none(), nb::arg("memory_cap") = nb::none(),
-      nb::arg("placement") = nb::none(), Release());
+      nb::arg("placement") = nb::none(), nb::arg("rank_of") = std::vector<int>{}, Release());
   m.def("pipeline_simulate", &pipeline::simulate, nb::arg("schedule"), nb::arg("costs"), Release());
   m.def(
       "pipeline_lower_bounds",

@@ -36,6 +36,9 @@ struct Problem {
   std::vector<Tied> tied;
   int ranks = 1;
   int virtual_stages = 1;  // per rank
+  // Rank of each virtual stage, in place of virtual_stages, where every unit is pinned; empty: the schedule's
+  // placement.
+  std::vector<int> rank_of = {};
   int microbatches = 1;
   std::string schedule = "1f1b";  // as smdp/pipeline/generate.h names them
   int active_microbatches = 0;    // of smp_interleaved; 0: ranks + 2

@@ -836,12 +836,12 @@ def pipeline_gantt(schedule: PipelineSchedule, simulation: PipelineSimulation, w
 
 def pipeline_chrome_trace(schedule: PipelineSchedule, simulation: PipelineSimulation) -> str: ...
 
-def pipeline_schedules() -> list[tuple[str, str, int, int, str | None, bool]]:
+def pipeline_schedules() -> list[tuple[str, str, int, int, str | None, bool, bool]]:
     """
-    (name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W) of every schedule.
+    (name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W, takes any placement) of every schedule.
     """
 
-def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None, placement: str | None = None) -> PipelineSchedule: ...
+def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None, placement: str | None = None, rank_of: Sequence[int] = []) -> PipelineSchedule: ...
 
 def pipeline_simulate(schedule: PipelineSchedule, costs: PipelineCosts) -> PipelineSimulation: ...
 
@@ -924,7 +924,7 @@ class Partition:
     def reason(self) -> str:
         """One sentence."""
 
-def partition_units(units: Sequence[tuple[str, float, float, float, float, float, float, int]], tied: Sequence[tuple[float, Sequence[int]]], *, ranks: int, virtual_stages: int, microbatches: int, schedule: str, active_microbatches: int, algorithm: str, memory_cap: float, state_factor: float, memory_weight: float, is_tied_together: bool, latency: float, bandwidth: float) -> Partition: ...
+def partition_units(units: Sequence[tuple[str, float, float, float, float, float, float, int]], tied: Sequence[tuple[float, Sequence[int]]], *, ranks: int, virtual_stages: int, rank_of: Sequence[int], microbatches: int, schedule: str, active_microbatches: int, algorithm: str, memory_cap: float, state_factor: float, memory_weight: float, is_tied_together: bool, latency: float, bandwidth: float) -> Partition: ...
 
 def kernel_name() -> str: ...
 

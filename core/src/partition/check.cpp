@@ -46,6 +46,25 @@ void check_units(const Problem& problem, int stages) {
   }
 }
 
+// With ranks given for stages, the pins alone say which units a stage has.
+void check_rank_of(const Problem& problem) {
+  if (problem.rank_of.empty()) return;
+  if (problem.virtual_stages != 1 || problem.algorithm != "pipeline" || problem.memory_cap > 0) {
+    refuse("rank_of", "given", "beside the algorithm pipeline, without virtual_stages and memory_cap");
+  }
+  int next = 0;
+  for (std::size_t i = 0; i < problem.units.size(); ++i) {
+    const int stage = problem.units[i].stage;
+    if (stage == next) ++next;
+    if (stage != next - 1) {
+      refuse("units[" + std::to_string(i) + "].stage", std::to_string(stage),
+             "beside rank_of, a stage for every unit, from 0 on, and none without a unit");
+    }
+  }
+  check_count("stages of units", next, static_cast<std::int64_t>(problem.rank_of.size()),
+              static_cast<std::int64_t>(problem.rank_of.size()), ", as many as rank_of has ranks");
+}
+
 void check_tied(const Problem& problem) {
   std::vector<double> shared(problem.units.size(), 0);
   for (std::size_t i = 0; i < problem.tied.size(); ++i) {
@@ -105,13 +124,15 @@ void check(const Problem& problem) {
   if (std::find(std::begin(kAlgorithms), std::end(kAlgorithms), problem.algorithm) == std::end(kAlgorithms)) {
     refuse("algorithm", "'" + shown(problem.algorithm) + "'", "pipeline, sum, bottleneck, smp");
   }
-  const auto stages = std::int64_t{problem.ranks} * problem.virtual_stages;
+  const auto stages = problem.rank_of.empty() ? std::int64_t{problem.ranks} * problem.virtual_stages
+                                              : static_cast<std::int64_t>(problem.rank_of.size());
   const auto units = static_cast<std::int64_t>(problem.units.size());
   if (stages > units) {
     refuse("ranks x virtual_stages", std::to_string(problem.ranks) + " x " + std::to_string(problem.virtual_stages),
            "at most " + std::to_string(units) + ", as there are that many units and each stage has one");
   }
   check_units(problem, static_cast<int>(stages));
+  check_rank_of(problem);
   check_schedule(problem);
   check_tied(problem);
 }

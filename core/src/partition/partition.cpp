@@ -28,6 +28,16 @@ Ends chosen_ends(const Problem& problem, const Spans& spans) {
   return problem.algorithm == "sum" ? best->ends : improved(problem, spans, best->ends);
 }
 
+// Of stages that the pins have chosen, all of them.
+Ends pinned_ends(const Problem& problem) {
+  Ends ends;
+  for (std::size_t i = 1; i < problem.units.size(); ++i) {
+    if (problem.units[i].stage != problem.units[i - 1].stage) ends.push_back(i);
+  }
+  ends.push_back(problem.units.size());
+  return ends;
+}
+
 // "pipeline" asks the simulator about all other schedules.
 bool is_capped_by_form(const Problem& problem) { return problem.algorithm != "pipeline" || is_sum_exact(problem); }
 
@@ -35,6 +45,13 @@ bool is_capped_by_form(const Problem& problem) { return problem.algorithm != "pi
 
 Partition partition(const Problem& problem) {
   check(problem);
+  if (!problem.rank_of.empty()) {
+    const Spans spans(problem, std::vector<double>(problem.rank_of.size(), 1), 0);
+    const Ends ends = pinned_ends(problem);
+    Partition result = priced(problem, spans, ends);
+    result.reason = reason_of(problem, spans, ends, result);
+    return result;
+  }
   // Several stages share a rank's cap: that only a simulation can tell.
   const double stage_cap = problem.virtual_stages == 1 && is_capped_by_form(problem) ? problem.memory_cap : 0;
   const Spans spans(problem, in_flight(problem, problem.ranks), stage_cap);

@@ -64,11 +64,17 @@ pipeline::Costs costs_of(const Problem& problem, const std::vector<Stage>& stage
   return costs;
 }
 
+bool has_one_stage_per_rank(const Problem& problem) {
+  return problem.virtual_stages == 1 && problem.rank_of.size() <= static_cast<std::size_t>(problem.ranks);
+}
+
 // What the cap leaves for activations on the fullest rank; none if there is no cap, or nothing is left.
 std::optional<double> activation_cap(const Problem& problem, const std::vector<Stage>& stages) {
   if (problem.memory_cap == 0) return std::nullopt;
   std::vector<double> states(static_cast<std::size_t>(problem.ranks), 0);
-  const std::vector<int> rank_of = pipeline::place(pipeline::Placement::kLoop, problem.ranks, problem.virtual_stages);
+  const std::vector<int> rank_of =
+      problem.rank_of.empty() ? pipeline::place(pipeline::Placement::kLoop, problem.ranks, problem.virtual_stages)
+                              : problem.rank_of;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     states[static_cast<std::size_t>(rank_of[i])] += problem.state_factor * stages[i].parameter_bytes;
   }
@@ -90,7 +96,7 @@ pipeline::Schedule schedule_of(const Problem& problem, pipeline::GenerateOptions
   } catch (const InvalidArgument&) {
     // One cap for all ranks is more than is asked where early ones have few parameters and many activations.
     options.memory_cap.reset();
-    if (problem.virtual_stages == 1) partition.schedule = "1f1b";
+    if (has_one_stage_per_rank(problem)) partition.schedule = "1f1b";
     return pipeline::generate(partition.schedule, options);
   }
 }
@@ -133,6 +139,7 @@ Partition priced(const Problem& problem, const Spans& spans, const Ends& ends) {
   pipeline::GenerateOptions options;
   options.stages = problem.ranks;
   options.virtual_stages = problem.virtual_stages;
+  options.rank_of = problem.rank_of;
   options.microbatches = problem.microbatches;
   options.active_microbatches = problem.active_microbatches;
   options.costs = costs_of(problem, partition.stages);
@@ -148,7 +155,7 @@ Partition priced(const Problem& problem, const Spans& spans, const Ends& ends) {
     const double states = problem.state_factor * stage.parameter_bytes;
     partition.peak_bytes[rank] += states;
     // With several stages on a rank their activations have a peak together, not one each.
-    stage.memory_bytes = problem.virtual_stages == 1 ? partition.peak_bytes[rank] : states + stage.activation_bytes;
+    stage.memory_bytes = has_one_stage_per_rank(problem) ? partition.peak_bytes[rank] : states + stage.activation_bytes;
   }
   return partition;
 }

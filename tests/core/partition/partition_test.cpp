@@ -478,6 +478,29 @@ TEST(Partition, SmpsAlgorithm) {
   EXPECT_TRUE(holds_both(tied.stages[0]) && holds_both(tied.stages[1]));
 }
 
+TEST(Partition, StagesMayLieOnAnyRanks) {
+  Problem problem;
+  for (int i = 0; i < 4; ++i) {
+    problem.units.push_back({"unit." + std::to_string(i), 1, 1, 1, 8, 2, i == 3 ? 0.0 : 4.0, i == 0 ? 0 : (i + 1) / 2});
+  }
+  problem.ranks = 2;
+  problem.microbatches = 2;
+  problem.schedule = "smp_interleaved";
+  problem.rank_of = {0, 1, 0};  // units 0, 1 and 2, 3
+  const Partition found = partition(problem);
+  ASSERT_EQ(found.stages.size(), 3U);
+  EXPECT_EQ(found.stages[1].units, (std::vector<std::size_t>{1, 2}));
+  EXPECT_EQ((std::vector<int>{found.stages[0].rank, found.stages[1].rank, found.stages[2].rank}), problem.rank_of);
+  EXPECT_EQ(found.stages[2].parameter_bytes, 8);
+  // Two microbatches, one after the other through all three stages at the worst.
+  EXPECT_GE(found.step, 3 * 4);
+  EXPECT_LE(found.step, 3 * 4 * 2);
+  problem.units[3].stage = -1;
+  EXPECT_THROW(partition(problem), InvalidArgument);
+  problem.units[3].stage = 1;
+  EXPECT_THROW(partition(problem), InvalidArgument);
+}
+
 TEST(Partition, WrongInput) {
   const Problem right = language_model(4, 2, 1, 4);
   const auto says = [&](auto change, const std::string& text) {

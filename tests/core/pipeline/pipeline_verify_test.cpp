@@ -530,6 +530,47 @@ TEST(Verify, EvaluationBesideAV) {
   }
 }
 
+// Ranks that come again, uneven numbers of stages per rank, a rank without one.
+const std::vector<std::vector<int>> kPlacements{{0, 1, 0},       {1, 0},          {0, 1, 0, 1, 0}, {0, 1, 2, 0, 1},
+                                                {2, 0, 1, 0, 2}, {0, 2, 1, 2, 0}, {1, 0, 1},       {0, 2, 0}};
+
+TEST(Schedules, TakeAnyPlacementWhereTheirEntrySaysSo) {
+  for (const ScheduleInfo& info : schedule_names()) {
+    if (!info.takes_any_placement) continue;
+    for (const std::vector<int>& rank_of : kPlacements) {
+      for (const int microbatches : {1, 2, 5, 8}) {
+        GenerateOptions options;
+        options.stages = 1 + *std::max_element(rank_of.begin(), rank_of.end());
+        options.microbatches = microbatches;
+        options.rank_of = rank_of;
+        Schedule schedule = generate(info.name, options);
+        EXPECT_EQ(schedule.rank_of, rank_of);
+        EXPECT_EQ(verify(schedule), std::nullopt) << info.name;
+        schedule.skip_edges = rank_of.size() > 2 ? std::vector<std::pair<int, int>>{{0, 2}} : schedule.skip_edges;
+        const Schedule tied = schedule.forward_only ? schedule : add_tied_reductions(schedule, {{0, 1}});
+        EXPECT_EQ(verify(add_send_recv(tied)), std::nullopt) << info.name;
+      }
+    }
+  }
+}
+
+TEST(Schedules, TheirOwnPlacementMayBeSaid) {
+  GenerateOptions options;
+  options.stages = 2;
+  options.microbatches = 4;
+  options.rank_of = {0, 1, 1, 0};
+  EXPECT_EQ(generate("zb_v", options), make("zb_v", 2, 4, 2));
+  options.rank_of = {0, 1};
+  EXPECT_EQ(generate("1f1b", options), make("1f1b", 2, 4));
+  options.rank_of = {0, 1, 0, 1};
+  EXPECT_EQ(generate("interleaved_1f1b", options), make("interleaved_1f1b", 2, 4, 2));
+  EXPECT_EQ(generate("forward_only", options), make("forward_only", 2, 4, 2));
+  options.rank_of = {0, 1, 0};
+  EXPECT_THROW(generate("1f1b", options), InvalidArgument);
+  options.rank_of = {0, 2};
+  EXPECT_THROW(generate("gpipe", options), InvalidArgument);
+}
+
 TEST(Schedules, AreWhatTheirEntrySays) {
   for (const ScheduleInfo& info : schedule_names()) {
     const std::string name(info.name);

@@ -143,6 +143,10 @@ def test_undocumented_keys_are_ignored_in_one_line(caplog: pytest.LogCaptureFixt
         ({"shard_optimizer_state": True}, "shard_optimizer_state = True asks for sharded optimizer state"),
         ({"schedule": "1f1B"}, "did you mean '1f1b'?"),
         ({"schedule": "zb_v", "virtual_stages": 3}, "virtual_stages = 3 does not go with schedule = 'zb_v'"),
+        (
+            {"virtual_stages": 2, "auto_partition": False, "default_partition": 0},
+            "auto_partition is off, and virtual_stages = 2",
+        ),
         ({"virtual_stages": 0}, "The number of virtual_stages must be a positive integer."),
         ({"seed": -1}, "seed must be an integer from 0"),
         ({"microbatch": 2}, "there is no key 'microbatch'; did you mean 'microbatches'?"),

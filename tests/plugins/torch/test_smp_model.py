@@ -84,18 +84,6 @@ class ByHand(nn.Module):
         return self.head(self.nested.inner(x))  # type: ignore[no-any-return]
 
 
-class Backwards(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        with smp.partition(1):
-            self.early = Layer()
-        with smp.partition(0):
-            self.late = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.late(self.early(x))  # type: ignore[no-any-return]
-
-
 def partitions_by_hand() -> None:
     alone = made(ByHand)
     train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
@@ -109,9 +97,6 @@ def partitions_by_hand() -> None:
         assert {name.partition(".")[0] for name, _ in model.local_named_parameters()} == own
     with job():  # ignored where the partitioner decides
         assert differences(trained(ByHand), alone) == {}
-    with job(auto_partition=False, default_partition=0):
-        with refused("values only flow to later partitions"):
-            trained(Backwards)
     with job(auto_partition=False, default_partition=0), refused("is on partition(s) [1]"):
         trained(Chain)
     with job(auto_partition=False, default_partition=0):

@@ -281,6 +281,11 @@ def test_evaluation_stands_beside_a_v() -> None:
 
 
 def test_what_schedules_are() -> None:
+    any_ranks = pipeline.generate("smp_interleaved", stages=2, microbatches=4, rank_of=[0, 1, 0])
+    assert any_ranks.rank_of == [0, 1, 0] and pipeline.schedule_info("smp_interleaved").takes_any_placement
+    pipeline.verify(any_ranks.lower())
+    with pytest.raises(ValueError, match="schedule '1f1b' cannot have virtual stages on ranks 0, 1, 0"):
+        pipeline.generate("1f1b", stages=2, microbatches=4, rank_of=[0, 1, 0])
     info = pipeline.schedule_info("zb_v")
     assert (info.virtual_stages, info.placement, info.is_split) == (2, "v", True)
     assert pipeline.schedule_info("interleaved_1f1b").virtual_stages is None

@@ -20,6 +20,9 @@ struct GenerateOptions {
   std::optional<Costs> costs;          // smp_interleaved, zb_1p, zb_2p, v_half, v_min, auto; default: 1 each, no hop
   std::optional<double> memory_cap;    // auto: bytes of activations per rank
   std::optional<Placement> placement;  // forward_only: either; others have their own
+  // Rank of each virtual stage, in place of virtual_stages and placement; empty: as these say. Any ranks in any order
+  // where ScheduleInfo allows it; otherwise only the schedule's own placement.
+  std::vector<int> rank_of = {};
 };
 
 struct ScheduleInfo {
@@ -29,6 +32,7 @@ struct ScheduleInfo {
   int virtual_stages = 0;                                 // the only number per rank that it can have; 0: any
   std::optional<Placement> placement = Placement::kLoop;  // nullopt: either
   bool is_split = false;                                  // it has, or may have, I and W apart
+  bool takes_any_placement = false;                       // rank_of may be any
   std::string_view others = {};  // where virtual_stages is given: a similar schedule that has other numbers
 };
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smdp._arguments import flag, integer, number, text
 from smdp._core import Partition as Partition
 from smdp._core import PartitionStage as PartitionStage
@@ -30,6 +32,7 @@ def partition(
     is_tied_together: bool = False,
     latency: float = 0.0,
     bandwidth: float = 0.0,
+    rank_of: Sequence[int] | None = None,
 ) -> Partition:
     """Cut a model into `ranks` x `virtual_stages` contiguous stages, for the shortest step within the cap.
 
@@ -54,6 +57,7 @@ def partition(
             reduction of its gradient are the price of every further stage.
         latency: Seconds of one transfer between stages.
         bandwidth: Bytes per second of a link; 0: transfers take the latency alone.
+        rank_of: Rank of each stage, in place of `virtual_stages`, where every unit has its stage.
 
     Raises:
         ValueError: A value is wrong, with its name and what is allowed; or no cut fits, with the smallest
@@ -89,6 +93,7 @@ def partition(
         tied,
         ranks=integer("ranks", ranks),
         virtual_stages=integer("virtual_stages", virtual_stages),
+        rank_of=[integer(f"rank_of[{place}]", rank) for place, rank in enumerate(rank_of or ())],
         microbatches=integer("microbatches", microbatches),
         schedule=text("schedule", schedule),
         active_microbatches=integer("active_microbatches", active_microbatches),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from smdp import _core
@@ -21,11 +22,12 @@ class ScheduleInfo(NamedTuple):
     virtual_stages: int | None  # the only number per rank that it can have; None: any
     placement: str | None  # "loop" or "v"; None: either
     is_split: bool  # it has, or may have, input and weight gradients apart
+    takes_any_placement: bool  # its virtual stages may lie on any ranks in any order
 
 
 _INFOS = {
-    name: ScheduleInfo(name, line, usual, only or None, placement, is_split)
-    for name, line, usual, only, placement, is_split in _core.pipeline_schedules()
+    name: ScheduleInfo(name, line, usual, only or None, placement, is_split, takes_any)
+    for name, line, usual, only, placement, is_split, takes_any in _core.pipeline_schedules()
 }
 
 SCHEDULES: dict[str, str] = {name: info.description for name, info in _INFOS.items()}
@@ -67,6 +69,7 @@ def generate(
     activation_bytes: PerStage = 1.0,
     memory_cap: float | None = None,
     placement: str | None = None,
+    rank_of: Sequence[int] | None = None,
 ) -> Schedule:
     """Make a schedule of computations; Schedule.lower() adds communication.
 
@@ -84,6 +87,8 @@ def generate(
         activation_bytes: Per virtual stage, of a microbatch.
         memory_cap: For auto: most bytes of activations per rank.
         placement: For forward_only: "v" beside a schedule in a V, else "loop", the default.
+        rank_of: Rank of each virtual stage, in place of `virtual_stages` and `placement`. Schedules whose
+            `schedule_info` says so take any ranks in any order; others take their own placement only.
 
     Raises:
         ValueError: There is no such schedule, or it cannot have one of the numbers; the message names the
@@ -91,10 +96,12 @@ def generate(
     """
     stages = _costs.integer("stages", stages)
     virtual_stages = _costs.integer("virtual_stages", virtual_stages)
+    ranks = [] if rank_of is None else _costs.integers("rank_of", rank_of)
+    count = len(ranks) or stages * virtual_stages
     costs = None
-    if 0 < stages * virtual_stages <= _LARGEST_STAGES:  # the core refuses others
+    if 0 < count <= _LARGEST_STAGES:  # the core refuses others
         costs = _costs.make(
-            stages * virtual_stages,
+            count,
             forward=forward,
             backward_input=backward_input,
             backward_weight=backward_weight,
@@ -113,5 +120,6 @@ def generate(
             costs=costs,
             memory_cap=None if memory_cap is None else _costs.number("memory_cap", memory_cap),
             placement=None if placement is None else _costs.text("placement", placement),
+            rank_of=ranks,
         )
     )

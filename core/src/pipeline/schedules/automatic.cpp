@@ -33,7 +33,7 @@ std::vector<Schedule> candidates(const GenerateOptions& options, const Costs& co
     }
   }
   for (const Placement placement : {Placement::kLoop, Placement::kV}) {
-    if (placement == Placement::kV && v == 1) continue;
+    if (placement == Placement::kV && (v == 1 || !options.rank_of.empty())) continue;
     const Schedule empty = blank("auto", placement, options);
     const double least = smallest_cap(empty, costs);
     all.push_back(best_greedy(empty, costs, least));

@@ -5,15 +5,17 @@
 namespace smdp::pipeline {
 
 Schedule forward_only(const GenerateOptions& options) {
-  const Placement placement = options.placement.value_or(Placement::kLoop);
-  Schedule schedule = blank("forward_only", placement, options);
+  Schedule schedule = blank("forward_only", options.placement.value_or(Placement::kLoop), options);
   schedule.forward_only = true;
-  const Rounds rounds = make_rounds(options);
-  for (int rank = 0; rank < options.stages; ++rank) {
-    for (const Step& step : rounds.forwards) {
-      const bool is_upwards = placement == Placement::kV && step.turn % 2 == 1;
-      const int stage = step.turn * options.stages + (is_upwards ? options.stages - 1 - rank : rank);
-      schedule.rows[at(rank)].push_back(compute(ActionKind::kForward, stage, step.microbatch));
+  std::vector<std::vector<int>> stages(schedule.rows.size());
+  for (int stage = 0; stage < schedule.stages(); ++stage) {
+    stages[at(schedule.rank_of[at(stage)])].push_back(stage);
+  }
+  for (std::size_t rank = 0; rank < stages.size(); ++rank) {
+    GenerateOptions own = options;
+    own.virtual_stages = static_cast<int>(stages[rank].size());
+    for (const Step& step : make_rounds(own).forwards) {
+      schedule.rows[rank].push_back(compute(ActionKind::kForward, stages[rank][at(step.turn)], step.microbatch));
     }
   }
   return schedule;

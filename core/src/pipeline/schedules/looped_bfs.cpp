@@ -5,22 +5,18 @@
 
 namespace smdp::pipeline {
 
+Schedule breadth_first(Schedule blank) {
+  const auto add = [&](ActionKind kind, int stage) {
+    auto& row = blank.rows[at(blank.rank_of[at(stage)])];
+    for (int i = 0; i < blank.microbatches; ++i) row.push_back(compute(kind, stage, i));
+  };
+  for (int stage = 0; stage < blank.stages(); ++stage) add(ActionKind::kForward, stage);
+  for (int stage = blank.stages() - 1; stage >= 0; --stage) add(ActionKind::kBackward, stage);
+  return blank;
+}
+
 Schedule looped_bfs(const GenerateOptions& options) {
-  Schedule schedule = blank("looped_bfs", Placement::kLoop, options);
-  for (int rank = 0; rank < options.stages; ++rank) {
-    auto& row = schedule.rows[static_cast<std::size_t>(rank)];
-    for (int turn = 0; turn < options.virtual_stages; ++turn) {
-      for (int i = 0; i < options.microbatches; ++i) {
-        row.push_back(compute(ActionKind::kForward, turn * options.stages + rank, i));
-      }
-    }
-    for (int turn = options.virtual_stages - 1; turn >= 0; --turn) {
-      for (int i = 0; i < options.microbatches; ++i) {
-        row.push_back(compute(ActionKind::kBackward, turn * options.stages + rank, i));
-      }
-    }
-  }
-  return schedule;
+  return breadth_first(blank("looped_bfs", Placement::kLoop, options));
 }
 
 }  // namespace smdp::pipeline

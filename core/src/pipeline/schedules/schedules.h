@@ -22,6 +22,13 @@ Schedule dualpipe_v(const GenerateOptions& options);
 Schedule forward_only(const GenerateOptions& options);
 Schedule automatic(const GenerateOptions& options);
 
+// Virtual stages of all ranks together.
+int stages_of(const GenerateOptions& options);
+
+// All microbatches through one virtual stage of a rank after the other, and back the other way round. In any placement:
+// every rank takes its stages in their order, so the first action that is not done can always run.
+Schedule breadth_first(Schedule blank);
+
 // A schedule without actions.
 Schedule blank(std::string name, Placement placement, const GenerateOptions& options);
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from smdp.partition import Trace
 from smdp.torch.model_parallel.pinning import pinned
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.program import LossFunction, Program, loss_of
 from smdp.torch.model_parallel.slicing import cut
-from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
+from smdp.torch.model_parallel.split_over_ranks import Placed, SplitOptions, split_over_ranks
 
 # By names of classes, which need not be imported to see that nobody has wrapped the model in them.
 _WRAPPERS = {
@@ -105,8 +106,12 @@ def pipeline(
         example = program.arguments(part)
         if loss_fn is not None:
             weighed_loss = functools.partial(_loss_of_part, loss_of(loss_fn), part)
-    assign = functools.partial(pinned, pins=pins, stages=stages * options.stages_per_rank) if pins else None
+    assign = functools.partial(_placed, pins=pins, stages=stages * options.stages_per_rank) if pins else None
     return split_over_ranks(model, options, example, assign, loss_fn=weighed_loss)
+
+
+def _placed(traced: Trace, pins: Mapping[str, int], stages: int) -> Placed:
+    return Placed(pinned(traced, pins, stages))
 
 
 def _loss_of_part(loss: Callable[[Any, Any], Any], part: Any, output: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,19 @@ from smdp.torch.model_parallel.splitting import Split, stages_of_units, users_of
 from smdp.torch.model_parallel.steps import Tables
 from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
 from smdp.torch.model_parallel.units import find_units
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A trace whose units have their virtual stages.
+
+    Attributes:
+        trace: Units that have no stage may go to any.
+        rank_of: Rank of each virtual stage; None: the schedule's own placement.
+    """
+
+    trace: Trace
+    rank_of: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +79,21 @@ class SplitOptions:
         info = schedules.schedule_info(self.schedule)
         return self.virtual_stages or info.virtual_stages or info.usual_virtual_stages
 
-    def tables(self, microbatches: int, found: Partition) -> Tables:
-        """Give the schedules of a step of so many microbatches, for the stages that were found."""
+    def tables(self, microbatches: int, found: Partition, ranks: Sequence[int] | None) -> Tables:
+        """Give the schedules of a step of so many microbatches, for the stages that were found.
+
+        Args:
+            microbatches: Of the step.
+            found: Stages, with their times and bytes.
+            ranks: Rank of each stage; None: the schedule's own placement.
+        """
         rank_of = [stage.rank for stage in found.stages]
         is_loop = rank_of == [stage % self.stages for stage in range(len(rank_of))]
         held = [stage.activation_bytes for stage in found.stages]
-        make = functools.partial(
-            schedules.generate,
-            stages=self.stages,
-            microbatches=microbatches,
-            virtual_stages=self.stages_per_rank,
+        place: dict[str, Any] = (
+            {"virtual_stages": self.stages_per_rank} if ranks is None else {"rank_of": ranks}
         )
+        make = functools.partial(schedules.generate, stages=self.stages, microbatches=microbatches, **place)
         training = make(
             found.schedule,
             active_microbatches=self.active_microbatches,
@@ -89,7 +106,7 @@ class SplitOptions:
         )
         if training.rank_of != rank_of:  # auto would lay another number of microbatches otherwise
             training = make("looped_bfs" if is_loop else "zb_v")
-        evaluation = make("forward_only", placement="loop" if is_loop else "v")
+        evaluation = make("forward_only", **({} if ranks else {"placement": "loop" if is_loop else "v"}))
         return Tables(training, evaluation)
 
 
@@ -97,7 +114,7 @@ def split_over_ranks(
     model: nn.Module,
     options: SplitOptions,
     example: tuple[tuple[Any, ...], dict[str, Any]] | None,
-    assign: Callable[[Trace], Trace] | None = None,
+    assign: Callable[[Trace], Placed] | None = None,
     must_be_cut: Callable[[nn.Module], bool] | None = None,
     loss_fn: Callable[[Any], Any] | None = None,
 ) -> PipelinedModule:
@@ -116,7 +133,9 @@ def split_over_ranks(
         ValueError: The model cannot be split so; with a fix.
     """
     layout = Layout(options.stages, options.placement)
-    units = find_units(model, options.stages * options.stages_per_rank, must_be_cut)
+    # Where modules are put on ranks by hand, the number of stages follows from them.
+    least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
+    units = find_units(model, least, must_be_cut)
     # All ranks trace at once, so that times are those of training, with the others at work; rank 0's count.
     dist.barrier()
     traced = together(
@@ -126,19 +145,20 @@ def split_over_ranks(
             else trace(model, units, *example, loss_fn=loss_fn)
         )
     )[0]
-    if assign is not None:
-        traced = assign(traced)
+    placed = Placed(traced) if assign is None else assign(traced)
+    traced = placed.trace
     found = partition(
         traced,
         ranks=options.stages,
-        virtual_stages=options.stages_per_rank,
+        virtual_stages=options.stages_per_rank if placed.rank_of is None else 1,
+        rank_of=placed.rank_of,
         microbatches=options.microbatches,
         schedule=options.schedule,
         active_microbatches=options.active_microbatches or 0,
         memory_cap=options.memory_cap,
         memory_weight=options.memory_weight,
     )
-    tables = functools.cache(functools.partial(options.tables, found=found))
+    tables = functools.cache(functools.partial(options.tables, found=found, ranks=placed.rank_of))
     table = tables(options.microbatches).training
     calls = stages_of_units(traced, found)
     if units == ("",):

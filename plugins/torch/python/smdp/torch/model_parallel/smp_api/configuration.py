@@ -192,6 +192,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
             "[smdp] default_partition must be less than the number of partitions! Got default_partition ="
             f" {values['default_partition']} and partitions = {partitions}."
         )
+    if values.get("auto_partition") is False and "virtual_stages" in values:
+        raise ValueError(
+            f"[smdp] auto_partition is off, and virtual_stages = {values['virtual_stages']}; leave"
+            " virtual_stages out: stages follow from where smp.partition and smp.set_partition put modules"
+        )
     for name in ("ddp_port", "ddp_dist_backend"):
         if name in values and not values.get("ddp"):
             raise ValueError(

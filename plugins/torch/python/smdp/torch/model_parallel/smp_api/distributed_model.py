@@ -21,7 +21,7 @@ from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
 from smdp.torch.model_parallel.smp_api.meeting import enter, meet
 from smdp.torch.model_parallel.smp_api.one_loss import as_one
-from smdp.torch.model_parallel.smp_api.partitioning import default_device, split
+from smdp.torch.model_parallel.smp_api.partitioning import Decision, default_device, split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
 from smdp.torch.model_parallel.smp_api.state import state
@@ -96,7 +96,7 @@ class DistributedModel(DistributedParts):
         self._is_in_step = False
         self._has_stepped = False
         self._device: torch.device | None = None
-        self._decision: dict[str, int] | None = None
+        self._decision: Decision | None = None
         self._steps = 0
         self._inputs: dict[object, StepInputs] = {}
         self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []
@@ -256,20 +256,28 @@ class DistributedModel(DistributedParts):
         """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
         return None if self._body is None else self._body.decision
 
-    def fix_partition(self, decision: Mapping[str, int], steps: int = 0) -> None:
+    @property
+    def partition_ranks(self) -> list[int] | None:
+        """Partition of each virtual stage, for fix_partition(); None before the model has been cut."""
+        return None if self._body is None else self._body.rank_of
+
+    def fix_partition(
+        self, decision: Mapping[str, int], steps: int = 0, ranks: Sequence[int] | None = None
+    ) -> None:
         """Cut the model as another time, at the first step, and go on from there.
 
         Args:
             decision: What partition_decision was.
             steps: How many steps had run, of training and evaluation: random numbers depend on it.
+            ranks: What partition_ranks was; None: the schedule's own placement.
 
         Raises:
             ValueError: The model has been cut, otherwise.
         """
         self._steps = steps
         if self._body is None:
-            self._decision = dict(decision)
-        elif dict(decision) == self._body.decision:
+            self._decision = Decision(dict(decision), None if ranks is None else tuple(ranks))
+        elif dict(decision) == self._body.decision and ranks in (None, self._body.rank_of):
             if self.pipe is not None:
                 self.pipe.steps = steps
         else:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from smdp.partition import Trace
+from smdp.torch.model_parallel.split_over_ranks import Placed
 
 _MARK = "_smp_partition"
 _contexts = threading.local()
@@ -77,21 +78,30 @@ class ManualPartition:
         ]
         return len({self._of[each] for each in holders}) > 1
 
-    def assign(self, trace: Trace) -> Trace:
-        """Give the units of a trace their stages.
+    def assign(self, trace: Trace) -> Placed:
+        """Returns the trace with the fewest stages that put every unit on its partition.
+
+        Values flow to later stages only. So a further stage begins wherever the next unit lies on another
+        partition, also on one that has a stage already: units on partitions 0, 1, 0 are three stages.
 
         Raises:
-            ValueError: A unit would lie before one that runs earlier, or a partition would hold none.
+            ValueError: A partition would hold nothing.
         """
-        stages = {unit.name: self._names[unit.name.partition("#")[0]] for unit in trace.units}
-        empty = sorted(set(range(self._partitions)) - set(stages.values()))
+        partitions = [self._names[unit.name.partition("#")[0]] for unit in trace.units]
+        empty = sorted(set(range(self._partitions)) - set(partitions))
         if empty:
             raise ValueError(
                 f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}:"
                 " what no smp.partition or smp.set_partition names lies on default_partition ="
                 f" {self._default}; put modules on each partition, or switch auto_partition on"
             )
-        return assigned(trace, stages)
+        stages: dict[str, int] = {}
+        rank_of: list[int] = []
+        for unit, partition in zip(trace.units, partitions, strict=True):
+            if not rank_of or partition != rank_of[-1]:
+                rank_of.append(partition)
+            stages[unit.name] = len(rank_of) - 1
+        return Placed(assigned(trace, stages), tuple(rank_of))
 
     def _walk(self, name: str, module: nn.Module, around: int, partitions: int) -> None:
         index = getattr(module, _MARK, around)
@@ -130,9 +140,9 @@ def assigned(trace: Trace, stages: Mapping[str, int]) -> Trace:
     for name in names:
         if stages[name] < stages[last]:
             raise ValueError(
-                f"[smdp] {name!r} is on partition {stages[name]}, and {last!r}, which runs before it, on"
-                f" partition {stages[last]}; values only flow to later partitions. Give {name!r} partition"
-                f" {stages[last]} or a later one, or an earlier one to {last!r}."
+                f"[smdp] the partition puts {name!r} on stage {stages[name]}, and {last!r}, which runs before"
+                f" it, on stage {stages[last]}; values only flow to later stages. Modules may run in another"
+                " order than when the partition was made; allowed: the model that was saved"
             )
         last = name
     return dataclasses.replace(

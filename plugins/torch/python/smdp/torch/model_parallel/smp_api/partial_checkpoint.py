@@ -68,6 +68,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                     name for name, part in (("model", model), ("optimizer", optimizer)) if part is not None
                 ],
                 "partition": None if model is None else model.partition_decision,
+                "ranks": None if model is None else model.partition_ranks,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
             }
             with replacing(folder / _DECISION) as file:
@@ -93,7 +94,8 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
     def read() -> None:
         decision = _read_decision(folder)
-        found.update((name, decision[name]) for name in ("partition", "steps"))
+        # Partitions that were saved without ranks have their schedule's own placement.
+        found.update((name, decision.get(name)) for name in ("partition", "ranks", "steps"))
         for name in decision["contents"]:
             if name == "model" or with_optimizer:
                 check_target(folder, name)
@@ -102,7 +104,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
     def apply() -> None:
         if "model" in found:
-            state.model.fix_partition(found["partition"], found["steps"])
+            state.model.fix_partition(found["partition"], found["steps"], found["ranks"])
             state.model.load_state_dict(found["model"], strict=strict, same_partition_load=True)
         if "optimizer" in found:
             state.optimizer.load_state_dict(found["optimizer"])
@@ -191,7 +193,8 @@ def _layout() -> dict[str, Any]:
     """Give what must be the same for the parts of ranks to be the same parts."""
     cfg = state.cfg
     stages = None
-    if cfg.schedule != "auto":
+    # Otherwise the checkpoint says it.
+    if cfg.schedule != "auto" and cfg.auto_partition:
         usual = pipeline.usual_virtual_stages(cfg.schedule)
         table = pipeline.generate(
             cfg.schedule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,20 @@ from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.program import Program
 from smdp.torch.model_parallel.smp_api.configuration import Configuration
 from smdp.torch.model_parallel.smp_api.manual_partition import ManualPartition, assigned
-from smdp.torch.model_parallel.split_over_ranks import SplitOptions, split_over_ranks
+from smdp.torch.model_parallel.split_over_ranks import Placed, SplitOptions, split_over_ranks
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where a model was cut another time.
+
+    Attributes:
+        stages: Virtual stage of each unit, by its name.
+        rank_of: Partition of each virtual stage; None: the schedule's own placement.
+    """
+
+    stages: Mapping[str, int]
+    rank_of: tuple[int, ...] | None = None
 
 
 def default_device() -> torch.device | None:
@@ -24,7 +38,7 @@ def split(
     model: nn.Module,
     configuration: Configuration,
     example: tuple[tuple[Any, ...], dict[str, Any]] | None,
-    decision: Mapping[str, int] | None,
+    decision: Decision | None,
     device: torch.device | None,
 ) -> PipelinedModule:
     """Cut a model; every rank of the job calls it.
@@ -33,7 +47,7 @@ def split(
         model: The same on all ranks.
         configuration: Of the job.
         example: Arguments of the model's forward, one microbatch; None: modules are weighed by their bytes.
-        decision: Virtual stages of units, from a checkpoint; None: the configuration decides.
+        decision: From a checkpoint; None: the configuration decides.
         device: Where a model that has no values yet gets them; None: the current GPU, or the CPU.
 
     Raises:
@@ -61,15 +75,9 @@ def split(
             model,
             options,
             example,
-            lambda trace: assigned(trace, decision),
+            lambda trace: Placed(assigned(trace, decision.stages), decision.rank_of),
             None if manual is None else manual.is_divided,
         )
     if manual is None:
         return split_over_ranks(model, options, example)
-    if options.stages_per_rank > 1:
-        raise ValueError(
-            f"[smdp] auto_partition is off, and schedule {configuration.schedule!r} has"
-            f" {options.stages_per_rank} stages per partition; allowed: auto_partition, or a schedule with"
-            " one stage per partition"
-        )
     return split_over_ranks(model, options, example, manual.assign, manual.is_divided)

@@ -127,6 +127,11 @@ class Partitions:
         }
 
     @property
+    def rank_of(self) -> list[int]:
+        """Partition of each virtual stage."""
+        return list(self.pipe.schedule.rank_of)
+
+    @property
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self.pipe.device

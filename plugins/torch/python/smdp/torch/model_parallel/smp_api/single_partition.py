@@ -102,6 +102,11 @@ class SinglePartition:
         return {}
 
     @property
+    def rank_of(self) -> list[int]:
+        """Partition of each virtual stage; there are none."""
+        return []
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
