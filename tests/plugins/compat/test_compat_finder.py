@@ -335,6 +335,33 @@ def test_names_of_large_scripts_can_be_imported() -> None:
     assert "smp.optimizers.FusedAdam belongs to fused optimizers, which comes later" in done.stderr
 
 
+def test_helpers_that_scripts_import() -> None:
+    pytest.importorskip("torch")
+    done = python(
+        "import smdistributed.modelparallel.torch as smp;"
+        "from smdistributed.modelparallel.torch.utils import rmsg;"
+        "from smdistributed.modelparallel.test.torch.utils import dump_model, verify;"
+        "smp.init({'microbatches': 2});"
+        "assert smp.utils.rmsg is rmsg;"
+        "print(rmsg('step 3'));"
+        "verify(smp)",
+        SMDP_COMPAT="1",
+    )
+    assert done.stdout.endswith("[rank 0: pp_rank 0, tp_rank 0, dp_rank 0] step 3\n"), done.stderr
+    assert "test.torch.utils.verify belongs to the tests of Amazon's library" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["import torch.sagemaker as tsm", "from torch.sagemaker.delayed_param import DelayedParamIniter"]
+)
+def test_model_parallel_2_gets_one_line(line: str) -> None:
+    pytest.importorskip("torch")
+    done = python(line, SMDP_COMPAT="1")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: [smdp] torch.sagemaker is SageMaker Model Parallel version 2"), last
+    assert "smdistributed.modelparallel.torch" in last and "fully_shard" in last
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

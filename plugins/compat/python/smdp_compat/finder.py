@@ -19,6 +19,12 @@ _TARGETS = {
     "horovod": "smdp.compat.horovod",
 }
 
+_SMP_2 = (
+    "[smdp] torch.sagemaker is SageMaker Model Parallel version 2, which shards models by torch's FSDP; smdp"
+    " has version 1, `import smdistributed.modelparallel.torch as smp`. For a script of version 2 use torch's"
+    ' own fully_shard after dist.init_process_group("smdp"), or smdp.torch.pipeline(model).'
+)
+
 
 def installed_original(top: str) -> str | None:
     """Where another library of this name is installed; None if it is not."""
@@ -69,7 +75,7 @@ class AliasFinder(MetaPathFinder):
 
 
 class RefusalFinder(MetaPathFinder):
-    """Comes last, and says what to use where a script imports a name that Horovod has and smdp has not.
+    """Comes last, and says what to use where a script imports what another library has and smdp has not.
 
     Python asks for a module of that name, and then forgets what the __getattr__ of the package has said.
     """
@@ -78,6 +84,8 @@ class RefusalFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
         """As importlib asks for it, by the package's own name."""
+        if fullname == "torch.sagemaker":
+            raise ImportError(_SMP_2, name=fullname)
         package, _, name = fullname.rpartition(".")
         if not f"{package}.".startswith(_TARGETS["horovod"] + "."):
             return

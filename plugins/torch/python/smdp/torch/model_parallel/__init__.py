@@ -17,6 +17,7 @@ from smdp.torch.model_parallel.smp_api import distributed_model as distributed_m
 from smdp.torch.model_parallel.smp_api import nn as nn
 from smdp.torch.model_parallel.smp_api import patches as patches
 from smdp.torch.model_parallel.smp_api import state as _state_module
+from smdp.torch.model_parallel.smp_api import utils as utils
 from smdp.torch.model_parallel.smp_api.activation_checkpointing import (
     set_activation_checkpointing as set_activation_checkpointing,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "tensor_parallelism",
     "tp_rank",
     "tp_size",
+    "utils",
 ]
 
 

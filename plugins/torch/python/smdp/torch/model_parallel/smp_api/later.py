@@ -15,7 +15,7 @@ _OPTIMIZERS = "fused optimizers"
 # Whole modules: what each belongs to, and its names, or how they begin.
 _MODULES = {
     "optimizers": (_OPTIMIZERS, ("FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad")),
-    "utils": (TENSOR_PARALLELISM, ("rmsg", "get_distribution_axis")),
+    "utils": (TENSOR_PARALLELISM, ("get_distribution_axis",)),
     "nn.huggingface": (TENSOR_PARALLELISM, ()),
     **{
         f"nn.huggingface.{model}": (TENSOR_PARALLELISM, ("translate_",))

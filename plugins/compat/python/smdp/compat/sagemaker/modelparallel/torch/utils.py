@@ -1,7 +1,10 @@
-"""`smdistributed.modelparallel.torch.utils`: of tensor parallelism; can be imported."""
+"""`smdistributed.modelparallel.torch.utils`: helpers of SMP."""
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api.later import LaterModule
+from smdp.torch.model_parallel.smp_api import utils as _utils
+from smdp.torch.model_parallel.smp_api.utils import rmsg
 
-__getattr__ = LaterModule("utils").__getattr__
+__all__ = ["rmsg"]
+
+__getattr__ = _utils.__getattr__

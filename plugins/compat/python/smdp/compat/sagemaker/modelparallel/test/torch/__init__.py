@@ -1,0 +1,1 @@
+"""`smdistributed.modelparallel.test.torch`."""
