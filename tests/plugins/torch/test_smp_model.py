@@ -467,8 +467,10 @@ def wrong_use() -> None:
             smp.DistributedModel(made(Chain), trace_device="cpu", trace_execution_times=True)
         with refused("backward_passes_per_step = 0"):
             smp.DistributedModel(made(Chain), backward_passes_per_step=0)
-        with refused("got int"):
+        with refused("smp.DistributedModel() got int"):
             smp.DistributedModel(3)  # type: ignore[arg-type]
+        with refused("give smp.DistributedModel() the model itself (model._orig_mod); there is no"):
+            smp.DistributedModel(torch.compile(made(Chain)))  # type: ignore[arg-type]
         model = smp.DistributedModel(made(Chain))
         with refused("allowed: one"):
             smp.DistributedModel(made(Chain))
@@ -546,6 +548,39 @@ def wrong_use() -> None:
         is_training = False
         with refused("does not call backward(), and did in its first microbatch", (RuntimeError, SmdpError)):
             sometimes(batch["x"], batch["y"])
+
+
+def messages_name_what_the_script_calls() -> None:
+    batch = STEPS[0]
+    with job():
+        model = smp.DistributedModel(made(Chain))
+
+        @smp.step
+        def plain_backward(x: Tensor) -> None:
+            model(x).mean().backward()
+
+        with refused("The schedule runs the backward of what model.backward(loss) is given"):
+            plain_backward(batch["x"])
+    with job(skip_tracing=True):
+        model = smp.DistributedModel(made(Reversed))
+        text = "but values only flow to later stages. Leave out the key skip_tracing, so that"
+        with refused(text), torch.no_grad():
+            smp.step(lambda x: model(x))(batch["x"])
+
+
+class Reversed(nn.Module):
+    """Registers its layers in another order than they run in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = Layer(), Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_messages_name_what_the_script_calls() -> None:
+    run(messages_name_what_the_script_calls, 2)
 
 
 def test_wrong_use() -> None:

@@ -203,7 +203,7 @@ class PlaceholderRead(DataDependentOutputException):
     def __str__(self) -> str:
         return (
             "[smdp] this tensor is a placeholder that was kept from a step: its contents are on another rank."
-            " Read it (.item()) in the loss function, or return it beside the loss."
+            " Read it (.item()) within the step, or let the step return it."
         )
 
 

@@ -106,8 +106,9 @@ class HostReads:
             return
         if not is_planned and not self.awaited.wait_for(_LONGEST_DETOUR):
             raise RuntimeError(
-                f"[smdp] the loss function of microbatch {self._index} reads a value on this rank's host that"
-                f" it did not read in the first microbatch, and its owner has not in {_LONGEST_DETOUR:.0f} s."
+                f"[smdp] in microbatch {self._index} the code around the model reads a value on this rank's"
+                " host that it did not read in the first one, and its owner has not in"
+                f" {_LONGEST_DETOUR:.0f} s."
                 " All ranks run the same program: read on every rank, and print on one."
             )
         self.awaited.wait()

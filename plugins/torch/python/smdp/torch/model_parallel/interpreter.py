@@ -138,7 +138,7 @@ class Interpreter(TorchFunctionMode):
             return result
         self._since_unit += 1
         if name in ("backward", "register_hook"):
-            raise RuntimeError(misplaced_text(name))
+            raise RuntimeError(misplaced_text(name, self._around.wording))
         text = f"{self._last_unit}+{self._since_unit} {name}"
         if name in READS or self._writes_outside(name, args, kwargs):
             return self._read(func, args, kwargs, text)
@@ -164,13 +164,13 @@ class Interpreter(TorchFunctionMode):
         self._modes = modes
         call = self._calls.get(unit.name, 0)
         self._calls[unit.name] = call + 1
-        stage = unit.stage_of(call)
+        stage = unit.stage_of(call, self._around.wording)
         if self.is_recording:
             refuse_reentrant(unit.name)
         if stage < self.stage:
             raise ValueError(
                 f"[smdp] module {unit.name!r} of stage {stage} runs after {self._last_unit!r} of stage"
-                f" {self.stage}, but values only flow to later stages. Give pipeline() example_inputs, so"
+                f" {self.stage}, but values only flow to later stages. {self._around.wording.traced}, so"
                 " that the split follows the order in which modules run."
             )
         self.stage = stage
@@ -300,7 +300,11 @@ class Interpreter(TorchFunctionMode):
         if weight is None and not self.is_in_model and (strange := parameter_behind(tensor)) is not None:
             raise ValueError(strange_weight_text(name, strange))
         if weight is not None and stage not in weight.stages:
-            raise ValueError(foreign_weight_text(name, stage, weight.name, is_in_model=self.is_in_model))
+            raise ValueError(
+                foreign_weight_text(
+                    name, stage, weight.name, self._around.wording, is_in_model=self.is_in_model
+                )
+            )
         value = value_of(tensor)
         if value is not None:
             self._aliases.check(value, name)
@@ -308,8 +312,9 @@ class Interpreter(TorchFunctionMode):
             return
         if self.is_detour:
             raise RuntimeError(
-                f"[smdp] the loss function takes another path than in the first microbatch, and {name} needs"
-                f" {value.text()} of stage {value.stage} on stage {stage}, which was not agreed on."
+                "[smdp] the code around the model takes another path than in the first microbatch, and"
+                f" {name} needs {value.text()} of stage {value.stage} on stage {stage}, which was not"
+                " agreed on."
             )
         self._plan.connect(value, stage)
         if value.stage in self._own and stage not in self._own:

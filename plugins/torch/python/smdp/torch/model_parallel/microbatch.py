@@ -44,6 +44,7 @@ class Microbatch:
         self.index = index
         self.own = step.own
         self.postpones = step.postpones
+        self.wording = step.wording
         self.loss: Tensor | None = None
         self.result: Any = None
         self.loss_stage = -1
@@ -384,13 +385,12 @@ class Microbatch:
         if value is None:
             what = type(loss).__name__ if not isinstance(loss, Tensor) else "a tensor"
             raise ValueError(
-                f"[smdp] the loss function gave {what} that depends on no stage of the model; allowed: a"
+                f"[smdp] the loss is {what} that depends on no stage of the model; allowed: a"
                 " scalar tensor computed from the model's output"
             )
         if value.ghost.numel() != 1:
             raise ValueError(
-                f"[smdp] the loss function gave {value.text()}; allowed: one number. Take its mean() or"
-                " sum()."
+                f"[smdp] the loss is {value.text()}; allowed: one number. Take its mean() or sum()."
             )
         if self._step.needs_grad and not value.needs_grad:
             raise ValueError(

@@ -13,6 +13,7 @@ from smdp.torch.model_parallel.modes import Modes
 from smdp.torch.model_parallel.plan import Plan
 from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.transfers import Channel
+from smdp.torch.model_parallel.wording import Wording
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Step:
         microbatches: How many the step has.
         first_place: Of its first microbatch among all that have ever run.
         has_begun: A stage of this rank has begun, or the rank waits for another's.
+        wording: Of the API that the user wrote.
         first: Number of the first microbatch among those of all data-parallel replicas.
         turn: The microbatch whose code after the model may run: that of two is never mixed.
         reading: How many microbatches wait for a value that the host reads.
@@ -61,6 +63,7 @@ class Step:
     microbatches: int
     first_place: int
     first: int
+    wording: Wording
     has_begun: bool = False
     turn: int = 0
     reading: int = 0

@@ -121,8 +121,8 @@ def _members(
             if parameter not in names:
                 raise ValueError(
                     f"[smdp] {type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)}"
-                    " that is none of this rank's. Make the optimizer from the parameters() of what"
-                    " pipeline() returned."
+                    " that is none of this rank's. Make the optimizer from the parameters() of the"
+                    " split model."
                 )
             yield names[parameter], parameter, group
 

@@ -28,6 +28,7 @@ from smdp.torch.model_parallel.steps import Steps, Tables
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
 from smdp.torch.model_parallel.values import writer_of
 from smdp.torch.model_parallel.weight_gradients import split_backward
+from smdp.torch.model_parallel.wording import PIPELINE, Wording
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class PipelinedModule(nn.Module):
         layout: Ranks and groups.
         seed: Of dropout; the same on all ranks.
         is_compiled: Modules go through `torch.compile`.
+        wording: Of the API that the user wrote.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class PipelinedModule(nn.Module):
         seed: int,
         *,
         is_compiled: bool = False,
+        wording: Wording = PIPELINE,
     ) -> None:
         super().__init__()
+        self._wording = wording
         self.training = model.training
         self.split = split
         self.schedule = schedule
@@ -92,6 +96,7 @@ class PipelinedModule(nn.Module):
             device=self.device,
             seed=seed,
             postpones=postpones,
+            wording=wording,
         )
         live.add(self)
 
@@ -103,10 +108,7 @@ class PipelinedModule(nn.Module):
         """
         microbatch = running_microbatch()
         if microbatch is None:
-            raise RuntimeError(
-                "[smdp] a pipelined model is called only within a step; use train_step(batch, loss_fn),"
-                " eval_step(batch, loss_fn) or run_step(program, microbatches)"
-            )
+            raise RuntimeError(f"[smdp] a split model is called only within a step; {self._wording.step}")
         return microbatch.call_model(self.module, args, self._program.without_cache(args, kwargs))
 
     def backward(self, loss: Tensor) -> None:
@@ -358,8 +360,8 @@ class PipelinedModule(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Refuse `.to()`, `.half()` and the like."""
         raise RuntimeError(
-            "[smdp] the parameters of a pipelined model are final; move the model or change its dtype before"
-            " pipeline()"
+            "[smdp] the parameters of a split model are final; move the model or change its dtype before"
+            " it is split"
         )
 
     def train(self, mode: bool = True) -> PipelinedModule:

@@ -15,6 +15,7 @@ from smdp.torch.model_parallel.pipelined_module import PipelinedModule
 from smdp.torch.model_parallel.program import LossFunction, Program, loss_of
 from smdp.torch.model_parallel.slicing import cut
 from smdp.torch.model_parallel.split_over_ranks import Placed, SplitOptions, split_over_ranks
+from smdp.torch.model_parallel.wording import Wording
 
 # By names of classes, which need not be imported to see that nobody has wrapped the model in them.
 _WRAPPERS = {
@@ -22,7 +23,7 @@ _WRAPPERS = {
     "DataParallel": "(model.module): it averages the gradients of its replicas",
     "FullyShardedDataParallel": "(model.module): each rank keeps its own stages' parameters only",
     "FSDPModule": "as it was before fully_shard(): each rank keeps its own stages' parameters only",
-    "OptimizedModule": "(model._orig_mod), and compile=True",
+    "OptimizedModule": "(model._orig_mod)",
     "AveragedModel": "(model.module), and average what it returns",
 }
 
@@ -85,7 +86,6 @@ def pipeline(
         >>> optimizer = torch.optim.AdamW(pipe.parameters())  # doctest: +SKIP
         >>> loss = pipe.train_step(batch, loss_fn)  # doctest: +SKIP
     """
-    check_model(model)
     _check_counts(stages=stages, microbatches=microbatches)
     options = SplitOptions(
         stages=stages,
@@ -98,15 +98,40 @@ def pipeline(
         seed=seed,
         is_compiled=compile,
     )
+    return pipeline_of(model, options, example_inputs, pins=pins, loss_fn=loss_fn)
+
+
+def pipeline_of(
+    model: nn.Module,
+    options: SplitOptions,
+    example_inputs: Any,
+    *,
+    pins: Mapping[str, int] | None = None,
+    loss_fn: LossFunction | None = None,
+) -> PipelinedModule:
+    """Does what pipeline() does, also for APIs that are built on it and have words of their own.
+
+    Args:
+        model: See pipeline().
+        options: How it is split, and the words of messages.
+        example_inputs: See pipeline().
+        pins: See pipeline().
+        loss_fn: See pipeline().
+
+    Raises:
+        ValueError: See pipeline().
+    """
+    check_model(model, options.wording)
     options.check()
     example = weighed_loss = None
     if example_inputs is not None:
-        program, part = Program(model), cut(example_inputs, microbatches)[0]
+        program, part = Program(model), cut(example_inputs, options.microbatches)[0]
         program.check(part)
         example = program.arguments(part)
         if loss_fn is not None:
             weighed_loss = functools.partial(_loss_of_part, loss_of(loss_fn), part)
-    assign = functools.partial(_placed, pins=pins, stages=stages * options.stages_per_rank) if pins else None
+    stages = options.stages * options.stages_per_rank
+    assign = functools.partial(_placed, pins=pins, stages=stages) if pins else None
     return split_over_ranks(model, options, example, assign, loss_fn=weighed_loss)
 
 
@@ -118,20 +143,26 @@ def _loss_of_part(loss: Callable[[Any, Any], Any], part: Any, output: Any) -> An
     return loss(output, part)
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, wording: Wording) -> None:
     """Refuse what cannot be split.
+
+    Args:
+        model: What the user gave.
+        wording: Of the API that the user wrote.
 
     Raises:
         ValueError: It is no module, wrapped, or split already.
     """
     if isinstance(model, PipelinedModule):
-        raise ValueError("[smdp] this model has been split by pipeline() already; use what that returned")
+        raise ValueError("[smdp] this model has been split already; use what pipeline() returned")
     if not isinstance(model, nn.Module):
-        raise ValueError(f"[smdp] pipeline() got {type(model).__name__}; allowed: a torch.nn.Module")
+        raise ValueError(f"[smdp] {wording.split} got {type(model).__name__}; allowed: a torch.nn.Module")
     for wrapper, fix in _WRAPPERS.items():
         if any(kind.__name__ == wrapper for kind in type(model).__mro__):
+            more = f"; {wording.compiled}" if wrapper == "OptimizedModule" else ""
             raise ValueError(
-                f"[smdp] this model is wrapped in {wrapper}; give pipeline() the model itself {fix}"
+                f"[smdp] this model is wrapped in {wrapper}; give {wording.split} the model itself"
+                f" {fix}{more}"
             )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(

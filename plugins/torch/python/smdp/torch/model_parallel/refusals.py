@@ -14,11 +14,12 @@ from smdp.torch.model_parallel.plan import Operation
 from smdp.torch.model_parallel.side_effects import attributes_with_placeholders
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import text_of
+from smdp.torch.model_parallel.wording import Wording
 
 
 def unpredictable_text(name: str, error: Unpredictable, *, is_in_model: bool) -> str:
     """Give the text for an operation between units whose result has no shape before it has run."""
-    who = "the model" if is_in_model else "the loss function"
+    who = "the model" if is_in_model else "the code around the model"
     if not error.needs_values:
         return f"[smdp] {who} does {name} outside the modules that are never cut, which fails: {error}"
     fix = (
@@ -55,13 +56,13 @@ def kept_text(name: str, units: Sequence[Unit], tensor: Tensor | None = None) ->
     )
 
 
-def foreign_weight_text(name: str, stage: int, weight: str, *, is_in_model: bool) -> str:
+def foreign_weight_text(name: str, stage: int, weight: str, wording: Wording, *, is_in_model: bool) -> str:
     """Give the text for an operation of a stage on a parameter that only others have."""
     fix = (
-        "Give pipeline() example_inputs, so that the split knows who uses it."
+        f"{wording.traced}, so that the split knows who uses it."
         if is_in_model
-        else "The loss function runs where the model ends: leave a penalty on weights to the optimizer"
-        " (weight_decay), or compute what needs the parameter in the model's forward."
+        else "The code around the model runs where the model ends: leave a penalty on weights to the"
+        " optimizer (weight_decay), or compute what needs the parameter in the model's forward."
     )
     return f"[smdp] {name} on stage {stage} uses parameter {weight!r}, which is not on that stage. {fix}"
 
@@ -99,17 +100,16 @@ def outliving_text(name: str, target: Tensor) -> str:
     return (
         f"[smdp] {name} writes a value of a pipeline stage with a gradient into {text_of(target)}, which was"
         " there before this microbatch, or made by a constructor: detach() it, or make the tensor by"
-        " torch.zeros() and the like in the loss function"
+        " torch.zeros() and the like within the step"
     )
 
 
-def misplaced_text(name: str) -> str:
+def misplaced_text(name: str, wording: Wording) -> str:
     """Give the text for backward() or register_hook() on a value of a stage."""
     if name == "backward":
         return (
-            "[smdp] backward() was called on a value of a pipeline stage. The schedule runs the backward: of"
-            " what the loss function of train_step() returns, or of what the split model's own"
-            " backward(loss) is given."
+            "[smdp] backward() was called on a value of a pipeline stage. The schedule runs the backward of"
+            f" {wording.backward}."
         )
     return "[smdp] register_hook() was called on a value of a pipeline stage; put the hook on a module."
 

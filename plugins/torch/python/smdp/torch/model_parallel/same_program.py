@@ -96,8 +96,8 @@ class SameProgram:
             if here != there:
                 return (
                     f"[smdp] the ranks of this pipeline run different programs: operation {place} is {here}"
-                    f" here and {there} on rank {rank}. Model, batch and loss function must be the same on"
-                    " all ranks; look for a branch on the rank, or for batches that differ."
+                    f" here and {there} on rank {rank}. Model, batch and the code around the model must be"
+                    " the same on all ranks; look for a branch on the rank, or for batches that differ."
                 )
         return f"[smdp] the ranks of this pipeline run different programs; rank {rank} sends other values"
 

@@ -21,6 +21,7 @@ from smdp.torch.model_parallel.side_effects import without_side_effects
 from smdp.torch.model_parallel.splitting import make_units
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value, Weight, mark_weight, unmark_weight
+from smdp.torch.model_parallel.wording import Wording
 
 
 class _Unknown(BaseException):
@@ -45,6 +46,9 @@ class _Elsewhere:
     own: frozenset[int] = frozenset()
     postpones = False
 
+    def __init__(self, wording: Wording) -> None:
+        self.wording = wording
+
     def enter(self, stage: int) -> None:
         raise AssertionError
 
@@ -68,7 +72,12 @@ class _Elsewhere:
 
 
 def users_outside_units(
-    model: nn.Module, stages: Mapping[str, tuple[int, ...]], args: Any, kwargs: Any, device: torch.device
+    model: nn.Module,
+    stages: Mapping[str, tuple[int, ...]],
+    args: Any,
+    kwargs: Any,
+    device: torch.device,
+    wording: Wording,
 ) -> dict[str, set[int]]:
     """Give the virtual stages that use each parameter outside the units, by its first name.
 
@@ -80,13 +89,14 @@ def users_outside_units(
         args: Of the model's forward, one microbatch.
         kwargs: The same by name.
         device: Where the model will compute.
+        wording: Of the API that the user wrote.
     """
     users: dict[str, set[int]] = defaultdict(set)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         mark_weight(parameter, Weight(name, _Users(users[name])))
     units = make_units(model, stages)
-    interpreter = Interpreter(Plan(), _Elsewhere(), Ghosts(device), RandomStream(0, 0, 0), 0)
+    interpreter = Interpreter(Plan(), _Elsewhere(wording), Ghosts(device), RandomStream(0, 0, 0), 0)
     try:
         with (
             KeptState(),

@@ -23,6 +23,7 @@ from smdp.torch.model_parallel.splitting import Split, stages_of_units, users_of
 from smdp.torch.model_parallel.steps import Tables
 from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
 from smdp.torch.model_parallel.units import find_units
+from smdp.torch.model_parallel.wording import PIPELINE, Wording
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class SplitOptions:
     Attributes:
         memory_weight: 0 to 1: how far balance of bytes counts instead of the time of a step.
         placement: Of pipelines and their replicas on the ranks; see `smdp.placement`.
+        wording: Of the API that the user wrote.
     """
 
     stages: int
@@ -58,6 +60,7 @@ class SplitOptions:
     device: torch.device | str | None = None
     seed: int | None = None
     is_compiled: bool = False
+    wording: Wording = PIPELINE
 
     def check(self) -> None:
         """Refuse a schedule that there is not.
@@ -169,10 +172,19 @@ def split_over_ranks(
         target = next(
             (p.device for p in model.parameters() if not p.is_meta), torch.device(options.device or "cpu")
         )
-        uses = users_outside_units(model, calls, *example, target)
+        uses = users_outside_units(model, calls, *example, target, options.wording)
     split = Split(traced, found, calls, users_of_weights(model, calls, uses))
     own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
     if any(parameter.is_meta for parameter in model.parameters()):
         materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), options.device)
     seed = together(torch.initial_seed)[0] if options.seed is None else options.seed
-    return PipelinedModule(model, split, table, tables, layout, seed, is_compiled=options.is_compiled)
+    return PipelinedModule(
+        model,
+        split,
+        table,
+        tables,
+        layout,
+        seed,
+        is_compiled=options.is_compiled,
+        wording=options.wording,
+    )

@@ -34,6 +34,7 @@ from smdp.torch.model_parallel.suspension import Strands
 from smdp.torch.model_parallel.tied_gradients import TiedGradients
 from smdp.torch.model_parallel.timeline import Timeline
 from smdp.torch.model_parallel.transfers import Channel
+from smdp.torch.model_parallel.wording import Wording
 
 # Of ever new lengths of sequences only so many are remembered.
 _MOST_PLANS = 256
@@ -66,6 +67,7 @@ class Steps:
         device: Where this rank computes.
         seed: Of dropout.
         postpones: Weight gradients come apart from those of inputs.
+        wording: Of the API that the user wrote.
 
     Attributes:
         number: How many steps have run.
@@ -85,6 +87,7 @@ class Steps:
         device: torch.device,
         seed: int,
         postpones: bool,
+        wording: Wording,
     ) -> None:
         self.number = 0
         self.timeline: list[Timed] = []
@@ -100,6 +103,7 @@ class Steps:
         self._device = device
         self._seed = seed
         self._postpones = postpones
+        self._wording = wording
         self._own = frozenset(s for s, rank in enumerate(rank_of) if rank == layout.stage_rank)
         self._ghosts = Ghosts(device)
         self._strands = Strands()
@@ -161,6 +165,7 @@ class Steps:
             microbatches=len(parts),
             first_place=self._places,
             first=self._layout.replica * len(parts),
+            wording=self._wording,
         )
         self.number += 1
         self._places += len(parts)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smdp.torch.model_parallel.unit_call import Unit
 from smdp.torch.model_parallel.values import Value
+from smdp.torch.model_parallel.wording import Wording
 
 
 class Surroundings(Protocol):
@@ -17,10 +18,12 @@ class Surroundings(Protocol):
     Attributes:
         own: This rank's virtual stages.
         postpones: Weight gradients are apart, so that stages compute in contexts of their own.
+        wording: Of the API that the user wrote.
     """
 
     own: frozenset[int]
     postpones: bool
+    wording: Wording
 
     def enter(self, stage: int) -> None:
         """Wait until one of this rank's stages may run."""

@@ -178,7 +178,7 @@ class _Tracer:
                 raise
             raise SmdpError(
                 f"[smdp] {type(model).__name__} cannot be traced on fake tensors: its own code between units "
-                f"needs values ({str(error).splitlines()[0]}); trace it without example inputs, by parameters"
+                f"needs values ({str(error).splitlines()[0]}); split it without tracing, by its parameters"
             ) from error
         finally:
             self._flow.end(glue)
@@ -338,7 +338,7 @@ class _Tracer:
         except (RuntimeError, NotImplementedError, IndexError, ValueError) as failure:
             raise SmdpError(
                 f"[smdp] {name} cannot be traced: on fake tensors {str(error).splitlines()[0]}; on random "
-                f"numbers {failure}; trace the model without example inputs, by parameters"
+                f"numbers {failure}; split it without tracing, by its parameters"
             ) from failure
         output = tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, Tensor) else leaf, cost.output)
         return replace(cost, output=output)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 
 from smdp.torch.model_parallel.running import is_running
+from smdp.torch.model_parallel.wording import Wording
 
 
 class Unit:
@@ -36,7 +37,7 @@ class Unit:
         # An attribute of the instance: the class, and with it isinstance() and other modules, stay as is.
         module.forward = self._forward
 
-    def stage_of(self, call: int) -> int:
+    def stage_of(self, call: int, wording: Wording) -> int:
         """Give the stage of a call.
 
         Raises:
@@ -45,7 +46,7 @@ class Unit:
         if call >= len(self._stages):
             raise ValueError(
                 f"[smdp] module {self.name!r} is called {call + 1} times in one forward, the split knows of"
-                f" {len(self._stages)}. Give pipeline() example_inputs that take the same path."
+                f" {len(self._stages)}. {wording.traced}, so that the split follows the model's path."
             )
         return self._stages[call]
 

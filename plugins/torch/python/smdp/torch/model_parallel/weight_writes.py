@@ -69,6 +69,6 @@ def _text(name: str, weight: str) -> str:
     return (
         f"[smdp] {name} changes parameter {weight!r} in place. Several microbatches are under way at once,"
         " and the backward of each needs the parameter as its forward saw it: change it after"
-        " optimizer.step(), through the named_parameters() of the pipelined module; use a changed copy,"
+        " optimizer.step(), through the named_parameters() of the split model; use a changed copy,"
         " such as weight * mask; make it a buffer, if no gradient trains it. weight.data.clamp_() may stay"
     )

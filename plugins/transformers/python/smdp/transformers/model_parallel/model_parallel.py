@@ -11,8 +11,11 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from smdp import pipeline as schedules
-from smdp.torch import PipelinedModule, pipeline
+from smdp.torch import PipelinedModule
+from smdp.torch.model_parallel.pipelining import pipeline_of
 from smdp.torch.model_parallel.same_batch import check_same_batch
+from smdp.torch.model_parallel.split_over_ranks import SplitOptions
+from smdp.torch.model_parallel.wording import Wording
 from smdp.transformers.data_parallel import DataParallel
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over
@@ -25,6 +28,14 @@ from smdp.transformers.started_processes import check_started
 
 # Random generators that have gone apart stay apart: a batch now and then finds them.
 _COMPARED_EVERY = 16
+
+_TRAINER = Wording(
+    split="the Trainer",
+    compiled="TrainingArguments(torch_compile=True) compiles its modules",
+    traced="Give ModelParallel() example_inputs",
+    step="leave it to train(), evaluate() and predict() of the Trainer",
+    backward="the loss that the Trainer computes",
+)
 
 
 class ModelParallel(Plugin):
@@ -83,10 +94,10 @@ class ModelParallel(Plugin):
             "schedule": schedule,
             "virtual_stages": virtual_stages,
             "active_microbatches": active_microbatches,
-            "pins": pins,
             "memory_cap": memory_cap,
             "seed": seed,
         }
+        self._pins = pins
         self.preemption = preemption
         self._stages = stages
         self._microbatches = microbatches
@@ -99,7 +110,7 @@ class ModelParallel(Plugin):
 
     def described(self) -> str:
         """Give its arguments, but for the example."""
-        return described_by(self, {**self._options, "preemption": self.preemption})
+        return described_by(self, {**self._options, "pins": self._pins, "preemption": self.preemption})
 
     @property
     def pipe(self) -> PipelinedModule | None:
@@ -153,13 +164,13 @@ class ModelParallel(Plugin):
                 if example is None and loader is not None:
                     size = max(1, trainer.args.per_device_train_batch_size // self._microbatches)
                     example = example_batch(trainer, loader, size * self._microbatches)
-                self._pipe = pipeline(
-                    trainer.model,
-                    example_inputs=example,
+                options = SplitOptions(
                     device=trainer.args.device,
-                    compile=trainer.args.torch_compile,
+                    is_compiled=trainer.args.torch_compile,
+                    wording=_TRAINER,
                     **self._options,
                 )
+                self._pipe = pipeline_of(trainer.model, options, example, pins=self._pins)
             self._batches = 0
             take_over(trainer, self._pipe)
         trainer.model_wrapped = self._pipe

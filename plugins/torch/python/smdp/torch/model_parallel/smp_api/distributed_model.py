@@ -21,7 +21,7 @@ from smdp.torch.model_parallel.smp_api.first_call import arguments_of_first_call
 from smdp.torch.model_parallel.smp_api.groups import CommGroup
 from smdp.torch.model_parallel.smp_api.meeting import enter, meet
 from smdp.torch.model_parallel.smp_api.one_loss import as_one
-from smdp.torch.model_parallel.smp_api.partitioning import Decision, default_device, split
+from smdp.torch.model_parallel.smp_api.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.smp_api.partitions import Partitions
 from smdp.torch.model_parallel.smp_api.single_partition import SinglePartition
 from smdp.torch.model_parallel.smp_api.state import state
@@ -85,7 +85,7 @@ class DistributedModel(DistributedParts):
             )
         if isinstance(module, DistributedModel):
             raise ValueError("[smdp] this model is a smp.DistributedModel already")
-        check_model(module)
+        check_model(module, SMP)
         _check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
         self.training = module.training

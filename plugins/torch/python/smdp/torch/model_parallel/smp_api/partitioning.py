@@ -14,6 +14,15 @@ from smdp.torch.model_parallel.program import Program
 from smdp.torch.model_parallel.smp_api.configuration import Configuration
 from smdp.torch.model_parallel.smp_api.manual_partition import ManualPartition, assigned
 from smdp.torch.model_parallel.split_over_ranks import Placed, SplitOptions, split_over_ranks
+from smdp.torch.model_parallel.wording import Wording
+
+SMP = Wording(
+    split="smp.DistributedModel()",
+    compiled="there is no compilation beside it",
+    traced="Leave out the key skip_tracing",
+    step="call it in a function decorated with @smp.step",
+    backward="what model.backward(loss) is given",
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ def split(
         placement=configuration.placement_strategy,
         device=device or default_device(),
         seed=configuration.seed,
+        wording=SMP,
     )
     if example is not None:
         args, kwargs = example
