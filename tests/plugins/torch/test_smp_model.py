@@ -550,6 +550,38 @@ def wrong_use() -> None:
             sometimes(batch["x"], batch["y"])
 
 
+class Rotated(nn.Module):
+    """Computes with a buffer between its layers, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.arange(WIDTH) * 0.1, persistent=False)
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.cos(self.angles)
+        for layer in self.layers:
+            x = layer(x * turned)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def built_without_memory() -> None:
+    alone = made(Rotated)
+    train_alone(alone, STEPS, 4, square_loss, lambda model, part: model(part["x"]))
+    with job():
+        torch.manual_seed(0)
+        with smp.model_creation():
+            rotated = Rotated()
+        model = smp.DistributedModel(rotated)
+        train(model, smp.DistributedOptimizer(adam(model)))
+        assert differences(model, alone) == {}
+
+
+def test_built_without_memory() -> None:
+    run(built_without_memory, 2)
+
+
 def messages_name_what_the_script_calls() -> None:
     batch = STEPS[0]
     with job():

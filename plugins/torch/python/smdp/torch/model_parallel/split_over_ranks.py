@@ -172,6 +172,10 @@ def split_over_ranks(
         target = next(
             (p.device for p in model.parameters() if not p.is_meta), torch.device(options.device or "cpu")
         )
+        if any(buffer.is_meta for buffer in model.buffers()):
+            # Glue computes with buffers, such as a rotary embedding's, on every rank.
+            real = {name for name, parameter in model.named_parameters() if not parameter.is_meta}
+            materialize(model, real.__contains__, options.device)
         uses = users_outside_units(model, calls, *example, target, options.wording)
     split = Split(traced, found, calls, users_of_weights(model, calls, uses))
     own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
