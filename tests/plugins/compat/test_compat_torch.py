@@ -107,3 +107,11 @@ def test_model_parallel_script(launcher: str, tmp_path: Path) -> None:
     parameters = '{"ddp":true,"microbatches":4,"partitions":2,"pipeline":"interleaved"}'
     check(launcher, "smp_torch.py", "--save", str(tmp_path / "model.pt"), SM_HP_MP_PARAMETERS=parameters)
     assert {file.name for file in tmp_path.iterdir()} == {"model.pt_0", "model.pt_1"}
+
+
+def test_model_parallel_gpt_script(tmp_path: Path) -> None:
+    """What scripts for GPT-2 and GPT-NeoX have in common."""
+    pytest.importorskip("transformers")
+    done = start("smdp run", "smp_gpt.py", "--checkpoints", str(tmp_path))
+    assert done.returncode == 0 and done.stdout.count(" trained") == 2, done.stderr[-6000:]
+    assert (tmp_path / "newest").read_text() == "last"
