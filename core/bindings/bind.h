@@ -10,6 +10,7 @@ void bind_error(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_arrival(nanobind::module_& m);
+void bind_sparse_sum(nanobind::module_& m);
 void bind_group(nanobind::module_& m);
 void bind_meeting(nanobind::module_& m);
 void bind_gradient_reducer(nanobind::module_& m);

@@ -84,6 +84,13 @@ void bind_gradient_reducer(nb::module_& m) {
             reducer.wait(index, CudaStream{*device, reinterpret_cast<void*>(stream)}, is_interrupted);
           },
           nb::arg("index"), nb::arg("device") = nb::none(), nb::arg("stream") = Pointer{0}, Release())
+      .def(
+          "unite",
+          [](GradientReducer& reducer, Pointer flags, std::size_t count) {
+            reducer.unite(reinterpret_cast<std::uint8_t*>(flags), count);
+          },
+          nb::arg("flags"), nb::arg("count"), Release())
+      .def("all_reduce_sparse", &GradientReducer::all_reduce_sparse, nb::arg("index"), nb::arg("sum"), Release())
       .def("is_used", &GradientReducer::is_used, nb::arg("index"))
       .def(
           "read",

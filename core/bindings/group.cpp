@@ -21,6 +21,7 @@
 #include "interruption.h"
 #include "released.h"
 #include "smdp/error.h"
+#include "smdp/sparse_sum.h"
 
 namespace nb = nanobind;
 
@@ -95,6 +96,12 @@ void bind_reductions(nb::class_<Group>& group) {
           },
           nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("shape"), nb::arg("dtype"), nb::arg("op"), nb::arg("factor"),
           nb::arg("timeout"), nb::arg("async_op"), nb::arg("arrival") = nb::none(), Release())
+      .def(
+          "all_reduce_sparse",
+          [](Group& g, std::shared_ptr<SparseSum> sum, int op, double factor, double timeout, bool async) {
+            return g.all_reduce_sparse(std::move(sum), op_of(op), factor, call(timeout, async));
+          },
+          nb::arg("sum"), nb::arg("op"), nb::arg("factor"), nb::arg("timeout"), nb::arg("async_op"), Release())
       .def(
           "reduce",
           [](Group& g, Pointer in, Pointer out, const Shape& shape, int dtype, int op, double factor, int root,

@@ -20,6 +20,7 @@
 #include "smdp/dtype.h"
 #include "smdp/export.h"
 #include "smdp/group.h"
+#include "smdp/sparse_sum.h"
 
 namespace smdp {
 
@@ -96,6 +97,12 @@ class SMDP_API GradientReducer {
   // Do not block for copies back to devices, but let `stream`, of any device, wait for them.
   void wait(std::size_t index, const CudaStream& stream, const std::function<bool()>& interrupted = {});
   void wait(const CudaStream& stream, const std::function<bool()>& interrupted = {});
+  // Collective, between steps: 1 where any rank has one, which is 0 or 1.
+  void unite(std::uint8_t* flags, std::size_t count);
+  // After finish() and before wait() for all, in the same order on all ranks: the mean (or the sum times the factor) of
+  // a gradient of which every rank has only some rows. It travels beside the fusion buffers; in the list its count is
+  // 0.
+  Group::Handle all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum);
   // Instead of both, after finish(): `part` runs on the completion thread as each fusion buffer's means have been
   // written back, with their indices, those of devices waited for; then `end`, once the step has ended. After a failure
   // only `end` runs, with it.

@@ -22,6 +22,7 @@
 namespace smdp {
 
 class Batch;
+class SparseSum;
 
 // How a group is made. Values that come from SMDP_* variables keep their name without the prefix.
 struct GroupOptions {
@@ -141,6 +142,8 @@ class SMDP_API Group {
   // factor: of this rank's input, for kPremulSum.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});
+  // All ranks give the same shape, dtype and number of sparse dimensions. op: kSum, kAvg or kPremulSum.
+  Handle all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp op, double factor = 1.0, const Call& call = {});
   // Sums tensors as they are filled, for gradient_reducer.h. All ranks give lists of the same counts and dtypes.
   Handle all_reduce_batch(std::shared_ptr<Batch> batch, const Call& call);
   // After Batch::fill().

@@ -59,6 +59,24 @@ class Arrival:
     def arrive(self) -> None:
         """The values are in place. Once."""
 
+class SparseSum:
+    """
+    Rows that a rank gives to a sum, and then the sum. Buffers are addresses.
+    """
+
+    def __init__(self, shape: Sequence[int], sparse_dims: int, dtype: int, indices_ptr: int, values_ptr: int, count: int, is_coalesced: bool) -> None: ...
+
+    @staticmethod
+    def of_dense(shape: Sequence[int], sparse_dims: int, dtype: int, values_ptr: int) -> SparseSum: ...
+
+    @property
+    def is_dense(self) -> bool: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def write(self, indices_ptr: int, values_ptr: int) -> None: ...
+
 class Group:
     """A set of ranks that communicate. Buffers are given as addresses."""
 
@@ -107,6 +125,8 @@ class Group:
     def error(self) -> Exception | None: ...
 
     def all_reduce(self, in_ptr: int, out_ptr: int, shape: Sequence[int], dtype: int, op: int, factor: float, timeout: float, async_op: bool, arrival: Arrival | None = None) -> Handle: ...
+
+    def all_reduce_sparse(self, sum: SparseSum, op: int, factor: float, timeout: float, async_op: bool) -> Handle: ...
 
     def reduce(self, in_ptr: int, out_ptr: int, shape: Sequence[int], dtype: int, op: int, factor: float, root: int, timeout: float, async_op: bool) -> Handle: ...
 
@@ -180,6 +200,10 @@ class GradientReducer:
         """
 
     def wait_for(self, index: int, device: int | None = None, stream: int = 0) -> None: ...
+
+    def unite(self, flags: int, count: int) -> None: ...
+
+    def all_reduce_sparse(self, index: int, sum: SparseSum) -> Handle: ...
 
     def is_used(self, index: int) -> bool: ...
 

@@ -17,6 +17,7 @@
 #include "collectives/overlap.h"
 #include "collectives/registry.h"
 #include "collectives/routes.h"
+#include "collectives/sparse_all_reduce.h"
 #include "collectives/watch.h"
 #include "common/directory.h"
 #include "observability/trace.h"
@@ -298,6 +299,29 @@ Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::
       print, size,
       [=, &planner](Context& context) {
         return routed_all_reduce(context, bytes(in), bytes(out), count, reduction, factor, planner);
+      },
+      call);
+}
+
+Group::Handle Group::all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp op, double factor, const Call& call) {
+  const Members& members = impl_->members();
+  SparseParts& parts = sum->parts();
+  const SparseForm& form = parts.form;
+  if (op != ReduceOp::kSum && op != ReduceOp::kAvg && op != ReduceOp::kPremulSum) {
+    throw InvalidArgument(members.prefix() + "all_reduce of a sparse tensor: " + name_of(op) +
+                          " is not defined, because what a rank does not have is zero. Use SUM or AVG, or make the "
+                          "tensor dense.");
+  }
+  check_reduction(members, "all_reduce", form.dtype, op);
+  if (op == ReduceOp::kPremulSum) parts.scale_own(factor);
+  Fingerprint print = fingerprint(OpKind::kAllReduceSparse, form.dtype, op, static_cast<int>(form.sparse_dims));
+  print.set_shape(form.shape);
+  const Reduction reduction = reduction_for(form.dtype, op, members.size);
+  const Planner& planner = impl_->engine->planner();
+  return impl_->engine->collective(
+      print, parts.own_bytes(),
+      [sum = std::move(sum), reduction, &planner](Context& context) {
+        return sparse_all_reduce(context, sum->parts(), reduction, planner);
       },
       call);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "collectives/batch.h"
@@ -21,8 +22,9 @@ inline bool stores_partial_sums(const Members& members) {
 Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner& planner);
 
 // Every block crosses to every other host once, then spreads there. blocks: by rank, the place in this rank's output
-// (its own one is filled by the caller).
-Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks);
+// (its own one is filled by the caller). slot: the number of its messages; several in one operation need different
+// ones.
+Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks, std::uint64_t slot = 0);
 
 // Sums for a rank on another host are formed here first, by one local rank, and cross once per pair of hosts.
 // blocks: this rank's inputs by receiver; out: the sum for this rank.

@@ -6,7 +6,7 @@
 
 namespace smdp {
 
-Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks) {
+Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks, std::uint64_t slot) {
   const Members& members = context.members;
   const auto block = [&](int rank) { return blocks[static_cast<std::size_t>(rank)]; };
   const Bytes own = block(members.rank);
@@ -26,10 +26,10 @@ Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks) {
       contributions[delegate].push_back(block(ranks[index]));
       if (delegate != context.board.me()) continue;
       const Bytes target = block(ranks[index]);
-      context.receive(ranks[index], 0, target.data, target.size, received[static_cast<std::size_t>(ranks[index])]);
+      context.receive(ranks[index], slot, target.data, target.size, received[static_cast<std::size_t>(ranks[index])]);
     }
     last = ranks[members.local_index % ranks.size()];
-    context.send(last, 0, own.data, own.size, sends);
+    context.send(last, slot, own.data, own.size, sends);
   }
   for (int rank = 0; rank < members.size; ++rank) {
     co_await settled(rank, received[static_cast<std::size_t>(rank)]);

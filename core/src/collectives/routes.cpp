@@ -168,12 +168,12 @@ Task routed_broadcast(Context& context, Bytes data, int root) {
   return spread(context.board, 0, std::move(contributions));
 }
 
-Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in) {
+Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in, std::uint64_t slot) {
   const Bytes own = blocks[static_cast<std::size_t>(context.members.rank)];
   context.algorithm = context.is_single_host() ? "spread" : "hierarchical";
   if (!context.is_single_host()) {
     if (own.data != in.data && own.size != 0) std::memmove(own.data, in.data, own.size);
-    return hierarchical_all_gather(context, std::move(blocks));
+    return hierarchical_all_gather(context, std::move(blocks), slot);
   }
   std::vector<std::vector<Bytes>> contributions;
   for (const Bytes& block : blocks) contributions.push_back({block});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "collectives/batch.h"
@@ -19,8 +20,8 @@ Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner
 Task routed_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                    int root, double factor);
 Task routed_broadcast(Context& context, Bytes data, int root);
-// blocks: by rank, the places in this rank's output. in may be its own one.
-Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in);
+// blocks: by rank, the places in this rank's output. in may be its own one. slot: see hierarchical_all_gather().
+Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in, std::uint64_t slot = 0);
 // blocks: this rank's inputs by receiver.
 Task routed_reduce_scatter(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
                            double factor);

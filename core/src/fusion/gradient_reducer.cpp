@@ -136,6 +136,22 @@ class GradientReducer::Impl {
   }
 
   // stream: null blocks until what is copied back to devices is there.
+  void unite(std::uint8_t* flags, std::size_t count) {
+    const std::array shape{static_cast<std::int64_t>(count)};
+    group_->all_reduce(flags, flags, shape, DType::kUint8, ReduceOp::kMax);
+  }
+
+  Group::Handle all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum) {
+    check_index(index);
+    check_finished();
+    Call call;
+    call.async = true;
+    call.label = [text = names_of(gradients_[index], gradients_[index])] { return text; };
+    const double factor = options_.factor;
+    const ReduceOp op = factor == 0 ? ReduceOp::kAvg : factor == 1 ? ReduceOp::kSum : ReduceOp::kPremulSum;
+    return group_->all_reduce_sparse(std::move(sum), op, factor, call);
+  }
+
   void wait(std::size_t index, const CudaStream* stream, const std::function<bool()>& interrupted) {
     check_index(index);
     check_finished(stream);
@@ -665,6 +681,10 @@ void GradientReducer::ready(std::size_t index, void* data, int device, void* eve
   impl_->ready(index, data, device, event, is_used);
 }
 void GradientReducer::finish() { impl_->finish(); }
+void GradientReducer::unite(std::uint8_t* flags, std::size_t count) { impl_->unite(flags, count); }
+Group::Handle GradientReducer::all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum) {
+  return impl_->all_reduce_sparse(index, std::move(sum));
+}
 void GradientReducer::wait(std::size_t index, const std::function<bool()>& interrupted) {
   impl_->wait(index, nullptr, interrupted);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "common/counted.h"
+
 namespace smdp {
 namespace {
 
@@ -51,6 +53,8 @@ const char* name_of(OpKind kind) {
       return "send";
     case OpKind::kRecv:
       return "recv";
+    case OpKind::kAllReduceSparse:
+      return "all_reduce_sparse";
     case OpKind::kNone:
       break;
   }
@@ -119,8 +123,12 @@ std::string Fingerprint::describe() const {
   } else if ((kind == OpKind::kAllGather || kind == OpKind::kReduceScatter) && count != 0) {
     text += " in blocks of " + std::to_string(count) + " elements";
   }
-  if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
+  if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter ||
+      kind == OpKind::kAllReduceSparse) {
     text += std::string(" ") + name_of(op);
+  }
+  if (kind == OpKind::kAllReduceSparse) {
+    return text + " with " + counted(static_cast<std::size_t>(root), "sparse dimension");
   }
   if (root >= 0)
     text += (kind == OpKind::kReduce || kind == OpKind::kGather ? " to rank " : " from rank ") + std::to_string(root);

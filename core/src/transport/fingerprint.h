@@ -24,6 +24,7 @@ enum class OpKind : std::uint8_t {
   kSplit,
   kSend,
   kRecv,
+  kAllReduceSparse,  // `root` is the number of sparse dimensions
 };
 
 const char* name_of(OpKind kind);

@@ -8,7 +8,7 @@ from collections import defaultdict
 from smdp.cli.trace.files import Trace
 
 # Operations that end nowhere before they have begun everywhere.
-_TOTAL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+_TOTAL = {"all_reduce", "all_reduce_sparse", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 
 
 def offsets(traces: list[Trace]) -> dict[int, float]:
