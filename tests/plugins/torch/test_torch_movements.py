@@ -133,9 +133,9 @@ def check_messages() -> None:
     """Errors about arguments say whose they are, and name the call."""
     rank, size = dist.get_rank(), dist.get_world_size()
     begin = rf"^\[smdp\] rank {rank} of {size} \(host .*\): "
-    one = torch.ones(3)
+    one, rows = torch.ones(3), torch.eye(3).to_sparse_csr()
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (TypeError, "all_reduce: smdp moves dense tensors", lambda: dist.all_reduce(one.to_sparse())),
+        (TypeError, "all_reduce: smdp moves dense tensors", lambda: dist.all_reduce(rows)),
         (TypeError, "broadcast: smdp moves tensors on cpu", lambda: dist.broadcast(one.to("meta"), 0)),
         (
             ValueError,

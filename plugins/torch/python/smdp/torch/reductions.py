@@ -7,7 +7,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from torch import Tensor, strided
+from torch import Tensor, sparse_coo, strided
 from torch.distributed import Work
 from torch.distributed.algorithms.join import Join
 from torch.distributed.distributed_c10d import (
@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import (
 
 from smdp._reduce_op import check_defined
 from smdp.torch._calls import Calls, check_paired, pointers, single
+from smdp.torch.sparse_sums import SparseStaging, whole_of
 from smdp.torch.tensors import DTYPES, PREMUL_SUM, REDUCTIONS, Staging, common_dtype, dtype_code, reduction
 from smdp.torch.work import COMPLETED, HandleWork, seconds_of
 
@@ -84,6 +85,8 @@ class Reductions(Calls):
         return COMPLETED if handle is None else _kept_for_join(HandleWork((handle,), [tensor]), tensor)
 
     def _allreduce_staged(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
+        if tensor.layout is sparse_coo:
+            return self._allreduce_rows(tensor, opts)
         dtype = dtype_code(tensor.dtype)
         op, factor = reduction(opts.reduceOp)
         staging = Staging("all_reduce")
@@ -95,6 +98,18 @@ class Reductions(Calls):
             pointer, pointer, host.shape, dtype, op, factor, self._seconds(opts), opts.asyncOp, arrival
         )
         return _kept_for_join(self._end((handle,), [tensor], staging, host), tensor)
+
+    def allreduce_sparse(self, tensors: list[Tensor] | Tensor, opts: AllreduceOptions = _ALL_REDUCE) -> Work:
+        """Reduces a sparse COO tensor over all ranks, in place."""
+        return self.allreduce(tensors, opts)
+
+    def _allreduce_rows(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
+        tensor = whole_of(tensor)
+        op, factor = reduction(opts.reduceOp)
+        staging = SparseStaging("all_reduce", tensor, is_in_place=True)
+        self._sequence += 1
+        handle = self._group.all_reduce_sparse(staging.sum, op, factor, self._seconds(opts), opts.asyncOp)
+        return self._end((handle,), [tensor], staging)
 
     def allreduce_coalesced(
         self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
@@ -229,10 +244,6 @@ class Reductions(Calls):
     # Names before torch 2.13.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def allreduce_sparse(self, *args: object, **kwargs: object) -> Work:
-        """Refuse: the core moves dense memory."""
-        raise NotImplementedError("smdp has no all_reduce of sparse tensors; use tensor.to_dense()")
 
 
 def _kept_for_join(work: Work, tensor: Tensor) -> Work:

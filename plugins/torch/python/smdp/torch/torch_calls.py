@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 CALLS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
-    "allreduce_sparse": "all_reduce",
     "reduce": "reduce",
     "broadcast": "broadcast",
     "allgather": "all_gather",
