@@ -19,9 +19,12 @@ from smdp.torch.input_wait import watch
 from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.profiling import ranged
-from smdp.torch.reducer_options import check_factor, check_reducer_options
-from smdp.torch.tensors import Staging, dtype_code
+from smdp.torch.reducer_options import check_factor, check_reducer_options, check_rows_have_no_momentum
+from smdp.torch.sparse_sums import SparseStaging
+from smdp.torch.tensors import REDUCTIONS, Staging, dtype_code
 from smdp.torch.work import HandleWork
+
+_AVG = REDUCTIONS[hash(dist.ReduceOp.AVG)]
 
 
 class CommHook:
@@ -77,6 +80,8 @@ class CommHook:
         if bucket.index() == 0 and self._is_in_step:
             self._end_step()
         self._is_in_step = True
+        if buffer.is_sparse:
+            return self._start_rows(bucket, buffer)
         self._step_bytes += buffer.nbytes
         key = self._key_of(bucket)
         is_plain = self._is_first and self._has_state
@@ -106,6 +111,22 @@ class CommHook:
         if self._momentum and not is_coded:  # no codec adds it
             parts = list(zip(map(id, bucket.parameters()), bucket.gradients(), strict=True))
         return done.then(lambda done: self._averaged(done, host, parts))
+
+    def _start_rows(self, bucket: dist.GradBucket, buffer: Tensor) -> Future[Tensor]:
+        """Starts averaging a sparse gradient, which has a bucket of its own and travels as it is."""
+        check_rows_have_no_momentum(self._momentum)
+        self._step_bytes += buffer._indices().nbytes + buffer._values().nbytes
+        staging = SparseStaging("comm_hook", buffer, is_in_place=True)
+        handle = self._group.all_reduce_sparse(staging.sum, _AVG, 1.0, -1.0, True)
+        if bucket.is_last():
+            told = Told(self._group)
+            told.set(self._steps.seconds_computed())
+            told.start(None)
+            self._steps.count(self._step_bytes, told)
+            self._step_bytes = 0
+        work = HandleWork((handle,), [buffer], staging=staging)
+        done: Future[list[Tensor]] = work.get_future()
+        return done.then(lambda done: self._averaged(done, buffer._values(), []))
 
     def rescale_residuals(self, factor: float) -> None:
         """Tell compression that the loss scale has been multiplied by `factor`.

@@ -28,6 +28,7 @@ from smdp.torch.loss_scale import follow
 from smdp.torch.process_group import ProcessGroupSmdp
 from smdp.torch.reducer_options import check_factor, check_reducer_options
 from smdp.torch.same_state import check_same_state
+from smdp.torch.sparse_gradients import sparse_parameters
 from smdp.torch.stand_in_reducer import StandInReducer
 
 _NO_COMM_HOOKS = (
@@ -218,13 +219,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 if name not in self.parameters_to_ignore
             ]
             self._frozen = [one for one in averaged if not one[1].requires_grad]
+            trained = [one for one in averaged if one[1].requires_grad]
+            sparse = sparse_parameters(self.module)
             self._hooks = GradientHooks(
                 self.process_group.core,
-                [one for one in averaged if one[1].requires_grad],
+                trained,
                 lambda: self._is_armed,
                 ended=self._disarm,
                 looked_for=self._check_parameters,
                 is_static=self.static_graph,
+                sparse=[index for index, (_, one) in enumerate(trained) if id(one) in sparse],
                 **self._hook_options,
             )
         return self._hooks
@@ -315,7 +319,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise ValueError(
                 "[smdp] StepInForward cannot be used with topk_momentum, which needs all gradients."
             )
-        return self._make_hooks()
+        hooks = self._make_hooks()
+        if hooks.sparse.indices:
+            raise ValueError(
+                "[smdp] StepInForward cannot be used with sparse gradients, which need all gradients. Set"
+                " sparse=False."
+            )
+        return hooks
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Refuse on the CPU: `compression` takes the place of hooks.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,6 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from smdp import _core
 from smdp.torch.profiling import ranged
+from smdp.torch.reducer_options import check_rows_have_no_momentum
+from smdp.torch.sparse_gradients import SparseGradients, sparse_on_any_rank
 from smdp.torch.tensors import DTYPES
 
 _NONE = -1
@@ -49,6 +53,8 @@ class GradientHooks:
         ended: Called at the end of every backward through arm() or with gradients.
         looked_for: Called before the first step goes on, and one in which a parameter has no gradient here.
         is_static: Gradients may come several times in a backward, the same ones in every one.
+        sparse: Indices of parameters whose gradients may be sparse, the same on all ranks. None: those that
+            are sparse on some rank in the first step; what comes sparse later is made dense.
 
     Attributes:
         scale: Multiplies what comes of it, 1 at first.
@@ -72,6 +78,7 @@ class GradientHooks:
         ended: Callable[[], None] | None = None,
         looked_for: Callable[[], None] | None = None,
         is_static: bool = False,
+        sparse: Collection[int] | None = (),
     ) -> None:
         self.parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
@@ -81,7 +88,7 @@ class GradientHooks:
         self.is_static = is_static
         self._seen_again: set[int] = set()  # gradients that came again in this backward
         self._repeated: set[int] | None = None  # in those before; None before the first
-        self._is_added: set[int] = set()  # gradients that this backward has completed
+        self._is_added: dict[int, None] = {}  # gradients that this backward has completed, in their order
         self._has_come: set[int] = set()  # those that the reducer has been handed
         self._touched: set[int] = set()  # that any backward has added to since the last step
         self._left: set[int] = set()  # in this step: left over from before, and not touched since
@@ -92,20 +99,24 @@ class GradientHooks:
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
         self.velocity: dict[int, Tensor] = {}
         self.registered = [(name, one.dtype, one.numel()) for name, one in parameters]
-        described = [(name, one.numel(), DTYPES[one.dtype], _shape_of(one)) for name, one in parameters]
         self._is_closed = False
         self.scale = 1.0
         self._marks: dict[torch.dtype, tuple[Tensor, Node]] = {}
         self.deferral: Deferral | None = None
-        self.reducer = _core.GradientReducer(
+        self._make_reducer = partial(
+            _core.GradientReducer,
             group,
-            described,
-            compression,
-            int(bucket_cap_mb * (1 << 20)),
-            factor,
+            compression=compression,
+            buffer_bytes=int(bucket_cap_mb * (1 << 20)),
+            factor=factor,
             topk_ratio=topk_ratio,
             topk_momentum=topk_momentum,
         )
+        self._learns_sparse = self._may_turn_dense = sparse is None
+        self.sparse = SparseGradients(sparse or (), self.parameters)
+        if self.sparse.indices:
+            check_rows_have_no_momentum(topk_momentum)
+        self.reducer = self._make_reducer(self._described())
         # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
         # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
         self._lent: dict[int, Tensor] = {}
@@ -141,7 +152,9 @@ class GradientHooks:
     def reduce_nothing(self) -> None:
         """Take part in one step without any gradient; what it gives is thrown away."""
         self.reducer.finish()
+        self.sparse.send(self.reducer)
         self.reducer.wait()
+        self.sparse.forget()
 
     def rescale(self, factor: float) -> None:
         """Multiply what is kept from steps before: the loss scale has been multiplied by `factor`."""
@@ -205,7 +218,7 @@ class GradientHooks:
                 "shared graph: use torch.utils.checkpoint with use_reentrant=False, or static_graph=True), "
                 "or the backward before this one has failed half-way (start again from a checkpoint)."
             )
-        self._is_added.add(index)
+        self._is_added[index] = None
         # Hooks that were registered later may yet change it, or use it up: then the end of backward takes it.
         if parameter.grad is not None and self._is_last(index) and not self._may_come_again(index):
             try:
@@ -216,7 +229,8 @@ class GradientHooks:
                 raise
 
     def _may_come_again(self, index: int) -> bool:
-        return self.is_static and (self._repeated is None or index in self._repeated)
+        """Whether this gradient, or what is known of it, may change before the end of backward."""
+        return self._learns_sparse or (self.is_static and (self._repeated is None or index in self._repeated))
 
     def _is_last(self, index: int) -> bool:
         """Whether no hook of the parameter comes after this object's."""
@@ -258,6 +272,7 @@ class GradientHooks:
         self._has_come.clear()
         self._left.clear()
         self._seen_again.clear()
+        self.sparse.forget()
 
     def hand_over(self, index: int, parameter: Tensor, *, is_used: bool = True) -> None:
         """Start averaging a gradient that is complete; `is_used`: this rank's part of the model had it."""
@@ -270,11 +285,15 @@ class GradientHooks:
                 "the CPU when the model was wrapped. Move the model first, then wrap it (or make the "
                 "optimizer)."
             )
-        if grad.layout is not torch.strided:
-            raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} is sparse (an embedding with sparse=True); "
-                "smdp's DistributedDataParallel averages dense gradients only. Set sparse=False."
-            )
+        if grad.layout is not torch.strided and index not in self.sparse.indices:
+            if not self._may_turn_dense:
+                raise RuntimeError(
+                    f"[smdp] the gradient of parameter {name!r} is {grad.layout}, but the module that has it"
+                    " did not say so when the model was wrapped. Make it dense, or set the module's attribute"
+                    " `sparse` to True, as nn.Embedding(sparse=True) does, and then wrap the model with"
+                    " DistributedDataParallel."
+                )
+            parameter.grad = grad = grad.to_dense()
         self._check_unchanged(index, parameter)
         if grad.dtype is not dtype or grad.numel() != numel:
             raise RuntimeError(
@@ -283,6 +302,10 @@ class GradientHooks:
                 "parameter's dtype. Leave grad_dtype alone, or use torch's class with smdp as its backend."
             )
         self._has_come.add(index)
+        if index in self.sparse.indices:
+            self.sparse.give(index, grad)
+            self.reducer.ready(index, 0, is_used=is_used)
+            return
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
         if not _has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
@@ -311,15 +334,19 @@ class GradientHooks:
                     self.reducer.abort(str(error).removeprefix("[smdp] "))
                 raise
         self._is_first = False
+        if self._learns_sparse:
+            self._learn_sparse()
         if self.is_static and self._is_added:
             self._repeated = self._seen_again | (self._repeated or set())
-        for index in self._is_added - self._has_come:
+        for index in self._is_added.keys() - self._has_come:
             if not self._is_last(index):
                 self._handles[index].remove()
                 self._handles[index] = self._hook(index)  # the last one from the next step on
         with torch.no_grad():
-            for index, parameter in enumerate(self.parameters):
-                # Left by an earlier backward, and not touched by this one.
+            held = [index for index in self._is_added if index not in self._has_come]
+            for index in itertools.chain(held, range(len(self.parameters))):
+                parameter = self.parameters[index]
+                # Left by an earlier backward, and not touched by this one, unless it was held.
                 if index not in self._has_come and parameter.grad is not None:
                     # What is averaged already stays so where no rank has used the parameter since, but for
                     # what a codec has kept of it; else it belongs to the mean.
@@ -328,7 +355,27 @@ class GradientHooks:
                     if not is_used:
                         self._left.add(index)
             self.reducer.finish()
+            self.sparse.send(self.reducer)
         self._touched.clear()
+
+    def _learn_sparse(self) -> None:
+        """Finds out which gradients are sparse; all ranks do so in the first step, before any is sent."""
+        self._learns_sparse = False
+        found = sparse_on_any_rank(self.reducer, [parameter.grad for parameter in self.parameters])
+        if found:
+            self.sparse = SparseGradients(found, self.parameters)
+            self.reducer = self._make_reducer(self._described())
+
+    def _described(self) -> list[tuple[str, int, int, str]]:
+        """Returns what the core is told of each parameter; sparse gradients have no place in its buffers."""
+        return [
+            (name, 0, DTYPES[dtype], f"{_shape_of(one)} with sparse gradients")
+            if index in self.sparse.indices
+            else (name, numel, DTYPES[dtype], _shape_of(one))
+            for index, ((name, dtype, numel), one) in enumerate(
+                zip(self.registered, self.parameters, strict=True)
+            )
+        ]
 
     def deliver(self, index: int, grad: Tensor | None) -> Tensor | None:
         """Complete a gradient that the reducer has averaged, without recording it.
@@ -343,9 +390,11 @@ class GradientHooks:
         lent = self._lent.pop(index, None)
         if index in self._left and not self.reducer.is_used(index):
             return grad
-        if grad is None:
-            if not self.reducer.is_used(index):
-                return None
+        if grad is None and not self.reducer.is_used(index):
+            return None
+        if index in self.sparse.indices:
+            grad = self.sparse.take(index)
+        elif grad is None:
             self._check_unchanged(index, self.parameters[index])
             grad = torch.empty_like(self.parameters[index], memory_format=torch.preserve_format)
             self.reducer.read(index, grad.data_ptr())
@@ -366,7 +415,7 @@ class GradientHooks:
             with torch.no_grad():
                 for index, parameter in enumerate(self.parameters):
                     grad = self.deliver(index, parameter.grad)
-                    if parameter.grad is None:
+                    if parameter.grad is not grad:
                         parameter.grad = grad
                 if self._momentum:
                     self._add_momentum()

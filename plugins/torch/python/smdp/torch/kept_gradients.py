@@ -21,7 +21,7 @@ def copy_kept(group: _core.Group, hooks: GradientHooks, options: Mapping[str, An
         hooks.deferral.settle()
     coded: dict[str, dict[int, tuple[int, Tensor]]] = {}
     for index, (name, dtype, count) in enumerate(hooks.registered):
-        if dtype is not torch.float32:
+        if dtype is not torch.float32 or index in hooks.sparse.indices:
             continue
         values = torch.empty(count)
         parts = {

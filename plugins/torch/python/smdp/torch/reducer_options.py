@@ -48,6 +48,19 @@ def check_reducer_options(
         )
 
 
+def check_rows_have_no_momentum(topk_momentum: float) -> None:
+    """Refuses momentum correction where there are sparse gradients.
+
+    Raises:
+        ValueError: It is not 0.
+    """
+    if topk_momentum:
+        raise ValueError(
+            f"[smdp] topk_momentum is {topk_momentum!r}, but some gradients are sparse, and a momentum would"
+            " keep all of their rows. Leave it out, or set sparse=False in the embeddings."
+        )
+
+
 def check_factor(factor: float) -> None:
     """Refuse what no loss scale can be multiplied by.
 

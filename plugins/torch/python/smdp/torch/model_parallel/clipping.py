@@ -26,7 +26,7 @@ def clip_grad_norm_(
 
     Args:
         parameters: What `smdp.torch.pipeline()` gave, or its parameters. Those of another model are clipped
-            as torch does it.
+            as torch does it, and their gradients may be sparse.
         max_norm: Above 0.
         norm_type: As torch's; "inf" is the largest absolute value.
         error_if_nonfinite: Raise where the norm is infinite or not a number.
@@ -45,6 +45,7 @@ def clip_grad_norm_(
     own = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     pipe = pipe or _pipe_of(own)
     if pipe is None:
+        own = [_with_dense_gradient(parameter) for parameter in own]
         return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite, foreach)
     total = _total_norm(own, pipe, float(norm_type))
     if error_if_nonfinite and not bool(torch.isfinite(total)):
@@ -54,6 +55,21 @@ def clip_grad_norm_(
         )
     torch.nn.utils.clip_grads_with_norm_(own, max_norm, total, foreach)
     return total
+
+
+def _with_dense_gradient(parameter: Tensor) -> Tensor:
+    """Returns a tensor whose gradient is the rows of a sparse one, in its memory; else the parameter.
+
+    torch's function does not take sparse gradients. Rows that are not there add nothing to the norm.
+    """
+    gradient = parameter.grad
+    if gradient is None or not gradient.is_sparse:
+        return parameter
+    parameter.grad = gradient = gradient.coalesce()
+    values = gradient.values()
+    stand_in = values.detach()
+    stand_in.grad = values
+    return stand_in
 
 
 def _pipe_of(parameters: list[Tensor]) -> PipelinedModule | None:

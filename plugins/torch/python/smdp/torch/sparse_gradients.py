@@ -1,0 +1,95 @@
+"""Gradients of embeddings with `sparse=True`: their rows are gathered beside the fusion buffers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from smdp import _core
+from smdp.torch.sparse_sums import SparseStaging, empty_like
+
+
+class Summing(Protocol):
+    """Sums gradients of which every rank has only some rows; the core's GradientReducer does."""
+
+    def all_reduce_sparse(self, index: int, sum: _core.SparseSum, /) -> _core.Handle:
+        """Starts the sum of a gradient."""
+
+    def unite(self, flags: int, count: int, /) -> None:
+        """Sets each of `count` bytes at an address to 1 if any rank has it; all ranks call it."""
+
+    def abort(self, reason: str, /) -> None:
+        """Fails all sums, on all ranks."""
+
+
+class SparseGradients:
+    """Gradients that have only some rows on each rank, by their index in a list of parameters.
+
+    A GradientReducer knows them with 0 elements, so that it tells which of them any rank has used.
+
+    Args:
+        indices: Of them, the same on all ranks.
+        parameters: The whole list.
+
+    Attributes:
+        indices: The same.
+    """
+
+    def __init__(self, indices: Collection[int], parameters: Sequence[Tensor]) -> None:
+        self.indices = frozenset(indices)
+        self._parameters = parameters
+        self._given: dict[int, Tensor] = {}
+        self._under_way: dict[int, tuple[_core.Handle, SparseStaging]] = {}
+
+    def give(self, index: int, gradient: Tensor) -> None:
+        """Takes what this rank has of a gradient; dense where a parameter is used in another way, too."""
+        self._given[index] = gradient
+
+    def send(self, summing: Summing) -> None:
+        """Starts all sums of a step; what was not given counts as zero."""
+        for index in sorted(self.indices, reverse=True):  # as backward produces them
+            gradient = self._given.get(index)
+            if gradient is None:
+                gradient = empty_like(self._parameters[index])
+            try:
+                staging = SparseStaging("all_reduce", gradient)
+            except Exception as error:  # the other ranks wait for it
+                summing.abort(str(error).removeprefix("[smdp] "))
+                raise
+            self._under_way[index] = summing.all_reduce_sparse(index, staging.sum), staging
+
+    def take(self, index: int) -> Tensor:
+        """Waits for a gradient's mean and returns it."""
+        handle, staging = self._under_way.pop(index)
+        handle.wait()
+        return staging.result()
+
+    def forget(self) -> None:
+        """Ends the step, once nothing that nobody has taken is under way."""
+        while self._under_way:
+            _, (handle, _) = self._under_way.popitem()
+            with contextlib.suppress(Exception):  # others have raised it
+                handle.wait()
+        self._given.clear()
+
+
+def sparse_on_any_rank(summing: Summing, gradients: Sequence[Tensor | None]) -> set[int]:
+    """Returns the indices of gradients that are sparse on some rank; all ranks call it with the same list."""
+    are_sparse = [gradient is not None and gradient.is_sparse for gradient in gradients]
+    flags = torch.tensor(are_sparse, dtype=torch.uint8, device="cpu")
+    summing.unite(flags.data_ptr(), flags.numel())
+    return set(flags.nonzero().flatten().tolist())
+
+
+def sparse_parameters(module: nn.Module) -> set[int]:
+    """Returns the ids of parameters that may get sparse gradients: of modules whose `sparse` is True."""
+    return {
+        id(parameter)
+        for part in module.modules()
+        if getattr(part, "sparse", False) is True
+        for parameter in part.parameters(recurse=False)
+    }
