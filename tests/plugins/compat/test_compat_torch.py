@@ -62,10 +62,12 @@ def test_lightning() -> None:
     [
         ("smdp run", ["horovod_torch_names.py"]),
         ("mpirun", ["smddp_torch_names.py"]),
+        ("smdp run", ["horovod_torch_sparse.py"]),
         *(
             pytest.param(launcher, words, marks=pytest.mark.slow)
             for launcher, words in [
                 ("smdp run", ["horovod_torch_names.py", "as-on-gpu"]),
+                ("smdp run", ["horovod_torch_sparse.py", "as-on-gpu"]),
                 ("smdp run", ["horovod_torch_compressors.py"]),
                 ("smdp run", ["smddp_torch_names.py"]),
                 ("mpirun", ["horovod_torch_names.py"]),

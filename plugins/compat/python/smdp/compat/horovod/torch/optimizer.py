@@ -20,8 +20,10 @@ from smdp.compat.horovod.torch.asynchronous import (
     synchronize,
 )
 from smdp.compat.horovod.torch.compression import Compression, NoneCompressor, compressor, name_in_core
+from smdp.compat.horovod.torch.sparse import RowSums
 from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks
+from smdp.torch.sparse_gradients import SparseGradients, sparse_on_any_rank
 
 # Who counts a parameter's gradients, by its id: the optimizer that was wrapped last.
 _owners: dict[int, weakref.ref[_DistributedOptimizer]] = {}
@@ -53,7 +55,8 @@ def DistributedOptimizer(
         gradient_predivide_factor: Not used; smdp's means need none.
         num_groups: Not used; fusion buffers follow from sizes.
         groups: Not used.
-        sparse_as_dense: Not used; sparse gradients become dense.
+        sparse_as_dense: Make sparse gradients dense before they are averaged. Otherwise their rows are
+            gathered, and they stay sparse.
         process_set: The ranks.
 
     Raises:
@@ -76,14 +79,23 @@ def DistributedOptimizer(
     made = cls.__new__(cls)
     # A scheduler made before leaves its own step() in the instance, which would hide ours.
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    parameters = _named(optimizer, named_parameters)
     made._attach(
-        _named(optimizer, named_parameters),
+        parameters,
         compressor(compression),
         backward_passes_per_step,
         kind,
         process_set,
+        _sparse_of(optimizer, len(parameters), as_dense=sparse_as_dense),
     )
     return made
+
+
+def _sparse_of(optimizer: torch.optim.Optimizer, count: int, *, as_dense: bool) -> set[int] | None:
+    """Returns the indices of sparse gradients among `count`; None: the first step will tell."""
+    if as_dense:
+        return set()
+    return set(range(count)) if isinstance(optimizer, torch.optim.SparseAdam) else None
 
 
 def _check_passes(given: Any) -> None:
@@ -133,10 +145,12 @@ class _DistributedOptimizer:
         passes: int,
         kind: str,
         members: ProcessSet,
+        sparse: set[int] | None,
     ) -> None:
         self._parameters = [parameter for _, parameter in parameters]
         self._kind, self._members, self._passes = kind, members, passes
         self._compression = compression
+        self._sparse = sparse
         self._begin_step()
         self._hooks: GradientHooks | None = None
         self._known = {id(parameter) for parameter in self._parameters}
@@ -148,6 +162,9 @@ class _DistributedOptimizer:
         for parameter in self._parameters:
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
+        is_world = members is global_process_set
+        group = dist.distributed_c10d._get_default_group() if is_world else members.group
+        self._core = group.core
         name = name_in_core(compression)
         if name is None:
             return
@@ -155,16 +172,16 @@ class _DistributedOptimizer:
             if name in ("int8", "topk"):
                 raise ValueError(f"[smdp] compression {name!r} needs a model on the CPU.")
             return
-        for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(_densify)
-        is_world = members is global_process_set
-        group = dist.distributed_c10d._get_default_group() if is_world else members.group
+        if sparse == set():
+            for parameter in self._parameters:
+                parameter.register_post_accumulate_grad_hook(_densify)
         self._hooks = GradientHooks(
             group.core,
             parameters,
             self._is_wanted,
             compression=name,
             factor=1.0 if kind == Sum else 0.0,
+            sparse=sparse,
         )
 
     def _begin_step(self) -> None:
@@ -257,11 +274,22 @@ class _DistributedOptimizer:
 
     def _reduce_now(self) -> None:
         with torch.no_grad():
-            for parameter in self._parameters:
+            summing = RowSums(self._core, self._kind)
+            if self._sparse is None:
+                own = [parameter.grad for parameter in self._parameters]
+                self._sparse = sparse_on_any_rank(summing, own)
+            rows = SparseGradients(self._sparse, self._parameters)
+            gradients: list[torch.Tensor] = []
+            for index, parameter in enumerate(self._parameters):
+                if index in rows.indices:
+                    if parameter.grad is not None:
+                        rows.give(index, parameter.grad)
+                    continue
                 if parameter.grad is None:  # all ranks reduce the same list
                     parameter.grad = torch.zeros_like(parameter)
                 _densify(parameter)
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+                gradients.append(parameter.grad)
+            rows.send(summing)
             wires = [self._wire_of(gradient) for gradient in gradients]
             pairs = [wire.compress(gradient) for wire, gradient in zip(wires, gradients, strict=True)]
             small = [tensor for tensor, _ in pairs]
@@ -275,6 +303,8 @@ class _DistributedOptimizer:
                     )
                 if gradient is not whole:
                     gradient.copy_(whole)
+            for index in self._sparse:
+                self._parameters[index].grad = rows.take(index)
 
     def _wire_of(self, gradient: torch.Tensor) -> Any:
         is_own = name_in_core(self._compression) is None

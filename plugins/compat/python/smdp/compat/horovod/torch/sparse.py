@@ -1,21 +1,45 @@
-"""Sums of sparse tensors: every rank gets all rows, and adds those that stand at the same place."""
+"""Sums of sparse tensors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from smdp.compat.horovod.torch.asynchronous import (
-    Average,
-    Handle,
-    Sum,
-    allgather_async,
-    operation,
-    synchronize,
-)
-from smdp.compat.horovod.torch.world import ProcessSet, global_process_set
+from smdp import _core
+from smdp.compat.horovod.torch.asynchronous import Average, Handle, Sum, operation
+from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
+from smdp.torch.tensors import dtype_code, reduction
+
+_OPS = {Average: dist.ReduceOp.AVG, Sum: dist.ReduceOp.SUM}
+
+
+class RowSums:
+    """Sums or means of the gradients of which ranks have only some rows, over a group.
+
+    Args:
+        group: The core's.
+        kind: Average or Sum.
+    """
+
+    def __init__(self, group: _core.Group, kind: str) -> None:
+        self._group = group
+        self._op, self._factor = reduction(_OPS[kind])
+
+    def all_reduce_sparse(self, index: int, sum: _core.SparseSum, /) -> Any:
+        """Starts one."""
+        return self._group.all_reduce_sparse(sum, self._op, self._factor, -1.0, True)
+
+    def unite(self, flags: int, count: int, /) -> None:
+        """Sets each of `count` bytes at an address to 1 if any rank has it."""
+        dtype, (op, factor) = dtype_code(torch.uint8), reduction(dist.ReduceOp.MAX)
+        self._group.all_reduce(flags, flags, [count], dtype, op, factor, -1.0, False)
+
+    def abort(self, reason: str, /) -> None:
+        """Fails all, on all ranks."""
+        self._group.abort(reason)
 
 
 def sparse_allreduce_async(
@@ -24,7 +48,7 @@ def sparse_allreduce_async(
     op: Any = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an allreduce of a sparse tensor; synchronize() gives a coalesced one.
+    """Starts an allreduce of a sparse tensor; synchronize() returns a coalesced one.
 
     Args:
         tensor: In the COO layout, of the same shape on all ranks; each has rows of its own.
@@ -36,26 +60,15 @@ def sparse_allreduce_async(
         ValueError: The tensor is not sparse, or another operation is wanted.
     """
     kind = operation(op, None)
-    if kind not in (Average, Sum):
+    if kind not in _OPS:
         raise ValueError(f"[smdp] sparse_allreduce_async: op is {op!r}; allowed: Average, Sum.")
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(
             f"[smdp] sparse_allreduce_async: the layout is {tensor.layout}, needed: torch.sparse_coo; use"
             " allreduce_async."
         )
+    check_included(process_set)
     with torch.no_grad():
-        own = tensor.detach().coalesce()
-        places = allgather_async(own.indices().t().contiguous(), None, process_set)
-        values = allgather_async(own.values(), None, process_set)
-
-    def finish() -> Tensor:
-        whole = torch.sparse_coo_tensor(
-            synchronize(places).t(),
-            synchronize(values),
-            own.shape,
-            device=own.device,
-            check_invariants=False,
-        ).coalesce()
-        return whole / process_set.size() if kind == Average else whole
-
-    return Handle([*places.works, *values.works], finish)
+        total = tensor.detach()  # gets rows of its own
+        work = dist.all_reduce(total, _OPS[kind], group=process_set.group, async_op=True)
+    return Handle([work], lambda: total)
