@@ -171,7 +171,21 @@ def test_a_limit_of_processes_is_said() -> None:
     limit = ["bash", "-c", 'ulimit -u 1; exec "$@"', "bash"]
     done = subprocess.run([*somebody, *limit, *program], capture_output=True, text=True, timeout=50)
     assert done.returncode == 126, done.stderr
-    assert re.fullmatch(r"smdp: cannot start rank 0: .* Resource temporarily unavailable\n", done.stderr)
+    words = r"Resource temporarily unavailable\. .* is 1 \(hard limit 1\).*ulimit -u "
+    assert re.fullmatch(rf"smdp: cannot start rank 0: .*{words}.*\n", done.stderr), done.stderr
+
+
+def test_a_limit_of_open_files_is_named(script: Callable[[str], Path]) -> None:
+    program = [sys.executable, "-m", "smdp", "run", "-n", "9", str(script("import time; time.sleep(60)"))]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash", *program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 126, done.stderr
+    words = r"Too many open files\. .* is 20 \(hard limit 20\).*`ulimit -n 4096`"
+    assert re.search(rf"smdp: cannot start rank \d: .*{words}.*\n", done.stderr), done.stderr
 
 
 def test_output_passes_as_bytes(script: Callable[[str], Path]) -> None:

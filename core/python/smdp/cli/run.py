@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import selectors
 import shutil
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO
 
-from smdp import config
+from smdp import _core, config
 from smdp._errors import ConfigError
 from smdp._misspelt import untold
 from smdp.cli.binding import BindTo, cpus_of_ranks
@@ -34,6 +35,14 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FINE, _OBEYED, _ASKED, _FAILED = range(4)  # how a rank has ended, from good to bad
+# What a process lacks that cannot be started, and the call that finds it.
+_SHORTAGES = {
+    errno.EMFILE: "pipe2",
+    errno.ENFILE: "pipe2",
+    errno.EAGAIN: "fork",
+    errno.ENOMEM: "fork",
+}
+_OWN_FILES = 16  # that smdp run opens at most, besides the pipes of ranks
 _DRAIN_S = 1.0  # how long output is awaited from children that outlive their rank
 
 
@@ -225,6 +234,7 @@ class Launcher:
         """Run to the end; give the exit code."""
         # What a rank leaves behind becomes a child of this process, which sees its end.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _core.raise_open_files_limit()
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {
             number: signal.signal(number, lambda *_: None)
@@ -272,7 +282,7 @@ class Launcher:
                     preexec_fn=_child_setup(self._cpus[number - self._first_rank]),
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                self._say(f"cannot start rank {number}: {error}")
+                self._say(f"cannot start rank {number}: {_reason(error)}")
                 self._exit_code = 126
                 self.ended(number, self._exit_code)
                 self.stop()
@@ -554,6 +564,15 @@ def _child_setup(cpus: set[int] | None) -> Callable[[], None]:
             os.sched_setaffinity(0, cpus)
 
     return setup
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    """Say why a process cannot be started, with the limit that stands in the way."""
+    if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
+        return str(error)
+    text = _core.describe_shortage(_SHORTAGES[error.errno], "its process and pipes", error.errno)
+    needed = f" smdp run itself needs two for each rank and {_OWN_FILES} more."
+    return text.removeprefix("[smdp] ") + (needed if error.errno == errno.EMFILE else "")
 
 
 def _is_terminal(fd: int) -> bool:
