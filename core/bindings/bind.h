@@ -12,6 +12,7 @@ void bind_operation(nanobind::module_& m);
 void bind_arrival(nanobind::module_& m);
 void bind_sparse_sum(nanobind::module_& m);
 void bind_group(nanobind::module_& m);
+void bind_limits(nanobind::module_& m);
 void bind_meeting(nanobind::module_& m);
 void bind_gradient_reducer(nanobind::module_& m);
 void bind_gradient_steps(nanobind::module_& m);

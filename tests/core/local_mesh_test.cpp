@@ -47,6 +47,7 @@ class Host {
     members.hosts = {{0, 1, 2}};
     members.local_cores = kRanks;
     connections.control.resize(rank == 0 ? kRanks : 1);
+    connections.progress = progress_;
     return connect_local_ranks(*store_, records_, {0, 1, 2}, rank, "secret", listener_, options,
                                steady_clock::now() + seconds(30), connections);
   }
@@ -54,6 +55,7 @@ class Host {
  private:
   const std::string name_;
   const FileDescriptor listener_;
+  const std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
   const std::shared_ptr<Store> store_ = make_memory_store();
   std::vector<Record> records_;
 };

@@ -32,9 +32,8 @@ class SMDP_API Store {
   virtual bool check(const std::string& key) = 0;
 };
 
-// A view of `base` in which every key starts with `prefix` + "/". interrupted: of every get().
-SMDP_API std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base,
-                                                  std::function<bool()> interrupted = {});
+// A view of `base` in which every key starts with `prefix` + "/".
+SMDP_API std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base);
 
 // A store inside this process, for ranks that are threads.
 SMDP_API std::shared_ptr<Store> make_memory_store();

@@ -164,6 +164,14 @@ def end() -> None:
 
 def shutdown_all(reason: str = '') -> None: ...
 
+def raise_open_files_limit() -> None:
+    """Raises the soft limit of open files to the hard one."""
+
+def describe_shortage(call: str, purpose: str, error: int, bytes: int = 0) -> str:
+    """
+    Says which limit a system call with this errno ran into, and how to raise it.
+    """
+
 class Meeting:
     """While this thread waits for the ranks of a new group; see meeting.h."""
 

@@ -13,7 +13,7 @@ import time
 from typing import NamedTuple
 
 from . import _core
-from ._errors import ConfigError, SmdpError, TimeoutError
+from ._errors import ConfigError, TimeoutError
 from .environments import Launch
 
 _NOW = "session"
@@ -123,9 +123,7 @@ def _connect(launch: Launch, key: str, timeout_s: float) -> _core.Store:
         raise TimeoutError(
             f"[smdp] rank {launch.rank} of {launch.world_size} does not reach rank 0's store: {reason}"
         ) from None
-    except SmdpError as error:
-        if type(error) is not SmdpError:
-            raise
+    except ConfigError as error:
         name = f"{launch.source} job {launch.job}" if launch.job else f"this job ({launch.source})"
         raise ConfigError(
             f"[smdp] rank {launch.rank} of {launch.world_size}: what listens at {launch.master_addr}, port "

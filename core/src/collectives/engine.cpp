@@ -1,7 +1,6 @@
 #include "collectives/engine.h"
 
 #include <sched.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "common/failure.h"
 #include "common/fork_guard.h"
 #include "common/log.h"
+#include "common/shortage.h"
 #include "common/spin.h"
 #include "observability/counters.h"
 #include "smdp/error.h"
@@ -29,21 +29,21 @@ void warn_of_idle_algorithm(const Planner& planner, const Members& members) {
   if (!reason.empty() && !is_told.exchange(true)) log(LogLevel::kWarning, reason);
 }
 
-std::vector<int> raw(const std::vector<FileDescriptor>& descriptors) {
+std::vector<int> raw(const std::vector<Doorbell>& doorbells) {
   std::vector<int> numbers;
-  for (const FileDescriptor& descriptor : descriptors) numbers.push_back(descriptor.get());
+  for (const Doorbell& doorbell : doorbells) numbers.push_back(doorbell->get());
   return numbers;
 }
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, const GroupOptions& options)
-    : progress_(std::move(progress)),
+Engine::Engine(Connections connections, const GroupOptions& options)
+    : progress_(connections.progress),
       connections_(std::move(connections)),
       members_(connections_.members),
       options_(options),
       planner_{parse_algorithm(options.algorithm), options.strict},
-      board_(connections_.segment, members_, raw(connections_.eventfds)),
+      board_(connections_.segment, members_, raw(connections_.doorbells)),
       links_(static_cast<std::size_t>(members_.size)),
       context_{members_, board_, links_},
       spins_(!members_.is_oversubscribed()),
@@ -59,30 +59,35 @@ Engine::Engine(std::shared_ptr<Progress> progress, Connections connections, cons
       Control::Callbacks{[this](const Failure& failure) { on_abort(failure); },
                          [this](int rank, const std::string& reason) { on_left(rank, reason); },
                          [this] { return status(); }});
-  progress_->run([&] {
-    std::vector<std::unique_ptr<ByteStream>> streams(static_cast<std::size_t>(members_.size));
-    for (int rank = 0; rank < members_.size; ++rank) {
-      const auto index = static_cast<std::size_t>(rank);
-      if (rank == members_.rank) continue;
-      if (members_.host_of(rank) == members_.host_index) {
-        const std::size_t local = members_.local_index_of(rank);
-        streams[index] = std::make_unique<RingStream>(connections_.segment, members_.local_index, local,
-                                                      connections_.eventfds[local].get());
-        continue;
-      }
-      streams[index] = std::make_unique<SocketStream>(*progress_, std::move(connections_.mail[index]), [] {});
-      links_[index] =
-          std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken, on_error);
+  try {
+    progress_->run([this] { connect(); });
+  } catch (const ShortageError& error) {
+    fail(std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what()))), Tell::kEveryone);
+    shutdown("");
+    std::rethrow_exception(error_);
+  }
+}
+
+void Engine::connect() {
+  const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
+  const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
+  std::vector<std::unique_ptr<ByteStream>> streams(static_cast<std::size_t>(members_.size));
+  for (int rank = 0; rank < members_.size; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    if (rank == members_.rank) continue;
+    if (members_.host_of(rank) == members_.host_index) {
+      const std::size_t local = members_.local_index_of(rank);
+      streams[index] = std::make_unique<RingStream>(connections_.segment, members_.local_index, local,
+                                                    connections_.doorbells[local]->get());
+      continue;
     }
-    mailbox_->open(std::move(streams));
-    control_->open();
-    const int doorbell = connections_.eventfds[members_.local_index].get();
-    progress_->add(doorbell, EPOLLIN, [doorbell](std::uint32_t) {
-      std::uint64_t count = 0;
-      [[maybe_unused]] const ssize_t got = ::read(doorbell, &count, sizeof count);
-    });
-    progress_->add(this);
-  });
+    streams[index] = std::make_unique<SocketStream>(*progress_, std::move(connections_.mail[index]), [] {});
+    links_[index] =
+        std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken, on_error);
+  }
+  mailbox_->open(std::move(streams));
+  control_->open();
+  progress_->add(this);
 }
 
 Engine::~Engine() { shutdown(""); }
@@ -321,6 +326,6 @@ Clock::time_point Engine::deadline() {
   return first;
 }
 
-void Engine::wake_caller() { ring_doorbell(board_.my_sleep(), connections_.eventfds[members_.local_index].get()); }
+void Engine::wake_caller() { ring_doorbell(board_.my_sleep(), progress_->doorbell().get()); }
 
 }  // namespace smdp

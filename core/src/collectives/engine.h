@@ -37,7 +37,8 @@ class Engine final : public Progress::Client {
  public:
   using Body = std::function<Task(Context&)>;
 
-  Engine(std::shared_ptr<Progress> progress, Connections connections, const GroupOptions& options);
+  // Throws ShortageError, of which the other ranks have been told.
+  Engine(Connections connections, const GroupOptions& options);
   ~Engine() override;
 
   // Runs a collective. Returns null if it was not async (then it is done, and its error was thrown).
@@ -153,7 +154,8 @@ class Engine final : public Progress::Client {
 
   // First error wins. Any thread.
   void fail(std::exception_ptr error, Tell whom);
-  // Progress thread, both.
+  // Progress thread, all three.
+  void connect();
   void tell_failure();
   void fail_everything();
   void on_abort(const Failure& failure);

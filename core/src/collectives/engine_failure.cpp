@@ -317,7 +317,6 @@ void Engine::shutdown(const std::string& reason) {
     control_.reset();
     links_.clear();
     links_.resize(static_cast<std::size_t>(members_.size));
-    progress_->remove(connections_.eventfds[members_.local_index].get());
     progress_->remove(this);
     const std::lock_guard lock(mutex_);  // look_for_deadlock() comes from any thread
     alive_token_.reset();

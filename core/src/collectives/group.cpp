@@ -20,9 +20,12 @@
 #include "collectives/sparse_all_reduce.h"
 #include "collectives/watch.h"
 #include "common/directory.h"
+#include "common/failure.h"
+#include "common/shortage.h"
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
 #include "rendezvous/farewell.h"
+#include "rendezvous/group_view.h"
 #include "smdp/error.h"
 #include "smdp/meeting.h"
 
@@ -180,7 +183,9 @@ Connections meet(Store& store, int rank, int size, GroupOptions options) {
     return asked && asked();
   };
   try {
-    return bootstrap(store, rank, size, options);
+    return bootstrap(store, rank, size, options, [&options] { return shared_progress(options.threads); });
+  } catch (const ShortageError&) {
+    throw;
   } catch (const Error& error) {
     // What the ranks' own settings are is why others leave, and not the other way round.
     if (error.kind() == ErrorKind::kConfig || error.kind() == ErrorKind::kMismatch) throw;
@@ -204,18 +209,23 @@ class Group::Impl {
                         "; allowed: rank from 0 to world size - 1.");
     }
     Connections connections = meet(*store, rank, size, options);
-    engine = std::make_shared<Engine>(shared_progress(options.threads), std::move(connections), options);
+    try {
+      engine = std::make_shared<Engine>(std::move(connections), options);
+    } catch (const ShortageError& error) {
+      // Who is connected has heard of it. Others may be on their way, and rank 0 stays for them.
+      GroupView view(store, options.name, {});
+      view.fail(without_tag(error.what()));
+      if (rank == 0) await_farewells(view, all_but_first(size), options.interrupted);
+      throw;
+    }
     register_engine(engine);
     try {
       if (rank == 0) part_company(options.name);
-    } catch (...) {
-      engine->shutdown("");
+      if (!options.trace.empty()) open_trace(options);
+    } catch (const std::exception& error) {
+      engine->shutdown(without_tag(error.what()));
       throw;
     }
-    const Members& all = engine->members();
-    if (options.trace.empty()) return;
-    trace::open(options.trace, options.world_rank < 0 ? rank : options.world_rank,
-                options.world_size < 0 ? size : options.world_size, all.host_names[static_cast<std::size_t>(rank)]);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -224,12 +234,23 @@ class Group::Impl {
   }
   const Members& members() const { return engine->members(); }
 
+  void open_trace(const GroupOptions& options) const {
+    const Members& all = members();
+    trace::open(options.trace, options.world_rank < 0 ? all.rank : options.world_rank,
+                options.world_size < 0 ? all.size : options.world_size,
+                all.host_names[static_cast<std::size_t>(all.rank)]);
+  }
+
   // Rank 0 waits for the others' last look at these keys.
   void part_company(const std::string& name) const {
-    const std::shared_ptr<Store> view = view_for_group(store, name, {});
-    if (members().rank != 0) return say_farewell(*view, members().rank);
-    await_farewells(*view, all_but_first(members().size), engine->options().interrupted, [this](int rank) {
-      return engine->error() || engine->death_of({rank}) || engine->departure_of({rank});
+    GroupView view(store, name, {});
+    if (members().rank != 0) return say_farewell(view, members().rank);
+    bool is_told = false;
+    await_farewells(view, all_but_first(members().size), engine->options().interrupted, [&](int rank) {
+      if (const std::exception_ptr error = engine->error(); error && !std::exchange(is_told, true)) {
+        view.fail(without_tag(Failure::of(error).text));  // who is on its way has no connection to hear of it
+      }
+      return engine->death_of({rank}) || engine->departure_of({rank});
     });
   }
 

@@ -9,9 +9,9 @@
 namespace smdp {
 namespace {
 
-// A bit per descriptor, so that the child's handler needs no memory. Descriptors beyond are not guarded.
-constexpr int kMost = 1 << 16;
+constexpr int kMost = ForkGuard::kMost;
 
+// A bit per descriptor, so that the child's handler needs no memory.
 struct Table {
   std::mutex mutex;  // held across fork()
   std::atomic<std::uint64_t> bits[kMost / 64];

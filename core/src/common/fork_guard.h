@@ -8,6 +8,9 @@ namespace smdp {
 
 class ForkGuard {
  public:
+  // Descriptors from here on are not guarded.
+  static constexpr int kMost = 1 << 16;
+
   static void add(int descriptor) noexcept;
   static void remove(int descriptor) noexcept;
 

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "smdp/error.h"
+#include "common/shortage.h"
 
 namespace smdp {
 namespace {
@@ -37,10 +37,7 @@ std::thread service_thread(const std::string& name, std::function<void()> body) 
     ::pthread_setname_np(thread.native_handle(), name.c_str());
     return thread;
   } catch (const std::system_error& error) {
-    throw Error(
-        "[smdp] the thread " + name + " cannot be started: " + error.what() +
-        ". Most likely this user, or the container, has as many processes and threads as it may have: raise the "
-        "limit (ulimit -u, the container's pids limit; ulimit -v counts stacks), or start fewer ranks here.");
+    throw shortage("pthread_create", "the thread " + name, error.code().value());
   }
 }
 

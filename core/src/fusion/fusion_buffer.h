@@ -2,15 +2,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 
+#include "common/shortage.h"
 #include "fusion/gradient_codec.h"
 #include "fusion/layout.h"
 #include "smdp/group.h"
@@ -27,7 +28,7 @@ using AlignedMemory = std::unique_ptr<std::byte, FreeMemory>;
 inline AlignedMemory allocate_zeros(std::size_t bytes) {
   const std::size_t rounded = std::max<std::size_t>(64, (bytes + 63) / 64 * 64);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) throw shortage("aligned_alloc", "a fusion buffer", ENOMEM, rounded);
   std::memset(memory, 0, rounded);
   return AlignedMemory(memory);
 }

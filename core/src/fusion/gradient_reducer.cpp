@@ -54,19 +54,12 @@ class GradientReducer::Impl {
     check_gradients(base, gradients_, options_);
     const int streams = base.streams_to_try();
     group_ = base.twin("gradients", streams, purpose_of(gradients_, options), options.replaced);
-    factor_ = options.factor != 0 ? options.factor : 1.0 / group_->size();
-    check_same_gradients(*group_, gradients_, options_);
-    measured_ = measure(*group_, streams > 1);
-    const std::size_t hosts = group_->hosts().size();
-    const std::size_t lanes = lanes_of(group_->hosts());
-    sizes_ = cost::fusion_sizes(has_fixed_buffers(options_.compression) ? cost::Measured{} : measured_, hosts, lanes,
-                                options_.buffer_bytes);
-    exchange_ = cost::exchange_sizes(measured_, hosts, lanes);
-    std::vector<std::size_t> order(gradients_.size());
-    std::iota(order.rbegin(), order.rend(), std::size_t{0});
-    lay_out_by(order);
-    used_.resize(gradients_.size());
-    targets_.resize(gradients_.size());
+    try {
+      prepare(streams);
+    } catch (const std::exception& error) {
+      group_->shutdown(without_tag(error.what()));  // the others hear why
+      throw;
+    }
   }
 
   Impl(const Impl&) = delete;
@@ -279,6 +272,23 @@ class GradientReducer::Impl {
   }
 
  private:
+  // Agrees with the other ranks on how gradients travel, and takes the memory for them.
+  void prepare(int streams) {
+    factor_ = options_.factor != 0 ? options_.factor : 1.0 / group_->size();
+    check_same_gradients(*group_, gradients_, options_);
+    measured_ = measure(*group_, streams > 1);
+    const std::size_t hosts = group_->hosts().size();
+    const std::size_t lanes = lanes_of(group_->hosts());
+    sizes_ = cost::fusion_sizes(has_fixed_buffers(options_.compression) ? cost::Measured{} : measured_, hosts, lanes,
+                                options_.buffer_bytes);
+    exchange_ = cost::exchange_sizes(measured_, hosts, lanes);
+    std::vector<std::size_t> order(gradients_.size());
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    lay_out_by(order);
+    used_.resize(gradients_.size());
+    targets_.resize(gradients_.size());
+  }
+
   void end_step(TimePoint begin) {
     // A gradient of any dtype makes whoever scales the loss skip the step.
     bool counts = true;

@@ -1,11 +1,13 @@
 // Values that a codec carries from step to step, and what the step under way would make of them.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <utility>
+
+#include "common/shortage.h"
 
 namespace smdp {
 
@@ -33,7 +35,7 @@ class Residual {
   };
   static std::unique_ptr<float, Free> allocate(std::size_t count) {
     auto* memory = static_cast<float*>(std::calloc(count + 1, sizeof(float)));
-    if (memory == nullptr) throw std::bad_alloc();
+    if (memory == nullptr) throw shortage("calloc", "what compression keeps of a step", ENOMEM, count * sizeof(float));
     return std::unique_ptr<float, Free>(memory);
   }
 

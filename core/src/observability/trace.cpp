@@ -17,6 +17,7 @@
 
 #include "common/log.h"
 #include "common/per_process.h"
+#include "common/shortage.h"
 #include "smdp/error.h"
 
 namespace smdp::trace {
@@ -47,6 +48,7 @@ class File {
     const std::string path = directory + "/rank" + std::to_string(rank) + "-" + std::to_string(::getpid()) + ".json";
     descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (descriptor_ < 0) {
+      if (errno != EACCES && errno != EPERM) throw_if_short("open", path);
       throw ConfigError("[smdp] SMDP_TRACE is '" + directory + "', and " + path +
                         " cannot be written: " + std::strerror(errno) + ". Name a directory that can be.");
     }

@@ -1,25 +1,34 @@
 #include "rendezvous/bootstrap.h"
 
-#include <sys/eventfd.h>
-
 #include <algorithm>
-#include <cstring>
+#include <cerrno>
 #include <memory>
+#include <new>
+#include <thread>
 #include <utility>
 
 #include "common/cores.h"
+#include "common/failure.h"
 #include "common/hmac.h"
 #include "common/log.h"
+#include "common/open_files.h"
+#include "common/shortage.h"
 #include "rendezvous/farewell.h"
+#include "rendezvous/group_view.h"
 #include "rendezvous/local_mesh.h"
 #include "rendezvous/remote_mesh.h"
 #include "rendezvous/roster.h"
 #include "smdp/error.h"
+#include "transport/control.h"
 #include "transport/shm/fd_passing.h"
 #include "transport/tcp/socket.h"
 
 namespace smdp {
 namespace {
+
+constexpr std::chrono::milliseconds kFailureCheck{500};
+constexpr std::chrono::milliseconds kNews{1000};
+constexpr std::chrono::milliseconds kNewsPause{50};
 
 std::string agree_on_secret(Store& store, int rank, const GroupOptions& options) {
   if (!options.secret.empty()) return options.secret;
@@ -38,18 +47,13 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
   const auto shared_key = [](int leader) { return "shared/" + std::to_string(leader); };
   const std::vector<int> neighbours = members.local_ranks();
   const bool leads = rank == neighbours.front();
-  bool shared = false;
-  try {
-    shared = connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, connections);
-  } catch (const Error& error) {
-    if (leads) tell_failure(store, shared_key(rank), error);
-    throw;
-  }
+  const bool shared =
+      connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, connections);
   if (members.size == 1) return;
   if (leads) store.set(shared_key(rank), shared ? "1" : "0");
   std::vector<std::vector<int>> hosts;
   for (const std::vector<int>& host : members.hosts) {
-    if (is_shared(store.get(shared_key(host.front()), options.init_timeout), members, host.front())) {
+    if (store.get(shared_key(host.front()), options.init_timeout) == "1") {
       hosts.push_back(host);
     } else {
       for (const int member : host) hosts.push_back({member});
@@ -65,30 +69,39 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
   if (shared) return;
   Connections alone;
   alone.members = members;
+  alone.progress = connections.progress;
   connect_local_ranks(store, records, {rank}, rank, secret, listener, options, deadline, alone);
   connections.segment = std::move(alone.segment);
-  connections.eventfds = std::move(alone.eventfds);
+  connections.doorbells = std::move(alone.doorbells);
 }
 
-}  // namespace
-
-std::shared_ptr<Store> view_for_group(std::shared_ptr<Store> base, const std::string& name,
-                                      std::function<bool()> interrupted) {
-  return make_prefix_store("smdp/" + name, std::move(base), std::move(interrupted));
+// What waits for connections looks for failures, too; what waits for the store does so by itself.
+GroupOptions watching(GroupView& store, const GroupOptions& options) {
+  GroupOptions watching = options;
+  watching.interrupted = [&store, asked = options.interrupted,
+                          next = std::chrono::steady_clock::time_point()]() mutable {
+    if (const auto now = std::chrono::steady_clock::now(); now >= next) {
+      next = now + kFailureCheck;
+      store.throw_failure();
+    }
+    return asked && asked();
+  };
+  return watching;
 }
 
-Connections bootstrap(Store& base, int rank, int size, const GroupOptions& options) {
-  const std::shared_ptr<Store> view =
-      view_for_group(std::shared_ptr<Store>(&base, [](Store*) {}), options.name, options.interrupted);
-  Store& store = *view;
+// All of bootstrap() but what is said of a failure, for which there are the connections that were made by then.
+void meet(GroupView& store, int rank, int size, const GroupOptions& options,
+          const std::function<std::shared_ptr<Progress>()>& take_progress, Connections& connections) {
   const Deadline deadline = std::chrono::steady_clock::now() + options.init_timeout;
-  Connections connections;
   Members& members = connections.members;
   members.rank = rank;
   members.size = size;
   members.name = options.name;
 
-  Record own = describe_self(rank, options, to_hex(random_bytes(12)));
+  prepare_open_files();
+  throw_noted_shortage();
+  connections.progress = take_progress();
+  Record own = describe_self(rank, options, to_hex(random_bytes(12)), connections.progress->doorbell_name());
   FileDescriptor local_listener = listen_local(own.local_name);
   std::vector<FileDescriptor> listeners;
   const auto listen = [&](Record& record, const std::vector<std::string>& addresses) {
@@ -131,21 +144,60 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   connections.mail.resize(count);
   connections.control.resize(rank == 0 ? count : 1);
 
-  try {
-    connect_hosts(store, records, rank, secret, local_listener, options, deadline, connections);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kInternal) {
-      local_listener = FileDescriptor();  // who has called is told at once
-      rank == 0 ? await_farewells(store, all_but_first(size), options.interrupted) : say_farewell(store, rank);
-    }
-    throw;
-  }
-  if (rank != 0) say_farewell(store, rank);
+  const GroupOptions watched = watching(store, options);
+  connect_hosts(store, records, rank, secret, local_listener, watched, deadline, connections);
   members.local_index = members.local_index_of(rank);
   if (members.hosts.size() > 1) {
-    connect_remote_ranks(records, secret, listeners, options, deadline, connections);
+    connect_remote_ranks(records, secret, listeners, watched, deadline, connections);
   }
-  return connections;
+}
+
+// A rank that fails closes its connections, and tells why a moment later. Throws that.
+void await_failure(GroupView& store) {
+  for (const auto end = std::chrono::steady_clock::now() + kNews; std::chrono::steady_clock::now() < end;) {
+    store.throw_failure();
+    std::this_thread::sleep_for(kNewsPause);
+  }
+}
+
+// Tells the others, unless it was another rank who told this one, and returns the error of this rank.
+ShortageError end_meeting(GroupView& store, int rank, int size, const GroupOptions& options,
+                          const Connections& connections, const Error& error) {
+  const std::string tag = tag_of_self(rank, size, options);
+  const std::string reason = without_tag(tag) + ": " + without_tag(error.what());
+  store.fail(reason);
+  // Some may have all that they need of the store, and wait in the group's first operation.
+  Control::abort_over(connections.control, rank, {ErrorKind::kInternal, reason, {}});
+  rank == 0 ? await_farewells(store, all_but_first(size), options.interrupted) : say_farewell(store, rank);
+  return ShortageError(tag + ": group '" + options.name + "' cannot be made: " + without_tag(error.what()));
+}
+
+}  // namespace
+
+Connections bootstrap(Store& base, int rank, int size, const GroupOptions& options,
+                      const std::function<std::shared_ptr<Progress>()>& take_progress) {
+  GroupView store(std::shared_ptr<Store>(&base, [](Store*) {}), options.name, options.interrupted);
+  Connections connections;
+  const auto end = [&](const Error& error) { return end_meeting(store, rank, size, options, connections, error); };
+  try {
+    meet(store, rank, size, options, take_progress, connections);
+    release_open_files();
+    if (rank != 0) say_farewell(store, rank);
+    return connections;
+  } catch (const ShortageError& error) {
+    throw end(error);
+  } catch (const std::bad_alloc&) {
+    throw end(shortage("malloc", "the group", ENOMEM));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kInternal) throw;
+    try {
+      await_failure(store);
+    } catch (const ShortageError& cause) {
+      throw end(cause);
+    }
+    end(error);
+    throw;
+  }
 }
 
 }  // namespace smdp

@@ -11,6 +11,8 @@
 #include "smdp/group.h"
 #include "smdp/store.h"
 #include "transport/members.h"
+#include "transport/progress.h"
+#include "transport/shm/peer_doorbells.h"
 #include "transport/shm/segment.h"
 
 namespace smdp {
@@ -18,18 +20,17 @@ namespace smdp {
 struct Connections {
   Members members;
   std::shared_ptr<Segment> segment;               // of the local ranks
-  std::vector<FileDescriptor> eventfds;           // doorbells, by local rank
+  std::shared_ptr<Progress> progress;             // the group's
+  std::vector<Doorbell> doorbells;                // by local rank
   std::vector<std::vector<FileDescriptor>> data;  // by rank: streams for collectives; empty for local ranks
   std::vector<FileDescriptor> mail;               // by rank: stream for point to point; empty for local ranks
   std::vector<FileDescriptor> control;            // on rank 0 by rank, elsewhere one, to rank 0
 };
 
-// The keys of a group.
-std::shared_ptr<Store> view_for_group(std::shared_ptr<Store> base, const std::string& name,
-                                      std::function<bool()> interrupted);
-
-// Rank 0 has await_farewells() to call, once it can tell who is gone. Throws TimeoutError, which lists who came and who
-// did not, ConfigError, or Error.
-Connections bootstrap(Store& store, int rank, int size, const GroupOptions& options);
+// Rank 0 has await_farewells() to call, once it can tell who is gone. take_progress gives the progress thread of the
+// group. Throws TimeoutError, which lists who came and who did not, ConfigError, or Error. What a rank lacks is a
+// ShortageError on all ranks, which names that rank.
+Connections bootstrap(Store& store, int rank, int size, const GroupOptions& options,
+                      const std::function<std::shared_ptr<Progress>()>& take_progress);
 
 }  // namespace smdp

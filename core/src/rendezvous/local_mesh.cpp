@@ -1,17 +1,14 @@
 #include "rendezvous/local_mesh.h"
 
-#include <sys/eventfd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <set>
 #include <utility>
 
-#include "common/failure.h"
 #include "common/hmac.h"
+#include "common/shortage.h"
 #include "rendezvous/reception.h"
 #include "smdp/error.h"
 #include "transport/handshake.h"
@@ -22,7 +19,7 @@ namespace smdp {
 namespace {
 
 constexpr char kPurpose[] = "shared memory";
-constexpr std::chrono::seconds kFailureCheck{1};
+constexpr std::chrono::seconds kRefusalCheck{1};
 
 // What the leader tells the others about the memory.
 struct Offer {
@@ -57,88 +54,119 @@ std::set<std::string> users_of(const std::vector<Record>& records, const std::ve
   return users;
 }
 
-// Calls of the other ranks, of which each gets the memory and goes to its place in `sockets`, which are in the order of
-// `ranks`.
+// The doorbells of `ranks`, of which this one is ranks[own].
+std::vector<Doorbell> doorbells_of(const std::vector<Record>& records, const std::vector<int>& ranks,
+                                   std::vector<FileDescriptor> received, const std::shared_ptr<Progress>& progress,
+                                   std::size_t own) {
+  std::vector<Doorbell> doorbells;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const Record& record = records[static_cast<std::size_t>(ranks[i])];
+    doorbells.push_back(i == own ? Doorbell(progress, &progress->doorbell())
+                                 : keep_doorbell(record.doorbell, std::move(received[i])));
+  }
+  return doorbells;
+}
+
+// What the leader has of the others, in the order of `ranks`; its own place is empty.
+struct Callers {
+  std::vector<FileDescriptor> sockets;
+  std::vector<FileDescriptor> doorbells;
+};
+
+// Calls of the other ranks, of which each brings its doorbell and goes to its place in `callers`.
 Reception::Desk desk_for(const std::set<std::string>& users, const std::string& secret, const FileDescriptor& listener,
-                         const Offer& offer, const std::vector<int>& passed, std::vector<FileDescriptor>& sockets) {
+                         Callers& callers) {
   Reception::Desk desk;
   desk.listeners = {&listener, 1};
   desk.name = [](const FileDescriptor& socket) {
     const LocalPeer peer = local_peer(socket);
     return "process " + std::to_string(peer.process) + " of user " + peer.user;
   };
-  desk.greet = [&, users, passed](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
+  desk.greet = [&, users](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
     if (!users.empty() && users.count(local_peer(socket).user) == 0) {
       throw Error("[smdp] no rank of this host runs as that user.");
     }
     handshake(socket, Role::kServer, secret, kPurpose, soon, {}, proved);
     std::int32_t index = -1;
     recv_all(socket.get(), &index, sizeof index, soon);
-    if (index <= 0 || index >= static_cast<std::int32_t>(sockets.size())) throw Error("[smdp] a wrong rank.");
-    send_all(socket.get(), &offer, sizeof offer, soon);
-    send_descriptors(socket, passed);
-    return [&socket, &sockets, index] {
-      FileDescriptor& place = sockets[static_cast<std::size_t>(index)];
-      if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
-      place = std::move(socket);
+    if (index <= 0 || index >= static_cast<std::int32_t>(callers.sockets.size())) {
+      throw Error("[smdp] a wrong rank.");
+    }
+    auto doorbells = std::make_shared<std::vector<FileDescriptor>>(receive_descriptors(socket, 1, soon));
+    return [&socket, &callers, index, doorbells] {
+      const auto place = static_cast<std::size_t>(index);
+      if (callers.sockets[place].get() >= 0) throw Error("[smdp] a rank connected twice.");
+      callers.sockets[place] = std::move(socket);
+      callers.doorbells[place] = std::move(doorbells->front());
     };
   };
   return desk;
 }
 
-// Whether all ranks but the leader have said how it went, and one that it failed.
-bool have_given_up(Store& store, const std::vector<int>& ranks) {
-  bool has_failed = false;
-  for (std::size_t i = 1; i < ranks.size(); ++i) {
-    if (!store.check(joined_key(ranks[i]))) return false;
-    has_failed = store.get(joined_key(ranks[i]), std::chrono::seconds(1)) == "0" || has_failed;
-  }
-  return has_failed;
+// Whether a rank has said that it cannot come, and all others are here or have said so, too.
+bool have_given_up(Store& store, const std::vector<int>& ranks, Reception& reception, const Callers& callers) {
+  std::vector<std::size_t> missing;
+  reception.run_apart([&] {
+    for (std::size_t i = 1; i < ranks.size(); ++i) {
+      if (callers.sockets[i].get() < 0) missing.push_back(i);
+    }
+  });
+  return !missing.empty() &&
+         std::all_of(missing.begin(), missing.end(), [&](std::size_t i) { return store.check(joined_key(ranks[i])); });
 }
 
-// Makes the memory and hands it to every other rank; returns the connections, in the order of `ranks` without itself.
-void lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, const std::string& secret,
-          const FileDescriptor& listener, const GroupOptions& options, Deadline deadline, Connections& out,
-          std::vector<FileDescriptor>& sockets) {
+// Makes the memory, and hands it and all doorbells to every other rank once all have come. Returns the connections, in
+// the order of `ranks`; none where not all can come.
+std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks,
+                                 const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
+                                 Deadline deadline, Connections& out) {
   Offer offer;
   std::memcpy(&offer.nonce, random_bytes(sizeof offer.nonce).data(), sizeof offer.nonce);
   offer.slot_bytes = slot_bytes(options, out.members);
   out.segment = std::make_shared<Segment>(ranks.size(), offer.slot_bytes, offer.nonce);
-  std::vector<int> passed{out.segment->descriptor()};
-  out.eventfds.clear();
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    out.eventfds.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (out.eventfds.back().get() < 0) throw Error("[smdp] eventfd: " + std::string(std::strerror(errno)) + ".");
-    passed.push_back(out.eventfds.back().get());
-  }
-  sockets.resize(ranks.size());
-  Reception reception(desk_for(users_of(records, ranks, ranks.front()), secret, listener, offer, passed, sockets),
-                      ranks.size() - 1, deadline);
-  auto next_look = std::chrono::steady_clock::now() + kFailureCheck;
+  Callers callers;
+  callers.sockets.resize(ranks.size());
+  callers.doorbells.resize(ranks.size());
+  Reception reception(desk_for(users_of(records, ranks, ranks.front()), secret, listener, callers), ranks.size() - 1,
+                      deadline);
+  auto next_look = std::chrono::steady_clock::now() + kRefusalCheck;
   while (!reception.is_over_within(kInterruptionCheck)) {
     if (options.interrupted && options.interrupted()) throw ClosedError("[smdp] interrupted.");
     if (std::chrono::steady_clock::now() < next_look) continue;
-    next_look += kFailureCheck;
+    next_look += kRefusalCheck;
     // Whoever fails says so in the store and comes no more; others may still be on their way.
-    if (have_given_up(store, ranks)) return;
+    if (have_given_up(store, ranks, reception, callers)) return {};
   }
   if (!reception.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
+  out.doorbells = doorbells_of(records, ranks, std::move(callers.doorbells), out.progress, 0);
+  std::vector<int> passed{out.segment->descriptor()};
+  for (const Doorbell& doorbell : out.doorbells) passed.push_back(doorbell->get());
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    const FileDescriptor& socket = callers.sockets[i];
+    try {
+      send_all(socket.get(), &offer, sizeof offer, deadline, options.interrupted);
+      send_descriptors(socket, passed);
+    } catch (const ConnectionEnded&) {  // that rank has failed, and says so in the store
+    }
+  }
   out.segment->close_descriptor();
+  return std::move(callers.sockets);
 }
 
-FileDescriptor follow(const Record& leader, std::size_t index, const std::vector<int>& ranks, const std::string& secret,
-                      Deadline deadline, const Interrupted& interrupted, Connections& out) {
-  FileDescriptor socket = connect_local(leader.local_name);
+FileDescriptor follow(const std::vector<Record>& records, std::size_t index, const std::vector<int>& ranks,
+                      const std::string& secret, Deadline deadline, const Interrupted& interrupted, Connections& out) {
+  FileDescriptor socket = connect_local(records[static_cast<std::size_t>(ranks.front())].local_name);
   if (socket.get() < 0) throw Error("[smdp] no local socket");
   handshake(socket, Role::kClient, secret, kPurpose, deadline, interrupted);
   const auto number = static_cast<std::int32_t>(index);
   send_all(socket.get(), &number, sizeof number, deadline, interrupted);
+  send_descriptors(socket, {out.progress->doorbell().get()});
   Offer offer;
   recv_all(socket.get(), &offer, sizeof offer, deadline, interrupted);
   std::vector<FileDescriptor> received = receive_descriptors(socket, 1 + ranks.size(), deadline);
   out.segment = std::make_shared<Segment>(std::move(received.front()), ranks.size(), offer.slot_bytes, offer.nonce);
-  out.eventfds.clear();
-  for (std::size_t i = 1; i < received.size(); ++i) out.eventfds.push_back(std::move(received[i]));
+  received.erase(received.begin());
+  out.doorbells = doorbells_of(records, ranks, std::move(received), out.progress, index);
   return socket;
 }
 
@@ -152,14 +180,8 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   };
   const int leader = ranks.front();
-  std::vector<FileDescriptor> sockets;
   if (rank == leader) {
-    try {
-      lead(store, records, ranks, secret, listener, options, deadline, connections, sockets);
-    } catch (const Error& error) {  // out of memory or descriptors
-      tell_failure(store, verdict_key(leader), error);
-      throw;
-    }
+    std::vector<FileDescriptor> sockets = lead(store, records, ranks, secret, listener, options, deadline, connections);
     bool all = true;
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
@@ -177,37 +199,25 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   FileDescriptor socket;
   bool mapped = true;
   try {
-    socket = follow(records[static_cast<std::size_t>(leader)], index, ranks, secret, deadline, options.interrupted,
-                    connections);
+    socket = follow(records, index, ranks, secret, deadline, options.interrupted, connections);
   } catch (const TimeoutError&) {
     throw;
   } catch (const ClosedError&) {
     throw;
+  } catch (const ShortageError& error) {
+    if (!error.is_denied()) throw;
+    mapped = false;  // no permission: TCP does it
   } catch (const Error&) {
-    mapped = false;  // another network namespace after all, or no permission: TCP does it
+    mapped = false;  // another network namespace after all: likewise
   }
   store.set(joined_key(rank), mapped ? "1" : "0");
-  const bool all = is_shared(store.get(verdict_key(leader), left()), connections.members, leader);
+  const bool all = store.get(verdict_key(leader), left()) == "1";
   if (all && !mapped) {
     throw ConfigError("[smdp] the rendezvous store holds keys of an earlier group '" + options.name +
                       "'. Every group needs a name of its own, or a fresh store.");
   }
   if (all && leader == 0) connections.control[0] = std::move(socket);
   return all;
-}
-
-void tell_failure(Store& store, const std::string& key, const Error& error) {
-  if (error.kind() != ErrorKind::kInternal) return;
-  try {
-    store.set(key, error.what());
-  } catch (const Error&) {  // then they find out by themselves
-  }
-}
-
-bool is_shared(const std::string& verdict, const Members& members, int leader) {
-  if (verdict == "1" || verdict == "0") return verdict == "1";
-  throw Error(members.prefix() + members.who(leader) +
-              " could not connect the ranks of its host: " + without_tag(verdict));
 }
 
 }  // namespace smdp

@@ -7,12 +7,12 @@ namespace {
 
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> base, std::function<bool()> interrupted)
-      : prefix_(std::move(prefix) + "/"), base_(std::move(base)), interrupted_(std::move(interrupted)) {}
+  PrefixStore(std::string prefix, std::shared_ptr<Store> base)
+      : prefix_(std::move(prefix) + "/"), base_(std::move(base)) {}
 
   void set(const std::string& key, const std::string& value) override { base_->set(prefix_ + key, value); }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    return get_unless(key, timeout, interrupted_);
+    return base_->get(prefix_ + key, timeout);
   }
   std::string get_unless(const std::string& key, std::chrono::milliseconds timeout,
                          const std::function<bool()>& interrupted) override {
@@ -23,14 +23,12 @@ class PrefixStore final : public Store {
  private:
   const std::string prefix_;
   const std::shared_ptr<Store> base_;
-  const std::function<bool()> interrupted_;
 };
 
 }  // namespace
 
-std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base,
-                                         std::function<bool()> interrupted) {
-  return std::make_shared<PrefixStore>(std::move(prefix), std::move(base), std::move(interrupted));
+std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base) {
+  return std::make_shared<PrefixStore>(std::move(prefix), std::move(base));
 }
 
 }  // namespace smdp

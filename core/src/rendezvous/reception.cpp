@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <exception>
 #include <utility>
 
@@ -23,6 +24,7 @@ constexpr std::chrono::seconds kGreeting{10};
 
 Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
     : desk_(std::move(desk)), deadline_(deadline), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), missing_(expected) {
+  if (wake_.get() < 0) throw shortage("eventfd", "the ranks that call", errno);
   if (expected > 0) {
     thread_ = service_thread("smdp-reception", [this] { loop(); });
   } else {
@@ -40,19 +42,29 @@ bool Reception::is_over_within(milliseconds time) { return is_over_.wait_for(tim
 
 bool Reception::have_all_come() {
   const std::lock_guard lock(mutex_);
+  if (failure_) throw ShortageError(*failure_);
   return missing_ == 0;
+}
+
+void Reception::run_apart(const std::function<void()>& work) {
+  const std::lock_guard lock(mutex_);
+  work();
 }
 
 void Reception::loop() {
   while (is_wanted()) {
     const Deadline soon = steady_clock::now() + milliseconds(50);
-    FileDescriptor socket;
-    if (has_room()) socket = accept_from(desk_.listeners, std::min(soon, deadline_), wake_.get());
-    if (socket.get() >= 0) {
-      take(std::move(socket));
-    } else if (is_wanted()) {
-      // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
-      std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
+    try {
+      FileDescriptor socket;
+      if (has_room()) socket = accept_from(desk_.listeners, std::min(soon, deadline_), wake_.get());
+      if (socket.get() >= 0) {
+        take(std::move(socket));
+      } else if (is_wanted()) {
+        // Strangers are many, or one hung up: poll() may return at once, so wait here.
+        std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
+      }
+    } catch (const ShortageError& error) {
+      fail(error);
     }
   }
   hang_up();
@@ -62,7 +74,7 @@ void Reception::loop() {
 
 bool Reception::is_wanted() {
   const std::lock_guard lock(mutex_);
-  return !stop_.load() && missing_ > 0 && steady_clock::now() < deadline_;
+  return !stop_.load() && !failure_ && missing_ > 0 && steady_clock::now() < deadline_;
 }
 
 bool Reception::has_room() {
@@ -78,10 +90,9 @@ void Reception::take(FileDescriptor socket) {
   session.address = desk_.name(session.socket);
   try {
     session.thread = service_thread("smdp-reception", [this, &session] { greet(session); });
-  } catch (const Error& error) {
-    if (!std::exchange(has_said_full_, true))
-      log(LogLevel::kError, std::string("no thread for a connection: ") + error.what());
+  } catch (const ShortageError&) {
     sessions_.pop_back();
+    throw;
   }
 }
 
@@ -95,6 +106,8 @@ void Reception::greet(Session& session) {
     const std::lock_guard lock(mutex_);
     place();
     if (--missing_ == 0) ::eventfd_write(wake_.get(), 1);
+  } catch (const ShortageError& error) {
+    fail(error);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     if (missing_ > 0 && !stop_.load()) refuse(session.address, error.what());
@@ -111,6 +124,12 @@ void Reception::hang_up() {
     if (missing_ == 0) refuse(session.address, "all ranks have come, and it has not said that it is one of them.");
     ::shutdown(session.socket.get(), SHUT_RDWR);
   }
+}
+
+void Reception::fail(const ShortageError& error) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = error;
+  ::eventfd_write(wake_.get(), 1);
 }
 
 void Reception::refuse(const std::string& who, const std::string& why) {

@@ -9,12 +9,14 @@
 #include <future>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <thread>
 
 #include "common/file_descriptor.h"
+#include "common/shortage.h"
 #include "rendezvous/strangers.h"
 #include "transport/tcp/socket.h"
 
@@ -40,9 +42,13 @@ class Reception {
   // Hangs up on all that are not in their place.
   ~Reception();
 
-  // Waits so long; true once all have come, or the deadline has passed, and nothing is put anywhere any more.
+  // Waits so long; true once all have come, or can come no more, or the deadline has passed, and nothing is put
+  // anywhere any more.
   bool is_over_within(std::chrono::milliseconds time);
+  // Throws ShortageError if this process could not take a call.
   bool have_all_come();
+  // Runs `work` while nothing is put anywhere.
+  void run_apart(const std::function<void()>& work);
 
  private:
   void loop();
@@ -52,16 +58,17 @@ class Reception {
   void greet(Session& session);
   void hang_up();
   void refuse(const std::string& who, const std::string& why);  // under mutex_
+  void fail(const ShortageError& error);
 
   const Desk desk_;
   const Deadline deadline_;
   const std::size_t most_strangers_ = most_strangers();
   const FileDescriptor wake_;  // an eventfd, set when nothing more is to be accepted
   std::mutex mutex_;
-  std::size_t missing_;            // guarded by mutex_, as all that is put in its place while the threads run
-  std::list<Session> sessions_;    // guarded by mutex_
-  std::set<std::string> refused_;  // guarded by mutex_
-  bool has_said_full_ = false;     // guarded by mutex_: no thread for a session
+  std::size_t missing_;                   // guarded by mutex_, as all that is put in its place while the threads run
+  std::list<Session> sessions_;           // guarded by mutex_
+  std::set<std::string> refused_;         // guarded by mutex_
+  std::optional<ShortageError> failure_;  // guarded by mutex_
   std::atomic<bool> stop_{false};
   std::promise<void> over_;  // the thread has nothing more to do
   const std::future<void> is_over_ = over_.get_future();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <fstream>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include "common/cores.h"
 #include "common/failure.h"
 #include "common/hmac.h"
+#include "common/shortage.h"
 #include "rendezvous/farewell.h"
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
@@ -24,13 +26,14 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // First line of the roster: what follows is a list of records, or the reason why there is none.
-constexpr char kGood[] = "roster 5";
-constexpr char kBad[] = "failed 5";
+constexpr char kGood[] = "roster 6";
+constexpr char kBad[] = "failed 6";
 
 std::string encode(const Record& record) {
   std::string text;
-  for (const std::string& line : {record.host_name, record.host_key, record.local_name, record.master_seen,
-                                  record.cores, record.user, record.user_space, std::to_string(record.world_rank)}) {
+  for (const std::string& line :
+       {record.host_name, record.host_key, record.local_name, record.master_seen, record.cores, record.user,
+        record.user_space, record.doorbell, std::to_string(record.world_rank)}) {
     text += line + '\n';
   }
   for (const std::string& line : record.shared) text += line + '\n';
@@ -41,8 +44,9 @@ Record decode(std::istream& in) {
   Record record;
   std::string world_rank;
   std::string rails;
-  std::vector<std::string*> lines{&record.host_name, &record.host_key, &record.local_name, &record.master_seen,
-                                  &record.cores,     &record.user,     &record.user_space, &world_rank};
+  std::vector<std::string*> lines{&record.host_name,   &record.host_key, &record.local_name,
+                                  &record.master_seen, &record.cores,    &record.user,
+                                  &record.user_space,  &record.doorbell, &world_rank};
   for (std::string& value : record.shared) lines.push_back(&value);
   lines.push_back(&rails);
   for (std::string* line : lines) {
@@ -82,8 +86,11 @@ std::string namespace_number(const char* kind) {
 }
 
 std::string machine_key() {
+  constexpr char kPath[] = "/proc/sys/kernel/random/boot_id";
   std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::ifstream file(kPath);
+  if (!file.is_open() && errno != EACCES && errno != EPERM) throw_if_short("open", kPath);  // a sandbox may hide it
+  file >> boot_id;
   return boot_id + "/" + namespace_number("net");
 }
 
@@ -132,12 +139,13 @@ std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::v
 
 }  // namespace
 
-Record describe_self(int rank, const GroupOptions& options, const std::string& nonce) {
+Record describe_self(int rank, const GroupOptions& options, const std::string& nonce, const std::string& doorbell) {
   Record record;
   record.host_name = host_name();
   record.host_key = options.host_id.empty() ? machine_key() : options.host_id;
   if (!options.host_id.empty()) record.host_name = options.host_id;
   record.local_name = "smdp-" + nonce;
+  record.doorbell = doorbell;
   record.cores = core_mask();
   record.user = std::to_string(::geteuid());
   record.user_space = namespace_number("user");
@@ -147,6 +155,17 @@ Record describe_self(int rank, const GroupOptions& options, const std::string& n
                    options.streams == 0 ? kNotSet : std::to_string(options.streams)};
   if (rank != 0 && !options.master_addr.empty()) record.master_seen = resolve(options.master_addr);
   return record;
+}
+
+std::string tag_of_self(int rank, int size, const GroupOptions& options) {
+  Members self;
+  self.rank = rank;
+  self.size = size;
+  self.name = options.name;
+  self.host_names.resize(static_cast<std::size_t>(size));
+  self.host_names[static_cast<std::size_t>(rank)] = options.host_id.empty() ? host_name() : options.host_id;
+  if (options.world_rank >= 0) self.world_ranks.assign(static_cast<std::size_t>(size), options.world_rank);
+  return self.tag();
 }
 
 std::vector<std::string> own_addresses(const GroupOptions& options) {

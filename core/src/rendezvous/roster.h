@@ -31,13 +31,16 @@ struct Record {
   std::string cores;        // affinity mask, see common/cores.h
   std::string user;         // number of the user it runs as
   std::string user_space;   // and the namespace in which it is called so
+  std::string doorbell;     // name of that by which it is woken, see Progress::doorbell_name()
   int world_rank = -1;      // where it is not the rank itself
   std::array<std::string, kShared.size()> shared;  // values of the variables above, of the secret a fingerprint
   std::vector<Rail> rails;                         // where this rank listens
 };
 
-// This rank's own record, but for the rails.
-Record describe_self(int rank, const GroupOptions& options, const std::string& nonce);
+// This rank's own record, but for the rails. doorbell: see Record.
+Record describe_self(int rank, const GroupOptions& options, const std::string& nonce, const std::string& doorbell);
+// "[smdp] rank 3 of 8 (host b)", as Members::tag() says it, of this rank before the others are known.
+std::string tag_of_self(int rank, int size, const GroupOptions& options);
 
 // The addresses on which a rank listens: what SMDP_SOCKET_IFNAME admits, else its end of the route to the master.
 std::vector<std::string> own_addresses(const GroupOptions& options);

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/failure.h"
 #include "common/log.h"
+#include "common/open_files.h"
 #include "common/service_thread.h"
 #include "rendezvous/store_wire.h"
 #include "transport/handshake.h"
@@ -17,6 +19,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kHandshake{10};
+constexpr std::chrono::milliseconds kRefusal{1000};   // for one that cannot be served to hear why
+constexpr std::chrono::milliseconds kRefusals{2000};  // and for all
 constexpr std::chrono::hours kIdle{24 * 365};
 constexpr std::size_t kMostSessions = 16'384;
 constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
@@ -29,16 +33,39 @@ StoreMessage answer(StoreStatus status, std::string value = "") {
   return message;
 }
 
+// Answers a request by why it cannot be served.
+void tell(const FileDescriptor& socket, const ShortageError& error) {
+  try {
+    send_message(socket, answer(StoreStatus::kFailed, error.what()), steady_clock::now() + kRefusal);
+  } catch (const std::exception&) {
+    // Who asked has left.
+  }
+}
+
 }  // namespace
 
 TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::string secret)
     : secret_(std::move(secret)), most_strangers_(most_strangers()) {
   try {
-    listener_ = listen_on(host, port);
+    try {
+      listener_ = listen_on(host, port);
+    } catch (const ShortageError& error) {
+      // Without it the others never hear of it: that takes the reserve, and the group to be made fails.
+      note_shortage(error);
+      free_reserve();
+      listener_ = listen_on(host, port);
+    }
+  } catch (const ShortageError&) {
+    throw;
   } catch (const Error& error) {
     throw ConfigError(std::string(error.what()) + ". Set SMDP_MASTER_PORT to a free port, or end what holds this one.");
   }
-  thread_ = service_thread("smdp-store", [this] { accept_loop(); });
+  try {
+    thread_ = service_thread("smdp-store", [this] { accept_loop(); });
+  } catch (const ShortageError& error) {
+    turn_all_away(error);
+    throw;
+  }
 }
 
 TcpStore::Server::~Server() {
@@ -59,25 +86,59 @@ bool TcpStore::Server::has_room() {
 void TcpStore::Server::accept_loop() {
   while (!stopping_.load()) {
     const auto soon = steady_clock::now() + milliseconds(100);
-    FileDescriptor socket;
-    if (has_room()) socket = accept_from({&listener_, 1}, soon);
-    // No descriptor left: the connection stays in the queue and poll() returns at once, so wait here.
-    if (socket.get() < 0) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
-    const std::lock_guard lock(mutex_);
-    forget_ended(sessions_);
-    if (socket.get() < 0 || sessions_.size() >= kMostSessions) continue;
-    Session& session = sessions_.emplace_back();
-    session.socket = std::move(socket);
-    session.address = peer_address(session.socket);
+    bool has_come = false;
     try {
-      session.thread = service_thread("smdp-store", [this, &session] { serve(session); });
-    } catch (const Error& error) {
-      // This one is turned away, and those that are here go on. It will come again: once is enough to say so.
+      FileDescriptor socket;
+      if (has_room()) socket = accept_from({&listener_, 1}, soon);
+      has_come = socket.get() >= 0;
+      receive(std::move(socket));
+    } catch (const ShortageError& error) {
+      // This rank's group fails, and those that are here hear of it. The reserve lets in some of those that are not.
+      note_shortage(error);
+      free_reserve();
       if (!std::exchange(has_said_full_, true)) {
-        log(LogLevel::kError, "the store cannot serve " + session.address + ": " + error.what());
+        log(LogLevel::kError, "the store cannot serve all ranks: " + without_tag(error.what()));
       }
-      sessions_.pop_back();
     }
+    // What cannot be accepted stays in the queue, and poll() returns at once, so wait here.
+    if (!has_come) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
+  }
+}
+
+void TcpStore::Server::receive(FileDescriptor socket) {
+  std::unique_lock lock(mutex_);
+  forget_ended(sessions_);
+  if (socket.get() < 0 || sessions_.size() >= kMostSessions) return;
+  Session& session = sessions_.emplace_back();
+  session.socket = std::move(socket);
+  session.address = peer_address(session.socket);
+  try {
+    session.thread = service_thread("smdp-store", [this, &session] { serve(session); });
+  } catch (const ShortageError& error) {
+    const FileDescriptor refused = std::move(session.socket);
+    sessions_.pop_back();
+    lock.unlock();
+    turn_away(refused, error);
+    throw;
+  }
+}
+
+void TcpStore::Server::turn_away(const FileDescriptor& socket, const ShortageError& error) {
+  try {
+    const Deadline soon = steady_clock::now() + kRefusal;
+    handshake(socket, Role::kServer, secret_, "store", soon);
+    receive_message(socket, soon);
+    tell(socket, error);
+  } catch (const std::exception&) {
+    // A stranger, or one that has left.
+  }
+}
+
+void TcpStore::Server::turn_all_away(const ShortageError& error) {
+  const Deadline soon = steady_clock::now() + kRefusals;
+  while (steady_clock::now() < soon) {
+    const FileDescriptor socket = accept_from({&listener_, 1}, soon);
+    if (socket.get() >= 0) turn_away(socket, error);
   }
 }
 
@@ -96,6 +157,7 @@ void TcpStore::Server::serve(Session& session) {
       session.is_known = true;
     });
   } catch (const std::exception& error) {
+    if (const auto* lack = dynamic_cast<const ShortageError*>(&error)) note_shortage(*lack);
     if (!stopping_.load()) refuse(session.address, error.what());
     ::shutdown(session.socket.get(), SHUT_RDWR);
     session.ended.store(true);
@@ -134,6 +196,9 @@ void TcpStore::Server::serve(Session& session) {
       }
       send_message(session.socket, reply, steady_clock::now() + kHandshake);
     }
+  } catch (const ShortageError& error) {
+    note_shortage(error);
+    tell(session.socket, error);
   } catch (const std::exception&) {
     // The client left: that is how every session ends.
   }

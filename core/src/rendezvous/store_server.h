@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/file_descriptor.h"
+#include "common/shortage.h"
 #include "rendezvous/strangers.h"
 #include "smdp/tcp_store.h"
 
@@ -29,7 +30,13 @@ class TcpStore::Server {
  private:
   void accept_loop();
   bool has_room();
+  // Starts a session for who has called, if there is a thread for it.
+  void receive(FileDescriptor socket);
   void serve(Session& session);
+  // Tells who has called why it cannot be served, in this thread.
+  void turn_away(const FileDescriptor& socket, const ShortageError& error);
+  // The same to all that call within a moment.
+  void turn_all_away(const ShortageError& error);
   void refuse(const std::string& address, const std::string& why);
 
   const std::string secret_;
@@ -40,7 +47,7 @@ class TcpStore::Server {
   std::mutex mutex_;
   std::list<Session> sessions_;    // guarded by mutex_
   std::set<std::string> refused_;  // guarded by mutex_: addresses already logged
-  bool has_said_full_ = false;     // guarded by mutex_: no thread for a session
+  bool has_said_full_ = false;     // accepting thread only: that not all can be served
   std::thread thread_;
 };
 

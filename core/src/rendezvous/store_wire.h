@@ -10,7 +10,8 @@
 namespace smdp {
 
 enum class StoreCommand : std::uint8_t { kSet = 1, kGet = 2, kCheck = 3 };
-enum class StoreStatus : std::uint8_t { kDone = 1, kMissing = 2 };
+// kFailed: the value says why the server can serve nobody.
+enum class StoreStatus : std::uint8_t { kDone = 1, kMissing = 2, kFailed = 3 };
 
 struct StoreHeader {
   std::uint8_t code = 0;  // StoreCommand or StoreStatus

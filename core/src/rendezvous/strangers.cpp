@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kPart = 8;  // of the descriptors
 constexpr std::size_t kFewest = 16;
-constexpr std::size_t kMost = 16'384;
+constexpr std::size_t kMost = 1024;  // each has a thread, too
 constexpr std::chrono::seconds kSilence{1};
 
 bool is_stranger(const Session& session) { return !session.is_known && !session.ended.load(); }

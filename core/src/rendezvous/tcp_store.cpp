@@ -11,6 +11,8 @@
 
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "common/open_files.h"
+#include "common/shortage.h"
 #include "rendezvous/inherited_store.h"
 #include "rendezvous/store_server.h"
 #include "rendezvous/store_wire.h"
@@ -39,7 +41,15 @@ class TcpStore::Client {
         host_(std::move(host)),
         port_(port),
         secret_(std::move(secret)) {
-    idle_.push_back(connect(std::chrono::steady_clock::now() + timeout, interrupted));
+    const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+    try {
+      idle_.push_back(connect(deadline, interrupted));
+    } catch (const ShortageError& error) {
+      // Without a connection nobody hears of it: that takes the reserve, and the group to be made fails.
+      note_shortage(error);
+      free_reserve();
+      idle_.push_back(connect(deadline, interrupted));
+    }
   }
 
   StoreMessage ask(StoreCommand command, const std::string& key, const std::string& value,
@@ -60,10 +70,16 @@ class TcpStore::Client {
       FileDescriptor socket = take(deadline, interrupted);
       send_message(socket, request, deadline, interrupted);
       StoreMessage reply = receive_message(socket, deadline, interrupted);
+      if (static_cast<StoreStatus>(reply.header.code) == StoreStatus::kFailed) {
+        throw ShortageError("[smdp] rank 0, which serves the store at " + where_ +
+                            ", cannot serve this rank: " + without_tag(reply.value));
+      }
       const std::lock_guard lock(mutex_);
       idle_.push_back(std::move(socket));
       return reply;
     } catch (const ClosedError&) {
+      throw;
+    } catch (const ShortageError&) {
       throw;
     } catch (const TimeoutError& error) {
       throw TimeoutError("[smdp] the store at " + where_ + " does not answer: " + error.what());
@@ -91,11 +107,13 @@ class TcpStore::Client {
       }
     } catch (const ClosedError&) {
       throw;
+    } catch (const ShortageError&) {
+      throw;
     } catch (const TimeoutError& error) {
       throw TimeoutError(std::string(error.what()) + " The store is at " + where_ + "." + kHint);
     } catch (const Error& error) {
       if (patience) throw;
-      throw Error(std::string(error.what()) + " The store is at " + where_ + "." + kHint, error.kind());
+      throw ConfigError(std::string(error.what()) + " The store is at " + where_ + "." + kHint);
     }
   }
 
@@ -123,11 +141,15 @@ class TcpStore::Client {
 // The rank that serves uses what is stored directly: it needs no connection to itself.
 TcpStore::TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
                    std::chrono::milliseconds timeout, std::function<bool()> interrupted)
-    : server_(is_server ? std::make_unique<Server>("", port, secret) : nullptr),
-      client_(is_server ? nullptr : std::make_unique<Client>(host, port, std::move(secret), timeout, interrupted)),
-      interrupted_(std::move(interrupted)),
-      port_(is_server ? server_->port() : port),
-      generation_(ForkGuard::generation()) {}
+    : interrupted_(std::move(interrupted)), port_(port), generation_(ForkGuard::generation()) {
+  prepare_open_files();
+  if (is_server) {
+    server_ = std::make_unique<Server>("", port, std::move(secret));
+    port_ = server_->port();
+  } else {
+    client_ = std::make_unique<Client>(host, port, std::move(secret), timeout, interrupted_);
+  }
+}
 
 TcpStore::~TcpStore() {
   if (!ForkGuard::in_forked_child(generation_)) return;

@@ -57,6 +57,15 @@ std::string start(Type type, int origin) {
   return body;
 }
 
+std::string abort_message(int origin, const Failure& failure) {
+  std::string body = start(Type::kAbort, origin);
+  put(body, failure.kind);
+  put(body, static_cast<std::uint8_t>(failure.is_deadlock));
+  put(body, static_cast<std::uint32_t>(failure.lost.size()));
+  for (const int rank : failure.lost) put(body, static_cast<std::int32_t>(rank));
+  return body + failure.text.substr(0, kMaxText);
+}
+
 void put_list(std::string& body, const std::vector<std::uint64_t>& list) {
   const auto count = static_cast<std::uint32_t>(std::min(list.size(), kMaxWaits));
   put(body, count);
@@ -105,14 +114,19 @@ Control::~Control() {
   progress_.remove(this);
 }
 
-void Control::abort(const Failure& failure) {
-  std::string body = start(Type::kAbort, members_.rank);
-  put(body, failure.kind);
-  put(body, static_cast<std::uint8_t>(failure.is_deadlock));
-  put(body, static_cast<std::uint32_t>(failure.lost.size()));
-  for (const int rank : failure.lost) put(body, static_cast<std::int32_t>(rank));
-  body += failure.text.substr(0, kMaxText);
-  broadcast(body, -1);
+void Control::abort(const Failure& failure) { broadcast(abort_message(members_.rank, failure), -1); }
+
+void Control::abort_over(const std::vector<FileDescriptor>& connections, int rank, const Failure& failure) {
+  const std::string body = abort_message(rank, failure);
+  std::string message;
+  put(message, static_cast<std::uint32_t>(body.size()));
+  message += body;
+  for (const FileDescriptor& connection : connections) {
+    if (connection.get() < 0) continue;
+    // Nothing was sent before, so there is room for it.
+    [[maybe_unused]] const ssize_t sent =
+        ::send(connection.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
 }
 
 void Control::leave(const std::string& reason) {
@@ -147,8 +161,19 @@ void Control::flush(int rank) {
     if (written < 0) break;  // EAGAIN: later; an error shows up as an event, too
     peer.outgoing.erase(0, static_cast<std::size_t>(written));
   }
-  progress_.modify(peer.socket.get(), peer.outgoing.empty() ? static_cast<std::uint32_t>(EPOLLIN)
-                                                            : static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT));
+  try {
+    progress_.modify(peer.socket.get(), peer.outgoing.empty() ? static_cast<std::uint32_t>(EPOLLIN)
+                                                              : static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT));
+  } catch (const ShortageError& error) {
+    lacks(error);
+  }
+}
+
+void Control::lacks(const ShortageError& error) {
+  if (std::exchange(has_failed_, true)) return;
+  const std::string reason = without_tag(error.what());
+  abort({ErrorKind::kInternal, members_.tag() + ": " + reason, {}});
+  callbacks_.on_abort({ErrorKind::kInternal, reason, {}});
 }
 
 void Control::close(int rank) {
@@ -168,6 +193,10 @@ void Control::on_event(int rank, std::uint32_t events) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       const int error = got == 0 ? 0 : errno;
+      if (is_shortage(error)) {
+        lacks(shortage("recv", members_.who(rank), error));
+        return;
+      }
       close(rank);
       on_lost(rank, error);
       return;

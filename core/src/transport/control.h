@@ -14,6 +14,7 @@
 
 #include "common/failure.h"
 #include "common/file_descriptor.h"
+#include "common/shortage.h"
 #include "transport/fingerprint.h"
 #include "transport/members.h"
 #include "transport/progress.h"
@@ -60,6 +61,8 @@ class Control final : public Progress::Client {
 
   // Tells all other ranks to fail.
   void abort(const Failure& failure);
+  // The same where the group was not made: over connections of which there is no Control. Never throws.
+  static void abort_over(const std::vector<FileDescriptor>& connections, int rank, const Failure& failure);
   // Says goodbye and closes.
   void leave(const std::string& reason);
   // Asks who is behind collective `sequence` (0: only who does not answer). The answer comes within kInquiry, unless
@@ -95,6 +98,8 @@ class Control final : public Progress::Client {
   void ask(int rank, const std::string& body);
   void broadcast(const std::string& body, int except);
   void flush(int rank);
+  // This process lacks something: all ranks fail, once.
+  void lacks(const ShortageError& error);
   void close(int rank);
   void start_inquiry(Inquiry inquiry);
   Verdict verdict(std::uint64_t sequence) const;
@@ -109,6 +114,7 @@ class Control final : public Progress::Client {
 
   Progress& progress_;
   const Members& members_;
+  bool has_failed_ = false;  // for want of something
   Callbacks callbacks_;
   std::vector<Peer> peers_;                                // by rank; on others than rank 0 only [0] is used
   std::vector<std::pair<std::uint64_t, Answer>> waiting_;  // own inquiries, by sequence

@@ -6,18 +6,40 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <exception>
 #include <utility>
 
+#include "common/hmac.h"
 #include "common/service_thread.h"
+#include "common/shortage.h"
 #include "common/spin.h"
 
 namespace smdp {
 
-Progress::Progress() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+namespace {
+
+constexpr char kThread[] = "the progress thread";
+
+void control(const FileDescriptor& epoll, int operation, int descriptor, std::uint32_t events) {
   epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = wakeup_.get();
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wakeup_.get(), &event);
+  event.events = events;
+  event.data.fd = descriptor;
+  if (::epoll_ctl(epoll.get(), operation, descriptor, &event) != 0) throw_if_short("epoll_ctl", kThread);
+}
+
+FileDescriptor made(const char* call, int descriptor) {
+  if (descriptor < 0) throw shortage(call, kThread, errno);
+  return FileDescriptor(descriptor);
+}
+
+}  // namespace
+
+Progress::Progress()
+    : epoll_(made("epoll_create1", ::epoll_create1(EPOLL_CLOEXEC))),
+      wakeup_(made("eventfd", ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))),
+      doorbell_name_(to_hex(random_bytes(12))) {
+  control(epoll_, EPOLL_CTL_ADD, wakeup_.get(), EPOLLIN);
   thread_ = service_thread("smdp-progress", [this] { loop(); });
 }
 
@@ -51,15 +73,23 @@ void Progress::run(const std::function<void()>& work) {
     std::mutex mutex;
     std::condition_variable condition;
     bool done = false;
+    std::exception_ptr error;
   } state;
   post([&] {
-    work();
+    std::exception_ptr error;
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
     const std::lock_guard lock(state.mutex);
+    state.error = error;
     state.done = true;
     state.condition.notify_one();
   });
   std::unique_lock lock(state.mutex);
   state.condition.wait(lock, [&] { return state.done; });
+  if (state.error) std::rethrow_exception(state.error);
 }
 
 void Progress::wake() {
@@ -68,19 +98,11 @@ void Progress::wake() {
 }
 
 void Progress::add(int descriptor, std::uint32_t events, Callback callback) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = descriptor;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event);
+  control(epoll_, EPOLL_CTL_ADD, descriptor, events);
   callbacks_[descriptor] = std::make_shared<Callback>(std::move(callback));
 }
 
-void Progress::modify(int descriptor, std::uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = descriptor;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, descriptor, &event);
-}
+void Progress::modify(int descriptor, std::uint32_t events) { control(epoll_, EPOLL_CTL_MOD, descriptor, events); }
 
 void Progress::remove(int descriptor) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr);

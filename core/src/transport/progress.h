@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -46,14 +47,19 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress();
 
-  // From any thread: run `work` on the progress thread, later (post) or before returning (run).
+  // From any thread: run `work` on the progress thread, later (post) or before returning (run, which throws what it
+  // throws).
   void post(std::function<void()> work);
   void run(const std::function<void()>& work);
   // Any thread: poll the clients soon.
   void wake();
+  // An eventfd that wakes the thread from wherever it is written to: other processes of this host get it.
+  const FileDescriptor& doorbell() const { return wakeup_; }
+  // Tells it from the doorbells of other processes.
+  const std::string& doorbell_name() const { return doorbell_name_; }
   bool on_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
-  // Progress thread only. The callback may remove its own descriptor.
+  // Progress thread only. The callback may remove its own descriptor. add() and modify() throw ShortageError.
   void add(int descriptor, std::uint32_t events, Callback callback);
   void modify(int descriptor, std::uint32_t events);
   void remove(int descriptor);
@@ -67,6 +73,7 @@ class Progress {
 
   FileDescriptor epoll_;
   FileDescriptor wakeup_;
+  const std::string doorbell_name_;
   std::mutex mutex_;  // guards posted_ and stopping_
   std::vector<std::function<void()>> posted_;
   bool stopping_ = false;

@@ -47,6 +47,38 @@ assert (g.all_reduce(np.ones(3)) == 2).all()
     finish(job(2, code))
 
 
+def test_groups_of_the_same_processes_share_descriptors(job: Job, finish: Callable[..., None]) -> None:
+    code = """
+def opened():
+    return len(os.listdir("/proc/self/fd"))
+
+g = joined()
+g.barrier()
+before = opened()
+kept = [g.split(0) for _ in range(5)]
+for one in kept:
+    one.barrier()
+assert opened() - before == 5 * (2 if g.rank == 0 else 1), opened() - before
+if g.rank == 0:
+    kept[0].send(np.ones(9), 1)
+elif g.rank == 1:
+    received = np.zeros(9)
+    kept[0].recv(received)
+    assert received.sum() == 9
+"""
+    finish(job(3, code))
+
+
+def test_soft_limit_of_open_files_is_raised(job: Job, finish: Callable[..., None]) -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+joined()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, 300)
+"""
+    finish(job(1, code))
+
+
 def test_limit_of_threads_is_named(job: Job) -> None:
     code = """
 import resource
@@ -64,5 +96,5 @@ assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()  # Ctrl-C works as 
         pytest.skip("root has no limit of threads, and there is no setpriv to be somebody else")
     rank = job(2, code)[0]
     assert rank.finish(30) == 0, rank.output
-    assert re.search("SmdpError: .* smdp-store cannot be started: .*ulimit -u", rank.output), rank.output
+    assert re.search("SmdpError: .*pthread_create for the thread smdp-store failed.*ulimit -u", rank.output)
     assert _seconds(rank.output) < 3, rank.output

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/failure.h"
+#include "common/shortage.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -350,6 +351,9 @@ bool Mailbox::poll() {
     try {
       moved |= read(rank);
       if (peer.stream && !peer.outgoing.empty()) moved |= write(rank);
+    } catch (const ShortageError& error) {
+      peer.stream.reset();
+      on_error_(std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what()))));
     } catch (const Error& error) {
       broken(rank, error.what());
     }

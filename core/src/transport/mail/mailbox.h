@@ -46,7 +46,8 @@ class Mailbox {
     bool is_refusal = false;  // of what is received: it takes the place of a receive, and has no operation
   };
 
-  // on_broken: a stream ended. on_error: a message does not fit what the receiver expects.
+  // on_broken: a stream ended. on_error: a message does not fit what the receiver expects, or
+  // this process lacks something (ShortageError).
   Mailbox(const Members& members, std::function<void(int peer, const std::string& reason)> on_broken,
           std::function<void(std::exception_ptr)> on_error);
 

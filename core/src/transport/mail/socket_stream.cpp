@@ -8,9 +8,14 @@
 #include <string>
 #include <utility>
 
-#include "smdp/error.h"
+#include "common/shortage.h"
 
 namespace smdp {
+namespace {
+
+constexpr char kPurpose[] = "a message";
+
+}  // namespace
 
 SocketStream::SocketStream(Progress& progress, FileDescriptor socket, std::function<void()> on_ready)
     : progress_(progress), socket_(std::move(socket)) {
@@ -25,6 +30,7 @@ std::size_t SocketStream::write(std::span<const std::byte> data) {
     if (written >= 0) return static_cast<std::size_t>(written);
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+    throw_if_short("send", kPurpose);
     throw Error(std::strerror(errno));
   }
 }
@@ -36,6 +42,7 @@ std::size_t SocketStream::read(std::span<std::byte> data) {
     if (got == 0) throw Error("connection closed");
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+    throw_if_short("recv", kPurpose);
     throw Error(std::strerror(errno));
   }
 }

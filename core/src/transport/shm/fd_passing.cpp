@@ -9,12 +9,14 @@
 #include <cstddef>
 #include <cstring>
 
-#include "smdp/error.h"
+#include "common/shortage.h"
+#include "transport/tcp/socket.h"
 
 namespace smdp {
 namespace {
 
 constexpr std::size_t kPerMessage = 200;  // the kernel allows 253
+constexpr char kLocalRank[] = "a rank of this host";
 
 struct LocalAddress {
   sockaddr_un address{};
@@ -36,7 +38,7 @@ bool wait_readable(int descriptor, std::chrono::steady_clock::time_point deadlin
     pollfd request{descriptor, POLLIN, 0};
     const int ready = ::poll(&request, 1, static_cast<int>(std::min<long>(left, 60'000)));
     if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return false;
+    if (ready < 0 && errno != EINTR) throw shortage("poll", kLocalRank, errno);
   }
 }
 
@@ -45,18 +47,19 @@ bool wait_readable(int descriptor, std::chrono::steady_clock::time_point deadlin
 FileDescriptor listen_local(const std::string& name) {
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const LocalAddress address(name);
-  if (socket.get() < 0 || ::bind(socket.get(), address.get(), address.length) != 0 ||
-      ::listen(socket.get(), 128) != 0) {
-    throw Error(std::string("[smdp] cannot listen on a local socket: ") + std::strerror(errno));
-  }
+  if (socket.get() < 0) throw shortage("socket", kLocalRank, errno);
+  if (::bind(socket.get(), address.get(), address.length) != 0) throw shortage("bind", kLocalRank, errno);
+  if (::listen(socket.get(), 128) != 0) throw shortage("listen", kLocalRank, errno);
   return socket;
 }
 
 FileDescriptor connect_local(const std::string& name) {
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const LocalAddress address(name);
-  if (socket.get() < 0 || ::connect(socket.get(), address.get(), address.length) != 0) return FileDescriptor();
-  return socket;
+  if (socket.get() < 0) throw shortage("socket", kLocalRank, errno);
+  if (::connect(socket.get(), address.get(), address.length) == 0) return socket;
+  throw_if_short("connect", kLocalRank);
+  return FileDescriptor();
 }
 
 LocalPeer local_peer(const FileDescriptor& socket) {
@@ -84,7 +87,8 @@ void send_descriptors(const FileDescriptor& socket, const std::vector<int>& desc
     std::memcpy(CMSG_DATA(header), descriptors.data() + begin, count * sizeof(int));
     // Never too much for the socket's buffer, blocking or not.
     if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) != 1) {
-      throw Error(std::string("[smdp] cannot pass descriptors to a local rank: ") + std::strerror(errno));
+      throw_if_short("sendmsg", kLocalRank);
+      throw ConnectionEnded(std::string("[smdp] cannot pass descriptors to a local rank: ") + std::strerror(errno));
     }
   }
 }
@@ -103,8 +107,10 @@ std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, st
     message.msg_control = control.data();
     message.msg_controllen = control.size();
     if (::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != 1) {
-      throw Error("[smdp] a local rank closed the connection before passing its descriptors");
+      throw_if_short("recvmsg", kLocalRank);
+      throw ConnectionEnded("[smdp] a local rank closed the connection before passing its descriptors");
     }
+    const std::size_t before = received.size();
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
       const std::size_t got = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -114,6 +120,9 @@ std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, st
         received.emplace_back(descriptor);
       }
     }
+    // The kernel leaves out what this process has no room for, without an error.
+    if ((message.msg_flags & MSG_CTRUNC) != 0) throw shortage("recvmsg", kLocalRank, EMFILE);
+    if (received.size() == before) throw Error("[smdp] a local rank sent a message without descriptors");
   }
   return received;
 }

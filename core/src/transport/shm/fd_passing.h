@@ -1,5 +1,6 @@
 // Local rendezvous over an abstract Unix socket: descriptors travel by SCM_RIGHTS. Such sockets belong to a network
 // namespace, so a connection proves that both ranks are in the same one.
+// All throw ShortageError where a limit or a sandbox does not let them.
 #pragma once
 
 #include <chrono>
@@ -22,7 +23,7 @@ struct LocalPeer {
 };
 LocalPeer local_peer(const FileDescriptor& socket);
 
-// One message with at most 200 descriptors per part. Throws Error.
+// One message with at most 200 descriptors per part. Throws Error, ConnectionEnded where the other side is gone.
 void send_descriptors(const FileDescriptor& socket, const std::vector<int>& descriptors);
 std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, std::size_t count,
                                                 std::chrono::steady_clock::time_point deadline);

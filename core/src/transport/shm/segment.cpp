@@ -9,12 +9,13 @@
 #include <string>
 #include <utility>
 
-#include "smdp/error.h"
+#include "common/shortage.h"
 
 namespace smdp {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr char kLocalMemory[] = "memory that the ranks of this host share";
 
 struct Header {
   std::uint64_t magic;
@@ -28,10 +29,9 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (valu
 
 Segment::Segment(std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce)
     : memfd_(::memfd_create("smdp", MFD_CLOEXEC)), ranks_(ranks), slot_bytes_(slot_bytes) {
-  if (memfd_.get() < 0 || ::ftruncate(memfd_.get(), static_cast<off_t>(total_bytes())) != 0) {
-    const char* limit = errno == EFBIG ? "; ulimit -f, the limit of file sizes, holds for it" : "";
-    throw Error("[smdp] cannot make shared memory of " + std::to_string(total_bytes()) +
-                " bytes: " + std::strerror(errno) + limit + ".");
+  if (memfd_.get() < 0) throw shortage("memfd_create", kLocalMemory, errno, total_bytes());
+  if (::ftruncate(memfd_.get(), static_cast<off_t>(total_bytes())) != 0) {
+    throw shortage("ftruncate", kLocalMemory, errno, total_bytes());
   }
   map();
   auto* header = new (base_) Header{kMagic, nonce};
@@ -62,10 +62,7 @@ std::size_t Segment::total_bytes() const {
 
 void Segment::map() {
   void* address = ::mmap(nullptr, total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memfd_.get(), 0);
-  if (address == MAP_FAILED) {
-    throw Error("[smdp] cannot map shared memory of " + std::to_string(total_bytes()) +
-                " bytes: " + std::strerror(errno) + ".");
-  }
+  if (address == MAP_FAILED) throw shortage("mmap", kLocalMemory, errno, total_bytes());
   base_ = static_cast<std::byte*>(address);
 }
 

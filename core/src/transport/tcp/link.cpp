@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "common/failure.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -152,7 +153,7 @@ void Link::write_some(Stream& stream) {
     if (written < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      broken(std::strerror(errno));
+      failed("sendmsg");
       return;
     }
     const auto n = static_cast<std::size_t>(written);
@@ -247,7 +248,7 @@ void Link::read_some(Stream& stream) {
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      broken(std::strerror(errno));
+      failed("recv");
       return;
     }
     const auto n = static_cast<std::size_t>(got);
@@ -267,7 +268,11 @@ void Link::update_events(Stream& stream) {
                                (stream.outgoing.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
   if (events == stream.events || stream.socket.get() < 0) return;
   stream.events = events;
-  progress_.modify(stream.socket.get(), events);
+  try {
+    progress_.modify(stream.socket.get(), events);
+  } catch (const ShortageError& error) {
+    lacks(error);
+  }
 }
 
 // The peer has closed one stream; what it sent on the others may still be on its way.
@@ -281,6 +286,21 @@ void Link::ended(Stream& stream) {
   } else {
     on_broken_(peer_, "connection closed");
   }
+}
+
+// A call on one of its sockets has failed: for want of something here, or of the peer.
+void Link::failed(const char* call) {
+  const int error = errno;
+  if (is_shortage(error)) {
+    lacks(shortage(call, members_.who(peer_), error));
+  } else {
+    broken(std::strerror(error));
+  }
+}
+
+void Link::lacks(const ShortageError& error) {
+  reset();
+  on_error_(std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what()))));
 }
 
 void Link::broken(const std::string& reason) {

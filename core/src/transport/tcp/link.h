@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/file_descriptor.h"
+#include "common/shortage.h"
 #include "transport/members.h"
 #include "transport/progress.h"
 #include "transport/tcp/frame.h"
@@ -29,7 +30,8 @@ class Link {
   // Messages still under way: counted down as they end. Lives in the coroutine that waits for it.
   using Pending = std::size_t;
 
-  // on_broken: a stream ended or failed, with the reason. on_error: the peer's frames do not fit (MismatchError).
+  // on_broken: a stream ended or failed, with the reason. on_error: the peer's frames do not fit
+  // (MismatchError), or this process lacks something (ShortageError).
   Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
        std::function<void(int peer, const std::string& reason)> on_broken,
        std::function<void(std::exception_ptr)> on_error);
@@ -92,6 +94,8 @@ class Link {
   void update_events(Stream& stream);
   void ended(Stream& stream);
   void broken(const std::string& reason);
+  void failed(const char* call);
+  void lacks(const ShortageError& error);
 
   Progress& progress_;
   const Members& members_;

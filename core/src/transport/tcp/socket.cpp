@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "smdp/error.h"
+#include "common/shortage.h"
 
 namespace smdp {
 namespace {
@@ -34,7 +34,14 @@ Addresses look_up(const std::string& host, std::uint16_t port, int flags) {
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int failed = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  return Addresses(failed == 0 ? found : nullptr, &::freeaddrinfo);
+  if (failed == 0) return Addresses(found, &::freeaddrinfo);
+  const std::string purpose = "the name " + host;
+  if (failed == EAI_MEMORY) throw shortage("getaddrinfo", purpose, ENOMEM);
+  if (failed == EAI_SYSTEM) throw_if_short("getaddrinfo", purpose);
+  // It finds no address either where it could not open its files.
+  const FileDescriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (probe.get() < 0) throw_if_short("socket", purpose);
+  return Addresses(nullptr, &::freeaddrinfo);
 }
 
 std::string numeric(const sockaddr* address, socklen_t length) {
@@ -77,7 +84,9 @@ int wait_for_any(std::vector<pollfd>& requests, Deadline deadline) {
   for (;;) {
     const int left = milliseconds_left(deadline);
     if (left == 0) return -1;
-    if (::poll(requests.data(), requests.size(), left) <= 0) continue;
+    const int ready = ::poll(requests.data(), requests.size(), left);
+    if (ready < 0 && errno != EINTR) throw shortage("poll", "a connection", errno);
+    if (ready <= 0) continue;
     for (const pollfd& request : requests) {
       if (request.revents != 0) return request.fd;
     }
@@ -99,24 +108,29 @@ bool wait_for(int socket, short events, Deadline deadline, const Interrupted& in
   }
 }
 
-[[noreturn]] void throw_failure() {
+[[noreturn]] void throw_failure(const char* call) {
+  throw_if_short(call, "a connection");
   const std::string text = std::string("[smdp] a connection failed: ") + std::strerror(errno);
   if (errno == ECONNRESET || errno == EPIPE) throw ConnectionEnded(text);
   throw Error(text);
 }
 
+// call: which one has failed with this error.
 FileDescriptor try_connect(const addrinfo& address, const std::string& source, Deadline deadline,
-                           const Interrupted& interrupted, int& error) {
+                           const Interrupted& interrupted, int& error, const char*& call) {
+  call = "socket";
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = errno;
   if (socket.get() < 0) return FileDescriptor();
   if (!source.empty()) {
+    call = "bind";
     const Addresses own = look_up(source, 0, AI_NUMERICHOST);
     if (!own || ::bind(socket.get(), own->ai_addr, own->ai_addrlen) != 0) {
       error = own ? errno : EADDRNOTAVAIL;
       return FileDescriptor();
     }
   }
+  call = "connect";
   error = ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     const Deadline attempt = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(5));
@@ -139,7 +153,7 @@ struct Interface {
 // The interfaces that are up and have an address, in the kernel's order.
 std::vector<Interface> interfaces_with_address() {
   ifaddrs* raw = nullptr;
-  if (::getifaddrs(&raw) != 0) raw = nullptr;
+  if (::getifaddrs(&raw) != 0) throw shortage("getifaddrs", "the network interfaces", errno);
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> entries(raw, &::freeifaddrs);
   std::vector<Interface> found;
   for (const int family : {AF_INET, AF_INET6}) {
@@ -168,23 +182,30 @@ FileDescriptor listen_on(const std::string& host, std::uint16_t port) {
     const FileDescriptor probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (probe.get() < 0) addresses = look_up("", port, AI_PASSIVE | AI_NUMERICHOST);
   }
+  const std::string place = (host.empty() ? "all addresses" : host) + ", port " + std::to_string(port);
+  const char* call = "socket";
   int error = EADDRNOTAVAIL;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     FileDescriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int on = 1;
     const int off = 0;
-    if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (socket.get() >= 0 && host.empty() && address->ai_family == AF_INET6) {
+    call = "socket";
+    error = errno;
+    if (socket.get() < 0) continue;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (host.empty() && address->ai_family == AF_INET6) {
       ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     }
-    if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
-        ::listen(socket.get(), 1024) == 0) {
-      return socket;
+    call = "bind";
+    if (::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
+      call = "listen";
+      if (::listen(socket.get(), 1024) == 0) return socket;
     }
     error = errno;
   }
-  throw Error("[smdp] cannot listen on " + (host.empty() ? "all addresses" : host) + ", port " + std::to_string(port) +
-              ": " + std::strerror(error));
+  // A port below 1024 is root's.
+  if (is_shortage(error) && error != EACCES) throw shortage(call, place, error);
+  throw Error("[smdp] cannot listen on " + place + ": " + std::strerror(error));
 }
 
 std::uint16_t local_port(const FileDescriptor& socket) {
@@ -199,22 +220,29 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
                           const Interrupted& interrupted, std::optional<std::chrono::milliseconds> patience) {
   auto pause = std::chrono::milliseconds(5);
   int error = EHOSTUNREACH;
+  const char* call = "connect";
   const auto begin = std::chrono::steady_clock::now();
   for (;;) {
     const Addresses addresses = look_up(host, port, 0);
     for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      FileDescriptor socket = try_connect(*address, source, deadline, interrupted, error);
+      FileDescriptor socket = try_connect(*address, source, deadline, interrupted, error, call);
       if (socket.get() >= 0) {
         set_no_delay(socket);
         return socket;
       }
     }
     throw_if(interrupted);
+    const std::string place = host + ", port " + std::to_string(port);
+    const ShortageError lack = shortage(call, place, error);
+    // A firewall may let a connection through later, as a Kubernetes service does once a pod is ready.
+    const bool may_pass = lack.is_denied() && std::string(call) == "connect";
+    if (is_shortage(error) && !may_pass) throw lack;
     if (error == ECONNREFUSED && patience && std::chrono::steady_clock::now() - begin >= *patience) {
-      throw Error("[smdp] nobody listens at " + host + ", port " + std::to_string(port) + ", any more.");
+      throw Error("[smdp] nobody listens at " + place + ", any more.");
     }
     if (std::chrono::steady_clock::now() + pause >= deadline) {
-      throw TimeoutError("[smdp] cannot connect to " + host + ", port " + std::to_string(port) + ": " +
+      if (may_pass) throw TimeoutError(lack.what());
+      throw TimeoutError("[smdp] cannot connect to " + place + ": " +
                          (addresses ? std::strerror(error) : "the name has no address") + ".");
     }
     std::this_thread::sleep_for(pause);
@@ -229,7 +257,11 @@ FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline d
   const int ready = wait_for_any(waits, deadline);
   if (ready < 0 || ready == wake) return FileDescriptor();
   FileDescriptor socket(::accept4(ready, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket.get() >= 0) set_no_delay(socket);
+  if (socket.get() < 0) {
+    throw_if_short("accept4", "a rank that calls");
+    return socket;
+  }
+  set_no_delay(socket);
   return socket;
 }
 
@@ -257,9 +289,11 @@ std::string route_to(const std::string& host) {
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     // Connecting a datagram socket only looks up the route.
     const FileDescriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (socket.get() < 0) throw_if_short("socket", "the route to " + host);
     if (socket.get() >= 0 && ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
       return local_address(socket);
     }
+    if (errno != EACCES && errno != EPERM) throw_if_short("connect", "the route to " + host);
   }
   return "";
 }
@@ -306,11 +340,15 @@ void set_no_delay(const FileDescriptor& socket) {
 }
 
 void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int count) {
-  const int on = 1;
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  const auto set = [&socket](int level, int option, int value) {
+    if (::setsockopt(socket.get(), level, option, &value, sizeof value) != 0) {
+      throw_if_short("setsockopt", "a connection that tells whether a rank lives");
+    }
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, interval_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, count);
   // A question may be unacknowledged when the link is cut, and keepalive waits for that. It was sent up to idle_s after
   // the cut: hence that much less than keepalive takes.
   const unsigned int limit_ms = static_cast<unsigned int>(1000 * interval_s * count);
@@ -334,7 +372,7 @@ void send_all(int socket, const void* data, std::size_t size, Deadline deadline,
         throw TimeoutError("[smdp] a connection" + with_peer(socket) + " took no data in time.");
       }
     } else if (errno != EINTR) {
-      throw_failure();
+      throw_failure("send");
     }
   }
 }
@@ -352,7 +390,7 @@ void recv_all(int socket, void* data, std::size_t size, Deadline deadline, const
         throw TimeoutError("[smdp] a connection" + with_peer(socket) + " brought no data in time.");
       }
     } else if (errno != EINTR) {
-      throw_failure();
+      throw_failure("recv");
     }
   }
 }

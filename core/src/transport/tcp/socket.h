@@ -27,6 +27,8 @@ class ConnectionEnded : public Error {
   using Error::Error;
 };
 
+// All below throw ShortageError where a limit or a sandbox does not let them.
+
 // Listens on a numeric address (empty: all addresses); port 0 takes a free one. Throws Error.
 FileDescriptor listen_on(const std::string& host, std::uint16_t port);
 std::uint16_t local_port(const FileDescriptor& socket);
