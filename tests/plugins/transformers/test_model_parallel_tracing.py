@@ -27,11 +27,11 @@ def test_a_trace_of_each_family(family: str) -> None:
     assert not glue_parameters(model, units)
     inputs = batch(family)
     state = torch.get_rng_state()
-    real = trace(model, units, (), inputs, repeats=1)
+    real = trace(model, units, (), inputs, repeats=1).by_time().trace
     assert torch.equal(torch.get_rng_state(), state)
     with delayed_initialization():
         model = build(family)
-    fake = trace(model, units, (), inputs)
+    fake = trace(model, units, (), inputs).by_time().trace
     by_parameters = trace_by_parameters(model, units)
     assert {unit.name for unit in by_parameters.units} == {unit.name for unit in real.units}
     # Inputs' rows that Mixtral sends to each expert depend on values.
@@ -46,7 +46,7 @@ def test_a_trace_of_each_family(family: str) -> None:
 
 def test_what_crosses_t5() -> None:
     model: Any = build("T5")
-    found = trace(model, find_units(model), (), batch("T5"), repeats=1)
+    found = trace(model, find_units(model), (), batch("T5"), repeats=1).shape
     cuts = {unit.name: unit.cut_bytes for unit in found.units}
     bias = 4 * 16 * 16 * 4  # positions, which the first block computes for the others
     assert cuts["encoder.block.0"] == VALUE + bias

@@ -10,6 +10,7 @@ print(assignments(trace, found))    # a line per stage
 from __future__ import annotations
 
 from smdp.partition.assignments import assignments as assignments
+from smdp.partition.assignments import stage_lines as stage_lines
 from smdp.partition.partition import Partition as Partition
 from smdp.partition.partition import PartitionStage as PartitionStage
 from smdp.partition.partition import partition as partition
@@ -17,4 +18,4 @@ from smdp.partition.trace import Tied as Tied
 from smdp.partition.trace import Trace as Trace
 from smdp.partition.trace import Unit as Unit
 
-__all__ = ["Partition", "PartitionStage", "Tied", "Trace", "Unit", "assignments", "partition"]
+__all__ = ["Partition", "PartitionStage", "Tied", "Trace", "Unit", "assignments", "partition", "stage_lines"]

@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smdp._core import Partition, PartitionStage
-from smdp.partition.trace import Trace
+from smdp.partition.trace import ELEMENT_BYTES, Trace
 
 _MIB = 2**20
 
 
 def assignments(trace: Trace, partition: Partition) -> str:
-    """Tell what lies where: a line per stage, and why."""
-    lines = ["Partition assignments:"]
-    lines += [_line(trace, index, stage) for index, stage in enumerate(partition.stages)]
+    """Returns what lies where: a line per stage, and why."""
+    lines = ["Partition assignments:", *stage_lines(trace, partition)]
     if partition.step > 0:
         lines.append(f"predicted step {partition.step * 1e3:.4g} ms, bubble {partition.bubble:.1%}")
     lines.append(partition.reason)
     return "\n".join(lines)
 
 
+def stage_lines(trace: Trace, partition: Partition) -> list[str]:
+    """Returns a line per stage: its rank, modules, seconds and bytes."""
+    return [_line(trace, index, stage) for index, stage in enumerate(partition.stages)]
+
+
 def _line(trace: Trace, index: int, stage: PartitionStage) -> str:
     return (
         f"stage {index} on rank {stage.rank}: {_names(trace, stage.units)},"
-        f" {stage.seconds * 1e3:.4g} ms, parameters {stage.parameter_bytes / _MIB:.1f} MiB,"
+        f" {stage.seconds * 1e3:.4g} ms, parameters {stage.parameter_bytes / _MIB:.1f} MiB"
+        f" ({stage.parameter_bytes / ELEMENT_BYTES[trace.parameter_dtype] / 1e6:.4g} million),"
         f" memory {stage.memory_bytes / _MIB:.1f} MiB, sends {stage.cut_bytes / _MIB:.2f} MiB"
     )
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import default_pg_timeout
 from torch.distributed.distributed_c10d import _get_default_group
 
-from smdp import ClosedError, _misspelt, _world
+from smdp import ClosedError, _log, _misspelt, _world
 from smdp.config import Config, read
 from smdp.environments.given_ranks import warn_of_given_ranks
 from smdp.torch.process_group import ProcessGroupSmdp, connect
@@ -57,6 +57,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
             "it is configured by SMDP_* variables"
         )
     _check_owner()
+    _log.follow()
     device_types = _check_devices(_device_backends())
     rank, size = backend_options.group_rank, backend_options.group_size
     if not dist.is_initialized():  # env:// has compared them already, and refused

@@ -1,10 +1,9 @@
-"""What a model's operations between units cost, and those of a loss function: seconds of their passes."""
+"""Measures a model's operations between units, and those of a loss function."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -12,16 +11,6 @@ from torch.overrides import TorchFunctionMode
 
 from smdp.torch.model_parallel.containers import tensors_in
 from smdp.torch.model_parallel.functions import METADATA, READS, is_in_place, name_of
-from smdp.torch.model_parallel.unit_costs import UnitCost
-
-
-@dataclass(slots=True)
-class GlueCost:
-    """Seconds, as of a unit."""
-
-    forward: float = 0.0
-    backward_input: float = 0.0
-    backward_weight: float = 0.0
 
 
 class GlueCosts(TorchFunctionMode):
@@ -31,7 +20,7 @@ class GlueCosts(TorchFunctionMode):
 
     Args:
         stems_from_parameters: Tells for which tensors there is a gradient.
-        measure: Measures a function called with these arguments, or raises.
+        measure: Measures a function called with these arguments and returns its kind, or raises.
 
     Attributes:
         call: Number of the unit's call that the operations come after.
@@ -41,18 +30,18 @@ class GlueCosts(TorchFunctionMode):
     def __init__(
         self,
         stems_from_parameters: Callable[[Tensor], bool],
-        measure: Callable[[Callable[..., Any], Any, Any], UnitCost],
+        measure: Callable[[Callable[..., Any], Any, Any], str],
     ) -> None:
         super().__init__()
         self.call = 0
         self.is_paused = False
         self._stems_from_parameters = stems_from_parameters
         self._measure = measure
-        self._costs: dict[int, GlueCost] = defaultdict(GlueCost)
+        self._kinds: dict[int, list[str]] = defaultdict(list)
 
-    def after(self, call: int) -> GlueCost:
-        """Give what ran between the beginning of a unit's call and that of the next."""
-        return self._costs[call]
+    def after(self, call: int) -> list[str]:
+        """Returns the kinds of what ran between the beginning of a unit's call and that of the next."""
+        return self._kinds[call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function as it is, and then some times for the clock."""
@@ -72,11 +61,8 @@ class GlueCosts(TorchFunctionMode):
         result = func(*args, **kwargs)
         if is_counted and tensors_in(result):
             try:
-                cost = self._measure(func, args, kwargs)
+                kind = self._measure(func, args, kwargs)
             except (RuntimeError, NotImplementedError, TypeError):
                 return result  # a gradient of a gradient, say, cannot be had twice
-            found = self._costs[self.call]
-            found.forward += cost.forward
-            found.backward_input += cost.backward_input
-            found.backward_weight += cost.backward_weight
+            self._kinds[self.call].append(kind)
         return result

@@ -63,8 +63,8 @@ def pipeline(
         microbatches: Into how many a batch is cut.
         schedule: One that `smdp.pipeline.generate` knows.
         example_inputs: A batch as train_step() will get. Its first microbatch is traced: modules are weighed
-            by their seconds, in the order in which they run. Default: by bytes of parameters, in the order in
-            which they are registered.
+            by their seconds, or by their operations where these are not sure, in the order in which they
+            run. Default: by bytes of parameters, in the order in which they are registered.
         loss_fn: That of train_step(), called once with what the first microbatch of `example_inputs` gives:
             its time counts when the model is cut. A loss that the model computes itself counts anyway.
         virtual_stages: Per rank. Default: the schedule's usual number.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,17 +14,21 @@ import torch.distributed as dist
 from torch import nn
 
 from smdp import pipeline as schedules
-from smdp.partition import Partition, Trace, partition
+from smdp.partition import Partition, Trace, partition, stage_lines
+from smdp.partition.steady import steady_partition
 from smdp.torch.model_parallel.agreement import together
 from smdp.torch.model_parallel.delayed_initialization import materialize
 from smdp.torch.model_parallel.layout import Layout
 from smdp.torch.model_parallel.pipelined_module import PipelinedModule
+from smdp.torch.model_parallel.sampled_trace import pooled
 from smdp.torch.model_parallel.scout import users_outside_units
 from smdp.torch.model_parallel.splitting import Split, stages_of_units, users_of_weights
 from smdp.torch.model_parallel.steps import Tables
 from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
 from smdp.torch.model_parallel.units import find_units
 from smdp.torch.model_parallel.wording import PIPELINE, Wording
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,27 @@ class SplitOptions:
         info = schedules.schedule_info(self.schedule)
         return self.virtual_stages or info.virtual_stages or info.usual_virtual_stages
 
+    def partition(self, traced: Trace, rank_of: Sequence[int] | None = None) -> Partition:
+        """Returns the cut of a trace with the shortest step.
+
+        Args:
+            traced: What is cut.
+            rank_of: Rank of each virtual stage; None: the schedule's own placement.
+        """
+        return partition(
+            traced,
+            ranks=self.stages,
+            virtual_stages=self.stages_per_rank if rank_of is None else 1,
+            rank_of=rank_of,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            active_microbatches=self.active_microbatches or 0,
+            memory_cap=self.memory_cap,
+            memory_weight=self.memory_weight,
+        )
+
     def tables(self, microbatches: int, found: Partition, ranks: Sequence[int] | None) -> Tables:
-        """Give the schedules of a step of so many microbatches, for the stages that were found.
+        """Returns the schedules of a step of so many microbatches, for the stages that were found.
 
         Args:
             microbatches: Of the step.
@@ -139,28 +163,23 @@ def split_over_ranks(
     # Where modules are put on ranks by hand, the number of stages follows from them.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)
-    # All ranks trace at once, so that times are those of training, with the others at work; rank 0's count.
+    # All ranks trace at once, so that times are those of training, with the others at work.
     dist.barrier()
-    traced = together(
-        lambda: (
-            trace_by_parameters(model, units)
-            if example is None
-            else trace(model, units, *example, loss_fn=loss_fn)
-        )
-    )[0]
-    placed = Placed(traced) if assign is None else assign(traced)
-    traced = placed.trace
-    found = partition(
-        traced,
-        ranks=options.stages,
-        virtual_stages=options.stages_per_rank if placed.rank_of is None else 1,
-        rank_of=placed.rank_of,
-        microbatches=options.microbatches,
-        schedule=options.schedule,
-        active_microbatches=options.active_microbatches or 0,
-        memory_cap=options.memory_cap,
-        memory_weight=options.memory_weight,
-    )
+    if example is None:
+        traced = together(lambda: trace_by_parameters(model, units))[0]
+        placed = Placed(traced) if assign is None else assign(traced)
+        traced = placed.trace
+        found = options.partition(traced, placed.rank_of)
+        _log_cut(traced, found, "Modules are weighed by their parameters, as there are no example inputs.")
+    else:
+        sampled = pooled(together(lambda: trace(model, units, *example, loss_fn=loss_fn)))
+        placed = Placed(sampled.shape) if assign is None else assign(sampled.shape)
+        sampled = replace(sampled, shape=placed.trace)
+        measured = sampled.by_time()
+        cut = functools.partial(options.partition, rank_of=placed.rank_of)
+        steady = steady_partition(measured, sampled.by_work(), cut)
+        traced, found = measured.trace, steady.partition
+        _log_cut(traced, found, steady.reason)
     tables = functools.cache(functools.partial(options.tables, found=found, ranks=placed.rank_of))
     table = tables(options.microbatches).training
     calls = stages_of_units(traced, found)
@@ -192,3 +211,10 @@ def split_over_ranks(
         is_compiled=options.is_compiled,
         wording=options.wording,
     )
+
+
+def _log_cut(traced: Trace, found: Partition, reason: str) -> None:
+    if dist.get_rank() == 0:
+        for line in (*stage_lines(traced, found), reason):
+            if line:
+                _log.info("[smdp] cut of %s: %s", traced.name, line)

@@ -25,18 +25,17 @@ from smdp.torch.model_parallel.activation_checkpoints import (
     is_checkpointed,
     outside_checkpoints,
 )
+from smdp.torch.model_parallel.clocks import BYTES_PER_SECOND
+from smdp.torch.model_parallel.functions import name_of
 from smdp.torch.model_parallel.ghosts import quietly
 from smdp.torch.model_parallel.glue_activations import GlueActivations
 from smdp.torch.model_parallel.glue_costs import GlueCosts
 from smdp.torch.model_parallel.kept_buffers import kept_buffers
+from smdp.torch.model_parallel.kinds import kind_of_function, kind_of_unit
+from smdp.torch.model_parallel.sampled_trace import SampledTrace
+from smdp.torch.model_parallel.samples import Samples
 from smdp.torch.model_parallel.side_effects import without_side_effects
-from smdp.torch.model_parallel.unit_costs import (
-    BYTES_PER_SECOND,
-    UnitCost,
-    estimate_clock,
-    measure,
-    wall_clock,
-)
+from smdp.torch.model_parallel.unit_costs import UnitCost, measure
 from smdp.torch.model_parallel.units import glue_parameters
 from smdp.torch.model_parallel.value_flow import ValueFlow
 
@@ -44,7 +43,8 @@ from smdp.torch.model_parallel.value_flow import ValueFlow
 @dataclass(frozen=True, slots=True)
 class _Call:
     unit: str
-    cost: UnitCost
+    kind: str
+    activation_bytes: int
 
 
 def trace(
@@ -54,15 +54,17 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss_fn: Callable[[Any], Any] | None = None,
-    repeats: int = 3,
-) -> Trace:
-    """Run one microbatch through a model's own forward and measure each unit's calls, one at a time.
+    repeats: int = 4,
+) -> SampledTrace:
+    """Runs one microbatch through a model's own forward and measures each unit's calls, one at a time.
 
-    A real model's times are measured: each is the least of several runs of one call on the inputs it got, so
-    that no more than one unit's activations live. A model with meta parameters runs on fake tensors that
-    take no memory, and times are estimated from operations and bytes at `unit_costs.FLOPS_PER_SECOND` and
-    `BYTES_PER_SECOND`. A unit whose shapes depend on values, as those of experts may, cannot run so: it runs
-    on random numbers, for which its own parameters, and no others, are in memory.
+    A real model's times are measured, on the inputs that a call got, so that no more than one unit's
+    activations live. Calls of the same class and shapes have one time, the least of all their runs. There is
+    one run of each call at least: calls lie apart, and what disturbs some does not disturb all. A model with
+    meta parameters runs on fake tensors that take no memory, and times are estimated from operations and
+    bytes at `clocks.FLOPS_PER_SECOND` and `BYTES_PER_SECOND`. A unit whose shapes depend on
+    values, as those of experts may, cannot run so: it runs on random numbers, for which its own parameters,
+    and no others, are in memory.
 
     The model's own operations on what units gave, and those of the loss function, are measured one by one and
     belong to the unit before them.
@@ -83,7 +85,7 @@ def trace(
         kwargs: Of the model's forward.
         loss_fn: Called with the output, for its time and what it consumes; not for a model with meta
             parameters.
-        repeats: Runs of each call, after one to warm up; estimates need one.
+        repeats: Runs of a kind of call, unless it has more calls, after one of each call to warm up.
 
     Raises:
         SmdpError: A unit cannot run by itself, or the model's own code between units needs values that a meta
@@ -96,7 +98,7 @@ def trace(
     tracer = _Tracer(model, units, repeats)
     with tracer.prepared(), torch.no_grad():
         tracer.run(tuple(args), dict(kwargs or {}), loss_fn)
-    return tracer.trace(_microbatch_size((args, kwargs)))
+    return tracer.sampled(_microbatch_size((args, kwargs)))
 
 
 def trace_by_parameters(model: nn.Module, units: Sequence[str]) -> Trace:
@@ -124,6 +126,7 @@ class _Tracer:
         self._fake_mode = (
             FakeTensorMode(allow_non_fake_inputs=True) if any(t.is_meta for t in tensors) else None
         )
+        self._samples: dict[str, Samples] = {}
         self._resident: dict[int, torch.UntypedStorage] = {}
         self._glue = GlueActivations(self._resident)
         self._glue_costs = GlueCosts(self._flow.stems_from_parameters, self._measure_glue)
@@ -183,24 +186,22 @@ class _Tracer:
         finally:
             self._flow.end(glue)
 
-    def trace(self, microbatch_size: int) -> Trace:
-        """Give what was found."""
+    def sampled(self, microbatch_size: int) -> SampledTrace:
+        """Returns what was found."""
         made: list[Unit] = []
+        kinds: list[tuple[str, ...]] = []
         modules: dict[str, nn.Module] = {}
         counts: Counter[str] = Counter()
         for place, call in enumerate(self._calls):
             counts[call.unit] += 1
             name = _called(call.unit, counts[call.unit])
             modules[name] = self._modules[call.unit]
-            cost, glue = call.cost, self._glue_costs.after(place)
+            kinds.append((call.kind, *self._glue_costs.after(place)))
             made.append(
                 Unit(
                     name=name,
-                    forward=cost.forward + glue.forward,
-                    backward_input=cost.backward_input + glue.backward_input,
-                    backward_weight=cost.backward_weight + glue.backward_weight,
                     parameter_bytes=_parameter_bytes(modules[name]),
-                    activation_bytes=cost.activation_bytes + self._glue.bytes_after(place),
+                    activation_bytes=call.activation_bytes + self._glue.bytes_after(place),
                     cut_bytes=self._flow.cut_bytes(place),
                 )
             )
@@ -216,7 +217,9 @@ class _Tracer:
                     cut_bytes=cut,
                 )
                 made.insert(place, unit)
-        return _trace(self._model, modules, made, microbatch_size)
+                kinds.insert(place, ())
+        shape = _trace(self._model, modules, made, microbatch_size)
+        return SampledTrace(shape, tuple(kinds), self._samples)
 
     def _traced(self, name: str, module: nn.Module) -> Callable[..., Any]:
         forward = module.forward
@@ -229,6 +232,10 @@ class _Tracer:
                 for leaf in tree_leaves((args, kwargs))
                 if isinstance(leaf, Tensor) and self._flow.stems_from_parameters(leaf)
             }
+
+            def is_marked(tensor: Tensor) -> bool:
+                return id(tensor) in has_gradient
+
             call = len(self._calls)
             self._flow.enter(call, (args, kwargs))
             self._glue.leave_out(_tensors((args, kwargs)))
@@ -236,16 +243,16 @@ class _Tracer:
             self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = True
             try:
                 # Paused, and not even there, for it would take time of each operation.
-                run = checkpointed(forward) if is_checkpointed() else forward
+                is_recomputed = is_checkpointed()
+                run = checkpointed(forward) if is_recomputed else forward
                 with torch.no_grad(), _pop_mode_temporarily(), outside_checkpoints():
                     with _disable_current_modes(), _without_graphs(module):
-                        cost = self._measure(
-                            name, module, run, args, kwargs, lambda tensor: id(tensor) in has_gradient
-                        )
+                        kind = kind_of_unit(module, args, kwargs, is_marked, is_recomputed)
+                        cost = self._measure(name, module, run, args, kwargs, is_marked, kind)
                     output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
             finally:
                 self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = False
-            self._calls.append(_Call(name, replace(cost, output=None)))
+            self._calls.append(_Call(name, kind, cost.activation_bytes))
             output = tree_map(lambda leaf: self._given(leaf, cost), output)
             self._flow.leave(call, output)
             return output
@@ -261,23 +268,29 @@ class _Tracer:
         self._glue.leave_out([leaf])
         return leaf
 
-    def _measure_glue(self, run: Callable[..., Any], args: Any, kwargs: Any) -> UnitCost:
-        is_fake = self._fake_mode is not None
+    @property
+    def _runs_of_a_kind(self) -> int:
+        """Runs for the clock; fake tensors take no time."""
+        return 0 if self._fake_mode is not None else self._repeats
+
+    def _measure_glue(self, run: Callable[..., Any], args: Any, kwargs: Any) -> str:
+        kind = kind_of_function(name_of(run), args, kwargs, self._flow.stems_from_parameters)
         self._glue.is_paused = True
         try:
             with quietly(), _disable_current_modes(), outside_checkpoints():
-                return measure(
+                measure(
                     run,
                     args,
                     kwargs,
                     has_gradient=self._flow.stems_from_parameters,
                     parameters=(),
                     resident={},
-                    clock=estimate_clock if is_fake else wall_clock,
-                    repeats=0 if is_fake else self._repeats,
+                    samples=self._samples.setdefault(kind, Samples()),
+                    repeats=self._runs_of_a_kind,
                 )
         finally:
             self._glue.is_paused = False
+        return kind
 
     def _measure(
         self,
@@ -287,8 +300,10 @@ class _Tracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         has_gradient: Callable[[Tensor], bool],
+        kind: str,
     ) -> UnitCost:
         is_fake = self._fake_mode is not None
+        samples = self._samples.setdefault(kind, Samples())
         try:
             with quietly() if is_fake else nullcontext():
                 return measure(
@@ -298,13 +313,13 @@ class _Tracer:
                     has_gradient=has_gradient,
                     parameters=[*module.parameters(), *_attributes(module).values()],
                     resident=self._resident,
-                    clock=estimate_clock if is_fake else wall_clock,
-                    repeats=0 if is_fake else self._repeats,
+                    samples=samples,
+                    repeats=self._runs_of_a_kind,
                 )
         except (RuntimeError, NotImplementedError) as error:
             if not is_fake:
                 raise
-            return self._measure_on_random_numbers(name, module, args, kwargs, has_gradient, error)
+            return self._measure_on_random_numbers(name, module, args, kwargs, has_gradient, samples, error)
 
     def _measure_on_random_numbers(
         self,
@@ -313,6 +328,7 @@ class _Tracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         has_gradient: Callable[[Tensor], bool],
+        samples: Samples,
         error: Exception,
     ) -> UnitCost:
         tensors = {key: _random(value) for key, value in module.named_parameters()}
@@ -332,7 +348,7 @@ class _Tracer:
                 has_gradient=lambda tensor: id(tensor) in marked,
                 parameters=[value for value in tensors.values() if value.requires_grad],
                 resident=_storages(tensors.values()),
-                clock=estimate_clock,
+                samples=samples,
                 repeats=0,
             )
         except (RuntimeError, NotImplementedError, IndexError, ValueError) as failure:

@@ -1,28 +1,19 @@
-"""What one call of a unit costs: seconds of its three passes, and the bytes kept from forward to backward."""
+"""Measures a call of a unit: seconds of its three passes, and the bytes kept from forward to backward."""
 
 from __future__ import annotations
 
 import copy
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-# A CPU core with AVX2, in fp32. Only proportions between units matter, and those of work to memory traffic.
-FLOPS_PER_SECOND = 50e9
-BYTES_PER_SECOND = 10e9
+from smdp.torch.model_parallel.clocks import Clock, Reading, wall_clock, work_clock
+from smdp.torch.model_parallel.samples import Passes, Samples
 
-_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-# They read as much as they write, however large what they pick from.
-_PICKING = {"embedding", "gather", "index", "index_select"}
 # Nothing in these can change under a unit's hands.
 _CONSTANTS = (
     Tensor,
@@ -39,45 +30,12 @@ _CONSTANTS = (
 )
 
 
-@dataclass(slots=True)
-class Reading:
-    """What a clock shows."""
-
-    seconds: float = 0.0
-
-
-Clock = Callable[[], AbstractContextManager[Reading]]
-
-
 @dataclass(frozen=True, slots=True)
 class UnitCost:
-    """Costs of a call, in the units of smdp.partition.Unit, and what it gave, detached."""
+    """What a call keeps from forward to backward, in bytes, and what it gave, detached."""
 
-    forward: float
-    backward_input: float
-    backward_weight: float
     activation_bytes: int
     output: Any
-
-
-@contextmanager
-def wall_clock() -> Iterator[Reading]:
-    """Measure the seconds that pass, the device's work included."""
-    reading = Reading()
-    _wait_for_device()
-    begin = time.perf_counter()
-    yield reading
-    _wait_for_device()
-    reading.seconds = time.perf_counter() - begin
-
-
-@contextmanager
-def estimate_clock() -> Iterator[Reading]:
-    """Add up what operations would take at FLOPS_PER_SECOND and BYTES_PER_SECOND, one after the other."""
-    reading = Reading()
-    with _Work() as work:
-        yield reading
-    reading.seconds = work.flops / FLOPS_PER_SECOND + work.nbytes / BYTES_PER_SECOND
 
 
 def measure(
@@ -88,14 +46,16 @@ def measure(
     has_gradient: Callable[[Tensor], bool],
     parameters: Sequence[Tensor],
     resident: dict[int, torch.UntypedStorage],
-    clock: Clock,
+    samples: Samples,
     repeats: int,
+    clock: Clock = wall_clock,
 ) -> UnitCost:
-    """Run a unit's forward and backward by itself, some times, and give the least of each time.
+    """Runs a unit's forward and backward by itself, once for the clock, or until its kind has enough samples.
 
-    Inputs that have a gradient are copied, so that a unit may change them in place. The weight gradient takes
-    what both gradients take less what the input gradient takes alone. Where torch cannot differentiate the
-    unit by itself (reentrant checkpointing), either gradient counts as one forward.
+    How often does not depend on the clock: a unit may communicate, and all ranks must run it equally often.
+
+    Inputs that have a gradient are copied, so that a unit may change them in place. Where torch cannot
+    differentiate the unit by itself (reentrant checkpointing), either gradient counts as one forward.
 
     Args:
         run: The unit.
@@ -105,13 +65,14 @@ def measure(
         parameters: That the unit uses.
         resident: Storages, by `_cdata`, that are in memory anyway and are no activations: parameters and
             buffers. Inputs without a gradient that are kept are added: a mask counts at its first use.
-        clock: Measures or estimates.
-        repeats: After a first run that counts bytes and warms up; 0: that one counts.
+        samples: Of the unit's kind, to which this call adds its own.
+        repeats: Runs for the clock that are enough for a kind, after one of each call that warms up, and
+            counts bytes and operations. 0: that one alone, on fake tensors.
+        clock: Measures the others.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    best = [math.inf] * 3
-    activation_bytes, output = 0, None
-    for repeat in range(repeats + 1):
+    activation_bytes, output, runs = 0, None, -1
+    while runs < 0 or len(samples.times) < repeats or runs < min(repeats, 1):
         leaves: list[Tensor] = []
 
         def fresh(leaf: Any, leaves: list[Tensor] = leaves) -> Any:
@@ -124,24 +85,28 @@ def measure(
 
         with torch.enable_grad():
             inputs, options = tree_map(fresh, (args, kwargs))
-            if repeat == 0:
+            if runs < 0:
                 kept: dict[int, torch.UntypedStorage] = {}
-                with clock() as forward, torch.autograd.graph.saved_tensors_hooks(_keep_in(kept), _give_back):
+                with (
+                    work_clock() as forward,
+                    torch.autograd.graph.saved_tensors_hooks(_keep_in(kept), _give_back),
+                ):
                     output = run(*inputs, **options)
                 new = kept.keys() - resident.keys()
                 activation_bytes = sum(kept[identity].nbytes() for identity in new)
                 given = {_identity(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
                 resident |= {identity: kept[identity] for identity in given & new}
                 kept.clear()
+                found = _backward(output, leaves, trained, work_clock, forward.seconds)
+                samples.work.append(Passes(forward.seconds, *found))
             else:
                 with clock() as forward:
                     output = run(*inputs, **options)
-            times = forward.seconds, *_backward(output, leaves, trained, clock, forward.seconds)
+                found = _backward(output, leaves, trained, clock, forward.seconds)
+                samples.times.append(Passes(forward.seconds, *found))
         output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
-        if repeat > 0 or repeats == 0:
-            best = [min(pair) for pair in zip(best, times, strict=True)]
-    forward_s, input_s, both_s = best
-    return UnitCost(forward_s, input_s, max(both_s - input_s, 0.0), activation_bytes, output)
+        runs += 1
+    return UnitCost(activation_bytes, output)
 
 
 def _backward(
@@ -195,35 +160,3 @@ def _copied(value: Any) -> Any:
         return copy.deepcopy(value)
     except (TypeError, RuntimeError):
         return value
-
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-class _Work(TorchDispatchMode):
-    """Counts operations and bytes; views are free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-        self.nbytes = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        packet = func.overloadpacket
-        name = packet.__name__
-        if packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
-        elif name == _CPU_ATTENTION:
-            self.flops += sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
-        elif name == f"{_CPU_ATTENTION}_backward":
-            self.flops += sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
-        if not func.is_view and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            touched = tree_leaves((result, result) if name in _PICKING else (args, kwargs, result))
-            self.nbytes += sum(leaf.nbytes for leaf in touched if isinstance(leaf, Tensor))
-        return result

@@ -1,0 +1,72 @@
+"""What one kind of work takes, found from all the times that it was measured."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# What two sure times of one kind may differ by from run to run: caches, clock rates, neighbors on a core.
+LEAST_SPREAD = 0.2
+
+
+class Passes(NamedTuple):
+    """Seconds of the passes of one call; `both` are those of the input's and the weights' gradients."""
+
+    forward: float = 0.0
+    backward_input: float = 0.0
+    both: float = 0.0
+
+    @property
+    def backward_weight(self) -> float:
+        """Returns what both gradients take less what the input gradient takes alone."""
+        return max(self.both - self.backward_input, 0.0)
+
+    @property
+    def total(self) -> float:
+        """Returns the seconds of a step."""
+        return self.forward + max(self.both, self.backward_input)
+
+
+@dataclass(slots=True)
+class Samples:
+    """Times of one kind of work: one class of module, or one function, on inputs of the same shapes.
+
+    Attributes:
+        times: Of each run that was measured, by whichever call.
+        work: Of each call, by its operations; see `clocks.work_clock`.
+    """
+
+    times: list[Passes] = field(default_factory=list)
+    work: list[Passes] = field(default_factory=list)
+
+    def least(self) -> Passes:
+        """Returns the least of each time, which what disturbs can only lengthen."""
+        return Passes(*map(min, zip(*self.times, strict=True))) if self.times else self.mean_work()
+
+    def mean_work(self) -> Passes:
+        """Returns the mean of the calls, which differ only where their work depends on values."""
+        return Passes(*(sum(column) / len(self.work) for column in zip(*self.work, strict=True)))
+
+    def spread(self) -> float:
+        """Returns by what share of itself the least time may be wrong.
+
+        That is how far the second least is away, and LEAST_SPREAD at least. A single time may be any
+        multiple: it is not known at all.
+        """
+        if not self.times:
+            return 0.0
+        totals = sorted(passes.total for passes in self.times)
+        if len(totals) == 1 or totals[0] <= 0:
+            return 1.0
+        return min(1.0, max(LEAST_SPREAD, totals[1] / totals[0] - 1))
+
+
+def merged(many: list[dict[str, Samples]]) -> dict[str, Samples]:
+    """Returns the samples of all ranks, by kind."""
+    found: dict[str, Samples] = {}
+    for kind, samples in itertools.chain.from_iterable(each.items() for each in many):
+        both = found.setdefault(kind, Samples())
+        both.times += samples.times
+        both.work += samples.work
+    return found
