@@ -40,6 +40,17 @@ TEST(Trials, OneUseThatWasDisturbedDecidesNothingForLong) {
   EXPECT_LE(use(trials, 320, {1.0, 1.5}), 25);
 }
 
+TEST(Trials, ADisturbedFirstUseOfEitherWayIsForgotten) {
+  for (const int disturbed : {0, 1, 2, 3, 4}) {
+    Trials trials;
+    for (int i = 0; i < 40; ++i) {
+      const double cost = trials.way() == 0 ? 1.0 : 1.5;
+      trials.record(i == disturbed ? 50 * cost : cost);
+    }
+    EXPECT_LE(use(trials, 320, {1.0, 1.5}), 25) << disturbed;
+  }
+}
+
 TEST(Trials, EqualWaysAreNoReasonToChange) {
   Trials trials;
   std::uint32_t way = 0;

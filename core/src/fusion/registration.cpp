@@ -8,13 +8,12 @@
 #include <string>
 
 #include "collectives/batch.h"
+#include "fusion/calibration.h"
 #include "reduce/reduce.h"
 #include "smdp/error.h"
 
 namespace smdp {
 namespace {
-
-constexpr double kWorthIt = 1.15;
 
 // A name may be anything, but lines are compared.
 std::string one_line(const std::string& name) {
@@ -102,41 +101,49 @@ Call uncounted() {
   return call;
 }
 
-// Rank 0 decides for all.
-bool agreed(Group& group, bool mine) {
-  auto value = static_cast<std::uint8_t>(mine);
-  group.broadcast(&value, std::array<std::int64_t, 1>{1}, DType::kUint8, 0, uncounted());
-  return value != 0;
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// As gradients are summed, by the progress thread; the median, after one more that does not count.
-double seconds_of(Group& group, std::vector<float>& data, int times, const cost::ExchangeSizes& sizes = {}) {
-  Call call = uncounted();
-  call.async = true;
-  auto* bytes = reinterpret_cast<std::byte*>(data.data());
-  std::vector<double> taken;
-  for (int i = 0; i <= times; ++i) {
-    std::vector<Batch::Item> items{{bytes, bytes, data.size(), {DType::kFloat32, ReduceOp::kSum}}};
-    const auto start = std::chrono::steady_clock::now();
-    group.all_reduce_batch(std::make_shared<Batch>(std::move(items), 1, sizes), call)->wait();
-    if (i != 0) taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  std::sort(taken.begin(), taken.end());
-  return taken[(taken.size() - 1) / 2];
-}
+class GroupProbe : public Probe {
+ public:
+  explicit GroupProbe(Group& group) : group_(group) {}
 
-// Of two sources, while the other ranks of this host do the same.
-double bytes_summed_per_second(const std::vector<float>& data) {
-  std::vector<float> sum(data.size());
-  const std::array<const void*, 2> sources{sum.data(), data.data()};
-  double least = 1;
-  for (int i = 0; i < 3; ++i) {
+  // As gradients are summed, by the progress thread.
+  double all_reduce(std::size_t floats, std::size_t streams) override {
+    data_.resize(std::max(data_.size(), floats));
+    Call call = uncounted();
+    call.async = true;
+    cost::ExchangeSizes sizes;
+    sizes.streams = streams;
+    auto* bytes = reinterpret_cast<std::byte*>(data_.data());
+    std::vector<Batch::Item> items{{bytes, bytes, floats, {DType::kFloat32, ReduceOp::kSum}}};
     const auto start = std::chrono::steady_clock::now();
-    reduce(sum.data(), sources.data(), sources.size(), sum.size(), {DType::kFloat32, ReduceOp::kSum});
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    group_.all_reduce_batch(std::make_shared<Batch>(std::move(items), 1, sizes), call)->wait();
+    return seconds_since(start);
   }
-  return static_cast<double>(2 * sizeof(float) * data.size()) / std::max(least, 1e-9);
-}
+
+  // While the other ranks of this host do the same.
+  double sum(std::size_t floats) override {
+    data_.resize(std::max(data_.size(), floats));
+    sum_.resize(std::max(sum_.size(), floats));
+    const std::array<const void*, 2> sources{sum_.data(), data_.data()};
+    const auto start = std::chrono::steady_clock::now();
+    reduce(sum_.data(), sources.data(), sources.size(), floats, {DType::kFloat32, ReduceOp::kSum});
+    return seconds_since(start);
+  }
+
+  bool agreed(bool mine) override {
+    auto value = static_cast<std::uint8_t>(mine);
+    group_.broadcast(&value, std::array<std::int64_t, 1>{1}, DType::kUint8, 0, uncounted());
+    return value != 0;
+  }
+
+ private:
+  Group& group_;
+  std::vector<float> data_;
+  std::vector<float> sum_;
+};
 
 }  // namespace
 
@@ -222,34 +229,8 @@ void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, 
 }
 
 cost::Measured measure(Group& group, bool tries_streams) {
-  std::vector<float> small(1);
-  std::vector<float> large(std::size_t{16} << 10);
-  cost::Measured measured;
-  measured.latency = seconds_of(group, small, 5);
-  double taken = seconds_of(group, large, 2);
-  // The faster a link, the longer a look it needs, and the less that takes.
-  if (agreed(group, taken - measured.latency < 10e-3)) {
-    large.resize(std::size_t{64} << 10);
-    taken = seconds_of(group, large, 2);
-  }
-  const bool is_fast = agreed(group, large.size() > std::size_t{16} << 10 && taken < 5e-3);
-  if (is_fast) {
-    large.resize(std::size_t{1} << 20);
-    taken = seconds_of(group, large, 3);
-  }
-  if (tries_streams) {
-    // They share a link less evenly, so they must be worth it.
-    cost::ExchangeSizes one;
-    one.streams = 1;
-    const double alone = is_fast ? seconds_of(group, large, 3, one) : taken;
-    if (alone <= kWorthIt * taken) {
-      taken = alone;
-      measured.streams = 1;
-    }
-  }
-  const auto bytes = static_cast<double>(large.size() * sizeof(float));
-  measured.bandwidth = bytes / std::max(taken - measured.latency, 0.1 * taken);
-  measured.reduction = bytes_summed_per_second(large);
+  GroupProbe probe(group);
+  cost::Measured measured = calibrate(probe, tries_streams);
   group.broadcast(&measured, std::array<std::int64_t, 1>{sizeof measured}, DType::kUint8, 0, uncounted());
   return measured;
 }

@@ -30,8 +30,7 @@ void check_gradients(const Group& group, const std::vector<Gradient>& gradients,
 // Collective. Throws MismatchError on all ranks if a rank's list differs from rank 0's, with the first difference.
 void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 
-// Collective; well under 200 ms, but on slow or long links, where it tries least. Rank 0's figures of an all_reduce and
-// of sums, on all ranks. tries_streams: this group has several to each peer, of which one may do.
+// Collective. Rank 0's figures of an all_reduce and of sums, on all ranks; see calibrate().
 cost::Measured measure(Group& group, bool tries_streams);
 
 }  // namespace smdp
