@@ -33,7 +33,8 @@ void expect_mismatch(const Layout& layout, const Body& body, const std::vector<s
       }
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << describe(layout);
-    // run() ends with a barrier, which must repeat the error.
+    if (layout.size() == 1) return;  // all have heard of it in that call, and run() ends with a barrier, which works
+    // Between hosts the group is closed, and later calls repeat the error.
     EXPECT_THROW(group.barrier(), MismatchError);
     group.shutdown();
   });

@@ -143,7 +143,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     lock.unlock();
     drive_inline(*collective, call);
     const std::exception_ptr failure = collective->scheduler.error();
-    if (failure) fail(failure, Tell::kEveryone);
+    if (failure) end_failed(failure);
     record(*collective);
     lock.lock();
     driver_ = Driver::kNone;
@@ -174,6 +174,7 @@ void Engine::wait(Operation& operation, const Call& call) {
 void Engine::begin(Collective& collective) {
   collective.fingerprint.sequence = last_.sequence + 1;
   last_ = collective.fingerprint;
+  is_given_up_ = false;
   running_ = is_patient(collective) ? collective.handle.get() : nullptr;
   collective.handle->begin();
   collective.began = collective.since = Clock::now();
@@ -182,6 +183,12 @@ void Engine::begin(Collective& collective) {
 }
 
 Task Engine::run(Collective& collective) {
+  if (board_.is_in_doubt()) {
+    for (std::size_t local = 0; local < board_.size(); ++local) {
+      if (local != board_.me()) co_await board_.gave_up(local);
+    }
+    board_.agree_on_rounds();
+  }
   board_.enter(collective.fingerprint);
   for (const auto& link : links_) {
     if (link) link->enter(collective.fingerprint);
@@ -280,7 +287,7 @@ bool Engine::poll_collective() {
     }
   }
   if (!collective.root.done()) return moved;
-  if (failure) fail(failure, Tell::kEveryone);
+  if (failure) end_failed(failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
   record(*ended);  // before a caller may drive the next, which shares the context
   {

@@ -152,6 +152,8 @@ class Engine final : public Progress::Client {
   Group::Handle mail_until(Mailbox::Request request, const Call& call);
   void post_to_mailbox(std::function<void(Mailbox&)> work);
 
+  // An operation has ended with an error. The group goes on if every rank gets the error in this very operation.
+  void end_failed(const std::exception_ptr& error);
   // First error wins. Any thread.
   void fail(std::exception_ptr error, Tell whom);
   // Progress thread, all three.
@@ -207,7 +209,8 @@ class Engine final : public Progress::Client {
   std::uint64_t last_caller_ = this_thread();  // of a collective; before the first, who made the group
   const Operation* running_ = nullptr;         // unless it has a shorter deadline than the group's others
   std::deque<std::unique_ptr<Collective>> queue_;
-  Fingerprint last_;  // of the running or last collective
+  Fingerprint last_;          // of the running or last collective
+  bool is_given_up_ = false;  // that one, by all ranks alike
   std::exception_ptr error_;
   std::optional<Failure> untold_;    // error_, while the other ranks are still to hear of it
   bool removed_ = false;             // shutdown() was called

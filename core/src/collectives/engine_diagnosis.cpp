@@ -85,6 +85,7 @@ Control::Status Engine::status() {
   {
     const std::lock_guard lock(mutex_);
     status.last = last_;
+    status.has_given_up = is_given_up_;
     status.busy = driver_ != Driver::kNone;
     status.called = last_.sequence + queue_.size();
     caller = last_caller_;

@@ -37,6 +37,12 @@ bool Engine::check(Collective& collective) {
     }
     if (check_departed(collective)) return true;
   }
+  try {
+    board_.compare_all();
+  } catch (const MismatchError&) {
+    collective.scheduler.fail(std::current_exception());
+    return true;
+  }
   const auto now = Clock::now();
   const bool is_open = collective.waits_for_this_rank();
   if (is_open || collective.was_open) {
@@ -172,6 +178,16 @@ void Engine::fail_elsewhere(const Failure& failure) {
     other.fail(own.exception(), Tell::kEveryoneAndBeyond);
     return true;
   });
+}
+
+// On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch, and
+// none before it has given up its buffers. Between hosts some may have ended the operation without an error.
+void Engine::end_failed(const std::exception_ptr& error) {
+  const bool is_found_by_all = members_.hosts.size() == 1 && Failure::of(error).kind == ErrorKind::kMismatch;
+  if (!is_found_by_all) return fail(error, Tell::kEveryone);
+  board_.give_up();
+  const std::lock_guard lock(mutex_);
+  is_given_up_ = true;
 }
 
 void Engine::fail(std::exception_ptr error, Tell whom) {

@@ -584,11 +584,12 @@ class GradientReducer::Impl {
     }
   }
 
-  // However it ends with an error, nothing is copied to gradients afterwards.
+  // However it ends with an error, nothing is copied to gradients afterwards, and the step cannot be taken up again.
   void or_settle(const std::function<void()>& work) {
     try {
       work();
     } catch (...) {
+      group_->abort(without_tag(Failure::of(std::current_exception()).text));
       const std::lock_guard lock(mutex_);
       devices_->settle();
       throw;

@@ -248,6 +248,7 @@ void Control::on_message(int rank, const std::string& body) {
       put(answer, reader.get<std::uint64_t>());
       put(answer, status.last);
       put(answer, static_cast<std::uint8_t>(status.busy));
+      put(answer, static_cast<std::uint8_t>(status.has_given_up));
       put(answer, status.called);
       put(answer, status.wait);
       put(answer, status.elsewhere.wait);
@@ -266,6 +267,7 @@ void Control::on_message(int rank, const std::string& body) {
       Status& status = statuses_[index];
       status.last = reader.get<Fingerprint>();
       status.busy = reader.get<std::uint8_t>() != 0;
+      status.has_given_up = reader.get<std::uint8_t>() != 0;
       status.called = reader.get<std::uint64_t>();
       status.wait = reader.get<std::uint64_t>();
       status.elsewhere.wait = reader.get<std::uint64_t>();
@@ -382,6 +384,7 @@ std::string Control::mismatch() const {
       const Fingerprint& a = statuses_[first].last;
       const Fingerprint& b = statuses_[second].last;
       if (a.sequence != b.sequence || a.matches(b)) continue;
+      if (statuses_[first].has_given_up || statuses_[second].has_given_up) continue;
       return describe_mismatch(members_.who(static_cast<int>(first)), a, members_.who(static_cast<int>(second)), b);
     }
   }

@@ -34,10 +34,11 @@ class Control final : public Progress::Client {
     std::string what;                    // e.g. "it waits in barrier #3 of group 'b'"; may be empty
   };
   struct Status {
-    Fingerprint last;          // of the last collective this rank began
-    bool busy = false;         // and whether it is in it still
-    std::uint64_t called = 0;  // how many it has called; some may be queued
-    std::uint64_t wait = 0;    // of the thread that calls collectives, in one of this group; 0: none
+    Fingerprint last;           // of the last collective this rank began
+    bool busy = false;          // and whether it is in it still
+    bool has_given_up = false;  // after a mismatch of which all ranks know
+    std::uint64_t called = 0;   // how many it has called; some may be queued
+    std::uint64_t wait = 0;     // of the thread that calls collectives, in one of this group; 0: none
     Elsewhere elsewhere;
   };
   struct Verdict {

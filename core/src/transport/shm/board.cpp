@@ -1,5 +1,7 @@
 #include "transport/shm/board.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -17,9 +19,40 @@ Board::Board(std::shared_ptr<Segment> segment, const Members& members, std::vect
 
 void Board::enter(const Fingerprint& fingerprint) {
   mine_ = fingerprint;
+  shaped_ = me_;
   RankFlags& flags = segment_->flags(me_);
   flags.fingerprints[fingerprint.sequence % kFingerprints] = fingerprint;
   flags.entered.store(fingerprint.sequence);
+  ring_all();
+}
+
+void Board::compare_all() {
+  for (std::size_t local = 0; local < size_ && !in_doubt_; ++local) {
+    if (local != me_) has_met(local);
+  }
+}
+
+void Board::give_up() {
+  RankFlags& flags = segment_->flags(me_);
+  // A peer may read these while this rank gives up the next operation, but not the one after that.
+  std::copy(std::begin(next_round_), std::end(next_round_), flags.next_rounds[mine_.sequence % kFingerprints]);
+  in_doubt_ = true;
+  flags.given_up.store(mine_.sequence);
+  ring_all();
+}
+
+void Board::agree_on_rounds() {
+  RankFlags& flags = segment_->flags(me_);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    for (std::size_t local = 0; local < size_; ++local) {
+      const std::uint64_t theirs = segment_->flags(local).next_rounds[mine_.sequence % kFingerprints][lane];
+      next_round_[lane] = std::max(next_round_[lane], theirs);
+    }
+    // Nobody reads what was published before: both slots are free.
+    flags.produced[lane].store(next_round_[lane] - 1);
+    flags.consumed[lane].store(next_round_[lane] - 1);
+  }
+  in_doubt_ = false;
   ring_all();
 }
 
@@ -59,8 +92,19 @@ bool Board::has_met(std::size_t local) {
   if (!mine_.matches(theirs)) {
     throw MismatchError(describe_mismatch(members_.tag(), mine_, members_.who(rank_of(local)), theirs));
   }
+  check_shapes(local, theirs);
   met_[local] = mine_.sequence;
   return true;
+}
+
+// A rank that knows no shape fits all others; they must fit each other, for all ranks to hear of a mismatch.
+void Board::check_shapes(std::size_t local, const Fingerprint& theirs) {
+  if (mine_.shape != 0 || theirs.shape == 0) return;
+  if (shaped_ == me_) shaped_ = local;
+  const Fingerprint& first = segment_->flags(shaped_).fingerprints[mine_.sequence % kFingerprints];
+  if (first.matches(theirs)) return;
+  throw MismatchError(describe_mismatch(members_.prefix() + members_.who(rank_of(shaped_)), first,
+                                        members_.who(rank_of(local)), theirs));
 }
 
 }  // namespace smdp

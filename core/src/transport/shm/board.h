@@ -39,6 +39,17 @@ class Board {
   // What it entered last.
   const Fingerprint& operation() const { return mine_; }
 
+  // Throws MismatchError if a rank that has entered this operation called another one. Whoever waits for a peer asks:
+  // the peer may have given up because of a third rank, and then what is awaited of it never comes.
+  void compare_all();
+
+  // The operation has failed with an error that every local rank finds by itself. Some ranks may have taken rounds that
+  // others have not, so all of them must give it up before the next operation can enter: that one waits for gave_up()
+  // of all peers, then calls agree_on_rounds().
+  void give_up();
+  bool is_in_doubt() const { return in_doubt_; }
+  void agree_on_rounds();
+
   // First of `count` new rounds.
   std::uint64_t take_rounds(std::size_t lane, std::uint64_t count) {
     const std::uint64_t first = next_round_[lane];
@@ -80,12 +91,18 @@ class Board {
     });
   }
 
+  // `local` has given up the operation that this rank gave up last.
+  auto gave_up(std::size_t local) {
+    return until(rank_of(local), [this, local] { return segment_->flags(local).given_up.load() >= mine_.sequence; });
+  }
+
   std::atomic<std::uint32_t>& my_sleep() const { return segment_->flags(me_).sleep; }
   int rank_of(std::size_t local) const { return members_.local_ranks()[local]; }
 
  private:
   bool is_produced(std::size_t local, std::size_t lane, std::uint64_t round);
   bool has_met(std::size_t local);
+  void check_shapes(std::size_t local, const Fingerprint& theirs);
   void ring_all();
 
   std::shared_ptr<Segment> segment_;
@@ -94,6 +111,8 @@ class Board {
   std::size_t size_;
   std::size_t me_;
   Fingerprint mine_;
+  std::size_t shaped_ = 0;  // this rank knows no shape, but this local rank does; its own number: no rank so far
+  bool in_doubt_ = false;   // mine_ was given up, and nothing has been agreed on since
   std::uint64_t next_round_[kLanes] = {1, 1};  // both slots are free at the start
   std::vector<std::uint64_t> met_;             // by local rank: last sequence compared
   Trials trials_[kSlotUses];                   // of local rank 0: the second way is past the caches

@@ -30,6 +30,9 @@ struct RankFlags {
   alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleep;                // kAwake or kInEpoll: point to point
   alignas(kCacheLine) std::atomic<std::uint32_t> streams_slots[kSlotUses];  // of local rank 0
   alignas(kCacheLine) Fingerprint fingerprints[kFingerprints];
+  // Of the last operation that it gave up, and the rounds that it would have taken next; see Board::give_up().
+  alignas(kCacheLine) std::atomic<std::uint64_t> given_up;
+  std::uint64_t next_rounds[kFingerprints][kLanes];
 };
 
 // One direction of a pair: a single-producer single-consumer ring of bytes.
