@@ -70,6 +70,23 @@ def test_both_worlds_where_the_launcher_names_no_port() -> None:
         assert f"rank {rank} of 2, sum 2" in output, outputs
 
 
+def test_worlds_one_after_the_other() -> None:
+    """Rank 1 begins the second while rank 0 still ends the first, which holds the store; then none waits."""
+    code = """
+import os, sys, time, torch.distributed as dist
+for world in range(20):
+    dist.init_process_group(*sys.argv[1:])
+    if world == 0 and dist.get_rank() == 0:
+        time.sleep(0.5)  # the other one is at the next world's store
+    dist.destroy_process_group()
+print("20 worlds")
+"""
+    port = free_port()
+    both = [start(code=code, **full(RANK=str(rank), MASTER_PORT=port)) for rank in range(2)]
+    outputs = [one.communicate(timeout=180)[0] for one in both]
+    assert all("20 worlds" in output for output in outputs), outputs
+
+
 def test_alone_with_one_warning() -> None:
     code, output = run()
     assert code == 0, output

@@ -41,6 +41,11 @@ _GRACE_S = 5.0  # in which torch's own error, which says more, comes first
 _SLICE_S = 1.0
 _MOST_OF_A_CALL_S = 5.0  # a network that drops calls may come up meanwhile
 
+# Rank 0's store, until its process ends: a rank that has ended a world may call init_process_group() again
+# while rank 0 still ends that world, and must not meet at a store that goes with it. torch's next store of
+# the same port shares its server.
+_served: Store | None = None
+
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
@@ -114,6 +119,8 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
             f"not answered as torch's store does within {timeout_s:g} s: it is another program, or rank 0's "
             "is stopped. Set MASTER_PORT to a free port on all ranks."
         )
+    global _served
+    _served = found[0] if rank == "0" else None  # this process may have been rank 0
     yield found
     yield from attempts
 
