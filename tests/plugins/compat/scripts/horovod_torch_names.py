@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import warnings
 
 import horovod.common.process_sets
 import horovod.torch as hvd
@@ -135,16 +136,23 @@ w = torch.ones(3, requires_grad=True)
 same(w.grad, [3, 3, 3])
 w = torch.ones(rank + 1, requires_grad=True)
 (hvd.allgather(w) * torch.arange(3.0)).sum().backward()
-same(w.grad, [0] if rank == 0 else [2, 4])
+same(w.grad, [0] if rank == 0 else [1, 2])
+w, v = torch.ones(rank + 1, requires_grad=True), torch.ones(1, requires_grad=True)
+sum(((rank + 1) * each).sum() for each in hvd.grouped_allgather([w, v])).backward()
+same(w.grad, [1.5] * (rank + 1))
+same(v.grad, [1.5])
 w = torch.ones(2, requires_grad=True)
-hvd.broadcast(w, 0).sum().backward()
-same(w.grad, [2, 2] if rank == 0 else [0, 0])
+(hvd.broadcast(w, 0) * (rank + 1)).sum().backward()
+same(w.grad, [1.5, 1.5] if rank == 0 else [0, 0])
 w = torch.ones(4, requires_grad=True)
 (hvd.alltoall(w) * (rank + 1)).sum().backward()
 same(w.grad, [1, 1, 2, 2])
-w = torch.ones(3, requires_grad=True)
-(hvd.reducescatter(w) * (rank + 1)).sum().backward()
-same(w.grad, [0.5, 0.5, 1])
+for op, factor in ((hvd.Average, 1), (hvd.Sum, 2)):
+    w, v = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    one, two = hvd.grouped_reducescatter([w, v], op=op)
+    ((one * (rank + 1)).sum() + two.sum()).backward()
+    same(w.grad, [factor, factor, 2 * factor])
+    same(v.grad, [factor, factor])
 
 assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
 assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
@@ -193,7 +201,7 @@ same(hvd.synchronize(hvd.sparse_allreduce_async(sparse)).to_dense(), [[0.5, 1], 
 assert hvd.broadcast_object(rank) == 0 and hvd.allgather_object(rank) == [0, 1]
 w = torch.ones(rank + 1, requires_grad=True, device="cpu")
 hvd.allgather(w).sum().backward()
-same(w.grad, [2] if rank == 0 else [2, 2])
+same(w.grad, [1] if rank == 0 else [1, 1])
 base = torch.optim.SGD([torch.ones(2, requires_grad=True, device="cpu")], lr=1.0, momentum=0.5)
 base.param_groups[0]["params"][0].grad = torch.full((2,), rank + 1.0, device="cpu")
 base.step()
@@ -293,6 +301,31 @@ backward(two)
 same(one.weight.grad, [[1.5, 1.5]])
 one, two, optimizer = wrapped(op=hvd.Sum)
 refused(lambda: backward(one, two), RuntimeError, "op=Sum: gradients came after others")
+
+# Gradients are zeros before the first backward, averages after a step, and zeros of what no rank has used.
+one, two, optimizer = wrapped()
+same(one.weight.grad, [[0.0, 0.0]])
+for _ in range(2):
+    one(torch.full((1, 2), rank + 1.0)).sum().backward()
+    optimizer.step()
+    same(one.weight.grad, [[1.5, 1.5]])
+    same(two.weight.grad, [[0.0, 0.0]])
+    optimizer.zero_grad()
+
+# A step() after synchronize() says how to call it.
+one, _, optimizer = wrapped()
+backward(one)
+optimizer.synchronize()
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    optimizer.step()
+assert ["skip_synchronize" in str(each.message) for each in seen] == [True], seen
+same(one.weight.grad, [[1.5, 1.5]])
+backward(one)
+optimizer.synchronize()
+with warnings.catch_warnings(), optimizer.skip_synchronize():
+    warnings.simplefilter("error")
+    optimizer.step()
 
 # A rank that skips a step has taken part in the backward before it.
 one, _, optimizer = wrapped()

@@ -1,4 +1,9 @@
-"""The operations that give a new tensor, as autograd sees them."""
+"""The operations that give a new tensor, as autograd sees them.
+
+Their gradients follow Horovod's rules, which scripts are tuned to. Three of them are not the derivatives:
+those of allgather and broadcast are means over the ranks, where the derivatives are sums; that of
+reducescatter is larger than the derivative by the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ class Allreduce(torch.autograd.Function):
 
 
 class Allgather(torch.autograd.Function):
-    """Its gradient is this rank's rows of their sum."""
+    """Its gradient is this rank's rows of the mean over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, members: ProcessSet) -> Tensor:
@@ -49,14 +54,14 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        total = synchronize(allreduce_async(gradient, op=Sum, process_set=ctx.members))
+        mean = synchronize(allreduce_async(gradient, op=Average, process_set=ctx.members))
         rows = synchronize(allgather_async(torch.tensor([ctx.rows], device="cpu"), None, ctx.members))
         begin = int(rows[: ctx.members.rank()].sum())
-        return total[begin : begin + ctx.rows], None
+        return mean[begin : begin + ctx.rows], None
 
 
 class Broadcast(torch.autograd.Function):
-    """Its gradient is their sum, on the root."""
+    """Its gradient is the mean over all ranks on the root, and zeros elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root: int, members: ProcessSet) -> Tensor:
@@ -66,8 +71,8 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        total = synchronize(allreduce_async(gradient, op=Sum, process_set=ctx.members))
-        return total if dist.get_rank() == ctx.root else torch.zeros_like(total), None, None
+        mean = synchronize(allreduce_async(gradient, op=Average, process_set=ctx.members))
+        return mean if dist.get_rank() == ctx.root else torch.zeros_like(mean), None, None
 
 
 class Alltoall(torch.autograd.Function):
@@ -90,7 +95,7 @@ class Alltoall(torch.autograd.Function):
 
 
 class Reducescatter(torch.autograd.Function):
-    """Its gradient is their allgather."""
+    """Its gradient is what all ranks have, joined; for Sum, times the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, op: str, pre: float, post: float, members: ProcessSet) -> Tensor:
@@ -103,5 +108,5 @@ class Reducescatter(torch.autograd.Function):
         op, pre, post, members = ctx.options
         if op not in (Average, Sum):
             raise RuntimeError(f"[smdp] reducescatter with {op} has no gradient; Average and Sum have.")
-        scale = pre * post / (members.size() if op == Average else 1)
+        scale = pre * post * (members.size() if op == Sum else 1)
         return synchronize(allgather_async(gradient * scale, None, members)), *[None] * 4

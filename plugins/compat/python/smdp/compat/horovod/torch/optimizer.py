@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,7 @@ class _DistributedOptimizer:
         self._kind, self._members, self._passes = kind, members, passes
         self._compression = compression
         self._sparse = sparse
+        self._skips_synchronize = False
         self._begin_step()
         self._hooks: GradientHooks | None = None
         self._known = {id(parameter) for parameter in self._parameters}
@@ -160,6 +162,8 @@ class _DistributedOptimizer:
             return
         me = weakref.ref(self)
         for parameter in self._parameters:
+            if not isinstance(self, torch.optim.SparseAdam):  # zeros would make its gradients dense
+                _give_zeros(parameter)
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
         is_world = members is global_process_set
@@ -258,8 +262,16 @@ class _DistributedOptimizer:
                 self._hooks.finish()
             else:
                 self._reduce_now()
+        self._fill_in_zeros()
         self._begin_step()
         self._is_synchronized = True
+
+    def _fill_in_zeros(self) -> None:
+        # As Horovod: a parameter that no rank has used has a gradient of zeros. SparseAdam takes no such.
+        if self._takes_part and not isinstance(self, torch.optim.SparseAdam):
+            for parameter in self._parameters:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
 
     def _check_known(self) -> None:
         for group in self.param_groups:  # type: ignore[attr-defined]
@@ -313,15 +325,24 @@ class _DistributedOptimizer:
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """For a step() after synchronize()."""
-        self._is_synchronized = True
+        self._skips_synchronize = True
         try:
             yield
         finally:
-            self._is_synchronized = False
+            self._skips_synchronize = self._is_synchronized = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's, with averaged gradients."""
-        if not self._is_synchronized and (closure is None or self._pass):  # else backward is in the closure
+        if self._is_synchronized and not self._skips_synchronize:
+            warnings.warn(
+                "[smdp] step() came after synchronize() and outside of skip_synchronize(). smdp takes the"
+                " gradients as they are, but Horovod would reduce them a second time. Call step() inside of"
+                " `with optimizer.skip_synchronize():`.",
+                stacklevel=2,
+            )
+        elif not self._skips_synchronize and (
+            closure is None or self._pass
+        ):  # else backward is in the closure
             self.synchronize()
         self._is_synchronized = False
         return super().step(closure)  # type: ignore[misc]
@@ -330,6 +351,25 @@ class _DistributedOptimizer:
         """As the optimizer's; backwards are counted from here."""
         self._begin_step()
         super().zero_grad(set_to_none)  # type: ignore[misc]
+
+
+def _give_zeros(parameter: Parameter) -> None:
+    """Gives a gradient to scripts that read it before the first backward, as Horovod does.
+
+    It makes way for the first one that is computed: a sparse gradient could not stay sparse on top of it.
+    """
+    if parameter.grad is not None:
+        return
+    zeros = parameter.grad = torch.zeros_like(parameter)
+    me = weakref.ref(parameter)
+
+    def make_way(_: torch.Tensor) -> None:
+        handle.remove()
+        found = me()
+        if found is not None and found.grad is zeros and not zeros.any():
+            found.grad = None
+
+    handle = parameter.register_hook(make_way)
 
 
 def _is_on_cpu(parameter: torch.Tensor) -> bool:
