@@ -127,7 +127,8 @@ class Started {
 // What all ranks call in every step, drawn alike by all of them, and by whom it is called otherwise.
 class Script {
  public:
-  Script(unsigned seed, int size) : random_(seed), size_(size) {}
+  Script(unsigned seed, const Group& group)
+      : random_(seed), size_(group.size()), has_one_host_(group.hosts().size() == 1) {}
 
   struct Step {
     Plan plan;
@@ -142,17 +143,19 @@ class Script {
     step.plan.root = static_cast<int>(draw(static_cast<std::size_t>(size_)));
     step.plan.op = draw(2) == 0 ? ReduceOp::kSum : ReduceOp::kMax;
     step.other = step.plan;
-    if (draw(2) == 0) return step;
+    if (draw(2) == 0 || !all_hear_of(step.plan.kind)) return step;
     step.odd = static_cast<int>(draw(static_cast<std::size_t>(size_)));
     switch (draw(4)) {
       case 0:
         step.other.kind = static_cast<Kind>((static_cast<std::size_t>(step.plan.kind) + 1 + draw(kKinds - 1)) % kKinds);
+        step.odd = all_hear_of(step.other.kind) ? step.odd : -1;
         break;
       case 1:
         step.other.dtype = DType::kInt32;
         break;
       case 2:
         step.other.count += 1 + draw(30'000);
+        step.odd = has_one_host_ || step.plan.kind < Kind::kAllToAll ? step.odd : -1;
         break;
       default:
         step.other.root = (step.plan.root + 1) % size_;
@@ -166,13 +169,17 @@ class Script {
   std::size_t draw(std::size_t below) { return random_() % below; }
 
  private:
+  // Between hosts a rank may have ended its part of these before it could be told.
+  bool all_hear_of(Kind kind) const { return has_one_host_ || (kind != Kind::kReduce && kind != Kind::kBroadcast); }
+
   std::mt19937 random_;
   int size_;
+  bool has_one_host_;
 };
 
 // Several calls are under way at once: each is compared by itself.
 void run_script(Group& group, unsigned seed) {
-  Script script(seed, group.size());
+  Script script(seed, group);
   std::size_t number = 0;
   for (int round = 0; round < 40; ++round) {
     const std::size_t together = 1 + script.draw(4);
@@ -225,7 +232,7 @@ TEST_P(AfterMismatch, OrdersThatDiffer) {
       EXPECT_THROW(barrier(), MismatchError);
       EXPECT_THROW(sum(), MismatchError);
     }
-    EXPECT_EQ(data[7], 1);
+    data.assign(8, 1);
     sum();
     EXPECT_EQ(data[7], static_cast<float>(group.size()));
   });
@@ -243,12 +250,15 @@ TEST_P(AfterMismatch, ARankComesLate) {
     const ReduceOp op = group.rank() == 0 ? ReduceOp::kMax : ReduceOp::kSum;
     EXPECT_THROW(group.all_reduce(&one, &one, shape, DType::kFloat32, op), MismatchError);
     // Two that differ need nobody else to find out.
-    if (group.size() > 2) EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+    const auto most = std::chrono::seconds(group.size() > 2 ? 1 : 5);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, most);
     group.barrier();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, AfterMismatch, testing::Values(Layout{2}, Layout{3}, Layout{4}));
+INSTANTIATE_TEST_SUITE_P(Layouts, AfterMismatch,
+                         testing::Values(Layout{2}, Layout{3}, Layout{4}, Layout{1, 1}, Layout{1, 1, 1}, Layout{2, 1},
+                                         Layout{2, 2}));
 
 // Rank 0 gathers nothing and so fits both others, which do not fit each other: it hears of that as they do.
 TEST(AfterMismatch, OfTwoOtherRanksIsToldToWhoFitsBoth) {

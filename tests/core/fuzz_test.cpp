@@ -91,7 +91,8 @@ TEST(Fuzz, FramesOfCollectives) {
       streams.push_back(std::move(ours_a));
       streams.push_back(std::move(ours_b));
       link = std::make_unique<Link>(
-          progress, members, 1, std::move(streams), [](int, const std::string&) {}, [](std::exception_ptr) {});
+          progress, members, 1, std::move(streams), [](int, const std::string&) {},
+          [](std::uint64_t, const std::exception_ptr&) {});
       link->enter(fingerprint);
       for (std::size_t i = 0; i < buffers.size(); ++i) {
         link->receive(i, buffers[i].data(), buffers[i].size(), pending[i]);
@@ -110,6 +111,11 @@ TEST(Fuzz, FramesOfCollectives) {
       bytes.resize(bytes.size() + std::min<std::size_t>(frame.payload, 400'000));
       if (random() % 8 == 0) bytes.resize(random() % bytes.size());
       pour(random() % 2 == 0 ? theirs_a : theirs_b, bytes);
+      if (random() % 32 != 0) continue;
+      progress.run([&] {
+        link->drop(fingerprint.sequence);
+        for (std::vector<std::byte>& buffer : buffers) buffer = {};  // nothing may touch them
+      });
     }
     theirs_a.reset();
     theirs_b.reset();
@@ -202,11 +208,12 @@ TEST(Fuzz, ControlMessages) {
     std::unique_ptr<Control> control =
         std::make_unique<Control>(progress, members, std::move(connections),
                                   Control::Callbacks{[](const Failure& failure) { (void)failure.exception(); },
+                                                     [](std::uint64_t, const std::string&) {},
                                                      [](int, const std::string&) {}, [] { return Control::Status{}; }});
     progress.run([&] { control->open(); });
     for (int i = 0; i < 8; ++i) {
       std::string body;
-      body += "ALPQIV?"[random() % 7];
+      body += "ALPQIVR?"[random() % 8];
       const std::int32_t origin = random() % 4 == 0 ? static_cast<std::int32_t>(random()) : 1;
       body.append(reinterpret_cast<const char*>(&origin), sizeof origin);
       for (std::uint64_t left = random() % 100; left != 0; --left) body += static_cast<char>(random());

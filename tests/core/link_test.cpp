@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <future>
 #include <memory>
@@ -49,7 +51,7 @@ std::string error_of_late_frame(std::uint64_t current, const Fingerprint& late) 
     streams.emplace_back(both[1]);
     link = std::make_unique<Link>(
         progress, members, 0, std::move(streams), [](int, const std::string&) {},
-        [&](const std::exception_ptr& raised) {
+        [&](std::uint64_t, const std::exception_ptr& raised) {
           try {
             std::rethrow_exception(raised);
           } catch (const MismatchError& mismatch) {
@@ -68,6 +70,57 @@ std::string error_of_late_frame(std::uint64_t current, const Fingerprint& late) 
   const bool is_there = text.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
   progress.run([&] { link.reset(); });
   return is_there ? text.get() : "";
+}
+
+// A frame that is half sent when its operation is dropped must reach the peer whole, and as it was: the peer may take
+// it for what it awaits. What has not been begun is not sent, and what comes of the operation is thrown away.
+TEST(Link, EndsWhatItHasBegunOfAnOperationThatIsDropped) {
+  int both[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both), 0);
+  const FileDescriptor peer(both[0]);
+  const int small = 4096;
+  ASSERT_EQ(::setsockopt(both[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
+  const Members members = two_hosts();
+  constexpr std::size_t kBytes = 200'000;
+  std::vector<std::byte> sent(kBytes, std::byte{7});
+  std::vector<std::byte> received(4, std::byte{1});
+  Link::Pending pending = 0;
+  Link::Pending later = 0;
+  Progress progress;
+  std::unique_ptr<Link> link;
+  const auto ignore = [](std::uint64_t, const std::exception_ptr&) {};
+  progress.run([&] {
+    std::vector<FileDescriptor> streams;
+    streams.emplace_back(both[1]);
+    link = std::make_unique<Link>(progress, members, 0, std::move(streams), [](int, const std::string&) {}, ignore);
+    link->enter(operation(1));
+    link->receive(0, received.data(), received.size(), pending);
+    link->send(0, sent.data(), kBytes, pending, 1);
+    link->send(1, sent.data(), kBytes, pending, 1);
+    link->drop(1);
+    std::fill(sent.begin(), sent.end(), std::byte{9});  // they are the caller's again
+    link->enter(operation(2));
+    link->receive(0, received.data(), received.size(), later);
+    link->send(0, sent.data(), 1, later, 1);
+  });
+  const Deadline deadline = Clock::now() + std::chrono::seconds(10);
+  for (const std::uint64_t sequence : {1U, 2U}) {
+    Frame frame;
+    recv_all(peer.get(), &frame, sizeof frame, deadline);
+    ASSERT_EQ(frame.fingerprint.sequence, sequence);
+    std::vector<std::byte> payload(frame.payload);
+    recv_all(peer.get(), payload.data(), payload.size(), deadline);
+    EXPECT_EQ(payload, std::vector<std::byte>(sequence == 1 ? kBytes : 1, sequence == 1 ? std::byte{7} : std::byte{9}));
+    Frame answer;
+    answer.total = answer.payload = received.size();
+    answer.fingerprint = operation(sequence);
+    send_all(peer.get(), &answer, sizeof answer, deadline);
+    const std::vector<std::byte> values(received.size(), sequence == 1 ? std::byte{5} : std::byte{6});
+    send_all(peer.get(), values.data(), values.size(), deadline);
+  }
+  for (bool is_over = false; !is_over && Clock::now() < deadline;) progress.run([&] { is_over = later == 0; });
+  EXPECT_EQ(received, std::vector<std::byte>(received.size(), std::byte{6}));
+  progress.run([&] { link.reset(); });
 }
 
 TEST(Link, NamesTheOperationOfWhichTooMuchCame) {

@@ -105,8 +105,8 @@ struct Call {
 // All ranks of a group must call the same collectives in the same order; calls of one rank may come from any thread,
 // but their order is then the program's business. Buffers must live until the operation is done. Wrong arguments
 // throw InvalidArgument before anything is sent; everything else arrives with the operation. After a MismatchError of a
-// collective on one host, which all ranks get in that very call, the group goes on. After any other failure it is
-// closed: later calls throw the same error.
+// collective that all ranks get in that very call, the group goes on; docs/errors.md says where. After any other
+// failure it is closed: later calls throw the same error.
 class SMDP_API Group {
  public:
   using Handle = std::shared_ptr<Operation>;  // null when the call was not async

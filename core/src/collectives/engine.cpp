@@ -57,6 +57,7 @@ Engine::Engine(Connections connections, const GroupOptions& options)
   control_ = std::make_unique<Control>(
       *progress_, members_, std::move(connections_.control),
       Control::Callbacks{[this](const Failure& failure) { on_abort(failure); },
+                         [this](std::uint64_t sequence, const std::string& text) { on_refused(sequence, text); },
                          [this](int rank, const std::string& reason) { on_left(rank, reason); },
                          [this] { return status(); }});
   try {
@@ -71,6 +72,9 @@ Engine::Engine(Connections connections, const GroupOptions& options)
 void Engine::connect() {
   const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
   const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
+  const auto on_mismatch = [this](std::uint64_t sequence, std::exception_ptr error) {
+    this->on_mismatch(sequence, std::move(error));
+  };
   std::vector<std::unique_ptr<ByteStream>> streams(static_cast<std::size_t>(members_.size));
   for (int rank = 0; rank < members_.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
@@ -82,8 +86,8 @@ void Engine::connect() {
       continue;
     }
     streams[index] = std::make_unique<SocketStream>(*progress_, std::move(connections_.mail[index]), [] {});
-    links_[index] =
-        std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken, on_error);
+    links_[index] = std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken,
+                                           on_mismatch, on_error);
   }
   mailbox_->open(std::move(streams));
   control_->open();
@@ -143,7 +147,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     lock.unlock();
     drive_inline(*collective, call);
     const std::exception_ptr failure = collective->scheduler.error();
-    if (failure) end_failed(failure);
+    if (failure) end_failed(*collective, failure);
     record(*collective);
     lock.lock();
     driver_ = Driver::kNone;
@@ -192,6 +196,9 @@ Task Engine::run(Collective& collective) {
   board_.enter(collective.fingerprint);
   for (const auto& link : links_) {
     if (link) link->enter(collective.fingerprint);
+  }
+  if (const auto refused = refused_.find(collective.fingerprint.sequence); refused != refused_.end()) {
+    throw MismatchError(members_.prefix() + collective.describe() + " failed: " + refused->second);
   }
   if (collective.arrival) {
     co_await until(-1, [&collective] { return collective.arrival->is_there(); });
@@ -283,11 +290,12 @@ bool Engine::poll_collective() {
   if (failure) {
     // A part of it that has thrown has taken its buffers along, and no stream may write into them.
     for (const auto& link : links_) {
-      if (link) link->abandon();
+      if (!link) continue;
+      is_for_all(collective, failure) ? link->drop(collective.fingerprint.sequence) : link->abandon();
     }
   }
   if (!collective.root.done()) return moved;
-  if (failure) end_failed(failure);
+  if (failure) end_failed(collective, failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
   record(*ended);  // before a caller may drive the next, which shares the context
   {

@@ -152,8 +152,13 @@ class Engine final : public Progress::Client {
   Group::Handle mail_until(Mailbox::Request request, const Call& call);
   void post_to_mailbox(std::function<void(Mailbox&)> work);
 
-  // An operation has ended with an error. The group goes on if every rank gets the error in this very operation.
-  void end_failed(const std::exception_ptr& error);
+  // An operation has ended with an error.
+  void end_failed(const Collective& collective, const std::exception_ptr& error);
+  // Every rank gets the error in this very operation, so that the group goes on.
+  bool is_for_all(const Collective& collective, const std::exception_ptr& error) const;
+  // Progress thread, both. By another rank; by a link.
+  void on_refused(std::uint64_t sequence, const std::string& text);
+  void on_mismatch(std::uint64_t sequence, std::exception_ptr error);
   // First error wins. Any thread.
   void fail(std::exception_ptr error, Tell whom);
   // Progress thread, all three.
@@ -197,6 +202,8 @@ class Engine final : public Progress::Client {
 
   std::unique_ptr<Collective> active_;                                 // driven by the progress thread
   std::map<int, std::pair<Clock::time_point, std::string>> suspects_;  // ranks with a broken stream: blamed then
+  // Of several hosts: operations that fail, or have failed, on all ranks, and why.
+  std::map<std::uint64_t, std::string> refused_;
   bool mail_inquired_ = false;
   std::optional<Clock::time_point> mail_overdue_since_;
   std::shared_ptr<Operation> alive_token_ = std::make_shared<Operation>();  // expires with shutdown()

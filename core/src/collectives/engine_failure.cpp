@@ -180,14 +180,57 @@ void Engine::fail_elsewhere(const Failure& failure) {
   });
 }
 
-// On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch, and
-// none before it has given up its buffers. Between hosts some may have ended the operation without an error.
-void Engine::end_failed(const std::exception_ptr& error) {
-  const bool is_found_by_all = members_.hosts.size() == 1 && Failure::of(error).kind == ErrorKind::kMismatch;
-  if (!is_found_by_all) return fail(error, Tell::kEveryone);
+// On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch. So
+// it is between hosts where no rank can end without something from every other one. A rank that has ended its part of a
+// broadcast, say, was told too late, and counts that differ are known to two ranks only: that closes the group.
+bool Engine::is_for_all(const Collective& collective, const std::exception_ptr& error) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return false;
+  }
+  const bool is_one_host = members_.hosts.size() == 1;
+  const OpKind kind = collective.fingerprint.kind;
+  try {
+    std::rethrow_exception(error);
+  } catch (const CountMismatch&) {
+    return is_one_host;
+  } catch (const MismatchError&) {
+    return is_one_host || (kind != OpKind::kBroadcast && kind != OpKind::kReduce);
+  } catch (...) {
+    return false;
+  }
+}
+
+void Engine::end_failed(const Collective& collective, const std::exception_ptr& error) {
+  if (!is_for_all(collective, error)) return fail(error, Tell::kEveryone);
   board_.give_up();
+  if (members_.hosts.size() > 1) {
+    const std::string text = without_tag(Failure::of(error).text);
+    const bool is_new = refused_.try_emplace(collective.fingerprint.sequence, text).second;
+    if (is_new && control_) control_->refuse(collective.fingerprint.sequence, text);
+  }
   const std::lock_guard lock(mutex_);
   is_given_up_ = true;
+}
+
+void Engine::on_refused(std::uint64_t sequence, const std::string& text) {
+  if (!refused_.try_emplace(sequence, text).second) return;
+  Fingerprint last;
+  {
+    const std::lock_guard lock(mutex_);
+    last = last_;
+  }
+  const bool has_entered = board_.operation().sequence >= sequence;
+  if (sequence > last.sequence || (active_ && !has_entered)) return;  // it will fail as it begins
+  const bool is_under_way = active_ && sequence == last.sequence;
+  const std::string what = is_under_way ? active_->describe() + " failed: " : "";
+  const auto error = std::make_exception_ptr(MismatchError(members_.prefix() + what + text));
+  is_under_way ? active_->scheduler.fail(error) : fail(error, Tell::kEveryone);
+}
+
+void Engine::on_mismatch(std::uint64_t sequence, std::exception_ptr error) {
+  const bool is_under_way = active_ && active_->fingerprint.sequence == sequence;
+  is_under_way ? active_->scheduler.fail(std::move(error)) : fail(std::move(error), Tell::kEveryone);
 }
 
 void Engine::fail(std::exception_ptr error, Tell whom) {

@@ -42,7 +42,7 @@ Task remote(Context& context, const std::vector<ConstBytes>& outgoing, const std
     if (!context.links[index]) continue;
     co_await settled(rank, received[index]);
     if (expected_there[index] == outgoing[index].size) continue;
-    throw MismatchError(describe_sizes(members.prefix() + members.who(rank), expected_there[index],
+    throw CountMismatch(describe_sizes(members.prefix() + members.who(rank), expected_there[index],
                                        members.who(members.rank), outgoing[index].size, context.board.operation()));
   }
   co_await settled(last, sends);

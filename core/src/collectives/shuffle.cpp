@@ -34,7 +34,7 @@ void check_sizes(const Board& board, const Members& members, const std::vector<T
       if (sender == receiver || sent == expected) continue;
       const std::string who =
           receiver == board.me() ? members.tag() : members.prefix() + members.who(board.rank_of(receiver));
-      throw MismatchError(describe_sizes(who, expected, members.who(board.rank_of(sender)), sent, board.operation()));
+      throw CountMismatch(describe_sizes(who, expected, members.who(board.rank_of(sender)), sent, board.operation()));
     }
   }
 }

@@ -13,7 +13,15 @@
 namespace smdp {
 namespace {
 
-enum class Type : char { kAbort = 'A', kLeft = 'L', kPing = 'P', kPong = 'Q', kInquire = 'I', kVerdict = 'V' };
+enum class Type : char {
+  kAbort = 'A',
+  kLeft = 'L',
+  kPing = 'P',
+  kPong = 'Q',
+  kInquire = 'I',
+  kVerdict = 'V',
+  kRefused = 'R'
+};
 
 constexpr std::size_t kMaxText = 16'384;
 // A rank that has been stopped says for a moment that it still makes a group: not for so long.
@@ -129,6 +137,13 @@ void Control::abort_over(const std::vector<FileDescriptor>& connections, int ran
   }
 }
 
+void Control::refuse(std::uint64_t sequence, const std::string& text) {
+  refused_.insert(sequence);
+  std::string body = start(Type::kRefused, members_.rank);
+  put(body, sequence);
+  broadcast(body + text.substr(0, kMaxText), -1);
+}
+
 void Control::leave(const std::string& reason) {
   broadcast(start(Type::kLeft, members_.rank) + reason.substr(0, kMaxText), -1);
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) close(static_cast<int>(rank));
@@ -235,6 +250,13 @@ void Control::on_message(int rank, const std::string& body) {
       for (std::uint32_t i = 0; i < count; ++i) failure.lost.push_back(reader.get<std::int32_t>());
       failure.text = reader.rest();
       callbacks_.on_abort(failure);
+      break;
+    }
+    case Type::kRefused: {
+      const auto sequence = reader.get<std::uint64_t>();
+      if (!refused_.insert(sequence).second) break;  // ranks that find a mismatch at the same time all say so
+      if (members_.rank == 0) broadcast(body, rank);
+      callbacks_.on_refused(sequence, reader.rest());
       break;
     }
     case Type::kLeft:
@@ -378,17 +400,19 @@ void Control::hand_out(const Verdict& verdict) {
   }
 }
 
-std::string Control::mismatch() const {
+std::pair<std::uint64_t, std::string> Control::mismatch() const {
+  if (members_.hosts.size() == 1) return {};  // ranks that share memory compare themselves
   for (std::size_t second = 1; second < statuses_.size(); ++second) {
     for (std::size_t first = 0; first < second; ++first) {
       const Fingerprint& a = statuses_[first].last;
       const Fingerprint& b = statuses_[second].last;
       if (a.sequence != b.sequence || a.matches(b)) continue;
       if (statuses_[first].has_given_up || statuses_[second].has_given_up) continue;
-      return describe_mismatch(members_.who(static_cast<int>(first)), a, members_.who(static_cast<int>(second)), b);
+      return {a.sequence,
+              describe_mismatch(members_.who(static_cast<int>(first)), a, members_.who(static_cast<int>(second)), b)};
     }
   }
-  return "";
+  return {};
 }
 
 // Whoever has not called what another one waits in, and waits elsewhere for that one, never comes.
@@ -442,10 +466,9 @@ bool Control::poll() {
   }
   if (inquiries_.empty()) return false;
   inquiry_ends_ = Clock::time_point::max();
-  if (const std::string text = mismatch(); !text.empty()) {
-    const Failure failure{ErrorKind::kMismatch, text, {}};
-    abort(failure);
-    callbacks_.on_abort(failure);
+  if (const auto [sequence, text] = mismatch(); sequence != 0) {
+    refuse(sequence, text);
+    callbacks_.on_refused(sequence, text);
   } else if (const std::string cycle = deadlock(), apart = separate_meetings(); !cycle.empty() || !apart.empty()) {
     const Failure failure{ErrorKind::kMismatch, cycle.empty() ? apart : cycle, {}, true};
     abort(failure);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,8 @@ class Control final : public Progress::Client {
   struct Callbacks {
     // The group must fail.
     std::function<void(const Failure& failure)> on_abort;
+    // Collective `sequence` must fail, though not the group. Once for each, on all ranks but the one that says so.
+    std::function<void(std::uint64_t sequence, const std::string& text)> on_refused;
     // A rank has left on purpose. reason is empty for a normal end.
     std::function<void(int rank, const std::string& reason)> on_left;
     std::function<Status()> status;
@@ -64,11 +67,13 @@ class Control final : public Progress::Client {
   void abort(const Failure& failure);
   // The same where the group was not made: over connections of which there is no Control. Never throws.
   static void abort_over(const std::vector<FileDescriptor>& connections, int rank, const Failure& failure);
+  // Tells all other ranks that collective `sequence` fails on all of them.
+  void refuse(std::uint64_t sequence, const std::string& text);
   // Says goodbye and closes.
   void leave(const std::string& reason);
   // Asks who is behind collective `sequence` (0: only who does not answer). The answer comes within kInquiry, unless
-  // rank 0 itself does not answer. All ranks abort if two of them are in different collectives of the same number, or
-  // wait for each other in different groups.
+  // rank 0 itself does not answer. A collective is refused if two ranks on different hosts have called it
+  // differently; all ranks abort if they wait for each other in different groups.
   void inquire(std::uint64_t sequence, std::function<void(const Verdict& verdict)> answer);
 
   static constexpr std::chrono::milliseconds kInquiry{700};
@@ -106,8 +111,8 @@ class Control final : public Progress::Client {
   Verdict verdict(std::uint64_t sequence) const;
   // Ends the own inquiries that it is about.
   void hand_out(const Verdict& verdict);
-  // Among the answers: what two ranks called under one number; empty if they agree.
-  std::string mismatch() const;
+  // Among the answers: a number under which two ranks called different collectives, and what; 0 if they agree.
+  std::pair<std::uint64_t, std::string> mismatch() const;
   // Among the answers: two ranks that wait for each other, one in another group; empty if there are none.
   std::string deadlock() const;
   // Two ranks that have each made a group of all ranks for a while, and not the same one; empty if there are none yet.
@@ -119,6 +124,7 @@ class Control final : public Progress::Client {
   Callbacks callbacks_;
   std::vector<Peer> peers_;                                // by rank; on others than rank 0 only [0] is used
   std::vector<std::pair<std::uint64_t, Answer>> waiting_;  // own inquiries, by sequence
+  std::set<std::uint64_t> refused_;                        // collectives that this rank was told of, or told
   // Rank 0: the inquiry under way.
   std::uint64_t number_ = 0;  // of rounds of questions so far
   std::vector<Inquiry> inquiries_;

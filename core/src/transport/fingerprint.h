@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "smdp/dtype.h"
+#include "smdp/error.h"
 
 namespace smdp {
 
@@ -69,6 +70,12 @@ struct Fingerprint {
   void set_blocks(const std::vector<std::uint64_t>& counts);
 };
 static_assert(sizeof(Fingerprint) == 64);
+
+// Of counts that two ranks know, and no other.
+class CountMismatch : public MismatchError {
+ public:
+  using MismatchError::MismatchError;
+};
 
 // "WHO expects 3 elements of float32 from PEER, which sends 4, in all_to_all #7 float32", and the rule.
 std::string describe_sizes(const std::string& who, std::size_t expected_bytes, const std::string& peer,

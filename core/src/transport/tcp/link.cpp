@@ -18,17 +18,20 @@ namespace {
 
 // Frames are this long: enough to amortise their header, short enough to share streams evenly.
 constexpr std::size_t kFramePayload = std::size_t{256} << 10;
+constexpr std::size_t kScrapBytes = std::size_t{64} << 10;
 // What one readiness event may move before other descriptors get their turn.
 constexpr std::size_t kBytesPerEvent = std::size_t{4} << 20;
 
 }  // namespace
 
 Link::Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
-           std::function<void(int, const std::string&)> on_broken, std::function<void(std::exception_ptr)> on_error)
+           std::function<void(int, const std::string&)> on_broken, OnMismatch on_mismatch,
+           std::function<void(std::exception_ptr)> on_error)
     : progress_(progress),
       members_(members),
       peer_(peer),
       on_broken_(std::move(on_broken)),
+      on_mismatch_(std::move(on_mismatch)),
       on_error_(std::move(on_error)) {
   for (FileDescriptor& socket : streams) {
     streams_.push_back(std::make_unique<Stream>());
@@ -66,6 +69,41 @@ void Link::abandon() {
   }
 }
 
+void Link::drop(std::uint64_t sequence) {
+  if (broken_ || abandoned_ || was_dropped(sequence)) return;
+  dropped_.push_back(sequence);
+  scrap_.resize(kScrapBytes);
+  for (const auto& stream : streams_) {
+    if (stream->has_target && stream->frame.fingerprint.sequence == sequence) stream->is_dropped = true;
+    drop_outgoing(*stream, sequence);
+  }
+  posted_.remove_if([sequence](const Posted& posted) { return posted.key.sequence == sequence; });
+  for (const auto& stream : streams_) {
+    if (stream->stalled) read_some(*stream);
+  }
+}
+
+void Link::drop_outgoing(Stream& stream, std::uint64_t sequence) {
+  for (auto out = stream.outgoing.begin(); out != stream.outgoing.end();) {
+    if (out->frame.fingerprint.sequence != sequence) {
+      ++out;
+    } else if (out->done != 0) {
+      out->copy.assign(out->data, out->data + out->frame.payload);
+      out->data = out->copy.data();
+      out->pending = nullptr;
+      ++out;
+    } else {
+      stream.queued -= sizeof(Frame) + out->frame.payload;
+      out = stream.outgoing.erase(out);
+    }
+  }
+  update_events(stream);
+}
+
+bool Link::was_dropped(std::uint64_t sequence) const {
+  return std::binary_search(dropped_.begin(), dropped_.end(), sequence);
+}
+
 void Link::enter(const Fingerprint& fingerprint) {
   current_ = fingerprint;
   entered_[fingerprint.sequence % entered_.size()] = fingerprint;
@@ -76,7 +114,7 @@ void Link::enter(const Fingerprint& fingerprint) {
 
 void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams) {
   ++pending;
-  if (broken_ || abandoned_) return;  // whoever waits is told by the group
+  if (broken_ || abandoned_ || was_dropped(current_.sequence)) return;  // whoever waits is told by the group
   std::size_t offset = 0;
   // The message counts as sent when its last frame is; frames on other streams may still be queued, so every frame
   // counts.
@@ -113,7 +151,7 @@ Link::Stream& Link::next_stream(std::size_t streams) {
 
 void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {
   ++pending;
-  if (broken_ || abandoned_) return;
+  if (broken_ || abandoned_ || was_dropped(current_.sequence)) return;
   posted_.push_back({{current_.sequence, slot}, data, size, 0, 0, &pending});
   for (const auto& stream : streams_) {
     if (stream->stalled) read_some(*stream);
@@ -161,7 +199,7 @@ void Link::write_some(Stream& stream) {
     stream.queued -= n;
     budget -= std::min(budget, n);
     if (out.done == sizeof(Frame) + out.frame.payload) {
-      --*out.pending;
+      if (out.pending != nullptr) --*out.pending;
       stream.outgoing.pop_front();
     }
   }
@@ -170,9 +208,13 @@ void Link::write_some(Stream& stream) {
 
 bool Link::find_target(Stream& stream) {
   const Frame& frame = stream.frame;
+  if (was_dropped(frame.fingerprint.sequence)) {
+    stream.has_target = stream.is_dropped = true;
+    return true;
+  }
   if (frame.fingerprint.sequence == current_.sequence && !frame.fingerprint.matches(current_)) {
-    on_error_(std::make_exception_ptr(
-        MismatchError(describe_mismatch(members_.tag(), current_, members_.who(peer_), frame.fingerprint))));
+    on_mismatch_(current_.sequence, std::make_exception_ptr(MismatchError(describe_mismatch(
+                                        members_.tag(), current_, members_.who(peer_), frame.fingerprint))));
     return false;
   }
   const MessageKey key{frame.fingerprint.sequence, frame.slot};
@@ -184,8 +226,8 @@ bool Link::find_target(Stream& stream) {
       return false;
     }
     if (it->size != frame.total) {
-      on_error_(std::make_exception_ptr(
-          MismatchError(describe_sizes(members_.tag(), it->size, members_.who(peer_), frame.total, current_))));
+      on_mismatch_(current_.sequence, std::make_exception_ptr(CountMismatch(describe_sizes(
+                                          members_.tag(), it->size, members_.who(peer_), frame.total, current_))));
       return false;
     }
     it->claimed += frame.payload;
@@ -202,19 +244,21 @@ bool Link::find_target(Stream& stream) {
                                        frame.fingerprint.describe() + ", which sends " + std::to_string(frame.total) +
                                        " bytes. The counts of a sender must equal those of its receiver."
                                  : describe_mismatch(members_.tag(), own, members_.who(peer_), frame.fingerprint);
-    on_error_(std::make_exception_ptr(MismatchError(text)));
+    on_mismatch_(frame.fingerprint.sequence, std::make_exception_ptr(MismatchError(text)));
   }
   return false;
 }
 
 void Link::finish_frame(Stream& stream) {
-  Posted& posted = *stream.target;
-  posted.received += stream.frame.payload;
-  if (posted.received == posted.size) {
-    --*posted.pending;
-    posted_.erase(stream.target);
+  if (!stream.is_dropped) {
+    Posted& posted = *stream.target;
+    posted.received += stream.frame.payload;
+    if (posted.received == posted.size) {
+      --*posted.pending;
+      posted_.erase(stream.target);
+    }
   }
-  stream.has_target = false;
+  stream.has_target = stream.is_dropped = false;
   stream.header_done = 0;
   stream.payload_done = 0;
 }
@@ -236,10 +280,16 @@ void Link::read_some(Stream& stream) {
       }
     }
     const bool in_header = stream.header_done < sizeof(Frame);
-    std::byte* to = in_header ? reinterpret_cast<std::byte*>(&stream.frame) + stream.header_done
-                              : stream.target->data + stream.frame.offset + stream.payload_done;
-    const std::size_t want =
-        in_header ? sizeof(Frame) - stream.header_done : stream.frame.payload - stream.payload_done;
+    std::size_t want = in_header ? sizeof(Frame) - stream.header_done : stream.frame.payload - stream.payload_done;
+    std::byte* to = nullptr;
+    if (in_header) {
+      to = reinterpret_cast<std::byte*>(&stream.frame) + stream.header_done;
+    } else if (stream.is_dropped) {
+      to = scrap_.data();
+      want = std::min(want, scrap_.size());
+    } else {
+      to = stream.target->data + stream.frame.offset + stream.payload_done;
+    }
     const ssize_t got = ::recv(stream.socket.get(), to, want, MSG_DONTWAIT);
     if (got == 0) {
       ended(stream);

@@ -30,10 +30,11 @@ class Link {
   // Messages still under way: counted down as they end. Lives in the coroutine that waits for it.
   using Pending = std::size_t;
 
-  // on_broken: a stream ended or failed, with the reason. on_error: the peer's frames do not fit
-  // (MismatchError), or this process lacks something (ShortageError).
+  // on_broken: a stream ended or failed, with the reason. on_mismatch: the peer's frames of the collective with this
+  // sequence number do not fit (MismatchError). on_error: this process lacks something (ShortageError).
+  using OnMismatch = std::function<void(std::uint64_t sequence, std::exception_ptr)>;
   Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
-       std::function<void(int peer, const std::string& reason)> on_broken,
+       std::function<void(int peer, const std::string& reason)> on_broken, OnMismatch on_mismatch,
        std::function<void(std::exception_ptr)> on_error);
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -46,6 +47,10 @@ class Link {
   // used.
   void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams);
   void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending);
+
+  // The collective has failed on all ranks: none of its buffers is touched afterwards. What has been begun is sent to
+  // its end, from a copy, so that the peer never takes something else for it. What still comes is thrown away.
+  void drop(std::uint64_t sequence);
 
   // Forgets everything under way and closes the streams: no buffer is touched afterwards.
   void reset();
@@ -61,8 +66,9 @@ class Link {
   struct Outgoing {
     Frame frame;
     const std::byte* data;
-    std::size_t done;  // bytes of frame and payload written
-    Pending* pending;
+    std::size_t done;                  // bytes of frame and payload written
+    Pending* pending;                  // null: nobody waits
+    std::vector<std::byte> copy = {};  // where data lies, of a collective that was dropped
   };
   struct Posted {
     MessageKey key;
@@ -81,7 +87,8 @@ class Link {
     std::size_t payload_done = 0;
     std::list<Posted>::iterator target;
     bool has_target = false;
-    bool stalled = false;  // a whole header has been read, nobody has posted its key
+    bool is_dropped = false;  // the frame's payload goes nowhere, and has_target
+    bool stalled = false;     // a whole header has been read, nobody has posted its key
     std::uint32_t events = 0;
   };
 
@@ -91,6 +98,8 @@ class Link {
   void read_some(Stream& stream);
   bool find_target(Stream& stream);
   void finish_frame(Stream& stream);
+  void drop_outgoing(Stream& stream, std::uint64_t sequence);
+  bool was_dropped(std::uint64_t sequence) const;
   void update_events(Stream& stream);
   void ended(Stream& stream);
   void broken(const std::string& reason);
@@ -103,10 +112,13 @@ class Link {
   std::vector<std::unique_ptr<Stream>> streams_;
   std::size_t turn_ = 0;  // stream whose turn it is
   std::function<void(int, const std::string&)> on_broken_;
+  OnMismatch on_mismatch_;
   std::function<void(std::exception_ptr)> on_error_;
   Fingerprint current_;
   std::array<Fingerprint, 4> entered_{};  // the last ones, by sequence
   std::list<Posted> posted_;
+  std::vector<std::uint64_t> dropped_;  // collectives, ascending
+  std::vector<std::byte> scrap_;        // where their payloads go
   bool broken_ = false;
   bool abandoned_ = false;
 };

@@ -162,7 +162,7 @@ class _DistributedOptimizer:
             return
         me = weakref.ref(self)
         for parameter in self._parameters:
-            if not isinstance(self, torch.optim.SparseAdam):  # zeros would make its gradients dense
+            if not isinstance(self, torch.optim.SparseAdam):  # which takes no dense gradients
                 _give_zeros(parameter)
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
