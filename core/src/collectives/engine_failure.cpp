@@ -16,6 +16,23 @@ namespace {
 // Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
 constexpr std::chrono::milliseconds kSuspicion{4500};
 
+// Between hosts, no rank ends such an operation before it has something from every other one.
+bool needs_every_rank(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kAllGather:
+    case OpKind::kReduceScatter:
+    case OpKind::kAllToAll:
+    case OpKind::kGather:
+    case OpKind::kScatter:
+    case OpKind::kBarrier:
+    case OpKind::kSplit:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 std::exception_ptr Engine::interruption() const {
@@ -180,22 +197,21 @@ void Engine::fail_elsewhere(const Failure& failure) {
   });
 }
 
-// On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch. So
-// it is between hosts where no rank can end without something from every other one. A rank that has ended its part of a
-// broadcast, say, was told too late, and counts that differ are known to two ranks only: that closes the group.
+// On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch.
+// Between hosts a rank may have ended its part of a broadcast, say, before it can be told, and counts that differ are
+// known to two ranks only: that closes the group.
 bool Engine::is_for_all(const Collective& collective, const std::exception_ptr& error) const {
   {
     const std::lock_guard lock(mutex_);
     if (error_) return false;
   }
   const bool is_one_host = members_.hosts.size() == 1;
-  const OpKind kind = collective.fingerprint.kind;
   try {
     std::rethrow_exception(error);
   } catch (const CountMismatch&) {
     return is_one_host;
   } catch (const MismatchError&) {
-    return is_one_host || (kind != OpKind::kBroadcast && kind != OpKind::kReduce);
+    return is_one_host || needs_every_rank(collective.fingerprint.kind);
   } catch (...) {
     return false;
   }
