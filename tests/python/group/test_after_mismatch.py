@@ -31,15 +31,19 @@ right = {{
     "all_to_all": lambda got, count: all(np.all(b == r + 1) for r, b in enumerate(np.split(got, g.size))),
     "barrier": lambda got, count: True,
 }}
+# Between hosts a rank may have ended its part of a broadcast before it can be told.
+open_after = [name for name in calls if len(g.hosts) == 1 or name != "broadcast"]
 mismatches = 0
 for step in range(150):
     name = draw.choice(list(calls))
     count = draw.choice([1, 20, 30_000]) * g.size
     dtype = np.float32
     odd, how = draw.randrange(2 * g.size), draw.choice(["dtype", "count", "call"])
-    other = draw.choice([one for one in calls if one != name])
+    other = draw.choice([one for one in open_after if one != name])
     if name == "barrier":
         how = "call"
+    if name not in open_after or (len(g.hosts) > 1 and (name, how) == ("all_to_all", "count")):
+        odd = 2 * g.size
     if odd == g.rank:
         dtype = np.int32 if how == "dtype" else dtype
         count += g.size if how == "count" else 0
@@ -59,9 +63,9 @@ print(f"{{mismatches}} mismatches", flush=True)
 """
 
 
-@pytest.mark.parametrize(("size", "seed"), [(2, 1), (3, 2), (4, 3)])
-def test_any_sequence(size: int, seed: int, job: Job) -> None:
-    ranks = job(size, SEQUENCE.format(seed=seed))
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 1, 2], [0, 0, 1, 1]])
+def test_any_sequence(hosts: list[int], job: Job) -> None:
+    ranks = job(len(hosts), SEQUENCE.format(seed=sum(hosts)), hosts=hosts)
     for rank in ranks:
         assert rank.finish(60) == 0, rank.output
     assert len({rank.output for rank in ranks}) == 1
