@@ -157,6 +157,30 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
+Call named(const std::string& name) {
+  Call call;
+  call.name = name;
+  return call;
+}
+
+TEST_P(Mismatch, Name) {
+  const auto reduce_as = [](const std::string& of_rank_0, const std::string& of_others) {
+    return [=](Group& group) {
+      float value = 1;
+      group.all_reduce(&value, &value, {}, DType::kFloat32, ReduceOp::kSum, 1.0,
+                       named(group.rank() == 0 ? of_rank_0 : of_others));
+    };
+  };
+  expect(reduce_as("loss", "accuracy"), {"all_reduce 'loss' #1 float32", "all_reduce 'accuracy' #1 float32"});
+  expect(reduce_as("loss", ""), {"all_reduce 'loss' #1 float32", "all_reduce #1 float32"});
+  const std::string end(60, 'x');
+  expect(reduce_as("a" + end, "b" + end), {"'" + end.substr(4) + "'", "with another name than is shown here"});
+  // Cut between characters: each takes two bytes here, and the quotation mark must not follow half of one.
+  std::string wide;
+  for (int i = 0; i < 40; ++i) wide += "\u00fc";
+  expect(reduce_as("a" + wide + "z", "b" + wide + "z"), {"'" + wide.substr(0, 54) + "z'"});
+}
+
 TEST_P(Mismatch, ShapeOfAllGather) {
   for (const bool is_list : {false, true}) {
     expect(

@@ -98,6 +98,7 @@ struct Call {
   std::shared_ptr<Arrival> arrival;                  // what a collective reads comes later; null: is there
   bool is_counted = true;                            // in operation_counts()
   std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
+  std::string name;                                  // what all ranks call it, which is compared; may be empty
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;
 };

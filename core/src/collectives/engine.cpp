@@ -116,6 +116,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   if (call.arrival) call.arrival->wake_by([progress = progress_] { progress->wake(); });
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
+  collective->fingerprint.set_name(call.name);
   collective->bytes = bytes;
   collective->label = call.label;
   collective->is_counted = call.is_counted;

@@ -1,6 +1,7 @@
 #include "transport/fingerprint.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "common/counted.h"
@@ -105,8 +106,19 @@ void Fingerprint::add_shapes(const std::vector<std::vector<std::int64_t>>& shape
   shape = hash | 1;
 }
 
+void Fingerprint::set_name(std::string_view text) {
+  if (text.empty()) return;
+  name = kSeed;
+  for (const char letter : text) name = mixed(name, static_cast<unsigned char>(letter));
+  name |= 1;
+  std::string_view end = text.substr(text.size() - std::min(text.size(), sizeof name_end));
+  while (!end.empty() && (end.front() & 0xc0) == 0x80) end.remove_prefix(1);  // the rest of a character in UTF-8
+  std::copy(end.begin(), end.end(), name_end);
+}
+
 std::string Fingerprint::describe() const {
   std::string text = name_of(kind);
+  if (name != 0) text += " '" + std::string(name_end, ::strnlen(name_end, sizeof name_end)) + "'";
   text += " #" + std::to_string(sequence);
   if (kind == OpKind::kNone || kind == OpKind::kBarrier || kind == OpKind::kSplit) return text;
   text += std::string(" ") + name_of(dtype);
@@ -149,9 +161,11 @@ std::string describe_mismatch(const std::string& first, const Fingerprint& their
   const std::string text = theirs_first.describe();
   const std::string other = theirs_second.describe();
   return first + " called " + text + ", but " + second + " called " + other +
-         (text == other ? " with another shape than is shown here" : "") +
-         ". All ranks of a group must call the same operations in the same order, with the same shapes, dtypes and "
-         "roots.";
+         (text == other ? std::string(" with another ") + (theirs_first.name == theirs_second.name ? "shape" : "name") +
+                              " than is shown here"
+                        : "") +
+         ". All ranks of a group must call the same operations in the same order, with the same names, shapes, dtypes "
+         "and roots.";
 }
 
 }  // namespace smdp

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "smdp/dtype.h"
@@ -41,8 +42,10 @@ struct Fingerprint {
   ReduceOp op = ReduceOp::kSum;
   std::uint8_t ndim = 0;  // at most kMostDims; kSeveral: dims are elements of several blocks
   std::int32_t root = -1;
-  std::uint32_t dims[kMaxDims] = {};  // for messages
   std::uint64_t shape = 0;            // hash of the whole shape, or list of shapes; 0: none was given
+  std::uint64_t name = 0;             // hash of the whole name; 0: it has none
+  std::uint32_t dims[kMaxDims] = {};  // for messages, as all below: only who finds a mismatch reads them
+  char name_end[56] = {};             // the last characters of the name; not terminated where it fills them
 
   static constexpr std::uint8_t kSeveral = 0x80;
   static constexpr std::uint8_t kMostDims = 0x7f;
@@ -55,21 +58,25 @@ struct Fingerprint {
   void set_counts(const std::vector<std::uint64_t>& counts);
   // Of blocks of different shapes. Sets ndim, dims and shape.
   void add_shapes(const std::vector<std::vector<std::int64_t>>& shapes);
+  // What the program calls this operation. An empty name is none.
+  void set_name(std::string_view text);
 
-  // Same operation on the same kind of data. Shapes are compared where both sides know them.
+  // Same operation on the same kind of data. Shapes are compared where both sides know them, names always: one without
+  // a name is not one with a name.
   bool matches(const Fingerprint& other) const {
     return sequence == other.sequence && count == other.count && kind == other.kind && dtype == other.dtype &&
-           op == other.op && root == other.root && (shape == other.shape || shape == 0 || other.shape == 0);
+           op == other.op && root == other.root && name == other.name &&
+           (shape == other.shape || shape == 0 || other.shape == 0);
   }
 
-  // E.g. "all_reduce #12 float32[512] SUM", "broadcast #3 int64[4, 2] from rank 0",
+  // E.g. "all_reduce #12 float32[512] SUM", "broadcast 'weights' #3 int64[4, 2] from rank 0",
   // "all_gather #4 int8 in blocks of 3, 5 elements".
   std::string describe() const;
 
  private:
   void set_blocks(const std::vector<std::uint64_t>& counts);
 };
-static_assert(sizeof(Fingerprint) == 64);
+static_assert(sizeof(Fingerprint) == 128);
 
 // Of counts that two ranks know, and no other.
 class CountMismatch : public MismatchError {

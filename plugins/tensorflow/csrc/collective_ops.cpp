@@ -9,7 +9,7 @@
 namespace smdp::tensorflow {
 namespace {
 
-const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .interrupted = {}};
+const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .name = {}, .interrupted = {}};
 
 struct Allreduce {
   explicit Allreduce(TF_OpKernelConstruction* construction)

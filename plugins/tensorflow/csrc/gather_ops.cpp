@@ -9,7 +9,7 @@
 namespace smdp::tensorflow {
 namespace {
 
-const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .interrupted = {}};
+const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .name = {}, .interrupted = {}};
 
 using Sizes = std::shared_ptr<std::vector<std::int64_t>>;
 

@@ -27,6 +27,6 @@ struct Frame {
   std::uint64_t total = 0;    // bytes of the whole message
   Fingerprint fingerprint;    // of the collective, its sequence number too
 };
-static_assert(sizeof(Frame) == 104);
+static_assert(sizeof(Frame) == 168);
 
 }  // namespace smdp
