@@ -11,6 +11,7 @@ void bind_store(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_arrival(nanobind::module_& m);
 void bind_sparse_sum(nanobind::module_& m);
+void bind_call_name(nanobind::module_& m);
 void bind_group(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
 void bind_meeting(nanobind::module_& m);

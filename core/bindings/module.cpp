@@ -10,6 +10,7 @@ NB_MODULE(_core_of_main, m) {
   smdp::bind_operation(m);
   smdp::bind_arrival(m);
   smdp::bind_sparse_sum(m);
+  smdp::bind_call_name(m);
   smdp::bind_group(m);
   smdp::bind_limits(m);
   smdp::bind_meeting(m);

@@ -99,6 +99,9 @@ struct Call {
   bool is_counted = true;                            // in operation_counts()
   std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
   std::string name;                                  // what all ranks call it, which is compared; may be empty
+  // Ranks may make this call before or after others of this kind: it meets those of the same name, in rank 0's order.
+  // Two of one name may not be under way at once. It costs a small message more.
+  bool by_name = false;
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;
 };

@@ -77,6 +77,10 @@ class SparseSum:
 
     def write(self, indices_ptr: int, values_ptr: int) -> None: ...
 
+def set_call_name(name: str) -> None: ...
+
+def call_name() -> str: ...
+
 class Group:
     """A set of ranks that communicate. Buffers are given as addresses."""
 

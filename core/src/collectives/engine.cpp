@@ -14,6 +14,7 @@
 #include "common/shortage.h"
 #include "common/spin.h"
 #include "observability/counters.h"
+#include "smdp/call_name.h"
 #include "smdp/error.h"
 #include "transport/mail/ring_stream.h"
 #include "transport/mail/socket_stream.h"
@@ -116,7 +117,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   if (call.arrival) call.arrival->wake_by([progress = progress_] { progress->wake(); });
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
-  collective->fingerprint.set_name(call.name);
+  collective->fingerprint.set_name(call.name.empty() ? call_name() : call.name);
   collective->bytes = bytes;
   collective->label = call.label;
   collective->is_counted = call.is_counted;
@@ -141,7 +142,9 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     last_caller_ = this_thread();
     note_caller(members_.world_rank(members_.rank));
   }
-  if (!call.async && !call.arrival && members_.hosts.size() == 1 && driver_ == Driver::kNone && queue_.empty()) {
+  const bool is_by_name = call.by_name && members_.size > 1;
+  if (!is_by_name && !call.async && !call.arrival && members_.hosts.size() == 1 && driver_ == Driver::kNone &&
+      queue_.empty()) {
     driver_ = Driver::kCaller;
     caller_ = std::this_thread::get_id();
     begin(*collective);
@@ -162,7 +165,15 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     if (failure) std::rethrow_exception(failure);
     return nullptr;
   }
-  queue_.push_back(std::move(collective));
+  if (is_by_name) {
+    if (const std::exception_ptr refused = queue_by_name(std::move(collective))) {
+      lock.unlock();
+      fail(refused, Tell::kEveryone);
+      std::rethrow_exception(refused);
+    }
+  } else {
+    queue_.push_back(std::move(collective));
+  }
   lock.unlock();
   progress_->wake();
   if (call.async) return handle;
@@ -298,12 +309,14 @@ bool Engine::poll_collective() {
   if (!collective.root.done()) return moved;
   if (failure) end_failed(collective, failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
+  if (failure && ended->next) fail(failure, Tell::kEveryone);  // nobody knows what comes next
   record(*ended);  // before a caller may drive the next, which shares the context
   {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
     running_ = nullptr;
     last_end_ = Clock::now();
+    if (!failure || !ended->next) end_by_name(*ended);
   }
   ended->handle->complete(failure);
   return true;

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -97,6 +98,8 @@ class Engine final : public Progress::Client {
     std::size_t bytes;
     std::function<std::string()> label;
     bool is_counted = true;
+    bool is_by_name = false;
+    std::shared_ptr<Fingerprint> next;  // it only says of whom the name is that is next; null: an operation
     std::function<bool()> is_open;
     std::shared_ptr<Arrival> arrival;
     Body body;
@@ -128,6 +131,11 @@ class Engine final : public Progress::Client {
   Task run(Collective& collective);
   void drive_inline(Collective& collective, const Call& call);
   void begin(Collective& collective);
+  // engine_by_name.cpp. Under mutex_, all four. The first returns an error if it cannot.
+  std::exception_ptr queue_by_name(std::unique_ptr<Collective> collective);
+  void queue_next_name(const Fingerprint& named);
+  void end_by_name(const Collective& ended);
+  void queue_from_aside();
   // Sets when to look at it, from `since` on.
   void set_looks(Collective& collective) const;
   // Looks for reasons to stop waiting: failure, departure, deadline.
@@ -216,6 +224,12 @@ class Engine final : public Progress::Client {
   std::uint64_t last_caller_ = this_thread();  // of a collective; before the first, who made the group
   const Operation* running_ = nullptr;         // unless it has a shorter deadline than the group's others
   std::deque<std::unique_ptr<Collective>> queue_;
+  // Of calls by name: all that have not ended; on other ranks than 0 those that are to be queued, what is to be queued
+  // next (0: it is not known), and whether that is being asked.
+  std::set<std::uint64_t> names_;
+  std::map<std::uint64_t, std::unique_ptr<Collective>> aside_;
+  std::uint64_t next_name_ = 0;
+  bool is_asked_ = false;
   Fingerprint last_;          // of the running or last collective
   bool is_given_up_ = false;  // that one, by all ranks alike
   std::exception_ptr error_;

@@ -286,6 +286,8 @@ void Engine::fail_everything() {
     const std::lock_guard lock(mutex_);
     error = error_;
     queued.swap(queue_);
+    for (auto& [name, collective] : aside_) queued.push_back(std::move(collective));
+    aside_.clear();
   }
   for (const auto& link : links_) {
     if (link) link->reset();  // before any coroutine frame goes: nothing may write into its buffers

@@ -116,9 +116,13 @@ void Fingerprint::set_name(std::string_view text) {
   std::copy(end.begin(), end.end(), name_end);
 }
 
+std::string Fingerprint::describe_name() const {
+  return name == 0 ? "" : "'" + std::string(name_end, ::strnlen(name_end, sizeof name_end)) + "'";
+}
+
 std::string Fingerprint::describe() const {
   std::string text = name_of(kind);
-  if (name != 0) text += " '" + std::string(name_end, ::strnlen(name_end, sizeof name_end)) + "'";
+  if (name != 0) text += " " + describe_name();
   text += " #" + std::to_string(sequence);
   if (kind == OpKind::kNone || kind == OpKind::kBarrier || kind == OpKind::kSplit) return text;
   text += std::string(" ") + name_of(dtype);

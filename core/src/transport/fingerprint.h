@@ -72,6 +72,8 @@ struct Fingerprint {
   // E.g. "all_reduce #12 float32[512] SUM", "broadcast 'weights' #3 int64[4, 2] from rank 0",
   // "all_gather #4 int8 in blocks of 3, 5 elements".
   std::string describe() const;
+  // E.g. "'weights'"; empty if it has none.
+  std::string describe_name() const;
 
  private:
   void set_blocks(const std::vector<std::uint64_t>& counts);

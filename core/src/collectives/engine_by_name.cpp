@@ -1,0 +1,88 @@
+// Calls that ranks may make in different orders, such as the operations of a graph that a framework runs as it likes.
+//
+// Rank 0's order is everybody's. It queues each as it is called, and before it a small broadcast of its name. Another
+// rank keeps its own aside, and while it has some it takes part in such a broadcast: that says which of them comes
+// next, or for which to wait. So all ranks queue the same, one broadcast and one operation in turn.
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "collectives/engine.h"
+#include "collectives/routes.h"
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+constexpr int kWhoseOrder = 0;
+
+Bytes bytes_of(Fingerprint& named) { return {reinterpret_cast<std::byte*>(&named), sizeof named}; }
+
+}  // namespace
+
+std::exception_ptr Engine::queue_by_name(std::unique_ptr<Collective> collective) {
+  const Fingerprint& print = collective->fingerprint;
+  if (print.name == 0) {
+    return std::make_exception_ptr(InvalidArgument(members_.prefix() + name_of(print.kind) + " by name has no name."));
+  }
+  if (!names_.insert(print.name).second) {
+    return std::make_exception_ptr(
+        MismatchError(members_.prefix() + "two calls of " + print.describe_name() +
+                      " are under way at once, and nothing says which call of another rank each of them belongs to. "
+                      "Give each a name of its own, or let one wait for the other."));
+  }
+  collective->is_by_name = true;
+  if (members_.rank == kWhoseOrder) {
+    queue_next_name(print);
+    queue_.push_back(std::move(collective));
+    return nullptr;
+  }
+  const std::uint64_t name = print.name;
+  aside_.emplace(name, std::move(collective));
+  if (next_name_ == name) {
+    queue_from_aside();
+  } else if (!is_asked_ && next_name_ == 0) {
+    queue_next_name(Fingerprint{});
+  }
+  return nullptr;
+}
+
+void Engine::queue_next_name(const Fingerprint& named) {
+  auto collective = std::make_unique<Collective>();
+  const auto next = collective->next = std::make_shared<Fingerprint>(named);
+  Fingerprint& print = collective->fingerprint;
+  print.kind = OpKind::kBroadcast;
+  print.root = kWhoseOrder;
+  print.set_shape(std::array<std::int64_t, 1>{sizeof *next});
+  print.set_name("which operation is next");
+  collective->bytes = sizeof *next;
+  collective->is_counted = false;
+  collective->body = [next](Context& context) { return routed_broadcast(context, bytes_of(*next), kWhoseOrder); };
+  if (!aside_.empty()) {
+    collective->label = [text = aside_.begin()->second->describe()] { return "before " + text; };
+  }
+  collective->timeout = options_.timeout;
+  collective->deadline = Clock::now() + collective->timeout;
+  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);
+  is_asked_ = members_.rank != kWhoseOrder;
+  queue_.push_back(std::move(collective));
+}
+
+void Engine::end_by_name(const Collective& ended) {
+  if (ended.is_by_name) names_.erase(ended.fingerprint.name);
+  if (!ended.next || members_.rank == kWhoseOrder) return;
+  is_asked_ = false;
+  next_name_ = ended.next->name;
+  queue_from_aside();
+}
+
+void Engine::queue_from_aside() {
+  const auto found = aside_.find(next_name_);
+  if (found == aside_.end()) return;  // this rank has not called it yet
+  queue_.push_back(std::move(found->second));
+  aside_.erase(found);
+  next_name_ = 0;
+  if (!aside_.empty()) queue_next_name(Fingerprint{});
+}
+
+}  // namespace smdp
