@@ -1,55 +1,54 @@
 // Collectives whose output has the shape of the input. All ops are stateful and take their group's token, a resource:
 // TensorFlow runs those that share one in the order of the program, also through nested functions, conditions and
-// loops.
+// loops. In a graph of TensorFlow 1, which it runs as it likes, they meet by name.
 #include <cstring>
 #include <string>
 
+#include "call_of.h"
 #include "kernel.h"
 
 namespace smdp::tensorflow {
 namespace {
 
-const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .name = {}, .interrupted = {}};
-
 struct Allreduce {
   explicit Allreduce(TF_OpKernelConstruction* construction)
-      : group(attribute(construction, "group")), op(static_cast<ReduceOp>(attribute(construction, "op"))) {}
+      : call(construction), op(static_cast<ReduceOp>(attribute(construction, "op"))) {}
   void run(const RunPtr& run) const {
     const std::shared_ptr<TF_Tensor> out = copied_output(run->context(), 0, 0);
     const Shape shape = shape_of(out.get());
     void* data = TF_TensorData(out.get());
-    after(run, find_group(group)->all_reduce(data, data, shape, dtype_of(out.get()), op, 1, kAsync),
+    after(run, call.group()->all_reduce(data, data, shape, dtype_of(out.get()), op, 1, call(run->context())),
           [run, out] { run->end(); });
   }
-  std::int64_t group;
+  CallOf call;
   ReduceOp op;
 };
 
 struct Broadcast {
   explicit Broadcast(TF_OpKernelConstruction* construction)
-      : group(attribute(construction, "group")),
+      : call(construction),
         root(static_cast<int>(attribute(construction, "root"))),
         label(string_attribute(construction, "label")) {}
   void run(const RunPtr& run) const {
     const std::shared_ptr<TF_Tensor> out = copied_output(run->context(), 0, 0);
     const Shape shape = shape_of(out.get());
-    Call call = kAsync;
-    if (!label.empty()) call.label = [text = label] { return text; };
+    Call labeled = call(run->context());
+    if (!label.empty()) labeled.label = [text = label] { return text; };
     after(
-        run, find_group(group)->broadcast(TF_TensorData(out.get()), shape, dtype_of(out.get()), root, call),
+        run, call.group()->broadcast(TF_TensorData(out.get()), shape, dtype_of(out.get()), root, labeled),
         [run, out] { run->end(); }, label);
   }
-  std::int64_t group;
+  CallOf call;
   int root;
   std::string label;
 };
 
 struct Barrier {
-  explicit Barrier(TF_OpKernelConstruction* construction) : group(attribute(construction, "group")) {}
+  explicit Barrier(TF_OpKernelConstruction* construction) : call(construction) {}
   void run(const RunPtr& run) const {
-    after(run, find_group(group)->barrier(kAsync), [run] { run->end(); });
+    after(run, call.group()->barrier(call(run->context())), [run] { run->end(); });
   }
-  std::int64_t group;
+  CallOf call;
 };
 
 }  // namespace
@@ -58,16 +57,16 @@ void define_collective_ops() {
   define_async<Allreduce>({"SmdpAllreduce",
                            {"tensor: T", "token: resource"},
                            {"reduced: T"},
-                           {kReducible, "group: int", "op: int"},
+                           {kReducible, SMDP_CALL_ATTRIBUTES, "op: int"},
                            true,
                            same_shape});
   define_async<Broadcast>({"SmdpBroadcast",
                            {"tensor: T", "token: resource"},
                            {"received: T"},
-                           {kMovable, "group: int", "root: int", "label: string = ''"},
+                           {kMovable, SMDP_CALL_ATTRIBUTES, "root: int", "label: string = ''"},
                            true,
                            same_shape});
-  define_async<Barrier>({"SmdpBarrier", {"token: resource"}, {}, {"group: int"}, true, no_shape});
+  define_async<Barrier>({"SmdpBarrier", {"token: resource"}, {}, {SMDP_CALL_ATTRIBUTES}, true, no_shape});
 }
 
 }  // namespace smdp::tensorflow

@@ -3,13 +3,12 @@
 #include <numeric>
 #include <string>
 
+#include "call_of.h"
 #include "kernel.h"
 #include "smdp/error.h"
 
 namespace smdp::tensorflow {
 namespace {
-
-const Call kAsync{.timeout = std::nullopt, .async = true, .label = {}, .name = {}, .interrupted = {}};
 
 using Sizes = std::shared_ptr<std::vector<std::int64_t>>;
 
@@ -63,30 +62,32 @@ std::byte* bytes(const std::shared_ptr<TF_Tensor>& tensor) {
 }
 
 struct Allgather {
-  explicit Allgather(TF_OpKernelConstruction* construction) : group_id(attribute(construction, "group")) {}
+  explicit Allgather(TF_OpKernelConstruction* construction) : call_of(construction) {}
   void run(const RunPtr& run) const {
-    const std::shared_ptr<Group> group = find_group(group_id);
+    const std::shared_ptr<Group> group = call_of.group();
+    const Call call = call_of(run->context());
     const auto rows = std::make_shared<Rows>(run->context(), "allgather");
     const Sizes sizes = std::make_shared<std::vector<std::int64_t>>(static_cast<std::size_t>(group->size()));
     std::vector<Buffer> places;
     for (std::int64_t& size : *sizes) places.push_back({&size, 1});
-    after(run, group->all_gather({rows->shape.data(), 1}, std::move(places), DType::kInt64, kAsync),
-          [run, group, rows, sizes] {
+    after(run, group->all_gather({rows->shape.data(), 1}, std::move(places), DType::kInt64, call),
+          [run, group, call, rows, sizes] {
             const std::shared_ptr<TF_Tensor> out =
                 new_output(run->context(), 0, rows->tf_dtype(), rows->with(sum(*sizes)));
             after(run,
                   group->all_gather({rows->data(), elements_of(rows->shape)}, blocks<Buffer>(bytes(out), *sizes, *rows),
-                                    rows->dtype(), kAsync, rows->shapes(*sizes)),
+                                    rows->dtype(), call, rows->shapes(*sizes)),
                   [run, rows, out] { run->end(); });
           });
   }
-  std::int64_t group_id;
+  CallOf call_of;
 };
 
 struct Alltoall {
-  explicit Alltoall(TF_OpKernelConstruction* construction) : group_id(attribute(construction, "group")) {}
+  explicit Alltoall(TF_OpKernelConstruction* construction) : call_of(construction) {}
   void run(const RunPtr& run) const {
-    const std::shared_ptr<Group> group = find_group(group_id);
+    const std::shared_ptr<Group> group = call_of.group();
+    const Call call = call_of(run->context());
     const auto rows = std::make_shared<Rows>(run->context(), "alltoall");
     const Sizes sent = splits(run->context(), *group, *rows);
     const Sizes received = std::make_shared<std::vector<std::int64_t>>(sent->size());
@@ -94,8 +95,8 @@ struct Alltoall {
     std::vector<Buffer> to;
     for (const std::int64_t& size : *sent) from.push_back({&size, 1});
     for (std::int64_t& size : *received) to.push_back({&size, 1});
-    after(run, group->all_to_all(std::move(from), std::move(to), DType::kInt64, kAsync),
-          [run, group, rows, sent, received] {
+    after(run, group->all_to_all(std::move(from), std::move(to), DType::kInt64, call),
+          [run, group, call, rows, sent, received] {
             const std::shared_ptr<TF_Tensor> out =
                 new_output(run->context(), 0, rows->tf_dtype(), rows->with(sum(*received)));
             const Tensor counts =
@@ -103,7 +104,7 @@ struct Alltoall {
             std::copy(received->begin(), received->end(), static_cast<std::int64_t*>(TF_TensorData(counts.get())));
             after(run,
                   group->all_to_all(blocks<ConstBuffer>(rows->data(), *sent, *rows),
-                                    blocks<Buffer>(bytes(out), *received, *rows), rows->dtype(), kAsync, {rows->row()}),
+                                    blocks<Buffer>(bytes(out), *received, *rows), rows->dtype(), call, {rows->row()}),
                   [run, rows, out] { run->end(); });
           });
   }
@@ -137,14 +138,15 @@ struct Alltoall {
     }
     return sizes;
   }
-  std::int64_t group_id;
+  CallOf call_of;
 };
 
 struct Reducescatter {
   explicit Reducescatter(TF_OpKernelConstruction* construction)
-      : group_id(attribute(construction, "group")), op(static_cast<ReduceOp>(attribute(construction, "op"))) {}
+      : call_of(construction), op(static_cast<ReduceOp>(attribute(construction, "op"))) {}
   void run(const RunPtr& run) const {
-    const std::shared_ptr<Group> group = find_group(group_id);
+    const std::shared_ptr<Group> group = call_of.group();
+    const Call call = call_of(run->context());
     const auto rows = std::make_shared<Rows>(run->context(), "reducescatter");
     // The first ranks take one row more where they do not divide.
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(group->size()), rows->shape.front() / group->size());
@@ -154,10 +156,10 @@ struct Reducescatter {
     after(run,
           group->reduce_scatter(blocks<ConstBuffer>(rows->data(), sizes, *rows),
                                 {bytes(out), static_cast<std::size_t>(own) * rows->elements}, rows->dtype(), op, 1,
-                                kAsync, {rows->shape}),
+                                call, {rows->shape}),
           [run, rows, out] { run->end(); });
   }
-  std::int64_t group_id;
+  CallOf call_of;
   ReduceOp op;
 };
 
@@ -167,19 +169,19 @@ void define_gather_ops() {
   define_async<Allgather>({"SmdpAllgather",
                            {"tensor: T", "token: resource"},
                            {"gathered: T"},
-                           {kMovable, "group: int"},
+                           {kMovable, SMDP_CALL_ATTRIBUTES},
                            true,
                            unknown_shape});
   define_async<Alltoall>({"SmdpAlltoall",
                           {"tensor: T", "splits: int64", "token: resource"},
                           {"received: T", "received_splits: int64"},
-                          {kMovable, "group: int"},
+                          {kMovable, SMDP_CALL_ATTRIBUTES},
                           true,
                           unknown_shape});
   define_async<Reducescatter>({"SmdpReducescatter",
                                {"tensor: T", "token: resource"},
                                {"reduced: T"},
-                               {kReducible, "group: int", "op: int"},
+                               {kReducible, SMDP_CALL_ATTRIBUTES, "op: int"},
                                true,
                                unknown_shape});
 }

@@ -160,6 +160,14 @@ std::string string_attribute(TF_OpKernelConstruction* construction, const char* 
   return value;
 }
 
+bool bool_attribute(TF_OpKernelConstruction* construction, const char* name) {
+  const Status status;
+  unsigned char value = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, name, &value, status);
+  if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
+  return value != 0;
+}
+
 std::shared_ptr<Group> find_group(std::int64_t id) {
   std::shared_ptr<Group> group = Group::find(static_cast<std::uint64_t>(id));
   if (!group) {

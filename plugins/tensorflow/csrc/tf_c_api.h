@@ -17,6 +17,11 @@ struct TF_ShapeInferenceContext;
 struct TF_ShapeHandle;
 struct TF_AsyncOpKernelDoneCallback;
 
+struct TF_StringView {
+  const char* data;
+  std::size_t len;
+};
+
 enum TF_Code : int {
   TF_OK = 0,
   TF_INVALID_ARGUMENT = 3,
@@ -69,8 +74,10 @@ TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
 void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
+TF_StringView TF_OpKernelConstruction_GetName(TF_OpKernelConstruction*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
 
+void TF_OpKernelConstruction_GetAttrBool(TF_OpKernelConstruction*, const char* name, unsigned char* value, TF_Status*);
 void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* name, int32_t* list_size,
                                          int32_t* total_size, TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64List(TF_OpKernelConstruction*, const char* name, int64_t* values, int max,
@@ -84,6 +91,9 @@ TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const 
                              std::size_t bytes, TF_Status*);
 TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*, const int* candidates, int num_candidates, int output,
                                            const int64_t* dims, int num_dims, int* forwarded, TF_Status*);
+// Of the loop around a node: which, and how many rounds it has made.
+uint64_t TF_GetFrameId(TF_OpKernelContext*);
+int64_t TF_GetIterId(TF_OpKernelContext*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 
 TF_OpDefinitionBuilder* TF_NewOpDefinitionBuilder(const char* name);

@@ -19,6 +19,7 @@ from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of,
 from smdp.tensorflow.groups import group_of, tensor_of
 from smdp.tensorflow.integers import widened
 from smdp.tensorflow.lists import check_same, join_small
+from smdp.tensorflow.naming import place_in_list, runs_in_any_order
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.sparse import reduce_slices
 from smdp.tensorflow.tracing import no_autograph
@@ -90,10 +91,10 @@ def allreduce(
         postscale_factor: Multiplies the result.
         tensor: See grad.
         average: Horovod's old spelling of op: True for AVERAGE, False for SUM.
-        name: Not used; ranks know tensors by the order of the calls.
+        name: Ranks compare it; in a graph of TensorFlow 1 calls of one name meet.
         device_dense: Not used.
         device_sparse: Not used.
-        ignore_name_scope: Not used.
+        ignore_name_scope: In such a graph, whether the name is the same in every name scope.
         group: Default: all ranks.
         process_set: Another name for group.
 
@@ -114,12 +115,13 @@ def allreduce(
     before, after = _scales(prescale_factor, postscale_factor)
     members = group_of(group, process_set)
     if isinstance(value, tf.IndexedSlices):
-        return _scaled_slices(reduce_slices(_scaled_slices(value, before), kind, members), after)
+        return _scaled_slices(reduce_slices(_scaled_slices(value, before), kind, members, name), after)
     value = tensor_of(value, "allreduce")
     wire = compressor(compression)
     wide = widened(value, kind)
     small, dtype = wire.compress(scaled(wide, before))
-    whole = wire.decompress(reduce_tensor(small, kind, members), dtype)
+    sum_ = reduce_tensor(small, kind, members, name, ignore_name_scope)
+    whole = wire.decompress(sum_, dtype)
     if not wire.is_in_core:
         whole = tf.ensure_shape(whole, value.shape)
     reduced = scaled(whole, after)
@@ -196,6 +198,8 @@ def reduce_all(
     # To the reducer the factor 0 stands for the mean.
     factor = prescale_factor * postscale_factor
     by_reducer = op in (ReduceOp.SUM, ReduceOp.AVERAGE) and factor != 0 and compression.is_in_core
+    # Steps of a reducer must come in one order.
+    by_reducer = by_reducer and not runs_in_any_order()
     own = "" if compression.is_in_core else f"{compression.name} of "
     results = reduce_gradients(
         values,
@@ -212,10 +216,11 @@ def reduce_all(
         if value is None or (by_reducer and can_reduce(value)):
             continue
         tensor_of(value.values if isinstance(value, tf.IndexedSlices) else value, "allreduce", names[index])
-        # A graph of TensorFlow 1 has no order but this; ranks would send different tensors first.
+        # In a graph of TensorFlow 1 calls into Python have no order but this.
         with tf.control_dependencies(before):
             results[index] = allreduce(
                 value,
+                name=place_in_list(index),
                 compression=_without_memory(compression),
                 op=op,
                 prescale_factor=prescale_factor,

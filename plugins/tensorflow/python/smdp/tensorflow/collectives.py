@@ -1,6 +1,7 @@
 """Collectives on tensors, in eager code and in graphs, with their gradients.
 
 All ranks must make the same calls in the same order; inside a ``tf.function`` TensorFlow keeps the program's.
+In a graph of TensorFlow 1 calls meet by name instead.
 """
 
 from __future__ import annotations
@@ -12,28 +13,33 @@ import tensorflow as tf
 from smdp.tensorflow.arguments import root_of, scale_of
 from smdp.tensorflow.compression import Compression, compressor
 from smdp.tensorflow.differentiation import gradient_of
-from smdp.tensorflow.groups import by_id, group_of, tensor_of, token_of
+from smdp.tensorflow.groups import by_id, group_of, tensor_of
 from smdp.tensorflow.integers import as_signed, widened
 from smdp.tensorflow.library import ops
+from smdp.tensorflow.naming import run
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
 from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 
 
-def all_reduce(tensor: Any, number: int, op: ReduceOp) -> Any:
+def all_reduce(
+    tensor: Any, number: int, op: ReduceOp, name: str | None = None, ignore_name_scope: bool = False
+) -> Any:
     """The op, in the group of this number."""
-    return ops.smdp_allreduce(tensor=tensor, token=token_of(number), group=number, op=int(op))
+    return run(ops.smdp_allreduce, number, name, ignore_name_scope, tensor=tensor, op=int(op))
 
 
-def all_gather(tensor: Any, number: int, name: str | None = None) -> Any:
+def all_gather(tensor: Any, number: int, name: str | None = None, ignore_name_scope: bool = False) -> Any:
     """The op, in the group of this number."""
-    return ops.smdp_allgather(tensor=tensor, token=token_of(number), group=number, name=name)
+    return run(ops.smdp_allgather, number, name, ignore_name_scope, tensor=tensor)
 
 
-def reduce_tensor(tensor: Any, op: ReduceOp, group: Any) -> Any:
+def reduce_tensor(
+    tensor: Any, op: ReduceOp, group: Any, name: str | None = None, ignore_name_scope: bool = False
+) -> Any:
     """One dense tensor over all ranks of a group."""
     sent, op, of_result = as_signed(tensor, op, group.size)
     with tf.device("CPU:0"):
-        return of_result(all_reduce(sent, group.core.id, op))
+        return of_result(all_reduce(sent, group.core.id, op, name, ignore_name_scope))
 
 
 def scaled(tensor: Any, factor: float) -> Any:
@@ -68,11 +74,17 @@ def broadcast(
         ValueError: There is no such rank.
     """
     members = group_of(group, process_set)
-    return broadcast_labeled(tensor, root_of("broadcast", root_rank, members), members, name=name)
+    root = root_of("broadcast", root_rank, members)
+    return broadcast_labeled(tensor, root, members, name=name, ignore_name_scope=ignore_name_scope)
 
 
 def broadcast_labeled(
-    tensor: Any, root_rank: int, group: Any, label: str = "", name: str | None = None
+    tensor: Any,
+    root_rank: int,
+    group: Any,
+    label: str = "",
+    name: str | None = None,
+    ignore_name_scope: bool = False,
 ) -> Any:
     """The same from a root that has been checked; the label says what it is, in errors."""
     if tf.executing_eagerly() and label:
@@ -84,13 +96,14 @@ def broadcast_labeled(
             raise type(error)(error.node_def, error.op, text) from error
     tensor = tensor_of(tensor, "broadcast")
     with tf.device("CPU:0"):
-        return ops.smdp_broadcast(
+        return run(
+            ops.smdp_broadcast,
+            group.core.id,
+            name,
+            ignore_name_scope,
             tensor=tensor,
-            token=token_of(group.core.id),
-            group=group.core.id,
             root=root_rank,
             label=label,
-            name=name,
         )
 
 
@@ -107,7 +120,7 @@ def allgather(
     group = group_of(group, process_set)
     tensor = tensor_of(tensor, "allgather")
     with tf.device("CPU:0"):
-        gathered = all_gather(tensor, group.core.id, name)
+        gathered = all_gather(tensor, group.core.id, name, ignore_name_scope)
     if not tf.executing_eagerly() and tensor.shape.rank:
         gathered.set_shape([None, *tensor.shape[1:]])
     return gathered
@@ -128,8 +141,8 @@ def alltoall(
     Args:
         tensor: Rows for rank 0, then for rank 1, and so on.
         splits: How many rows each rank gets. Default: the same number.
-        name: Of the op.
-        ignore_name_scope: Not used.
+        name: Ranks compare it; in a graph of TensorFlow 1 calls of one name meet.
+        ignore_name_scope: In such a graph, whether the name is the same in every name scope.
         process_set: Another name for group.
         group: Default: all ranks.
 
@@ -145,8 +158,8 @@ def alltoall(
         )
     parts = tf.cast(parts, tf.int64)
     with tf.device("CPU:0"):
-        received, counts = ops.smdp_alltoall(
-            tensor=tensor, splits=parts, token=token_of(group.core.id), group=group.core.id, name=name
+        received, counts = run(
+            ops.smdp_alltoall, group.core.id, name, ignore_name_scope, tensor=tensor, splits=parts
         )
     if not tf.executing_eagerly() and tensor.shape.rank:
         received.set_shape([None, *tensor.shape[1:]])
@@ -181,9 +194,7 @@ def reducescatter(
     small, dtype = wire.compress(scaled(wide, before))
     sent, kind, of_result = as_signed(small, reduce_op(op), group.size)
     with tf.device("CPU:0"):
-        part = ops.smdp_reducescatter(
-            tensor=sent, token=token_of(group.core.id), group=group.core.id, op=int(kind), name=name
-        )
+        part = run(ops.smdp_reducescatter, group.core.id, name, ignore_name_scope, tensor=sent, op=int(kind))
     part = scaled(wire.decompress(of_result(part), dtype), after)
     if wide is not tensor:
         part = tf.cast(part, tensor.dtype)
@@ -200,8 +211,7 @@ def barrier(*, group: Any = None, process_set: Any = None) -> Any:
         None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
     """
     with tf.device("CPU:0"):
-        number = group_of(group, process_set).core.id
-        return only_to_be_run(ops.smdp_barrier(token=token_of(number), group=number))
+        return only_to_be_run(run(ops.smdp_barrier, group_of(group, process_set).core.id))
 
 
 def _rank_in(op: Any) -> tuple[int, int]:
@@ -251,10 +261,7 @@ def _allgather_gradient(op: Any, gradient: Any) -> Any:
 @gradient_of("SmdpAlltoall")
 def _alltoall_gradient(op: Any, gradient: Any, _: Any) -> Any:
     with tf.device("CPU:0"):
-        number = op.get_attr("group")
-        back, _ = ops.smdp_alltoall(
-            tensor=gradient, splits=op.outputs[1], token=token_of(number), group=number
-        )
+        back, _ = run(ops.smdp_alltoall, op.get_attr("group"), tensor=gradient, splits=op.outputs[1])
     return back, None, None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from smdp.tensorflow.collectives import all_reduce
 from smdp.tensorflow.compression import Compressor
 from smdp.tensorflow.groups import Token
 from smdp.tensorflow.library import is_native, ops
+from smdp.tensorflow.naming import count_in, graph_of_session
 from smdp.tensorflow.reduce_op import ReduceOp
 
 BUCKET_CAP_MB = 25.0
@@ -49,6 +50,9 @@ class _Key:
     is_eager: bool  # traced functions hold numbers of reducers, so theirs stay
     described: tuple[tuple[int, int, str], ...]
     options: tuple[Any, ...]
+    site: (
+        int  # in a graph of TensorFlow 1, which may run two calls in any order: how many came before this one
+    )
 
     def has_same_owner(self, other: _Key) -> bool:
         return (self.group, self.is_eager, set(self.serials)) == (
@@ -228,7 +232,10 @@ def _find_or_make(
     described = tuple(_describe(g, s, otherwise) for g, s in zip(gradients, sources, strict=True))
     options = compression.name, buffer_bytes, factor
     serials = tuple(_serial(source) for source in sources)
-    key = _Key(group.core.id, serials, tf.executing_eagerly(), described, options)
+    key = _Key(group.core.id, serials, tf.executing_eagerly(), described, options, 0)
+    graph = graph_of_session()
+    if graph is not None:
+        key = replace(key, site=count_in(graph, key))
     found = _steps.pop(key, None)
     is_new = found is None
     if found is None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import smdp
 from smdp.tensorflow.gradient_order import put_in_order
-from smdp.tensorflow.tracing import refuse_xla
+from smdp.tensorflow.tracing import refuse_in_trace
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32"]
 DTYPES += ["uint32", "int64", "uint64", "bool", "complex64", "complex128"]
@@ -68,9 +68,9 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     Raises:
         ConfigError: Before init(), or this rank is in no group.
         TypeError: It is no group.
-        ValueError: A function is being traced that XLA would compile.
+        ValueError: A function is being traced in which there can be no collective.
     """
-    refuse_xla()
+    refuse_in_trace()
     chosen = group if group is not None else process_set
     if chosen is None:
         chosen = smdp.world()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from smdp.config import TENSORFLOW_OPS, read_choice
 from smdp.tensorflow import python_ops, trial
+from smdp.tensorflow.python_functions import name_python_functions
 
 # What the library takes from TensorFlow's C API and not every release need have.
 _NEEDED = (
@@ -93,6 +94,7 @@ def _load_or_replace() -> Any:
 
 
 ops = _load_or_replace()
+name_python_functions()
 is_native = ops is not python_ops
 # Keras 2 does not tell everywhere, and Keras 3 only from 3.3 on by the attribute.
 keras_version = str(tf.keras.version() if hasattr(tf.keras, "version") else "2")

@@ -1,7 +1,8 @@
 """The ops without the op library, as calls back into Python: for a TensorFlow that does not take it.
 
 They have the library's names and arguments. All gradients of a step go through one call after backward, so
-nothing overlaps it, and a function with them cannot be saved.
+nothing overlaps it, and a function with them cannot be saved. In a graph of TensorFlow 1 their names are
+compared, but do not pair them: each takes one of TensorFlow's few threads while it waits.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import tensorflow as tf
 import smdp
 from smdp import _core
 from smdp._buffers import view
+from smdp._call_name import call_name
 from smdp.tensorflow.differentiation import differentiate
 from smdp.tensorflow.groups import by_id
+from smdp.tensorflow.python_functions import own
 
 Array = npt.NDArray[Any]
 
@@ -35,27 +38,34 @@ class _Op:
         return self.attributes[name]
 
 
-def smdp_allreduce(tensor: Any, token: Any, group: int, op: int) -> Any:
+def smdp_allreduce(tensor: Any, token: Any, group: int, op: int, known_as: str = "", **_: Any) -> Any:
     """As the op SmdpAllreduce."""
 
     def run(value: Array) -> Array:
         return _reduced(by_id(group), value, op)
 
-    return _call("SmdpAllreduce", run, token, [tensor], {"group": group, "op": op}, [tensor.shape])
+    return _call(
+        "SmdpAllreduce", _named(run, known_as), token, [tensor], {"group": group, "op": op}, [tensor.shape]
+    )
 
 
-def smdp_broadcast(
-    tensor: Any, token: Any, group: int, root: int, label: str = "", name: str | None = None
-) -> Any:
+def smdp_broadcast(tensor: Any, token: Any, group: int, root: int, known_as: str = "", **_: Any) -> Any:
     """As the op SmdpBroadcast, but that errors do not have the label."""
 
     def run(value: Array) -> Array:
         return by_id(group).broadcast(_copy(value), root)  # type: ignore[no-any-return]
 
-    return _call("SmdpBroadcast", run, token, [tensor], {"group": group, "root": root}, [tensor.shape])
+    return _call(
+        "SmdpBroadcast",
+        _named(run, known_as),
+        token,
+        [tensor],
+        {"group": group, "root": root},
+        [tensor.shape],
+    )
 
 
-def smdp_allgather(tensor: Any, token: Any, group: int, name: str | None = None) -> Any:
+def smdp_allgather(tensor: Any, token: Any, group: int, known_as: str = "", **_: Any) -> Any:
     """As the op SmdpAllgather."""
 
     def run(value: Array) -> Array:
@@ -65,10 +75,10 @@ def smdp_allgather(tensor: Any, token: Any, group: int, name: str | None = None)
         members.all_gather(np.ascontiguousarray(value), out=_parts(out, rows))
         return out
 
-    return _call("SmdpAllgather", run, token, [tensor], {"group": group}, [None])
+    return _call("SmdpAllgather", _named(run, known_as), token, [tensor], {"group": group}, [None])
 
 
-def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, name: str | None = None) -> Any:
+def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: str = "", **_: Any) -> Any:
     """As the op SmdpAlltoall."""
 
     def run(value: Array, given: Array) -> tuple[Array, Array]:
@@ -98,10 +108,18 @@ def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, name: str | 
         members.all_to_all(_parts(np.ascontiguousarray(value), sent), out=_parts(out, received))
         return out, received
 
-    return _call("SmdpAlltoall", run, token, [tensor, splits], {"group": group}, [None, None], [tf.int64])
+    return _call(
+        "SmdpAlltoall",
+        _named(run, known_as),
+        token,
+        [tensor, splits],
+        {"group": group},
+        [None, None],
+        [tf.int64],
+    )
 
 
-def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, name: str | None = None) -> Any:
+def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, known_as: str = "", **_: Any) -> Any:
     """As the op SmdpReducescatter."""
 
     def run(value: Array) -> Array:
@@ -111,17 +129,19 @@ def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, name: str |
         parts = _parts(np.ascontiguousarray(value), sizes)
         return members.reduce_scatter(parts, smdp.ReduceOp(op))  # type: ignore[no-any-return]
 
-    return _call("SmdpReducescatter", run, token, [tensor], {"group": group, "op": op}, [None])
+    return _call(
+        "SmdpReducescatter", _named(run, known_as), token, [tensor], {"group": group, "op": op}, [None]
+    )
 
 
-def smdp_barrier(token: Any, group: int) -> Any:
+def smdp_barrier(token: Any, group: int, known_as: str = "", **_: Any) -> Any:
     """As the op SmdpBarrier."""
 
     def run() -> Array:
         by_id(group).barrier()
         return np.zeros(0, np.float32)
 
-    done = _in_order(run, token, [], [tf.float32])[0]
+    done = _in_order(_named(run, known_as), token, [], [tf.float32])[0]
     return None if tf.executing_eagerly() else done.op
 
 
@@ -177,12 +197,20 @@ def _in_order(run: Callable[..., Any], token: Any, inputs: Sequence[Any], dtypes
     if tf.executing_eagerly():
         arrays = tf.nest.flatten(run(*(np.asarray(tensor.numpy()) for tensor in inputs)))
         return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-    quiet = tf.autograph.experimental.do_not_convert(run)
+    quiet = own(tf.autograph.experimental.do_not_convert(run))
     with tf.control_dependencies([tf.raw_ops.AssignVariableOp(resource=token, value=0)]):
         outputs = tf.nest.flatten(tf.numpy_function(quiet, inputs, dtypes))
     with tf.control_dependencies(outputs):
         tf.raw_ops.AssignVariableOp(resource=token, value=0)
     return outputs  # type: ignore[no-any-return]
+
+
+def _named(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def named(*values: Array) -> Any:
+        with call_name(name):
+            return run(*values)
+
+    return named if name else run
 
 
 def _copy(value: Any) -> Array:

@@ -17,7 +17,7 @@ def merge_duplicates(slices: Any) -> Any:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
+def reduce_slices(slices: Any, op: ReduceOp, group: Any, name: str | None = None) -> Any:
     """The sum or mean over all ranks, as IndexedSlices with every index once.
 
     Once, for what Keras makes of a row is not always linear: squares and norms would be those of the parts.
@@ -37,14 +37,14 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
         values = values / tf.cast(group.size, values.dtype)  # before the sum, which float16 may not hold
     merged = merge_duplicates(tf.IndexedSlices(values, slices.indices, slices.dense_shape))
     if slices.dense_shape is None:
-        values, indices = _gathered(merged, group)
+        values, indices = _gathered(merged, group, name)
     else:
         rows = tf.cast(merged.dense_shape[0], tf.int64)
         own = tf.size(merged.indices, out_type=tf.int64)
         values, indices = tf.cond(
-            reduce_tensor(own, ReduceOp.SUM, group) > rows,
-            lambda: _dense(merged, rows, group),
-            lambda: _gathered(merged, group),
+            reduce_tensor(own, ReduceOp.SUM, group, _part(name, "rows")) > rows,
+            lambda: _dense(merged, rows, group, name),
+            lambda: _gathered(merged, group, name),
         )
     if is_mean and values.dtype.is_integer:
         wide = tf.uint64 if values.dtype.is_unsigned else tf.int64
@@ -53,14 +53,19 @@ def reduce_slices(slices: Any, op: ReduceOp, group: Any) -> Any:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _gathered(slices: Any, group: Any) -> tuple[Any, Any]:
-    values = allgather(slices.values, group=group)
-    with tf.control_dependencies([values]):  # a graph of TensorFlow 1 has no order but this
-        indices = allgather(slices.indices, group=group)
+def _gathered(slices: Any, group: Any, name: str | None) -> tuple[Any, Any]:
+    values = allgather(slices.values, _part(name, "values"), group=group)
+    # In a graph of TensorFlow 1 calls into Python have no order but this.
+    with tf.control_dependencies([values]):
+        indices = allgather(slices.indices, _part(name, "indices"), group=group)
     merged = merge_duplicates(tf.IndexedSlices(values, indices))
     return merged.values, merged.indices
 
 
-def _dense(slices: Any, rows: Any, group: Any) -> tuple[Any, Any]:
+def _dense(slices: Any, rows: Any, group: Any, name: str | None) -> tuple[Any, Any]:
     whole = tf.math.unsorted_segment_sum(slices.values, slices.indices, rows)
-    return reduce_tensor(whole, ReduceOp.SUM, group), tf.range(rows, dtype=slices.indices.dtype)
+    return reduce_tensor(whole, ReduceOp.SUM, group, name), tf.range(rows, dtype=slices.indices.dtype)
+
+
+def _part(name: str | None, part: str) -> str | None:
+    return f"{name}/{part}" if name else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
@@ -26,24 +27,42 @@ def only_to_be_run(operation: Any) -> Any:
     return operation
 
 
-def refuse_xla() -> None:
-    """Stops the trace of a function that XLA would compile, which would fail later and less clearly.
+def refuse_in_trace() -> None:
+    """Stops the trace of a function in which a collective would fail later, or give wrong values.
 
     Raises:
-        ValueError: One of the functions being traced has jit_compile=True.
+        ValueError: One of the functions being traced has jit_compile=True, or tf.data will run it for several
+            elements at once.
     """
     if tf.executing_eagerly():
         return
-    frame = sys._getframe(1)
-    while frame is not None:
+    for owner in _owners():
         # tf.function's own class holds what the user asked for; the graph does not say.
-        owner = frame.f_locals.get("self")
         if getattr(owner, "_jit_compile", None) is True and hasattr(owner, "python_function"):
             raise ValueError(
                 f"[smdp] the function {_name_of(owner)!r} has jit_compile=True, and XLA cannot"
                 " compile communication. Put tf.function(jit_compile=True) on forward and backward only,"
                 " or use model.compile(jit_compile=False), or the BroadcastGlobalVariablesCallback in fit()."
             )
+        if isinstance(owner, tf.data.Dataset) and "Parallel" in type(owner).__name__:
+            raise ValueError(
+                "[smdp] a collective is in a function of tf.data with num_parallel_calls, which TensorFlow"
+                " runs for several elements at once, on each rank in another order. Leave num_parallel_calls"
+                " out where a function has collectives."
+            )
+
+
+def is_in_data_function() -> bool:
+    """Whether the function that is being traced is one of tf.data."""
+    return any(type(owner).__name__ == "StructuredFunctionWrapper" for owner in _owners())
+
+
+def _owners() -> Iterator[Any]:
+    """What the functions that are being called are methods of, from the inside to the outside."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_locals:
+            yield frame.f_locals["self"]
         frame = frame.f_back  # type: ignore[assignment]
 
 
@@ -76,13 +95,10 @@ def refuse_inner_optimizer(optimizer: Any) -> None:
     Raises:
         ValueError: One is calling.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
+    for owner in _owners():
         if isinstance(owner, tf.keras.mixed_precision.LossScaleOptimizer) and owner is not optimizer:
             raise ValueError(
                 "[smdp] a LossScaleOptimizer calls the distributed optimizer, so each rank decides alone"
                 " whether to skip a step. Distribute the outer one:"
                 " DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))."
             )
-        frame = frame.f_back  # type: ignore[assignment]

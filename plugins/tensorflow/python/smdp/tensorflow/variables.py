@@ -12,6 +12,7 @@ from smdp.tensorflow.arguments import list_of, root_of
 from smdp.tensorflow.collectives import broadcast_labeled
 from smdp.tensorflow.groups import group_of, name_of, tensor_of
 from smdp.tensorflow.lists import check_same, check_same_length
+from smdp.tensorflow.naming import place_in_list
 from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 
 _CURE = "Build the same model on all ranks, and call this after it is built."
@@ -73,11 +74,12 @@ def broadcast_variables(
     else:
         before = [check_same_length("broadcast_variables", "variable", variables, members, _CURE)]
     assigned = []
-    for variable in variables:
-        # A graph of TensorFlow 1 has no order but this; ranks would send different variables first.
+    for index, variable in enumerate(variables):
+        # In a graph of TensorFlow 1 calls into Python have no order but this.
         with tf.control_dependencies(before):
             value = tensor_of(variable, "broadcast_variables")
-            sent = broadcast_labeled(value, root, members, f"variable {name_of(variable)!r}")
+            label = f"variable {name_of(variable)!r}"
+            sent = broadcast_labeled(value, root, members, label, name=place_in_list(index))
         assigned.append(variable.assign(sent))
         before = [sent]
     return None if tf.executing_eagerly() else only_to_be_run(tf.group(*before, *assigned))

@@ -1,0 +1,106 @@
+"""What other ranks know an op by.
+
+Eager code and a ``tf.function`` run collectives in the order of the program, so a name is only compared.
+TensorFlow runs the ops of a graph of TensorFlow 1 as it likes: there each has a unique name, and meets
+the ops of that name on the other ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from typing import Any
+
+import tensorflow as tf
+
+from smdp._call_name import call_name
+from smdp.tensorflow.groups import token_of
+from smdp.tensorflow.tracing import is_in_data_function
+
+# Of graphs of TensorFlow 1 that have collectives.
+_graph_numbers = itertools.count(1)
+
+
+def run(
+    make: Any, number: int, name: str | None = None, ignore_name_scope: bool = False, /, **inputs: Any
+) -> Any:
+    """The op that ``make`` makes, in the group of this number, under the program's name for it.
+
+    Where it needs a name and has none it is named after its first input.
+    """
+    if tf.executing_eagerly():
+        if not name:
+            return make(token=token_of(number), group=number, **inputs)
+        with call_name(name):
+            return make(token=token_of(number), group=number, **inputs)
+    graph = graph_of_session()
+    if graph is None:
+        # It runs beside the program, maybe long before its result is taken.
+        name = name or ("call in a function of tf.data" if is_in_data_function() else None)
+        return make(
+            token=token_of(number), group=number, known_as=name or "", name=_node_name(name), **inputs
+        )
+    given = name or _name_of(make, next(iter(inputs.values()), None))
+    scope = "" if ignore_name_scope else tf.compat.v1.get_default_graph().get_name_scope()
+    return make(
+        token=token_of(number),
+        group=number,
+        known_as=_unique(graph, f"{scope}/{given}" if scope else given),
+        by_name=True,
+        is_inner=graph is not tf.compat.v1.get_default_graph(),
+        name=_node_name(name),
+        **inputs,
+    )
+
+
+def graph_of_session() -> Any:
+    """The graph of TensorFlow 1 whose session will run the ops that are made now, if there is one."""
+    if tf.executing_eagerly():
+        return None
+    with tf.init_scope():
+        return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def runs_in_any_order() -> bool:
+    """Whether one op that is made now runs several times in a session, in an order that is not known.
+
+    So it may be in a loop, or in a function that the graph calls more than once.
+    """
+    graph = graph_of_session()
+    here = tf.compat.v1.get_default_graph()
+    return graph is not None and (graph is not here or here._get_control_flow_context() is not None)
+
+
+def place_in_list(index: int) -> str | None:
+    """The name for one of a list, where a name is needed: those of variables may differ between ranks."""
+    return None if graph_of_session() is None else f"number {index} of a list"
+
+
+def count_in(graph: Any, what: Any) -> int:
+    """How often this has been asked of a graph before, of the same thing."""
+    counts = _of(graph)[1]
+    counts[what] += 1
+    return counts[what] - 1
+
+
+def _of(graph: Any) -> tuple[int, Counter[Any]]:
+    if not hasattr(graph, "_smdp_names"):
+        graph._smdp_names = next(_graph_numbers), Counter()
+    return graph._smdp_names  # type: ignore[no-any-return]
+
+
+def _unique(graph: Any, name: str) -> str:
+    number, _ = _of(graph)
+    before = count_in(graph, name)
+    unique = f"{name} ({before + 1})" if before else name
+    return unique if number == 1 else f"{unique} of graph {number}"
+
+
+def _name_of(make: Any, tensor: Any) -> str:
+    kind = make.__name__.removeprefix("smdp_")
+    return kind if tensor is None else f"{kind} of {tensor.op.name}"
+
+
+def _node_name(name: str | None) -> str | None:
+    return re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name).lstrip("_\\/>-") or None if name else None

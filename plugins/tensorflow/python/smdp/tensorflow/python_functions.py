@@ -1,0 +1,59 @@
+"""Names for the collectives that Python functions of a graph call, as by tf.py_function.
+
+TensorFlow does not order such functions as it orders ops, so two may call collectives in another order
+on each rank. Under a name of the function that is a MismatchError, and not a value of the wrong call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.python.ops import script_ops
+
+from smdp._call_name import call_name
+from smdp.tensorflow.naming import count_in, graph_of_session
+
+# By the token that TensorFlow gives a function, which other ranks may number otherwise.
+_names: dict[Any, str] = {}
+_OWN = "_smdp_is_own"
+
+
+def name_python_functions() -> None:
+    """From now on what a Python function of a graph calls has that function's name, unless it has another."""
+    registry = script_ops.FuncRegistry
+    insert, call = registry.insert, registry.__call__
+
+    def insert_named(self: Any, function: Any) -> Any:
+        token = insert(self, function)
+        name = _name_of(function)
+        if name:
+            _names[token] = name
+        return token
+
+    def call_named(self: Any, token: Any, device: Any, args: Any) -> Any:
+        with call_name(_names.get(token, "")):
+            return call(self, token, device, args)
+
+    registry.insert, registry.__call__ = insert_named, call_named
+
+
+def own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function of smdp's, which names what it calls itself."""
+    setattr(function, _OWN, True)
+    return function
+
+
+def _name_of(function: Any) -> str:
+    """Where it is in the program; in a graph of TensorFlow 1 also how many of it came before."""
+    inner = getattr(function, "_func", function)  # of tf.py_function
+    if getattr(inner, _OWN, False):
+        return ""
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    code = getattr(inner, "__code__", None)
+    where = f"{code.co_name}, line {code.co_firstlineno}" if code else type(inner).__name__
+    name = f"Python function {where}"
+    graph = graph_of_session()
+    before = 0 if graph is None else count_in(graph, name)
+    return f"{name} ({before + 1})" if before else name
