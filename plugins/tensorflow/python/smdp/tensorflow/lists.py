@@ -83,11 +83,12 @@ def check_same_length(call: str, what: str, values: Sequence[Any], group: Any, c
 def join_small(values: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
     """Each value through a call that is the same for every element; small ones of a dtype go as one."""
     results = list(values)
-    together: dict[Any, list[int]] = {}
+    together: dict[str | int, list[int]] = {}
     for index, value in enumerate(values):
         is_dense = not isinstance(value, tf.IndexedSlices)
         is_small = is_dense and _elements(value) * value.dtype.size < _SMALL_BYTES
-        together.setdefault(value.dtype if is_small else index, []).append(index)
+        # Not the dtype itself, which equals its number, and so an index.
+        together.setdefault(value.dtype.name if is_small else index, []).append(index)
     for indices in together.values():
         several = [values[index] for index in indices]
         if len(several) == 1:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from smdp._pickling import dumps
@@ -13,6 +15,8 @@ from smdp._shown import shown
 from smdp.tensorflow.arguments import root_of
 from smdp.tensorflow.collectives import allgather, broadcast
 from smdp.tensorflow.groups import group_of
+
+Array = npt.NDArray[Any]
 
 
 def broadcast_object(
@@ -26,18 +30,20 @@ def broadcast_object(
 ) -> Any:
     """The root's object, on every rank. It is pickled: ranks must trust each other, as they do anyway.
 
+    While a graph of TensorFlow 1 is built it works at once, without a session.
+
     Raises:
         TypeError: root_rank is no integer, or the object cannot be pickled.
         ValueError: There is no such rank.
         RuntimeError: In a function that is being traced: only tensors can be its results.
     """
-    members = _only_eager("broadcast_object", group_of(group, process_set))
+    members = _outside_functions("broadcast_object", group_of(group, process_set))
     root_rank = root_of("broadcast_object", root_rank, members)
     data = _pickled("broadcast_object", obj, members) if members.rank == root_rank else np.zeros(0, np.uint8)
-    length = int(broadcast(tf.constant([len(data)], tf.int64), root_rank, group=members)[0])
+    length = int(_broadcast(np.array([len(data)]), root_rank, members)[0])
     if members.rank != root_rank:
         data = np.zeros(length, np.uint8)
-    received = broadcast(tf.constant(data), root_rank, group=members).numpy()
+    received = _broadcast(data, root_rank, members)
     return obj if members.rank == root_rank else pickle.loads(received.tobytes())
 
 
@@ -50,24 +56,38 @@ def allgather_object(
         TypeError: The object cannot be pickled.
         RuntimeError: In a function that is being traced: only tensors can be its results.
     """
-    members = _only_eager("allgather_object", group_of(group, process_set))
+    members = _outside_functions("allgather_object", group_of(group, process_set))
     data = _pickled("allgather_object", obj, members)
-    lengths = allgather(tf.constant([len(data)], tf.int64), group=members).numpy()
-    joined = allgather(tf.constant(data), group=members).numpy()
+    lengths = _allgather(np.array([len(data)]), [1] * members.size, members)
+    joined = _allgather(data, lengths, members)
     ends = np.cumsum(lengths)
     return [pickle.loads(joined[end - n : end].tobytes()) for n, end in zip(lengths, ends, strict=True)]
 
 
-def _only_eager(what: str, group: Any) -> Any:
+def _broadcast(array: Array, root_rank: int, group: Any) -> Any:
+    if tf.executing_eagerly():  # behind what eager code has called before
+        return broadcast(tf.constant(array), root_rank, group=group).numpy()
+    return group.broadcast(array.copy(), root_rank)
+
+
+def _allgather(array: Array, rows: Sequence[int], group: Any) -> Any:
     if tf.executing_eagerly():
+        return allgather(tf.constant(array), group=group).numpy()
+    joined = np.empty(sum(rows), array.dtype)
+    group.all_gather(array, out=np.split(joined, np.cumsum(rows)[:-1]))
+    return joined
+
+
+def _outside_functions(what: str, group: Any) -> Any:
+    if tf.executing_eagerly() or not tf.compat.v1.get_default_graph().building_function:
         return group
     raise RuntimeError(
-        f"[smdp] rank {group.rank}: {what} was called in a tf.function (or a graph), which works on"
-        " tensors, not on objects. Call it outside, before the function."
+        f"[smdp] rank {group.rank}: {what} was called in a tf.function, which works on tensors, not on"
+        " objects. Call it outside, before the function."
     )
 
 
-def _pickled(call: str, obj: Any, group: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _pickled(call: str, obj: Any, group: Any) -> Array:
     try:
         return np.frombuffer(dumps(obj), np.uint8)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
