@@ -26,7 +26,9 @@ def test_script(launcher: str, script: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("horovod") is not None, reason="Horovod itself is installed, and answers")
-@pytest.mark.parametrize("script", ["tensorflow_graph_names.py", "tensorflow_keras_names.py"])
+@pytest.mark.parametrize(
+    "script", ["tensorflow_graph_names.py", "tensorflow_keras_names.py", "tensorflow_mode_names.py"]
+)
 def test_names(script: str) -> None:
     if "keras" in script and str(getattr(tf.keras, "__version__", "2")).startswith("2"):
         pytest.skip("needs Keras 3")
