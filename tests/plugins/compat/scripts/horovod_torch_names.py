@@ -473,6 +473,13 @@ total.synchronize()
 total.synchronize()  # nothing new has come
 total.step()
 assert summed.item() == -size, summed
+# As hooks do that run in another order on each rank.
+everybody = hvd.add_process_set(list(range(size)))
+refused(
+    lambda: hvd.allreduce(x, name=f"layer {rank}", process_set=everybody),
+    hvd.HorovodInternalError,
+    "all_reduce 'layer 0'",
+)
 # A batch that the other rank does not have.
 refused(lambda: hvd.join() if rank == 0 else hvd.allreduce(x), hvd.HorovodInternalError, "barrier")
 hvd.shutdown()

@@ -1,4 +1,7 @@
-"""Operations that return at once, in place and into a new tensor; names are not needed."""
+"""Operations that return at once, in place and into a new tensor.
+
+Ranks make them in one order. Where the program gives names these are compared.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from smdp.compat.horovod.torch.names import under_its_name
 from smdp.compat.horovod.torch.operands import check_rows, check_tensor
 from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
 
@@ -131,6 +135,7 @@ def _finish_mean(kind: str, tensor: Tensor, size: int) -> None:
         tensor.div_(size, rounding_mode="floor")
 
 
+@under_its_name
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -201,6 +206,7 @@ def grouped_allreduce_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any
     return grouped_allreduce_async_([tensor.detach().clone() for tensor in tensors], *args, **kwargs)
 
 
+@under_its_name
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -224,6 +230,7 @@ def grouped_allgather_async(
     return _together([allgather_async(tensor, name, process_set) for tensor in tensors])
 
 
+@under_its_name
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -241,6 +248,7 @@ def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     return broadcast_async_(tensor.detach().clone(), *args, **kwargs)
 
 
+@under_its_name
 def alltoall_async(
     tensor: Tensor,
     splits: Any = None,
@@ -277,6 +285,7 @@ def alltoall_async(
     return Handle([work], lambda: out if splits is None else (out, received.to(torch.int32)))
 
 
+@under_its_name
 def reducescatter_async(
     tensor: Tensor,
     name: str | None = None,

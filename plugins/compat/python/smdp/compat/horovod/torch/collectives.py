@@ -1,7 +1,7 @@
 """allreduce, allgather, broadcast, alltoall and reducescatter, in place and grouped.
 
-Those that give a new tensor have gradients. All ranks must make the same calls in the same order; names are
-not needed.
+Those that give a new tensor have gradients. All ranks must make the same calls in the same order. Where the
+program gives names these are compared.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     synchronize,
 )
 from smdp.compat.horovod.torch.compression import Compression, compressor
+from smdp.compat.horovod.torch.names import under_its_name
 from smdp.compat.horovod.torch.operands import check_rows, check_tensor
 from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set, size
 
@@ -35,6 +36,7 @@ def grouped_allreduce_(*args: Any, **kwargs: Any) -> Any:
     return synchronize(grouped_allreduce_async_(*args, **kwargs))
 
 
+@under_its_name
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -50,7 +52,7 @@ def allreduce(
     Args:
         tensor: The same shape and dtype on all ranks.
         average: Horovod's old spelling of op.
-        name: Not used.
+        name: Ranks compare it.
         compression: Compression.fp16 or bf16 sends a float32 tensor in 16 bits; or one's own, with compress()
             and decompress().
         op: Average, Sum, Min, Max or Product; default Average.
@@ -85,6 +87,7 @@ def grouped_allreduce(
     ]
 
 
+@under_its_name
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
@@ -98,6 +101,7 @@ def broadcast_(*args: Any, **kwargs: Any) -> Any:
     return synchronize(broadcast_async_(*args, **kwargs))
 
 
+@under_its_name
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
@@ -106,6 +110,7 @@ def broadcast(
     return received
 
 
+@under_its_name
 def alltoall(
     tensor: Tensor,
     splits: Any = None,
@@ -118,6 +123,7 @@ def alltoall(
     return out if splits is None else (out, received)
 
 
+@under_its_name
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
