@@ -69,23 +69,28 @@ def create_process_group(backend_options: Any, process_group_options: Any = None
 
 
 def _look_at_launchers() -> None:
-    """Let groups over smdp take their ranks from any launcher; other groups never notice."""
+    """Lets groups over smdp take ranks from any launcher and name missing ones; others never notice."""
     # torch.distributed.rendezvous is also the name of a function, which hides the module.
     module = sys.modules.get("torch.distributed.rendezvous")
     handlers: dict[str, Any] = getattr(module, "_rendezvous_handlers", {})
-    torchs = handlers.get("env")
-    if torchs is None or hasattr(torchs, "smdp_torchs"):
-        return
+    for scheme in ("env", "tcp"):
+        torchs = handlers.get(scheme)
+        if torchs is not None and not hasattr(torchs, "smdp_torchs"):
+            handlers[scheme] = _handler(torchs, scheme)
 
+
+def _handler(torchs: Any, scheme: str) -> Any:
     def handler(url: str, **options: Any) -> Any:
         if not _is_for_smdp():
             return torchs(url, **options)
-        from smdp.torch.env_rendezvous import rendezvous
-
+        if scheme == "tcp":
+            from smdp.torch.tcp_rendezvous import rendezvous
+        else:
+            from smdp.torch.env_rendezvous import rendezvous
         return rendezvous(torchs, url, **options)
 
     handler.smdp_torchs = torchs  # type: ignore[attr-defined]
-    handlers["env"] = handler
+    return handler
 
 
 def _is_for_smdp() -> bool:

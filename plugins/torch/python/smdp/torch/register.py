@@ -17,6 +17,7 @@ from smdp import ClosedError, _log, _misspelt, _world
 from smdp.config import Config, read
 from smdp.environments.given_ranks import warn_of_given_ranks
 from smdp.torch.process_group import ProcessGroupSmdp, connect
+from smdp.torch.start import start
 from smdp.torch.work import seconds_of
 from smdp_torch_autoload import register_backend
 
@@ -78,7 +79,8 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         size,
         backend_options.group_id,
         timeout_s,
-        config.init_timeout_s,
+        # What the caller allows for the start counts for the default group.
+        config.init_timeout_s if dist.is_initialized() else start.take_limit(config.init_timeout_s),
         options,
         [torch.device(device_type) for device_type in device_types],
         list(backend_options.global_ranks_in_group),
