@@ -357,7 +357,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._hooks is None and not (torch.is_grad_enabled() and self.require_backward_grad_sync):
             return inputs, kwargs  # a copy that only looks at things, perhaps on one rank
         hooks = self._make_hooks()
-        hooks.check()
+        hooks.begin_forward()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._check_frozen()
         work = Join.notify_join_context(self)
@@ -438,11 +438,14 @@ def _refuse_what_takes_gradients(module: nn.Module) -> None:
         if parameter.requires_grad and name not in ignored
     }
     for name, part in module.named_modules():
-        is_wrapper = isinstance(part, TorchDistributedDataParallel)
-        if is_wrapper and any(id(parameter) in averaged for parameter in part.parameters()):
+        is_torchs = isinstance(part, TorchDistributedDataParallel) and not isinstance(
+            part, DistributedDataParallel
+        )
+        if is_torchs and any(id(parameter) in averaged for parameter in part.parameters()):
             raise ValueError(
-                f"[smdp] DistributedDataParallel: {name or 'the module'} is a {type(part).__name__} already,"
-                " and two cannot average the same gradients. Wrap the outermost module only."
+                f"[smdp] DistributedDataParallel: {name or 'the module'} is in torch's DistributedData"
+                "Parallel, whose reducer would average the same gradients at the same time. Use one class for"
+                " both, or wrap the outermost module only."
             )
     for parameter in module.parameters():
         if id(parameter) in averaged and hasattr(parameter, "_in_backward_optimizers"):

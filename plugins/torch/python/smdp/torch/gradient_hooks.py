@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import torch
@@ -18,13 +19,11 @@ from torch.utils.hooks import RemovableHandle
 from smdp import _core
 from smdp.torch.profiling import ranged
 from smdp.torch.reducer_options import check_rows_have_no_momentum
+from smdp.torch.shared_parameters import SharedParameters
 from smdp.torch.sparse_gradients import SparseGradients, sparse_on_any_rank
 from smdp.torch.tensors import DTYPES
 
 _NONE = -1
-
-# Who averages a parameter's gradient, by its id: a second one would sum the same memory at the same time.
-_owners: dict[int, weakref.ref[GradientHooks]] = {}
 
 
 class Deferral(Protocol):
@@ -60,6 +59,7 @@ class GradientHooks:
         scale: Multiplies what comes of it, 1 at first.
         parameters: Those whose gradients are averaged, by index.
         registered: (name, dtype, elements) of each, as the core knows them; they may be cast later.
+        shared: Which of the parameters other models average as well.
         velocity: Momentum of what the codec of "topk" does not see, by index.
         deferral: Who waits for the means instead of the end of backward; at first nobody.
     """
@@ -99,10 +99,11 @@ class GradientHooks:
         self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
         self.velocity: dict[int, Tensor] = {}
         self.registered = [(name, one.dtype, one.numel()) for name, one in parameters]
-        self._is_closed = False
         self.scale = 1.0
         self._marks: dict[torch.dtype, tuple[Tensor, Node]] = {}
         self.deferral: Deferral | None = None
+        self.shared = SharedParameters(self, self.parameters)
+        self._refuse_what_is_stepped_elsewhere()
         self._make_reducer = partial(
             _core.GradientReducer,
             group,
@@ -120,31 +121,24 @@ class GradientHooks:
         # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
         # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
         self._lent: dict[int, Tensor] = {}
-        for parameter in self.parameters:
-            older = _owners.get(id(parameter), lambda: None)()
-            if older is not None:
-                older.close()
-            _owners[id(parameter)] = weakref.ref(self)
         self._handles = [self._hook(index) for index in range(len(self.parameters))]
         self._remove = weakref.finalize(self, _remove, self._handles)
 
+    def _refuse_what_is_stepped_elsewhere(self) -> None:
+        for index, (name, _, _) in enumerate(self.registered):
+            if any(other.deferral is not None for other, _ in self.shared.others(index)):
+                raise ValueError(
+                    f"[smdp] parameter {name!r} belongs to a model in a StepInForward, too, which takes its"
+                    " gradient out of backward. Leave StepInForward out where models share parameters."
+                )
+
     def close(self) -> None:
-        """Take the hooks away; done when another one takes over a parameter."""
-        self._is_closed = True
+        """Takes the hooks away; done when another one takes over all parameters."""
         self._root = None
         self._remove()
 
-    def check(self) -> None:
-        """Ask before a forward whether gradients will be averaged.
-
-        Raises:
-            RuntimeError: The model has been wrapped again since.
-        """
-        if self._is_closed:
-            raise RuntimeError(
-                "[smdp] this model has been wrapped a second time, and its gradients are averaged there."
-                " Use the newer wrapper."
-            )
+    def begin_forward(self) -> None:
+        """Forgets a backward that has failed half-way."""
         if torch._C._current_graph_task_id() == _NONE:  # what is left is of a backward that has failed
             self._backward = _NONE
             self._root = None
@@ -163,6 +157,10 @@ class GradientHooks:
         self.reducer.rescale(factor)
         for velocity in self.velocity.values():
             velocity.mul_(factor)
+
+    def is_in_backward(self) -> bool:
+        """Whether the backward under way is one whose gradients are averaged here."""
+        return self._backward != _NONE and self._backward == torch._C._current_graph_task_id()
 
     def arm(self) -> None:
         """Say, within a backward, that its gradients are to be averaged at its end, if there are any.
@@ -199,6 +197,8 @@ class GradientHooks:
         """Average a gradient that backward has just completed, if it is wanted."""
         self._touched.add(index)
         if self._backward == _NONE:
+            if any(other.is_in_backward() for other, _ in self.shared.others(index)):
+                return  # it comes of the other model alone
             if not self._is_wanted() and not self._is_past_output():
                 return
             self.arm()
@@ -235,7 +235,12 @@ class GradientHooks:
     def _is_last(self, index: int) -> bool:
         """Whether no hook of the parameter comes after this object's."""
         hooks = getattr(self.parameters[index], "_post_accumulate_grad_hooks", None)
-        return not hooks or next(reversed(hooks)) == self._handles[index].id
+        own = self._handles[index].id
+        if not hooks or next(reversed(hooks)) == own:
+            return True
+        # Those of other models that share the parameter do not change its gradient before backward ends.
+        theirs = {other._handles[number].id for other, number in self.shared.others(index)}
+        return all(one in theirs for one in takewhile(lambda one: one != own, reversed(hooks)))
 
     def _hook(self, index: int) -> RemovableHandle:
         return self.parameters[index].register_post_accumulate_grad_hook(_taking(weakref.ref(self), index))
@@ -309,8 +314,8 @@ class GradientHooks:
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
         if not _has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
-        elif not is_used:
-            grad = grad.clone()  # what nobody uses stays as it is
+        elif not is_used or index in self.shared.indices:
+            grad = grad.clone()  # what nobody uses stays as it is; what others use, too, until all have it
         self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
 

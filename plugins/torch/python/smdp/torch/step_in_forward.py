@@ -135,6 +135,13 @@ class StepInForward:
     def _check(self, optimizers: Iterable[Optimizer]) -> None:
         if self._hooks.deferral is not None:
             raise ValueError("[smdp] this model is in a StepInForward already.")
+        for index, parameter in enumerate(self._parameters):
+            if self._hooks.shared.others(index):
+                raise ValueError(
+                    f"[smdp] StepInForward: parameter {self._names[id(parameter)]!r} belongs to another"
+                    " wrapped model, too, whose gradient it would take out of backward. Leave StepInForward"
+                    " out where models share parameters."
+                )
         averaged = {id(parameter) for parameter in self._parameters}
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for parameter in (one for group in groups for one in group["params"]):

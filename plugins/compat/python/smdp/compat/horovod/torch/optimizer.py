@@ -160,6 +160,7 @@ class _DistributedOptimizer:
         self._takes_part = bool(self._is_member and parameters)
         if not self._takes_part:
             return
+        self._replace_others()
         me = weakref.ref(self)
         for parameter in self._parameters:
             if not isinstance(self, torch.optim.SparseAdam):  # which takes no dense gradients
@@ -187,6 +188,25 @@ class _DistributedOptimizer:
             factor=1.0 if kind == Sum else 0.0,
             sparse=sparse,
         )
+
+    def _replace_others(self) -> None:
+        """Takes over from optimizers that were wrapped for the same parameters before.
+
+        Raises:
+            ValueError: Another one keeps some, and they would be summed twice.
+        """
+        uses = (_owners.get(key, lambda: None)() for key in self._known)
+        others = {id(other): other for other in uses if other is not None}
+        for other in others.values():
+            if other._known <= self._known:
+                if other._hooks is not None:
+                    other._hooks.close()
+            elif Sum in (self._kind, other._kind):
+                raise ValueError(
+                    f"[smdp] DistributedOptimizer shares {len(other._known & self._known)} of its"
+                    f" {len(self._known)} parameters with another one, and op=Sum would sum their gradients"
+                    " twice. Give them to one of the two, or use Average."
+                )
 
     def _begin_step(self) -> None:
         self._pass = 0

@@ -1,0 +1,74 @@
+"""Parameters that several models share, each of which averages their gradients."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+
+    from smdp.torch.gradient_hooks import GradientHooks
+
+
+class _Use(NamedTuple):
+    """By whom a parameter's gradient is averaged, and as which of its parameters."""
+
+    hooks: weakref.ref[GradientHooks]
+    number: int
+
+
+# Who averages a parameter's gradient, by its id. Whoever does so keeps the parameter, and with it the id.
+_uses: dict[int, list[_Use]] = {}
+
+
+class SharedParameters:
+    """Knows which parameters of one GradientHooks others average as well.
+
+    Each of them sums a copy of such a gradient, as all do it at the same time.
+
+    Args:
+        hooks: Whose parameters these are.
+        parameters: All of them.
+
+    Attributes:
+        indices: Of those that are shared, or were until another one was collected.
+    """
+
+    def __init__(self, hooks: GradientHooks, parameters: Sequence[Parameter]) -> None:
+        self.indices: set[int] = set()
+        self._hooks = weakref.ref(hooks)
+        self._ids = [id(parameter) for parameter in parameters]
+        weakref.finalize(hooks, _forget, self._ids)
+        if any(self._uses_of(key) for key in self._ids):
+            gc.collect()  # a wrapper that was replaced is in a cycle with its hooks
+        for index, key in enumerate(self._ids):
+            for other, its_index in self._uses_of(key):
+                other.shared.indices.add(its_index)
+                self.indices.add(index)
+            _uses.setdefault(key, []).append(_Use(self._hooks, index))
+
+    def others(self, index: int) -> list[tuple[GradientHooks, int]]:
+        """Returns who else averages a parameter, each with its own index of it."""
+        if index not in self.indices:
+            return []
+        found = self._uses_of(self._ids[index])
+        if not found:
+            self.indices.discard(index)
+        return found
+
+    def _uses_of(self, key: int) -> list[tuple[GradientHooks, int]]:
+        me = self._hooks()
+        found = [(use.hooks(), use.number) for use in _uses.get(key, ())]
+        return [(hooks, index) for hooks, index in found if hooks is not None and hooks is not me]
+
+
+def _forget(keys: Sequence[int]) -> None:
+    for key in keys:
+        left = [use for use in _uses.get(key, ()) if use.hooks() is not None]
+        if left:
+            _uses[key] = left
+        else:
+            _uses.pop(key, None)
