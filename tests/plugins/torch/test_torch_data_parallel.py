@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -384,6 +385,26 @@ def check_checkpointing() -> None:
 
 def test_activation_checkpointing() -> None:
     run(check_checkpointing)
+
+
+def check_no_reducer_of_torchs() -> None:
+    """torch's reducer takes seconds where there are thousands of parameters, and would be thrown away."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("torch's reducer was made")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "Reducer", fail)
+        model = smdp.torch.DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True)
+        other = copy.deepcopy(model)
+    for one in (model, other):
+        assert one.static_graph
+        one(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
+        torch.testing.assert_close(one.module.weight.grad, torch.full((2, 2), 1.5))
+
+
+def test_no_reducer_of_torchs() -> None:
+    run(check_no_reducer_of_torchs, 2)
 
 
 def check_wrapped_again() -> None:

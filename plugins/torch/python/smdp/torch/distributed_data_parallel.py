@@ -125,6 +125,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if is_on_cpu and not any(parameter.requires_grad for parameter in module.parameters()):
                 # torch refuses it; ranks that have something to train must hear of it, and not wait.
                 GradientHooks(group.core, [], lambda: False, **options)
+        self._hook_options = options if is_on_cpu else None
         super().__init__(*given.args[1:], **given.kwargs)
         self._is_armed = False
         self._is_visible = True
@@ -135,7 +136,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 self._wire = {name: value for name, value in options.items() if name != "bucket_cap_mb"}
             self._hook_wire()
             return
-        self._hook_options = options
         self._make_hooks()
         if synchronises:
             gives_buffers = self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None
@@ -206,13 +206,22 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                     " Wrap the model anew after that."
                 )
 
+    def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
+        """Makes torch's reducer; on the CPU only what stands in for it.
+
+        torch's keeps buffers as large as the model and hooks on every parameter, and takes seconds to make for
+        tens of thousands of them.
+        """
+        if self._hook_options is None:
+            super()._ddp_init_helper(*args, **kwargs)
+            return
+        self.reducer = StandInReducer(self)
+        self._passing_sync_batchnorm_handle(self.module)
+
     def _make_hooks(self) -> GradientHooks:
         """Build the gradient reducer; collective, and of a copy only when it first trains."""
         if self._hooks is None:
             assert self._hook_options is not None
-            # torch's reducer keeps buffers as large as the model and hooks on every parameter.
-            self.logger = None
-            self.reducer = StandInReducer(self)
             averaged = [
                 (name, parameter)
                 for name, parameter in self.module.named_parameters()
@@ -241,7 +250,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As torch's; a copy compresses as the original does."""
-        super().__setstate__(state)
+        if state["_hook_options"] is None:
+            super().__setstate__(state)
+        else:  # where the graph is static, torch tells its own reducer and logger
+            self.logger = None
+            super().__setstate__({**state, "static_graph": False})
+            self.static_graph = state["static_graph"]
         self._hook_wire()
 
     def _set_static_graph(self) -> None:

@@ -42,13 +42,17 @@ class SharedParameters:
         self._hooks = weakref.ref(hooks)
         self._ids = [id(parameter) for parameter in parameters]
         weakref.finalize(hooks, _forget, self._ids)
-        if any(self._uses_of(key) for key in self._ids):
+        if not _uses.keys().isdisjoint(self._ids):
             gc.collect()  # a wrapper that was replaced is in a cycle with its hooks
         for index, key in enumerate(self._ids):
+            use = _Use(self._hooks, index)
+            if key not in _uses:
+                _uses[key] = [use]
+                continue
             for other, its_index in self._uses_of(key):
                 other.shared.indices.add(its_index)
                 self.indices.add(index)
-            _uses.setdefault(key, []).append(_Use(self._hooks, index))
+            _uses[key].append(use)
 
     def others(self, index: int) -> list[tuple[GradientHooks, int]]:
         """Returns who else averages a parameter, each with its own index of it."""
