@@ -117,10 +117,13 @@ class SplitOptions:
         rank_of = [stage.rank for stage in found.stages]
         is_loop = rank_of == [stage % self.stages for stage in range(len(rank_of))]
         held = [stage.activation_bytes for stage in found.stages]
-        place: dict[str, Any] = (
-            {"virtual_stages": self.stages_per_rank} if ranks is None else {"rank_of": ranks}
+        make = functools.partial(
+            schedules.generate,
+            stages=self.stages,
+            microbatches=microbatches,
+            virtual_stages=self.stages_per_rank if ranks is None else 1,
+            rank_of=ranks,
         )
-        make = functools.partial(schedules.generate, stages=self.stages, microbatches=microbatches, **place)
         training = make(
             found.schedule,
             active_microbatches=self.active_microbatches,
@@ -133,7 +136,8 @@ class SplitOptions:
         )
         if training.rank_of != rank_of:  # auto would lay another number of microbatches otherwise
             training = make("looped_bfs" if is_loop else "zb_v")
-        evaluation = make("forward_only", **({} if ranks else {"placement": "loop" if is_loop else "v"}))
+        own = "loop" if is_loop else "v"
+        evaluation = make("forward_only", placement=own if ranks is None else None)
         return Tables(training, evaluation)
 
 

@@ -157,7 +157,7 @@ class DistributedModel(DistributedParts):
             )
         self._body.backward(as_one(tensors, grad_tensors))
 
-    def agreed_inputs(self, identity: object, name: str, given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    def agreed_inputs(self, identity: object, name: str, given: dict[Any, Any]) -> dict[Any, Any]:
         """Begins a step: returns the arguments that all ranks of the pipeline go on with; smp.step calls it.
 
         Args:

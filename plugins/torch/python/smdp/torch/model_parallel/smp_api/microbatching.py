@@ -113,7 +113,7 @@ class Slicer:
                 arguments[name] = (*arguments.get(name, ()), value)
             else:
                 arguments[name] = value
-        bound = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(self._signature, arguments)
         return bound.args, bound.kwargs
 
     def _sliced(self, place: Place, value: Any, index: int, count: int) -> Any:

@@ -50,7 +50,7 @@ class StepInputs:
         """
         arguments = {place: read(value) for place, value in arguments.items()}
         structure = b"" if self._differ else digest(arguments, with_contents=False)
-        is_alike = is_same(int.from_bytes(structure[:8]) >> 2)
+        is_alike = is_same(int.from_bytes(structure[:8], "big") >> 2)
         if self._differ:
             return broadcast(arguments, self._group)
         if is_alike and self._is_first_call:
