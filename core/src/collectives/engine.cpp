@@ -210,7 +210,8 @@ Task Engine::run(Collective& collective) {
     if (link) link->enter(collective.fingerprint);
   }
   if (const auto refused = refused_.find(collective.fingerprint.sequence); refused != refused_.end()) {
-    throw MismatchError(members_.prefix() + collective.describe() + " failed: " + refused->second);
+    const std::string what = collective.describe() + " failed: ";
+    throw MismatchError(members_.prefix() + what + refused->second);
   }
   if (collective.arrival) {
     co_await until(-1, [&collective] { return collective.arrival->is_there(); });
