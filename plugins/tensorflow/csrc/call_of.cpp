@@ -3,12 +3,21 @@
 #include "smdp/call_name.h"
 
 namespace smdp::tensorflow {
+namespace {
+
+constexpr const char* kName = "_smdp_known_as";
+
+bool is_set(TF_OpKernelConstruction* construction, const char* name) {
+  return has_attribute(construction, name) && bool_attribute(construction, name);
+}
+
+}  // namespace
 
 CallOf::CallOf(TF_OpKernelConstruction* construction)
     : group_(attribute(construction, "group")),
-      name_(string_attribute(construction, "known_as")),
-      is_by_name_(bool_attribute(construction, "by_name")) {
-  if (!bool_attribute(construction, "is_inner")) return;
+      name_(has_attribute(construction, kName) ? string_attribute(construction, kName) : ""),
+      is_by_name_(is_set(construction, "_smdp_by_name")) {
+  if (!is_set(construction, "_smdp_is_inner")) return;
   // Where TensorFlow puts a function's nodes in place of its call, their names begin with that of the call.
   const TF_StringView node = TF_OpKernelConstruction_GetName(construction);
   name_ = std::string(node.data, node.len) + ": " + name_;

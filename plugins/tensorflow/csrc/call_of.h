@@ -8,10 +8,10 @@
 
 namespace smdp::tensorflow {
 
-// What every op has that calls a group. known_as: its name in the program. by_name: TensorFlow may run it before or
-// after others, so it meets those of its name. is_inner: it is in a function, which a graph may call in several places.
-#define SMDP_CALL_ATTRIBUTES "group: int", "known_as: string = ''", "by_name: bool = false", "is_inner: bool = false"
-
+// Made of the attribute `group`, and of those that Python gives the nodes of a graph beside an op's own, which would
+// cost eager code time. _smdp_known_as: the node's name in the program. _smdp_by_name: TensorFlow may run it before or
+// after others, so it meets those of its name. _smdp_is_inner: it is in a function, which a graph may call in several
+// places.
 class CallOf {
  public:
   explicit CallOf(TF_OpKernelConstruction* construction);

@@ -57,16 +57,16 @@ void define_collective_ops() {
   define_async<Allreduce>({"SmdpAllreduce",
                            {"tensor: T", "token: resource"},
                            {"reduced: T"},
-                           {kReducible, SMDP_CALL_ATTRIBUTES, "op: int"},
+                           {kReducible, "group: int", "op: int"},
                            true,
                            same_shape});
   define_async<Broadcast>({"SmdpBroadcast",
                            {"tensor: T", "token: resource"},
                            {"received: T"},
-                           {kMovable, SMDP_CALL_ATTRIBUTES, "root: int", "label: string = ''"},
+                           {kMovable, "group: int", "root: int", "label: string = ''"},
                            true,
                            same_shape});
-  define_async<Barrier>({"SmdpBarrier", {"token: resource"}, {}, {SMDP_CALL_ATTRIBUTES}, true, no_shape});
+  define_async<Barrier>({"SmdpBarrier", {"token: resource"}, {}, {"group: int"}, true, no_shape});
 }
 
 }  // namespace smdp::tensorflow

@@ -169,19 +169,19 @@ void define_gather_ops() {
   define_async<Allgather>({"SmdpAllgather",
                            {"tensor: T", "token: resource"},
                            {"gathered: T"},
-                           {kMovable, SMDP_CALL_ATTRIBUTES},
+                           {kMovable, "group: int"},
                            true,
                            unknown_shape});
   define_async<Alltoall>({"SmdpAlltoall",
                           {"tensor: T", "splits: int64", "token: resource"},
                           {"received: T", "received_splits: int64"},
-                          {kMovable, SMDP_CALL_ATTRIBUTES},
+                          {kMovable, "group: int"},
                           true,
                           unknown_shape});
   define_async<Reducescatter>({"SmdpReducescatter",
                                {"tensor: T", "token: resource"},
                                {"reduced: T"},
-                               {kReducible, SMDP_CALL_ATTRIBUTES, "op: int"},
+                               {kReducible, "group: int", "op: int"},
                                true,
                                unknown_shape});
 }

@@ -160,6 +160,11 @@ std::string string_attribute(TF_OpKernelConstruction* construction, const char* 
   return value;
 }
 
+bool has_attribute(TF_OpKernelConstruction* construction, const char* name) {
+  const Status status;
+  return TF_OpKernelConstruction_HasAttr(construction, name, status) && TF_GetCode(status) == TF_OK;
+}
+
 bool bool_attribute(TF_OpKernelConstruction* construction, const char* name) {
   const Status status;
   unsigned char value = 0;

@@ -49,6 +49,7 @@ Tensor new_output(TF_OpKernelContext* context, int index, TF_DataType dtype, con
 std::int64_t attribute(TF_OpKernelConstruction* construction, const char* name);
 std::vector<std::int64_t> list_attribute(TF_OpKernelConstruction* construction, const char* name);
 std::string string_attribute(TF_OpKernelConstruction* construction, const char* name);
+bool has_attribute(TF_OpKernelConstruction* construction, const char* name);
 bool bool_attribute(TF_OpKernelConstruction* construction, const char* name);
 // Throws ClosedError if it is gone.
 std::shared_ptr<Group> find_group(std::int64_t id);

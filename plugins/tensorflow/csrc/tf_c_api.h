@@ -77,6 +77,7 @@ void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
 TF_StringView TF_OpKernelConstruction_GetName(TF_OpKernelConstruction*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
 
+bool TF_OpKernelConstruction_HasAttr(TF_OpKernelConstruction*, const char* name, TF_Status*);
 void TF_OpKernelConstruction_GetAttrBool(TF_OpKernelConstruction*, const char* name, unsigned char* value, TF_Status*);
 void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* name, int32_t* list_size,
                                          int32_t* total_size, TF_Status*);

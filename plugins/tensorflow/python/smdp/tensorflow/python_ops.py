@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,17 @@ class _Op:
         return self.attributes[name]
 
 
-def smdp_allreduce(tensor: Any, token: Any, group: int, op: int, known_as: str = "", **_: Any) -> Any:
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def in_python(function: _Function) -> _Function:
+    """Marks what takes its name among its arguments, not from the node."""
+    function.is_in_python = True  # type: ignore[attr-defined]
+    return function
+
+
+@in_python
+def smdp_allreduce(tensor: Any, token: Any, group: int, op: int, known_as: str = "") -> Any:
     """As the op SmdpAllreduce."""
 
     def run(value: Array) -> Array:
@@ -49,7 +59,10 @@ def smdp_allreduce(tensor: Any, token: Any, group: int, op: int, known_as: str =
     )
 
 
-def smdp_broadcast(tensor: Any, token: Any, group: int, root: int, known_as: str = "", **_: Any) -> Any:
+@in_python
+def smdp_broadcast(
+    tensor: Any, token: Any, group: int, root: int, label: str = "", known_as: str = ""
+) -> Any:
     """As the op SmdpBroadcast, but that errors do not have the label."""
 
     def run(value: Array) -> Array:
@@ -65,7 +78,8 @@ def smdp_broadcast(tensor: Any, token: Any, group: int, root: int, known_as: str
     )
 
 
-def smdp_allgather(tensor: Any, token: Any, group: int, known_as: str = "", **_: Any) -> Any:
+@in_python
+def smdp_allgather(tensor: Any, token: Any, group: int, known_as: str = "") -> Any:
     """As the op SmdpAllgather."""
 
     def run(value: Array) -> Array:
@@ -78,7 +92,8 @@ def smdp_allgather(tensor: Any, token: Any, group: int, known_as: str = "", **_:
     return _call("SmdpAllgather", _named(run, known_as), token, [tensor], {"group": group}, [None])
 
 
-def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: str = "", **_: Any) -> Any:
+@in_python
+def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: str = "") -> Any:
     """As the op SmdpAlltoall."""
 
     def run(value: Array, given: Array) -> tuple[Array, Array]:
@@ -119,7 +134,8 @@ def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: st
     )
 
 
-def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, known_as: str = "", **_: Any) -> Any:
+@in_python
+def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, known_as: str = "") -> Any:
     """As the op SmdpReducescatter."""
 
     def run(value: Array) -> Array:
@@ -134,7 +150,8 @@ def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, known_as: s
     )
 
 
-def smdp_barrier(token: Any, group: int, known_as: str = "", **_: Any) -> Any:
+@in_python
+def smdp_barrier(token: Any, group: int, known_as: str = "") -> Any:
     """As the op SmdpBarrier."""
 
     def run() -> Array:
