@@ -209,8 +209,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
         """Makes torch's reducer; on the CPU only what stands in for it.
 
-        torch's keeps buffers as large as the model and hooks on every parameter, and takes seconds to make for
-        tens of thousands of them.
+        torch's keeps buffers as large as the model and hooks on every parameter. Where there are many, making
+        it takes seconds.
         """
         if self._hook_options is None:
             super()._ddp_init_helper(*args, **kwargs)

@@ -114,10 +114,11 @@ class GradientHooks:
             topk_momentum=topk_momentum,
         )
         self._learns_sparse = self._may_turn_dense = sparse is None
-        self.sparse = SparseGradients(sparse or (), self.parameters)
-        if self.sparse.indices:
+        known = frozenset(sparse or ())
+        if known:
             check_rows_have_no_momentum(topk_momentum)
-        self.reducer = self._make_reducer(self._described())
+        self.reducer = self._make_reducer(self._described(known))
+        self.sparse = SparseGradients(known, self.parameters)
         # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
         # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
         self._lent: dict[int, Tensor] = {}
@@ -368,14 +369,14 @@ class GradientHooks:
         self._learns_sparse = False
         found = sparse_on_any_rank(self.reducer, [parameter.grad for parameter in self.parameters])
         if found:
+            self.reducer = self._make_reducer(self._described(found))
             self.sparse = SparseGradients(found, self.parameters)
-            self.reducer = self._make_reducer(self._described())
 
-    def _described(self) -> list[tuple[str, int, int, str]]:
+    def _described(self, sparse: Collection[int]) -> list[tuple[str, int, int, str]]:
         """Returns what the core is told of each parameter; sparse gradients have no place in its buffers."""
         return [
             (name, 0, DTYPES[dtype], f"{_shape_of(one)} with sparse gradients")
-            if index in self.sparse.indices
+            if index in sparse
             else (name, numel, DTYPES[dtype], _shape_of(one))
             for index, ((name, dtype, numel), one) in enumerate(
                 zip(self.registered, self.parameters, strict=True)
