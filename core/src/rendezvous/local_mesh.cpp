@@ -210,13 +210,15 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   } catch (const Error&) {
     mapped = false;  // another network namespace after all: likewise
   }
+  // Rank 0 has its end by now: if this rank fails from here on, it says so there.
+  if (leader == 0) connections.control[0] = std::move(socket);
   store.set(joined_key(rank), mapped ? "1" : "0");
   const bool all = store.get(verdict_key(leader), left()) == "1";
   if (all && !mapped) {
     throw ConfigError("[smdp] the rendezvous store holds keys of an earlier group '" + options.name +
                       "'. Every group needs a name of its own, or a fresh store.");
   }
-  if (all && leader == 0) connections.control[0] = std::move(socket);
+  if (!all && leader == 0) connections.control[0].reset();
   return all;
 }
 

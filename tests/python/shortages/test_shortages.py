@@ -60,6 +60,7 @@ OVERCOME = {
     "accept4": "the store takes the reserve",
     "connect": "who looks for the store takes the reserve",
     "fopen": "cores, caches and limits of memory are assumed",
+    "poll": "the store looks again for who calls",
     "recv": "the store's client connects again",
     "send": "the store's client connects again",
     "setsockopt": "of TCP: packets wait for others",
