@@ -29,8 +29,9 @@ class Token:
     @property
     def handle(self) -> Any:
         """The resource, where ops are made now."""
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        return self._seen_in(graph)
+        if not tf.executing_eagerly():
+            return self._seen_in(tf.compat.v1.get_default_graph())
+        return self._outermost() if self._eager is None else self._eager
 
     def _seen_in(self, graph: Any) -> Any:
         if not hasattr(graph, "capture"):

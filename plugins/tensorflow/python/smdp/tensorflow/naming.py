@@ -40,19 +40,18 @@ def run(
         known_as = name or ("call in a function of tf.data" if is_in_data_function() else "")
         flags = []
     else:
-        given = name or _name_of(make, next(iter(inputs.values()), None))
+        given = name or _name_of(make, inputs.get("tensor"))
         scope = "" if ignore_name_scope else tf.compat.v1.get_default_graph().get_name_scope()
         known_as = _unique(graph, f"{scope}/{given}" if scope else given)
         is_inner = graph is not tf.compat.v1.get_default_graph()
         flags = ["_smdp_by_name", "_smdp_is_inner"] if is_inner else ["_smdp_by_name"]
-    inputs.update(token=token_of(number), group=number)
     if getattr(make, "is_in_python", False):
-        return make(known_as=known_as, **inputs)
+        return make(token=token_of(number), group=number, known_as=known_as, **inputs)
     attributes = {flag: tf.compat.v1.AttrValue(b=True) for flag in flags}
     if known_as:
         attributes["_smdp_known_as"] = tf.compat.v1.AttrValue(s=known_as.encode())
     with tf.compat.v1.get_default_graph()._attr_scope(attributes):
-        return make(name=_node_name(name), **inputs)
+        return make(token=token_of(number), group=number, name=_node_name(name), **inputs)
 
 
 def graph_of_session() -> Any:
