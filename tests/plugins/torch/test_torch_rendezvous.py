@@ -15,7 +15,7 @@ from smdp.torch import rendezvous
 from smdp.torch.rendezvous import open_session
 
 
-def meet(ranks: Sequence[tuple[int, int]], timeout_s: float = 20.0) -> list[str | Exception]:
+def meet(ranks: Sequence[tuple[int, int]], timeout_s: float = 5.0) -> list[str | Exception]:
     """Returns what each rank gets: (rank, world size) of those that come."""
     store = dist.HashStore()
 
@@ -53,7 +53,11 @@ def test_a_missing_rank_is_named_on_all_that_came() -> None:
 def test_another_world_size(ranks: list[tuple[int, int]], text: str) -> None:
     for (rank, size), error in zip(ranks, meet(ranks), strict=True):
         assert isinstance(error, smdp.ConfigError)
-        assert str(error) == f"[smdp] rank {rank} of {size}: {text} Give all ranks the same world size."
+        # A thread may come when the others have heard.
+        assert (
+            str(error).replace("too late: ", "")
+            == f"[smdp] rank {rank} of {size}: {text} Give all ranks the same world size."
+        )
 
 
 def test_two_processes_with_the_same_rank() -> None:
