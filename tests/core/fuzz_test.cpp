@@ -92,7 +92,7 @@ TEST(Fuzz, FramesOfCollectives) {
       streams.push_back(std::move(ours_b));
       link = std::make_unique<Link>(
           progress, members, 1, std::move(streams), [](int, const std::string&) {},
-          [](std::uint64_t, const std::exception_ptr&) {});
+          [](std::uint64_t, const std::exception_ptr&) {}, [](const std::exception_ptr&) {});
       link->enter(fingerprint);
       for (std::size_t i = 0; i < buffers.size(); ++i) {
         link->receive(i, buffers[i].data(), buffers[i].size(), pending[i]);

@@ -58,7 +58,8 @@ std::string error_of_late_frame(std::uint64_t current, const Fingerprint& late) 
             error.set_value(mismatch.what());
           }
           link->abandon();
-        });
+        },
+        [](const std::exception_ptr&) {});
     for (std::uint64_t sequence = 1; sequence <= current; ++sequence) link->enter(operation(sequence));
   });
   Frame frame;
@@ -92,7 +93,9 @@ TEST(Link, EndsWhatItHasBegunOfAnOperationThatIsDropped) {
   progress.run([&] {
     std::vector<FileDescriptor> streams;
     streams.emplace_back(both[1]);
-    link = std::make_unique<Link>(progress, members, 0, std::move(streams), [](int, const std::string&) {}, ignore);
+    link = std::make_unique<Link>(
+        progress, members, 0, std::move(streams), [](int, const std::string&) {}, ignore,
+        [](const std::exception_ptr&) {});
     link->enter(operation(1));
     link->receive(0, received.data(), received.size(), pending);
     link->send(0, sent.data(), kBytes, pending, 1);

@@ -21,7 +21,7 @@ struct SparseParts {
   SparseParts(SparseForm form_, const SparseRows& rows);
   SparseParts(SparseForm form_, const void* values);
 
-  // At most what the system has: std::bad_alloc.
+  // Both throw ShortageError.
   static Memory allocate(std::size_t bytes);
   // Pages that nobody writes cost nothing.
   static Memory allocate_zeros(std::size_t bytes);

@@ -2,17 +2,21 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "collectives/sparse_parts.h"
+#include "common/shortage.h"
 #include "smdp/error.h"
 
 namespace smdp {
 namespace {
+
+constexpr std::size_t kLine = 64;  // of the cache
 
 std::string text_of(const std::vector<std::int64_t>& shape) {
   std::string text;
@@ -20,8 +24,8 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
   return "[" + text + "]";
 }
 
-SparseParts::Memory checked(void* memory) {
-  if (memory == nullptr) throw std::bad_alloc();
+SparseParts::Memory checked(void* memory, const std::string& call, std::size_t bytes) {
+  if (memory == nullptr) throw shortage(call, "a sum of sparse tensors", ENOMEM, bytes);
   return SparseParts::Memory(static_cast<std::byte*>(memory));
 }
 
@@ -61,9 +65,13 @@ SparseParts::SparseParts(SparseForm form_, const SparseRows& rows) : SparseParts
   own_values = packed.get();
 }
 
-SparseParts::Memory SparseParts::allocate(std::size_t bytes) { return checked(std::malloc(std::max(bytes, 1UL))); }
+SparseParts::Memory SparseParts::allocate(std::size_t bytes) {
+  const std::size_t rounded = (bytes / kLine + 1) * kLine;
+  return checked(std::aligned_alloc(kLine, rounded), "aligned_alloc", rounded);
+}
+
 SparseParts::Memory SparseParts::allocate_zeros(std::size_t bytes) {
-  return checked(std::calloc(std::max(bytes, 1UL), 1));
+  return checked(std::calloc(bytes + 1, 1), "calloc", bytes);
 }
 
 std::uint64_t SparseParts::place_of(const SparseRows& rows, std::size_t row) const {

@@ -129,8 +129,9 @@ std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::v
   if (!missing.empty()) {
     std::vector<int> here{0};
     here.insert(here.end(), came.begin(), came.end());
-    problem = "after " + std::to_string(timeout.count() / 1000) + " s only rank" + (here.size() == 1 ? " " : "s ") +
-              ranges(here) + " of " + std::to_string(size) + " came; missing: " + ranges(missing) +
+    problem = "after " + std::to_string(timeout.count() / 1000) +
+              (here.size() == 1 ? " s only rank " : " s only ranks ") + ranges(here) + " of " + std::to_string(size) +
+              " came; missing: " + ranges(missing) +
               ". Are all processes running, with the same SMDP_MASTER_ADDR, SMDP_MASTER_PORT and world size? "
               "SMDP_INIT_TIMEOUT sets how long to wait.";
   }

@@ -77,7 +77,7 @@ HARMLESS = {
     "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_once", "pthread_rwlock_rdlock",
     "pthread_rwlock_unlock", "pthread_rwlock_wrlock", "pthread_self", "pthread_setname_np",
     "pthread_sigmask", "read", "sched_getaffinity", "setrlimit", "shutdown", "sigdelset", "sigfillset",
-    "snprintf", "sqrt", "stat", "strcmp", "strerror", "strlen", "strtod", "toupper", "vsnprintf",
+    "snprintf", "sqrt", "stat", "strcmp", "strerror", "strlen", "strnlen", "strtod", "toupper", "vsnprintf",
     "write",
 }
 # fmt: on
