@@ -615,13 +615,13 @@ TEST(Explanation, SaysWhatIsTrueOfEachWireType) {
                 "buffer flows at 2000 MB/s. Hence buffers of at most 25.00 MB",
                 "Between hosts, direct: every host owns a part of a chunk, at most 128 KiB; where they would be "
                 "below 2944 bytes, fewer hosts do; over one connection to each rank.",
-                "1 gradients, 2 owners of 0.00 MB", "10.00 MB float32, 1 gradients, 4 owners of 2.50 MB"});
+                "1 gradient, 2 owners of 0.00 MB", "10.00 MB float32, 1 gradient, 4 owners of 2.50 MB"});
   const std::string cast = explained(Compression::kBfloat16);
   expect_parts(cast, {"Measured: ",
                       "Between hosts, float32 direct: every host owns a part of a chunk, at most 512 KiB before "
                       "encoding; over one connection",
                       "Between hosts, other dtypes direct: every host owns a part of a chunk, at most 128 KiB; where",
-                      "1 gradients, 4 owners of 0.00 MB"});
+                      "1 gradient, 4 owners of 0.00 MB"});
   const std::string coded = explained(Compression::kInt8);
   expect_parts(coded, {"Where buffers end decides what int8 loses, so no measurement has a say in it. Assumed: the "
                        "smallest all_reduce takes 100 us, large ones 1000 MB/s",
