@@ -13,9 +13,10 @@ import smdp.torch
 def on_a_device(
     module: nn.Module, compression: str = "none", **more: Any
 ) -> smdp.torch.DistributedDataParallel:
-    """Wrap a module as if it were on a GPU."""
+    """Wraps a module as if it were on a GPU."""
 
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        self._hook_options = None  # so that torch's reducer is made
         original(self, *args, **kwargs)
         self.device_type = "a device"
 

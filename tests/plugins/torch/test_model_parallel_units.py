@@ -94,7 +94,7 @@ def test_too_few_units_take_the_largest_apart() -> None:
         "head",
     )
     assert len(find_units(model, 8)) == 8
-    with pytest.raises(ValueError, match=r"\[smdp\] Model has 8 modules .*the 9 stages asked; use 8 stages"):
+    with pytest.raises(ValueError, match=r"\[smdp\] Model has 8 modules .*the 9 stages asked for; use stages=8 or fewer"):
         find_units(model, 9)
 
 
@@ -108,7 +108,7 @@ def test_torchs_own_modules_stay_whole() -> None:
 def test_a_model_without_children_is_one_unit() -> None:
     assert find_units(nn.Linear(2, 2)) == ("",)
     assert glue_parameters(nn.Linear(2, 2), ("",)) == ()
-    with pytest.raises(ValueError, match=r"Linear has 1 modules .*\(Linear\), fewer than the 2"):
+    with pytest.raises(ValueError, match=r"Linear has 1 module .*\(Linear\), fewer than the 2"):
         find_units(nn.Linear(2, 2), 2)
 
 

@@ -51,7 +51,7 @@ def check_training() -> None:
     if slow_rank >= 0:
         assert stats["slowest_rank"] == slow_rank
         assert stats["slowest_steps"][slow_rank] == 5  # the first has no beginning
-    assert "fusion buffers" in smdp.explain(ddp)
+    assert "fusion buffer" in smdp.explain(ddp)
 
 
 def check_ranges() -> None:
@@ -256,7 +256,7 @@ def check_debug_log() -> None:
 
 def test_the_debug_log_explains_both_layouts() -> None:
     for output in run(check_debug_log, env={"SMDP_LOG_LEVEL": "debug"}, hosts=[0, 1]):
-        assert output.count("gradients in 1 fusion buffers between 2 ranks on 2 hosts") == 2, output
+        assert output.count("gradients in 1 fusion buffer between 2 ranks on 2 hosts") == 2, output
 
 
 def check_stall() -> None:
