@@ -24,7 +24,7 @@ from directives import python_api
 BUILT = DOCS / "_build" / "html"
 # Programs, and names that have pages of their own: horovod.md, sagemaker.md, sagemaker_model_parallel.md.
 NOT_IN_THE_REFERENCE = re.compile(
-    r"smdp\.(cli|compat\.(horovod|sagemaker)|torch\.model_parallel\.smp_api\.(nn|patches)|_\w+)\b"
+    r"smdp\.(cli|compat\.(horovod|sagemaker)|torch\.model_parallel\.smp_api\.(nn|patches|utils)|_\w+)\b"
 )
 
 
