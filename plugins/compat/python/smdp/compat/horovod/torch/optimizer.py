@@ -321,22 +321,18 @@ class _DistributedOptimizer:
                     parameter.grad = torch.zeros_like(parameter)
                 _densify(parameter)
                 gradients.append(parameter.grad)
-            rows.send(summing)
             wires = [self._wire_of(gradient) for gradient in gradients]
             pairs = [wire.compress(gradient) for wire, gradient in zip(wires, gradients, strict=True)]
             small = [tensor for tensor, _ in pairs]
-            synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
-            for wire, gradient, (reduced, ctx) in zip(wires, gradients, pairs, strict=True):
-                whole = wire.decompress(reduced, ctx)
-                if whole.shape != gradient.shape:  # copy_() would spread a smaller one
-                    raise ValueError(
-                        f"[smdp] decompress() of {wire} gave shape {list(whole.shape)} for a gradient of"
-                        f" shape {list(gradient.shape)}."
-                    )
-                if gradient is not whole:
-                    gradient.copy_(whole)
-            for index in self._sparse:
-                self._parameters[index].grad = rows.take(index)
+            try:
+                rows.send(summing)
+                synchronize(grouped_allreduce_async_(small, op=self._kind, process_set=self._members))
+                for wire, gradient, (reduced, ctx) in zip(wires, gradients, pairs, strict=True):
+                    _take_back(wire, gradient, wire.decompress(reduced, ctx))
+                for index in self._sparse:
+                    self._parameters[index].grad = rows.take(index)
+            finally:
+                rows.forget()  # a script's decompress() may raise while the core reads them
 
     def _wire_of(self, gradient: torch.Tensor) -> Any:
         is_own = name_in_core(self._compression) is None
@@ -394,6 +390,16 @@ def _give_zeros(parameter: Parameter) -> None:
 
 def _is_on_cpu(parameter: torch.Tensor) -> bool:
     return bool(parameter.device.type == "cpu")
+
+
+def _take_back(wire: Any, gradient: torch.Tensor, whole: torch.Tensor) -> None:
+    if whole.shape != gradient.shape:  # copy_() would spread a smaller one
+        raise ValueError(
+            f"[smdp] decompress() of {wire} gave shape {list(whole.shape)} for a gradient of"
+            f" shape {list(gradient.shape)}."
+        )
+    if gradient is not whole:
+        gradient.copy_(whole)
 
 
 def _counting(optimizer: weakref.ref[_DistributedOptimizer]) -> Callable[[torch.Tensor], None]:
