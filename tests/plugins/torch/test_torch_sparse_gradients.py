@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch_spawn import run
 import smdp
 import smdp.torch
 from smdp.torch import DistributedDataParallel
+from smdp.torch.sparse_gradients import SparseGradients
 
 ROWS, WIDTH = 50, 4
 
@@ -208,6 +210,38 @@ def check_refusals() -> None:
 def check_sparse_on_one_rank() -> None:
     with pytest.raises(smdp.MismatchError, match=r"float64\[50, 4\].* with sparse gradients on rank"):
         DistributedDataParallel(model(is_sparse=dist.get_rank() == 0))
+
+
+class Interrupted:
+    """Starts sums whose wait() is interrupted once."""
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.reasons: list[str] = []
+
+    def all_reduce_sparse(self, index: int, sum: object, /) -> Any:
+        return self
+
+    def unite(self, flags: int, count: int, /) -> None:
+        raise NotImplementedError
+
+    def abort(self, reason: str, /) -> None:
+        self.reasons.append(reason)
+
+    def wait(self) -> None:
+        self.waits.append("wait")
+        if len(self.waits) == 1:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_sum_keeps_what_the_core_reads() -> None:
+    sums, gradients = Interrupted(), SparseGradients([0], [torch.zeros(2, 2)])
+    gradients.send(sums)
+    with pytest.raises(KeyboardInterrupt):
+        gradients.take(0)
+    assert sums.reasons == ["KeyboardInterrupt"]
+    gradients.forget()
+    assert len(sums.waits) == 2
 
 
 @pytest.mark.parametrize(

@@ -43,38 +43,55 @@ class SparseGradients:
         self.indices = frozenset(indices)
         self._parameters = parameters
         self._given: dict[int, Tensor] = {}
+        self._summing: Summing | None = None
+        # The core reads the copies in a staging until its handle's wait() has returned.
         self._under_way: dict[int, tuple[_core.Handle, SparseStaging]] = {}
 
     def give(self, index: int, gradient: Tensor) -> None:
-        """Takes what this rank has of a gradient; dense where a parameter is used in another way, too."""
+        """Takes what this rank has of a gradient, which is dense if the parameter also has a dense use."""
         self._given[index] = gradient
 
     def send(self, summing: Summing) -> None:
         """Starts all sums of a step; what was not given counts as zero."""
+        self._summing = summing
         for index in sorted(self.indices, reverse=True):  # as backward produces them
             gradient = self._given.get(index)
             if gradient is None:
                 gradient = empty_like(self._parameters[index])
             try:
                 staging = SparseStaging("all_reduce", gradient)
-            except Exception as error:  # the other ranks wait for it
-                summing.abort(str(error).removeprefix("[smdp] "))
+            except BaseException as error:  # the other ranks wait for it
+                self._abort(error)
                 raise
             self._under_way[index] = summing.all_reduce_sparse(index, staging.sum), staging
 
     def take(self, index: int) -> Tensor:
-        """Waits for a gradient's mean and returns it."""
-        handle, staging = self._under_way.pop(index)
-        handle.wait()
-        return staging.result()
+        """Waits for a gradient's mean and returns it.
+
+        If that fails, so do the sums of all ranks: the others would go on with a mean that this rank lacks.
+        """
+        handle, staging = self._under_way[index]
+        try:
+            handle.wait()
+            mean = staging.result()
+        except BaseException as error:
+            self._abort(error)
+            raise
+        del self._under_way[index]
+        return mean
 
     def forget(self) -> None:
         """Ends the step, once nothing that nobody has taken is under way."""
         while self._under_way:
-            _, (handle, _) = self._under_way.popitem()
+            index = next(iter(self._under_way))
             with contextlib.suppress(Exception):  # others have raised it
-                handle.wait()
+                self._under_way[index][0].wait()
+            del self._under_way[index]
         self._given.clear()
+
+    def _abort(self, error: BaseException) -> None:
+        assert self._summing is not None
+        self._summing.abort(str(error).removeprefix("[smdp] ") or type(error).__name__)
 
 
 def sparse_on_any_rank(summing: Summing, gradients: Sequence[Tensor | None]) -> set[int]:
