@@ -294,10 +294,10 @@ class GradientHooks:
         if grad.layout is not torch.strided and index not in self.sparse.indices:
             if not self._may_turn_dense:
                 raise RuntimeError(
-                    f"[smdp] the gradient of parameter {name!r} is {grad.layout}, but the module that has it"
-                    " did not say so when the model was wrapped. Make it dense, or set the module's attribute"
-                    " `sparse` to True, as nn.Embedding(sparse=True) does, and then wrap the model with"
-                    " DistributedDataParallel."
+                    f"[smdp] the gradient of parameter {name!r} is {grad.layout}, but no nn.Embedding or"
+                    " nn.EmbeddingBag had it with sparse=True when the model was wrapped. Make the gradient"
+                    " dense, or derive the module that has the parameter from nn.Embedding, set its `sparse`"
+                    " to True, and then wrap the model with DistributedDataParallel."
                 )
             parameter.grad = grad = grad.to_dense()
         self._check_unchanged(index, parameter)

@@ -103,10 +103,10 @@ def sparse_on_any_rank(summing: Summing, gradients: Sequence[Tensor | None]) -> 
 
 
 def sparse_parameters(module: nn.Module) -> set[int]:
-    """Returns the ids of parameters that may get sparse gradients: of modules whose `sparse` is True."""
+    """Returns the ids of the parameters of embeddings with `sparse=True`, whose gradients may be sparse."""
     return {
         id(parameter)
         for part in module.modules()
-        if getattr(part, "sparse", False) is True
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
         for parameter in part.parameters(recurse=False)
     }
