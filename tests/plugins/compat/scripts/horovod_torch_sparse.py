@@ -67,6 +67,23 @@ check(torch.optim.SGD, is_sparse=True, op=hvd.Sum, compression=hvd.Compression.f
 check(torch.optim.Adagrad, is_sparse=True)
 check(torch.optim.Adam, is_sparse=False, sparse_as_dense=True)
 
+# Zeros that stand in for a gradient do not make it dense. They do so before the first step, on a rank that
+# does not use the table in it, and after a step in which no rank does.
+for make in (torch.optim.SGD, torch.optim.Adagrad):
+    net = Net(is_sparse=True)
+    optimizer = hvd.DistributedOptimizer(make(net.parameters(), lr=0.1), net.named_parameters())
+    assert not net.table.weight.grad.any()
+    net(rows_of(rank, step=1)).backward()
+    optimizer.step()
+    assert net.table.weight.grad.is_sparse and net.table.weight.grad.to_dense().any()
+    optimizer.zero_grad()
+    net(None).backward()
+    optimizer.step()
+    assert net.table.weight.grad.is_sparse and not net.table.weight.grad.to_dense().any()
+    net(torch.tensor([rank])).backward()
+    optimizer.step()
+    assert net.table.weight.grad.is_sparse and net.table.weight.grad.to_dense().any()
+
 # What nobody has used in the first step, when it shows which gradients are sparse, is made dense later.
 net = Net(is_sparse=True)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())

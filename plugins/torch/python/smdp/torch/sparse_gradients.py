@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from smdp import _core
 from smdp.torch.sparse_sums import SparseStaging, empty_like
@@ -24,6 +25,10 @@ class Summing(Protocol):
 
     def abort(self, reason: str, /) -> None:
         """Fails all sums, on all ranks."""
+
+
+# Their zeros say nothing of a gradient, and a dense one would make the sum dense on all ranks.
+_stand_ins: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
 
 
 class SparseGradients:
@@ -49,7 +54,8 @@ class SparseGradients:
 
     def give(self, index: int, gradient: Tensor) -> None:
         """Takes what this rank has of a gradient, which is dense if the parameter also has a dense use."""
-        self._given[index] = gradient
+        if not (gradient in _stand_ins and not gradient.any()):
+            self._given[index] = gradient
 
     def send(self, summing: Summing) -> None:
         """Starts all sums of a step; what was not given counts as zero."""
@@ -92,6 +98,13 @@ class SparseGradients:
     def _abort(self, error: BaseException) -> None:
         assert self._summing is not None
         self._summing.abort(str(error).removeprefix("[smdp] ") or type(error).__name__)
+
+
+def stand_in_like(parameter: Tensor) -> Tensor:
+    """Returns zeros for scripts that read a gradient before there is one; unchanged, they count as none."""
+    zeros = torch.zeros_like(parameter)
+    _stand_ins[zeros] = None
+    return zeros
 
 
 def sparse_on_any_rank(summing: Summing, gradients: Sequence[Tensor | None]) -> set[int]:

@@ -24,7 +24,8 @@ from smdp.compat.horovod.torch.compression import Compression, NoneCompressor, c
 from smdp.compat.horovod.torch.sparse import RowSums
 from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
 from smdp.torch.gradient_hooks import GradientHooks
-from smdp.torch.sparse_gradients import SparseGradients, sparse_on_any_rank
+from smdp.torch.sparse_gradients import SparseGradients, sparse_on_any_rank, stand_in_like
+from smdp.torch.sparse_sums import empty_like
 
 # Who counts a parameter's gradients, by its id: the optimizer that was wrapped last.
 _owners: dict[int, weakref.ref[_DistributedOptimizer]] = {}
@@ -287,11 +288,14 @@ class _DistributedOptimizer:
         self._is_synchronized = True
 
     def _fill_in_zeros(self) -> None:
-        # As Horovod: a parameter that no rank has used has a gradient of zeros. SparseAdam takes no such.
-        if self._takes_part and not isinstance(self, torch.optim.SparseAdam):
-            for parameter in self._parameters:
-                if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+        # As Horovod: a parameter that no rank has used has a gradient of zeros. SparseAdam needs none.
+        if not self._takes_part or isinstance(self, torch.optim.SparseAdam):
+            return
+        sparse = (self._sparse or ()) if self._hooks is None else self._hooks.sparse.indices
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and parameter.grad is None:
+                # What the next backward adds to dense zeros would be dense on all ranks.
+                parameter.grad = empty_like(parameter) if index in sparse else torch.zeros_like(parameter)
 
     def _check_known(self) -> None:
         for group in self.param_groups:  # type: ignore[attr-defined]
@@ -376,7 +380,7 @@ def _give_zeros(parameter: Parameter) -> None:
     """
     if parameter.grad is not None:
         return
-    zeros = parameter.grad = torch.zeros_like(parameter)
+    zeros = parameter.grad = stand_in_like(parameter)
     me = weakref.ref(parameter)
 
     def make_way(_: torch.Tensor) -> None:
@@ -388,10 +392,6 @@ def _give_zeros(parameter: Parameter) -> None:
     handle = parameter.register_hook(make_way)
 
 
-def _is_on_cpu(parameter: torch.Tensor) -> bool:
-    return bool(parameter.device.type == "cpu")
-
-
 def _take_back(wire: Any, gradient: torch.Tensor, whole: torch.Tensor) -> None:
     if whole.shape != gradient.shape:  # copy_() would spread a smaller one
         raise ValueError(
@@ -400,6 +400,10 @@ def _take_back(wire: Any, gradient: torch.Tensor, whole: torch.Tensor) -> None:
         )
     if gradient is not whole:
         gradient.copy_(whole)
+
+
+def _is_on_cpu(parameter: torch.Tensor) -> bool:
+    return bool(parameter.device.type == "cpu")
 
 
 def _counting(optimizer: weakref.ref[_DistributedOptimizer]) -> Callable[[torch.Tensor], None]:
