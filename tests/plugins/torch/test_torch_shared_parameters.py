@@ -140,13 +140,13 @@ def forwards_before_backwards() -> None:
 def step_in_forward_is_refused() -> None:
     first, _second = models(smdp.torch.DistributedDataParallel)
     with pytest.raises(
-        ValueError, match=r"StepInForward: parameter '0.weight' belongs to another wrapped model"
+        ValueError, match=r"StepInForward: parameter '0.weight' also belongs to another wrapped model"
     ):
         smdp.torch.StepInForward(first, torch.optim.SGD(first.parameters(), 0.1))
     del first, _second
     alone = smdp.torch.DistributedDataParallel(nn.Linear(2, 2))
     steps = smdp.torch.StepInForward(alone, torch.optim.SGD(alone.parameters(), 0.1))
-    with pytest.raises(ValueError, match="parameter 'weight' belongs to a model in a StepInForward, too"):
+    with pytest.raises(ValueError, match="parameter 'weight' also belongs to a model in a StepInForward"):
         smdp.torch.DistributedDataParallel(alone.module)
     del steps, alone
     gc.collect()

@@ -219,7 +219,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._passing_sync_batchnorm_handle(self.module)
 
     def _make_hooks(self) -> GradientHooks:
-        """Build the gradient reducer; collective, and of a copy only when it first trains."""
+        """Builds the gradient reducer. All ranks call it; a copy of a model does when it first trains."""
         if self._hooks is None:
             assert self._hook_options is not None
             averaged = [
@@ -320,10 +320,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         follow(scaler, self)
 
     def gradient_hooks(self) -> GradientHooks:
-        """Give what averages the gradients, for who waits for them elsewhere than at the end of backward.
+        """Returns what averages the gradients, for code that does not wait for them at the end of backward.
 
         Raises:
-            ValueError: Torch's reducer is in use, or gradients become means only where all are there.
+            ValueError: Torch's reducer is in use, or the means need all gradients of the model.
         """
         if self._hook_options is None:
             raise ValueError(
@@ -444,7 +444,7 @@ def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
 
 
 def _refuse_what_takes_gradients(module: nn.Module) -> None:
-    """Refuse gradients that a part of the module averages already, or that an optimizer takes in backward."""
+    """Refuses gradients that a part of the module already averages, or that an optimizer uses in backward."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     averaged = {
         id(parameter): name

@@ -70,7 +70,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
 def _check(
     arguments: Mapping[str, list[str]], rank: str | None, size: str | None, environ: Mapping[str, str]
 ) -> None:
-    """Look at what torch is about to read; torch itself names what is missing.
+    """Checks what torch is about to read; torch itself names what is missing.
 
     Raises:
         smdp.ConfigError: A rank, world size or port makes no sense, or the launcher has given this process

@@ -129,7 +129,7 @@ class GradientHooks:
         for index, (name, _, _) in enumerate(self.registered):
             if any(other.deferral is not None for other, _ in self.shared.others(index)):
                 raise ValueError(
-                    f"[smdp] parameter {name!r} belongs to a model in a StepInForward, too, which takes its"
+                    f"[smdp] parameter {name!r} also belongs to a model in a StepInForward, which takes its"
                     " gradient out of backward. Leave StepInForward out where models share parameters."
                 )
 
@@ -145,7 +145,7 @@ class GradientHooks:
             self._root = None
 
     def reduce_nothing(self) -> None:
-        """Take part in one step without any gradient; what it gives is thrown away."""
+        """Takes part in one step without any gradient, and throws the means away."""
         self.reducer.finish()
         self.sparse.send(self.reducer)
         self.reducer.wait()
@@ -160,7 +160,7 @@ class GradientHooks:
             velocity.mul_(factor)
 
     def is_in_backward(self) -> bool:
-        """Whether the backward under way is one whose gradients are averaged here."""
+        """Returns whether the backward under way is one whose gradients are averaged here."""
         return self._backward != _NONE and self._backward == torch._C._current_graph_task_id()
 
     def arm(self) -> None:
@@ -195,7 +195,7 @@ class GradientHooks:
         return any(torch._C._will_engine_execute_node(node) for _, node in self._marks.values())
 
     def take(self, index: int, parameter: Tensor) -> None:
-        """Average a gradient that backward has just completed, if it is wanted."""
+        """Averages a gradient that backward has just completed, if it is wanted."""
         self._touched.add(index)
         if self._backward == _NONE:
             if any(other.is_in_backward() for other, _ in self.shared.others(index)):
@@ -230,11 +230,11 @@ class GradientHooks:
                 raise
 
     def _may_come_again(self, index: int) -> bool:
-        """Whether this gradient, or what is known of it, may change before the end of backward."""
+        """Returns whether this gradient, or what is known of it, may change before the end of backward."""
         return self._learns_sparse or (self.is_static and (self._repeated is None or index in self._repeated))
 
     def _is_last(self, index: int) -> bool:
-        """Whether no hook of the parameter comes after this object's."""
+        """Returns whether no hook of the parameter comes after this object's."""
         hooks = getattr(self.parameters[index], "_post_accumulate_grad_hooks", None)
         own = self._handles[index].id
         if not hooks or next(reversed(hooks)) == own:
@@ -281,7 +281,13 @@ class GradientHooks:
         self.sparse.forget()
 
     def hand_over(self, index: int, parameter: Tensor, *, is_used: bool = True) -> None:
-        """Start averaging a gradient that is complete; `is_used`: this rank's part of the model had it."""
+        """Starts averaging a gradient that is complete.
+
+        Args:
+            index: The parameter's.
+            parameter: Whose gradient it is.
+            is_used: Whether this rank has added to the gradient since the last step.
+        """
         grad = parameter.grad
         assert grad is not None
         name, dtype, numel = self.registered[index]
@@ -330,7 +336,7 @@ class GradientHooks:
             )
 
     def _send(self) -> None:
-        """Say that backward is over."""
+        """Hands over what backward has left, and ends this rank's part of the step."""
         self._backward = _NONE
         if self._looked_for is not None and (len(self._is_added) < len(self.parameters) or self._is_first):
             try:
@@ -384,7 +390,7 @@ class GradientHooks:
         ]
 
     def deliver(self, index: int, grad: Tensor | None) -> Tensor | None:
-        """Complete a gradient that the reducer has averaged, without recording it.
+        """Completes a gradient that the reducer has averaged, without recording it.
 
         Args:
             index: The parameter's.
@@ -413,7 +419,7 @@ class GradientHooks:
         self._touched.update(range(len(self.parameters)))
 
     def finish(self) -> None:
-        """Wait until the gradients that this backward has produced on any rank are averages."""
+        """Waits until the gradients that this backward has produced on any rank are averages."""
         try:
             self._send()
             with ranged("wait for gradients"):

@@ -16,7 +16,7 @@ _PARTS = 3  # as GradientReducer::kKeptParts
 
 
 def copy_kept(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what is kept, by the parameter's name, and what it belongs to; what is zero is left out."""
+    """Returns what is kept, by the parameter's name, and what it belongs to; what is zero is left out."""
     if hooks.deferral is not None:
         hooks.deferral.settle()
     coded: dict[str, dict[int, tuple[int, Tensor]]] = {}

@@ -42,7 +42,7 @@ def register() -> None:
 
 
 def create(backend_options: Any, process_group_options: Any = None) -> ProcessGroupSmdp:
-    """Make a group from what torch hands to a backend with `extended_api`.
+    """Makes a group from what torch hands to a backend with `extended_api`.
 
     Args:
         backend_options: Store, rank, size, timeout and name of the group.

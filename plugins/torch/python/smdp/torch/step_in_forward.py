@@ -138,9 +138,9 @@ class StepInForward:
         for index, parameter in enumerate(self._parameters):
             if self._hooks.shared.others(index):
                 raise ValueError(
-                    f"[smdp] StepInForward: parameter {self._names[id(parameter)]!r} belongs to another"
-                    " wrapped model, too, whose gradient it would take out of backward. Leave StepInForward"
-                    " out where models share parameters."
+                    f"[smdp] StepInForward: parameter {self._names[id(parameter)]!r} also belongs to"
+                    " another wrapped model, whose gradient it would take out of backward. Leave"
+                    " StepInForward out where models share parameters."
                 )
         averaged = {id(parameter) for parameter in self._parameters}
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]

@@ -64,7 +64,7 @@ def work_clock() -> Iterator[Reading]:
 
 @contextmanager
 def _core_waits() -> Iterator[Callable[[], float]]:
-    """Gives a function that returns the seconds for which this thread has waited for a core so far."""
+    """Yields a function that returns the seconds for which this thread has waited for a core so far."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:  # a kernel without the count

@@ -49,10 +49,10 @@ class Samples:
         return Passes(*(sum(column) / len(self.work) for column in zip(*self.work, strict=True)))
 
     def spread(self) -> float:
-        """Returns by what share of itself the least time may be wrong.
+        """Returns the relative error that the least time may have.
 
-        That is how far the second least is away, and LEAST_SPREAD at least. A single time may be any
-        multiple: it is not known at all.
+        It is the relative distance to the second least time, but at least LEAST_SPREAD. The error of a single
+        time is not known, so it counts as 1.
         """
         if not self.times:
             return 0.0
