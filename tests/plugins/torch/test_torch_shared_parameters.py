@@ -137,6 +137,16 @@ def forwards_before_backwards() -> None:
     assert second.module[0].weight.grad is first.module[0].weight.grad
 
 
+def closed_hooks_are_forgotten() -> None:
+    first, second = models(smdp.torch.DistributedDataParallel)
+    hooks = first.gradient_hooks()
+    assert [other for other, _ in hooks.shared.others(0)] == [second.gradient_hooks()]
+    second.gradient_hooks().close()
+    assert not hooks.shared.others(0) and not hooks.shared.others(1)
+    assert not hooks.shared.indices
+    assert len(shared_parameters._uses) == len(hooks.parameters)
+
+
 def step_in_forward_is_refused() -> None:
     first, _second = models(smdp.torch.DistributedDataParallel)
     with pytest.raises(
@@ -159,6 +169,10 @@ def test_as_torchs_class_does() -> None:
 
 def test_forwards_before_backwards() -> None:
     run(forwards_before_backwards, 2)
+
+
+def test_closed_hooks_are_forgotten() -> None:
+    run(closed_hooks_are_forgotten, 1)
 
 
 def test_step_in_forward_is_refused() -> None:

@@ -137,6 +137,7 @@ class GradientHooks:
         """Takes the hooks away; done when another one takes over all parameters."""
         self._root = None
         self._remove()
+        self.shared.leave()
 
     def begin_forward(self) -> None:
         """Forgets a backward that has failed half-way."""

@@ -41,7 +41,7 @@ class SharedParameters:
         self.indices: set[int] = set()
         self._hooks = weakref.ref(hooks)
         self._ids = [id(parameter) for parameter in parameters]
-        weakref.finalize(hooks, _forget, self._ids)
+        weakref.finalize(hooks, _forget, self._ids, self._hooks)
         if not _uses.keys().isdisjoint(self._ids):
             gc.collect()  # a wrapper that was replaced is in a cycle with its hooks
         for index, key in enumerate(self._ids):
@@ -63,15 +63,20 @@ class SharedParameters:
             self.indices.discard(index)
         return found
 
+    def leave(self) -> None:
+        """Takes this object's hooks from those that average, once they no longer do."""
+        _forget(self._ids, self._hooks)
+        self.indices.clear()
+
     def _uses_of(self, key: int) -> list[tuple[GradientHooks, int]]:
         me = self._hooks()
         found = [(use.hooks(), use.number) for use in _uses.get(key, ())]
         return [(hooks, index) for hooks, index in found if hooks is not None and hooks is not me]
 
 
-def _forget(keys: Sequence[int]) -> None:
+def _forget(keys: Sequence[int], gone: weakref.ref[GradientHooks]) -> None:
     for key in keys:
-        left = [use for use in _uses.get(key, ()) if use.hooks() is not None]
+        left = [use for use in _uses.get(key, ()) if use.hooks is not gone]
         if left:
             _uses[key] = left
         else:
