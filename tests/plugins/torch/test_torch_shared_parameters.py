@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -137,6 +138,21 @@ def forwards_before_backwards() -> None:
     assert second.module[0].weight.grad is first.module[0].weight.grad
 
 
+def only_those_in_a_backward_sum_copies() -> None:
+    first, second = models(smdp.torch.DistributedDataParallel)
+    hooks = first.gradient_hooks()
+    deliver, are_copies = hooks.deliver, []
+
+    def look(index: int, grad: Tensor) -> Tensor | None:
+        are_copies.append(hooks._lent[index] is not grad)
+        return deliver(index, grad)
+
+    with mock.patch.object(hooks, "deliver", look):
+        backward(first(rows(1)))
+        backward(first(rows(2)), second(rows(2)))
+    assert are_copies == [False] * 4 + [True, True, False, False]
+
+
 def closed_hooks_are_forgotten() -> None:
     first, second = models(smdp.torch.DistributedDataParallel)
     hooks = first.gradient_hooks()
@@ -169,6 +185,10 @@ def test_as_torchs_class_does() -> None:
 
 def test_forwards_before_backwards() -> None:
     run(forwards_before_backwards, 2)
+
+
+def test_only_those_in_a_backward_sum_copies() -> None:
+    run(only_those_in_a_backward_sum_copies, 2)
 
 
 def test_closed_hooks_are_forgotten() -> None:

@@ -164,6 +164,14 @@ class GradientHooks:
         """Returns whether the backward under way is one whose gradients are averaged here."""
         return self._backward != _NONE and self._backward == torch._C._current_graph_task_id()
 
+    def has_begun(self) -> bool:
+        """Returns whether a backward whose gradients are averaged here is under way, perhaps around this one.
+
+        Of several objects in one backward, the one that begins last also ends last. It then finds the means
+        of those that began before.
+        """
+        return self._backward != _NONE
+
     def arm(self) -> None:
         """Say, within a backward, that its gradients are to be averaged at its end, if there are any.
 
@@ -322,8 +330,9 @@ class GradientHooks:
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
         if not _has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
-        elif not is_used or index in self.shared.indices:
-            grad = grad.clone()  # what nobody uses stays as it is; what others use, too, until all have it
+        elif not is_used or any(other.has_begun() for other, _ in self.shared.others(index)):
+            # Nobody's use leaves a gradient as it is. Others that average it need what this rank has of it.
+            grad = grad.clone()
         self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
 

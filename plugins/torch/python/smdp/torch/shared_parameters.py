@@ -27,7 +27,7 @@ _uses: dict[int, list[_Use]] = {}
 class SharedParameters:
     """Knows which parameters of one GradientHooks others average as well.
 
-    Each of them sums a copy of such a gradient, as all do it at the same time.
+    In a backward of several of them, each sums a copy of such a gradient, as they do so at the same time.
 
     Args:
         hooks: Whose parameters these are.
