@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from smdp import config
 from smdp.cli import system
 from smdp.environments.base import MOST_RANKS
+from smdp.environments.torch_port import smdp_port
 
 # Threads of OpenMP's loops, TensorFlow's operations and its graphs; each takes all cores by default.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -34,7 +35,7 @@ class Place:
         first_rank: Rank of the first process started here.
         world_size: Ranks of all machines.
         master_addr: Name or address of the machine of rank 0.
-        master_port: MASTER_PORT of all ranks; smdp's is the next one.
+        master_port: MASTER_PORT of all ranks.
     """
 
     first_rank: int
@@ -63,7 +64,7 @@ def rank_environments(
         raise config.invalid("-n", nproc, f"1 to {MOST_RANKS}")
     if place is None:
         port = free_ports() if master_port is None else master_port
-        if master_port is not None and not (_is_free(port) and _is_free(port + 1)):
+        if master_port is not None and not (_is_free(port) and _is_free(smdp_port(port))):
             raise config.invalid("--master-port", port, "a port that is free, and so is the next one")
         place = Place(0, nproc, "127.0.0.1", port)
     common = dict(environ)
@@ -78,7 +79,7 @@ def rank_environments(
         SMDP_WORLD_SIZE=str(place.world_size),
         SMDP_LOCAL_WORLD_SIZE=str(nproc),
         SMDP_MASTER_ADDR=place.master_addr,
-        SMDP_MASTER_PORT=str(place.master_port + 1),
+        SMDP_MASTER_PORT=str(smdp_port(place.master_port)),
     )
     has_secret = config.read(common, "SMDP_SECRET") or config.read(common, "SMDP_SECRET_FILE")
     if not has_secret and nproc == place.world_size:  # else rank 0 draws one and hands it out
@@ -129,7 +130,7 @@ def free_ports() -> int:
     draw = random.SystemRandom()
     for _ in range(1000):
         port = draw.randint(first, last)
-        if _is_free(port) and _is_free(port + 1):
+        if _is_free(port) and _is_free(smdp_port(port)):
             return port
     raise OSError(errno.EADDRINUSE, f"no two free ports between {first} and {last}")
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from smdp import config
 from smdp._errors import ConfigError
+from smdp.environments.torch_port import smdp_port
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 2**16
@@ -180,7 +181,7 @@ def read_master_port(environ: Mapping[str, str]) -> int | None:
             torch_port,
             "1 to 65534, since smdp takes MASTER_PORT + 1 (or set SMDP_MASTER_PORT)",
         )
-    return torch_port + 1
+    return smdp_port(torch_port)
 
 
 def port_for(job: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from smdp import config
 from smdp._errors import ConfigError
 from smdp.environments.base import Environment, Launch, Ranks, make_launch, read_master_port, read_ranks
+from smdp.environments.torch_port import smdp_port
 
 
 class Kubeflow(Environment):
@@ -60,7 +61,7 @@ class Kubeflow(Environment):
         )
         port = config.read_port(environ, "PET_MASTER_PORT")
         if ranks.world_size > 1 and port is not None and read_master_port(environ) is None:
-            launch = dataclasses.replace(launch, master_port=min(port + 1, 65535))
+            launch = dataclasses.replace(launch, master_port=min(smdp_port(port), 65535))
         return launch
 
     @classmethod

@@ -18,7 +18,7 @@ from smdp._shown import counted
 from smdp.environments.open_mpi import OpenMpi
 from smdp.environments.pmi import Mpich, Mvapich
 from smdp.environments.slurm import Slurm
-from smdp.environments.torch_variables import free_port
+from smdp.environments.torch_port import torch_port
 from smdp.environments.torchrun import Torchrun
 
 _LIGHTNINGS = "lightning.fabric.plugins.environments"
@@ -52,8 +52,7 @@ class LaunchedEnvironment(ClusterEnvironment):
         if launch is None:
             launch = environments.detect()
         self._launch = launch
-        # As set_torch_variables() has it: torch's store beside smdp's.
-        self._port = launch.master_port - 1 if launch.master_port > 1 else free_port()
+        self._port = torch_port(launch.master_port)
 
     @property
     def creates_processes_externally(self) -> bool:

@@ -19,7 +19,8 @@ from smdp.environments.base import LOOPBACK, read_ranks
 from smdp.environments.choice import warn_alone
 from smdp.environments.given_ranks import check_given_ranks
 from smdp.environments.master import check_master, is_here, warn_if_elsewhere
-from smdp.environments.torch_variables import free_port, set_torch_variables
+from smdp.environments.torch_port import free_port
+from smdp.environments.torch_variables import set_torch_variables
 from smdp.torch.start import start
 from smdp.torch.torch_store import Handler, limit_of, open_store
 

@@ -1,0 +1,22 @@
+"""smdp's store listens at the port after that of torch's store, so both may be there side by side."""
+
+from __future__ import annotations
+
+import socket
+
+
+def smdp_port(torch_port: int) -> int:
+    """Returns the port of smdp's store, from MASTER_PORT."""
+    return torch_port + 1
+
+
+def torch_port(smdp_port: int) -> int:
+    """Returns MASTER_PORT from the port of smdp's store; any free one where a world of one rank names none."""
+    return smdp_port - 1 if smdp_port > 1 else free_port()
+
+
+def free_port() -> int:
+    """Returns a port that is free at this moment; for a world of one process only."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
