@@ -24,6 +24,10 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4"}
         (TORCHRUN, 0, 4, "torchrun"),
         # Each would train alone.
         (SMDP_RUN, 0, 1, "SMDP_* variables"),
+        (MPIRUN, 0, 1, "Open MPI"),
+        ({**TORCHRUN, "MASTER_PORT": "5000"}, 0, 1, "torchrun"),
+        # Lightning sets it, too.
+        ({**SHELL, **MPIRUN, "MASTER_PORT": "15001"}, 0, 4, "Open MPI"),
         # What Lightning makes of LOCAL_RANK=1 and devices=1.
         (SMDP_RUN, 1, 1, "SMDP_* variables"),
     ],
@@ -44,8 +48,11 @@ def test_contradictions_name_both(environ: dict[str, str], rank: int, size: int,
         (MPIRUN, 5, 8),  # one process per host, which has started more
         (MPIRUN, 0, 2),  # a part of the ranks
         ({**SMDP_RUN, "SMDP_WORLD_SIZE": "1", "SMDP_RANK": "0"}, 1, 2),
-        # What a rank has started, at a place of its own.
+        # The program has chosen the port.
         ({**SMDP_RUN, "SMDP_MASTER_PORT": "5001", "MASTER_PORT": "6000"}, 0, 1),
+        ({**SMDP_RUN, "SMDP_MASTER_PORT": "5001", "MASTER_PORT": "0"}, 0, 1),
+        ({**MPIRUN, "MASTER_PORT": "5000"}, 0, 1),
+        (MPIRUN, 2, 4),  # the program numbers its ranks differently
         # torchrun below `smdp run`.
         ({**SMDP_RUN, **TORCHRUN, "RANK": "3"}, 3, 4),
         ({**SMDP_RUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, 0, 1),

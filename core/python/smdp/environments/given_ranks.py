@@ -16,6 +16,7 @@ from smdp._errors import ConfigError
 from smdp.environments import detect, find
 from smdp.environments.base import Launch
 from smdp.environments.single import SingleProcess
+from smdp.environments.torch_port import smdp_port
 
 _TORCH = ("RANK", "WORLD_SIZE")
 _logger = logging.getLogger("smdp.environments")
@@ -24,7 +25,7 @@ _logger = logging.getLogger("smdp.environments")
 def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.environ) -> Launch | None:
     """Returns what the launcher says where a given rank and world size cannot both be meant with it.
 
-    A world of another size is somebody's own: processes that a rank has started, or some of the ranks. The
+    A world of another size is a different one: processes that a rank has started, or some of the ranks. The
     exception is a world of one, in which every rank would train alone.
 
     Args:
@@ -33,12 +34,12 @@ def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.env
         environ: The variables.
 
     Returns:
-        None if they agree, if no launcher started this process as one of several, or if this process was
-        started by another one since.
+        None if they agree, if no launcher started this process as one of several, or if multiprocessing
+        started this process in one of the launcher's.
     """
     if multiprocessing.parent_process() is not None or find(environ) is SingleProcess:
         return None
-    # `smdp run` removes this variable, so torchrun was started below it.
+    # `smdp run` removes this variable, so it comes from a torchrun that was started inside.
     if config.read(environ, "TORCHELASTIC_RUN_ID") and (str(rank), str(world_size)) == tuple(
         config.read(environ, name) for name in _TORCH
     ):
@@ -55,7 +56,11 @@ def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.env
 def check_given_ranks(
     rank: int, world_size: int, given: str, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Compares a given rank and world size with the launcher's, for ranks that meet where the launcher says.
+    """Compares a given rank and world size with the launcher's, before ranks meet at MASTER_ADDR and MASTER_PORT.
+
+    A rank that is not 0 may be meant: a program may number its ranks differently from the launcher, and the
+    ranks find out when they meet if two have the same number. Rank 0 must be the launcher's, because several
+    that believe to be rank 0 would each wait for the others.
 
     Args:
         rank: The given rank.
@@ -64,21 +69,27 @@ def check_given_ranks(
         environ: The variables.
 
     Raises:
-        smdp.ConfigError: They contradict each other.
+        smdp.ConfigError: They contradict each other, and this process would be rank 0 or train alone.
     """
     launch = contradicted(rank, world_size, environ)
-    if launch is not None and not _has_own_place(environ):
-        raise ConfigError(f"[smdp] {_both(rank, world_size, given, launch)}")
+    if launch is None or (rank != 0 and world_size != 1) or _has_own_place(world_size, environ):
+        return
+    raise ConfigError(f"[smdp] {_both(rank, world_size, given, launch)}")
 
 
-def _has_own_place(environ: Mapping[str, str]) -> bool:
-    """Tells whether torch's ranks meet elsewhere than `smdp run` has said: a program set that later."""
-    ports = [config.read_port(environ, name) for name in ("MASTER_PORT", "SMDP_MASTER_PORT")]
-    return None not in ports and ports[1] != (ports[0] or 0) + 1
+def _has_own_place(world_size: int, environ: Mapping[str, str]) -> bool:
+    """Returns whether the program, and not the launcher, has set where torch's ranks meet."""
+    port, of_smdp = (config.read(environ, name) for name in ("MASTER_PORT", "SMDP_MASTER_PORT"))
+    if port is None:
+        return False
+    if of_smdp is not None:  # `smdp run` sets both
+        return not port.isdecimal() or str(smdp_port(int(port))) != of_smdp
+    # torchrun sets it. Under others Lightning does too, for ranks that it has numbered wrongly.
+    return world_size == 1 and not config.read(environ, "TORCHELASTIC_RUN_ID")
 
 
 def warn_of_given_ranks(rank: int, world_size: int, given: str) -> None:
-    """Logs a warning where check_given_ranks() raises: for ranks that met at a place of their own choice."""
+    """Logs a warning about a given rank and world size that contradict the launcher's."""
     launch = contradicted(rank, world_size)
     if launch is not None:
         _log.follow()
