@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -188,6 +189,13 @@ def test_one_rank_alone_may_draw_its_port() -> None:
     assert "rank 0 of 1, sum 1" in output
 
 
+def test_one_rank_alone_frees_its_port() -> None:
+    port = free_port()
+    code = f"import socket\nprint('error', socket.socket().connect_ex(('127.0.0.1', {port})))\n"
+    exit_code, output = run(code=_JOIN + code, **full(WORLD_SIZE="1", MASTER_PORT=port))
+    assert exit_code == 0 and f"MASTER_PORT={port}\nerror {errno.ECONNREFUSED}\n" in output, output
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.socket() as holder:
         holder.bind(("0.0.0.0", 0))
@@ -228,10 +236,11 @@ def test_a_rank_that_never_comes_is_named_on_all_that_came(scheme: str) -> None:
         )
 
 
-def test_rank_0_that_never_comes() -> None:
-    code, output = run(SMDP_INIT_TIMEOUT="3", **full(RANK="1", MASTER_PORT=free_port()))
+@pytest.mark.parametrize(("rank", "more"), [(1, {}), (0, {"TORCHELASTIC_USE_AGENT_STORE": "True"})])
+def test_rank_0_or_an_agent_that_never_comes(rank: int, more: dict[str, str]) -> None:
+    code, output = run(SMDP_INIT_TIMEOUT="3", **full(RANK=str(rank), MASTER_PORT=free_port(), **more))
     assert code == 1
-    assert "[smdp] rank 1 of 2: nobody listens at MASTER_ADDR=127.0.0.1" in output, output
+    assert f"[smdp] rank {rank} of 2: nothing listens at MASTER_ADDR=127.0.0.1" in output, output
     assert "after 3 s, so rank 0, or the launcher that holds the store, is missing" in output
 
 
@@ -274,6 +283,20 @@ def test_a_timeout_of_ones_own_counts_for_the_start() -> None:
     exit_code, output = run(code=code, SMDP_INIT_TIMEOUT="2", **around)
     assert exit_code == 1
     assert "after 4 s not all ranks of group 'torch:0' have come" in output, output
+
+
+def test_a_start_that_failed_leaves_no_place_and_no_timeout_to_a_store() -> None:
+    code = (
+        "import datetime, smdp, torch.distributed as dist\n"
+        "try:\n"
+        "    dist.init_process_group('smdp', timeout=datetime.timedelta(seconds=0.5))\n"
+        "except smdp.SmdpError:\n"
+        "    dist.init_process_group('smdp', store=dist.HashStore(), rank=0, world_size=2)\n"
+    )
+    exit_code, output = run(code=code, SMDP_INIT_TIMEOUT="1", **full(RANK="1", MASTER_PORT=free_port()))
+    assert exit_code == 1
+    assert "after 1 s not all ranks" in output, output
+    assert "Are those running, with the same world size? SMDP_INIT_TIMEOUT sets the wait." in output, output
 
 
 def test_a_timeout_without_end() -> None:
@@ -339,14 +362,14 @@ def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
         "print('waits', flush=True)\n"
         "open_session(store, 1, 2, 'world', 60.0)\n"
     )
-    waiting = start(code=code, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    waiting = start(code=code)
     assert waiting.read_line(0) == "waits"
     holder.kill()
     holder.communicate(timeout=60)
     output = waiting.communicate(timeout=60)[0]
     line = output.strip().splitlines()[-1]
-    assert line.startswith("smdp._errors.PeerLostError: [smdp] rank 1 of 2: the store at MASTER_ADDR"), line
-    assert f"MASTER_ADDR=127.0.0.1, MASTER_PORT={port} went away while the ranks of group 'world' met" in line
+    assert line.startswith("smdp._errors.PeerLostError: [smdp] rank 1 of 2: the store went away"), line
+    assert "the store went away while the ranks of group 'world' met" in line
     assert "rank 0, or the launcher that holds the store, has ended" in line
 
 

@@ -56,7 +56,7 @@ def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.env
 def check_given_ranks(
     rank: int, world_size: int, given: str, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Compares a given rank and world size with the launcher's, before ranks meet at MASTER_ADDR and MASTER_PORT.
+    """Compares a given rank and world size with the launcher's, before ranks meet at MASTER_PORT.
 
     A rank that is not 0 may be meant: a program may number its ranks differently from the launcher, and the
     ranks find out when they meet if two have the same number. Rank 0 must be the launcher's, because several

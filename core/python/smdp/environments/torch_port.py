@@ -11,7 +11,7 @@ def smdp_port(torch_port: int) -> int:
 
 
 def torch_port(smdp_port: int) -> int:
-    """Returns MASTER_PORT from the port of smdp's store; any free one where a world of one rank names none."""
+    """Returns MASTER_PORT from the port of smdp's store, or any free port if that is 0."""
     return smdp_port - 1 if smdp_port > 1 else free_port()
 
 

@@ -40,10 +40,10 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         smdp.ConfigError: torch's or the launcher's variables make no sense, the master's name is unknown
             here, or its port is taken.
         ValueError: The timeout is not above 0.
-        smdp.TimeoutError: Nobody has the store there.
+        smdp.TimeoutError: There is no store at the master's address.
     """
     log_choice()
-    before = dict(os.environ)  # what is filled in below is nobody's wish
+    before = dict(os.environ)  # without what is filled in below
     arguments = parse_qs(urlparse(url).query)
     needed = [name for name in _RANKS if name.lower() not in arguments]
     if any(not read(os.environ, name) for name in (*needed, *_MASTER)):
@@ -64,8 +64,8 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     if not (rank and size and address and port):
         yield from torchs(url, **options)  # which says what is missing
         return
-    start.found(f"MASTER_ADDR={address}, MASTER_PORT={port}", limit_s)
-    yield from open_store(torchs, url, options, int(rank), int(size), (address, int(port)), limit_s)
+    where = f"MASTER_ADDR={address}, MASTER_PORT={port}"
+    yield from open_store(torchs, url, options, int(rank), int(size), (address, int(port)), where, limit_s)
 
 
 def _check(

@@ -57,11 +57,13 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
             f"smdp takes no pg_options, got {type(process_group_options).__name__}; "
             "it is configured by SMDP_* variables"
         )
+    if not dist.is_initialized():  # before all that may fail
+        start.begin()
     _check_owner()
     _log.follow()
     device_types = _check_devices(_device_backends())
     rank, size = backend_options.group_rank, backend_options.group_size
-    if not dist.is_initialized():  # env:// has compared them already, and refused
+    if not dist.is_initialized():
         warn_of_given_ranks(rank, size, f"init_process_group() with rank={rank}, world_size={size}")
     if not dist.is_initialized() or size == dist.get_world_size():
         _misspelt.warn(is_teller=rank == 0)
@@ -80,7 +82,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         backend_options.group_id,
         timeout_s,
         # What the caller allows for the start counts for the default group.
-        config.init_timeout_s if dist.is_initialized() else start.take_limit(config.init_timeout_s),
+        config.init_timeout_s if dist.is_initialized() or start.limit_s is None else start.limit_s,
         options,
         [torch.device(device_type) for device_type in device_types],
         list(backend_options.global_ranks_in_group),

@@ -5,7 +5,7 @@ So rank 0 draws a fresh session and waits until every rank has answered with a t
 believes in a session only once rank 0 has repeated that token, and answers anew when the session changes.
 
 A rank that knows why the group cannot be made objects, and rank 0 passes the reason on to all. What a rank
-reads in a session that nobody leads any more has no effect, as its objection does.
+reads in a session that rank 0 has given up has no effect, and neither does its objection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_session(
         size: Number of its ranks.
         group: Its name.
         timeout_s: How long to wait for all.
-        parent: A group that knows who is gone. Default: nobody does.
+        parent: A group that knows which ranks are gone. Default: none.
         ranks: The new group's ranks, by their numbers in `parent`.
 
     Raises:
@@ -70,7 +70,7 @@ def open_session(
         except DistNetworkError as error:
             meeting.check(has_failed=True)
             raise PeerLostError(
-                f"[smdp] rank {rank} of {size}: the store at {start.place} went away "
+                f"[smdp] rank {rank} of {size}: {start.store} went away "
                 f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the "
                 "launcher that holds the store, has ended; read its output",
                 [0] if rank else [],  # of this group; in another one rank 0 may be somebody else
@@ -93,13 +93,16 @@ def _lead(
         came = [rank for rank in others if store.check([keys.hello(session, rank)])]
     elif missing := [rank for rank in others if not store.check([keys.hello(session, rank)])]:
         came = [rank for rank in others if rank not in missing]
-        where = f", with the same world size and {start.place}" if is_start else ""
-        limit = "SMDP_INIT_TIMEOUT, or timeout=," if is_start else "SMDP_INIT_TIMEOUT"
+        where = limit = ""
+        if is_start:
+            where = ", with the same world size"
+            if start.place:  # else timeout= does not count for the start
+                where, limit = f"{where} and {start.place}", ", or timeout=,"
         failure = MeetingFailure(
             TimeoutError.__name__,
             f"after {timeout_s:g} s not all ranks of group {group!r} have come: "
             f"here are {shown_ranks([0, *came])}; missing are {shown_ranks(missing)} of {size}. "
-            f"Are those running{where}? {limit} sets the wait.",
+            f"Are those running{where}? SMDP_INIT_TIMEOUT{limit} sets the wait.",
         )
     tokens = [store.get(keys.hello(session, rank)).decode() for rank in came]
     if failure is not None:
@@ -273,11 +276,11 @@ class _Follower:
 
 
 def _check_job(theirs: str, rank: int, size: int) -> None:
-    """Raises unless rank 0 is of this job; without names nobody can tell."""
+    """Raises ConfigError if rank 0 belongs to another job, as far as both jobs have names."""
     if theirs == start.job or not theirs or not start.job:
         return
+    cure = "set MASTER_PORT to another port" if start.place else "use another store"
     raise ConfigError(
-        f"[smdp] rank {rank} of {size}: the store at {start.place} is that of "
-        f"another job, {theirs!r}, and this one is {start.job!r}; set MASTER_PORT to another port on all "
-        "ranks of one of them"
+        f"[smdp] rank {rank} of {size}: {start.store} is that of "
+        f"another job, {theirs!r}, and this one is {start.job!r}; {cure} on all ranks of one of them"
     )

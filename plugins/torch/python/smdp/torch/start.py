@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 
@@ -12,28 +11,28 @@ class Start:
 
     Attributes:
         job: The launcher's name of the job, the same on all its ranks; empty if it has none.
+        place: Where the default group's store is, in the words in which the program was told. Empty where
+            smdp has not opened it: the caller passed a store, or a file.
+        limit_s: Seconds that the ranks of the default group may take to meet. Default: SMDP_INIT_TIMEOUT.
     """
 
     job: str = ""
-    _place: str = ""
-    _limit_s: float | None = None
+    place: str = ""
+    limit_s: float | None = None
+    _found: tuple[str, float | None] = "", None
 
     def found(self, place: str, limit_s: float) -> None:
-        """Remembers where torch's store is, and how long the caller lets the ranks take to meet there."""
-        self._place, self._limit_s = place, limit_s
+        """Remembers, for the default group that is made next, where its store is and the time limit."""
+        self._found = place, limit_s
 
-    def take_limit(self, default_s: float) -> float:
-        """Returns how long the ranks of the default group may take to meet; counts for one group only."""
-        limit_s, self._limit_s = self._limit_s, None
-        return default_s if limit_s is None else limit_s
+    def begin(self) -> None:
+        """Takes what the rendezvous of a new default group has found; nothing if smdp's did not run."""
+        (self.place, self.limit_s), self._found = self._found, ("", None)
 
     @property
-    def place(self) -> str:
-        """Where the store is, in the words in which the program was told."""
-        if self._place:
-            return self._place
-        address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        return f"MASTER_ADDR={address}, MASTER_PORT={port}"
+    def store(self) -> str:
+        """The store in words, with its place if that is known."""
+        return f"the store at {self.place}" if self.place else "the store"
 
 
 start = Start()

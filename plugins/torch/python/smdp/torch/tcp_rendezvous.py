@@ -10,7 +10,6 @@ from torch.distributed.distributed_c10d import Store
 
 from smdp.config import Config
 from smdp.environments.base import read_ranks
-from smdp.torch.start import start
 from smdp.torch.torch_store import Handler, limit_of, open_store
 
 
@@ -25,7 +24,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     Raises:
         smdp.ConfigError: The rank or the world size makes no sense, or the port is taken.
         ValueError: The timeout is not above 0.
-        smdp.TimeoutError: Nobody has the store there.
+        smdp.TimeoutError: There is no store at the address.
     """
     parts = urlparse(url)
     ranks = {
@@ -37,5 +36,5 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
     known = read_ranks(ranks, "rank", "world_size")
     place = parts.hostname, parts.port
     limit_s = limit_of(options, Config.from_environ().init_timeout_s)
-    start.found(f"tcp://{parts.hostname}:{parts.port}", limit_s)
-    yield from open_store(torchs, url, options, known.rank, known.world_size, place, limit_s)
+    where = f"tcp://{parts.hostname}:{parts.port}"
+    yield from open_store(torchs, url, options, known.rank, known.world_size, place, where, limit_s)

@@ -1,4 +1,4 @@
-"""torch's store at an address: rank 0 makes it, the others connect, and nobody waits there for missing ranks.
+"""torch's store at an address: rank 0 makes it, the others connect, without a wait for missing ranks.
 
 torch's own handlers let rank 0 wait until all ranks have connected, and know only how many have come. Ranks
 meet in `rendezvous` instead, which names those that are missing.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import queue
 import socket
 import threading
@@ -31,9 +32,9 @@ _GRACE_S = 5.0  # in which torch's own error, which says more, comes first
 _SLICE_S = 1.0
 _MOST_OF_A_CALL_S = 5.0  # a network that drops calls may come up meanwhile
 
-# Rank 0's store, until its process ends: a rank that has ended a world may call init_process_group() again
-# while rank 0 still ends that world, and must not meet at a store that goes with it. torch's next store of
-# the same port shares its server.
+# Rank 0's store, until its process ends: another rank that has left a world may call init_process_group()
+# again while rank 0 is still leaving that world, and must not meet at a store that goes with it. torch's next
+# store of the same port shares its server. A world of one rank has no other, and so keeps no port.
 _served: Store | None = None
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
@@ -46,7 +47,7 @@ def limit_of(options: dict[str, Any], default_s: float) -> float:
         ValueError: The timeout is not above 0.
     """
     timeout = options.get("timeout", default_pg_timeout)
-    # torch's own default is half an hour, which nobody has asked for.
+    # torch's own default is half an hour; the caller has not asked for it.
     return default_s if timeout == default_pg_timeout else seconds_of(timeout)
 
 
@@ -57,6 +58,7 @@ def open_store(
     rank: int,
     size: int,
     place: tuple[str, int],
+    where: str,
     limit_s: float,
 ) -> Iterator[tuple[Store, int, int]]:
     """Makes the store, or connects to it, with an end to every wait.
@@ -68,17 +70,18 @@ def open_store(
         rank: This process's.
         size: Number of ranks.
         place: Address and port at which rank 0, or the launcher, has the store.
+        where: The same in the words in which the program was told.
         limit_s: How long to wait for it.
 
     Raises:
         smdp.ConfigError: The port is taken.
-        smdp.TimeoutError: Nobody has the store there.
+        smdp.TimeoutError: There is no store at that place.
     """
     deadline = time.monotonic() + limit_s
-    where = start.place
-    if rank and not _is_answered(place, deadline):
+    serves = rank == 0 and not _is_served_by_agent()
+    if not serves and not _is_answered(place, deadline):
         raise TimeoutError(
-            f"[smdp] rank {rank} of {size}: nobody listens at {where} "
+            f"[smdp] rank {rank} of {size}: nothing listens at {where} "
             f"after {limit_s:g} s, so rank 0, or the launcher that holds the store, is missing: it has not "
             "come, or has left already. Is it running, with the same address and port? "
             "SMDP_INIT_TIMEOUT, or timeout=, sets the wait."
@@ -86,8 +89,8 @@ def open_store(
     options = {**options, "timeout": timedelta(seconds=max(deadline - time.monotonic(), 1.0))}
     attempts = torchs(_url_of_one(url, rank), **options)
     try:
-        # Rank 0 has the store itself, and waits for nobody.
-        found = _wait_for_store(attempts, deadline if rank else math.inf)
+        # Who serves the store does not wait for another process.
+        found = _wait_for_store(attempts, math.inf if serves else deadline)
     except DistError as error:
         if errno.errorcode[errno.EADDRINUSE] in str(error):
             raise ConfigError(
@@ -106,9 +109,15 @@ def open_store(
             "is stopped. Choose a free port on all ranks."
         )
     global _served
-    _served = None if rank else found[0]  # this process may have been rank 0
+    _served = found[0] if serves and size > 1 else None
+    start.found(where, limit_s)
     yield found[0], rank, size
     yield from attempts
+
+
+def _is_served_by_agent() -> bool:
+    """Returns whether torchrun's agent has the store, so that torch makes rank 0 a client, too."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def _url_of_one(url: str, rank: int) -> str:
@@ -149,7 +158,7 @@ def _wait_for_store(
 
 
 def _is_answered(place: tuple[str, int], deadline: float) -> bool:
-    """Waits until somebody listens: torch's own wait may take twice its limit, and more."""
+    """Waits until something listens there: torch's own wait may take twice its limit, and more."""
     pause = _POLL_S
     while (left := deadline - time.monotonic()) > 0:
         with (
