@@ -213,14 +213,14 @@ _BEHIND_S = 1.0
 
 # What a process of multiprocessing's ends by, which Python does not tell its atexit.
 _failure: BaseException | None = None
-# The text that sys.exit() was called with, which Python does not tell it either.
+# The text of the sys.exit() that ends this process, which Python does not tell it either.
 _exit_text: str | None = None
 _at_end: list[Callable[[], None]] = []
 _watched = 0  # the process of multiprocessing's whose end is
 
 
 def why_it_ends() -> str:
-    """The exception that ends this program, as other ranks are told it; empty if it ends well."""
+    """Returns the exception that ends this program, as other ranks are told it; empty if it ends well."""
     failure = getattr(sys, "last_value", None) or _failure
     if isinstance(failure, SystemExit):
         return f"it called sys.exit({failure.code!r})" if isinstance(failure.code, str) else ""
@@ -229,17 +229,34 @@ def why_it_ends() -> str:
     return "" if _exit_text is None else f"it called sys.exit({_exit_text!r})"
 
 
+class _ExitText(str):
+    """A text that sys.exit() got. It is noted when Python ends the process by it, and not where it is caught.
+
+    Python then prints the text, and runs what atexit has once the exception is gone.
+    """
+
+    def __str__(self) -> str:
+        global _exit_text
+        text = super().__str__()
+        try:
+            sys._getframe(1)
+        except ValueError:  # no function is running any more, so this is Python itself
+            _exit_text = text
+        return text
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (super().__str__(),)
+
+
 def _note_exit_text() -> None:
-    """Makes sys.exit() note a text that it gets: the exception is gone once Python runs what atexit has."""
+    """Makes sys.exit() pass a text on as _ExitText."""
     if hasattr(sys.exit, "__wrapped__"):
         return
     exit_of_python = sys.exit
 
     @functools.wraps(exit_of_python)
     def noting(status: Any = None, /) -> NoReturn:
-        global _exit_text
-        _exit_text = status if isinstance(status, str) else None
-        exit_of_python(status)
+        exit_of_python(_ExitText(status) if isinstance(status, str) else status)
 
     sys.exit = noting
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,27 @@ report(g.barrier)
     ranks = job(2, code)
     assert [rank.finish(30) for rank in ranks] == [0, 1]
     assert "has left the group: it called sys.exit('no data at /data')" in ranks[0].output, ranks[0].output
+
+
+def test_the_text_of_a_sys_exit_that_was_caught_is_not_told() -> None:
+    code = """
+import atexit, sys, threading
+from smdp import _world
+
+atexit.register(lambda: print(repr(_world.why_it_ends())))
+_world.watch_end()
+thread = threading.Thread(target=sys.exit, args=["in a thread"])
+thread.start()
+thread.join()
+try:
+    sys.exit("caught")
+except SystemExit as error:
+    kept = error
+assert str(kept) == kept.code == "caught"
+"""
+    for end, told in (("", ""), ("sys.exit('at the end')", "it called sys.exit('at the end')")):
+        done = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True)
+        assert done.stdout == f"{told!r}\n", done.stderr
 
 
 @pytest.mark.parametrize(
