@@ -34,6 +34,16 @@ class Batch:
         return Batch(self.x.chunk(count, axis)[index], self.y.chunk(count, axis)[index])
 
 
+class Slots:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Tensor | None) -> None:
+        self.x = x
+
+    def smp_slice(self, count: int, index: int, axis: int) -> Slots:
+        return self
+
+
 def of_scripts() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
     """What pp_rank 0 passes of a batch, and what the others do: positional and keyword arguments."""
     return {
@@ -127,6 +137,41 @@ def test_ranks_that_differ_later() -> None:
     run(ranks_that_differ_later)
 
 
+def one_rank_that_fails() -> None:
+    smp.init({"partitions": 2, "microbatches": 2})
+    model, x, is_first = smp.DistributedModel(made(Chain)), STEPS[0]["x"], smp.pp_rank() == 0
+
+    @smp.step
+    def look(x: Any, *objects: Any) -> Tensor:
+        return model(x)  # type: ignore[no-any-return]
+
+    def refused(*args: Any, **kwargs: Any) -> str:
+        with torch.no_grad(), pytest.raises(TypeError if is_first else RuntimeError) as caught:
+            look(*args, **kwargs)
+        return str(caught.value)
+
+    # Before the ranks differ, and after.
+    for _ in range(2):
+        told = refused(**({"z": 1} if is_first else {"x": x}))
+        assert is_first or told == "[smdp] rank 0: TypeError: missing a required argument: 'x'", told
+        with torch.no_grad():
+            look(x if is_first else None, argparse.Namespace())
+    objects = [argparse.Namespace(), argparse.Namespace()]
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(RuntimeError if is_first else ValueError) as caught:
+            look(x, *objects[: 2 if is_first else 1])
+        assert "look got no argument objects[1] on pp_rank 1, and pp_rank 0 passes an object" in str(
+            caught.value
+        )
+    with torch.no_grad():
+        look(x, objects[0])
+    smp.shutdown()
+
+
+def test_one_rank_that_fails() -> None:
+    run(one_rank_that_fails)
+
+
 def kinds_of_tensors() -> None:
     is_first = torch.distributed.get_rank() == 0
     base = torch.arange(24.0).reshape(2, 3, 4)
@@ -151,7 +196,8 @@ def kinds_of_tensors() -> None:
     }
     sent |= {("own", None): argparse.Namespace(who="first")}
     given = sent if is_first else {("own", None): argparse.Namespace(who="other"), ("plain", None): 3}
-    found = broadcast(given, torch.distributed.group.WORLD)
+    found, own = broadcast(given, torch.distributed.group.WORLD)
+    assert own == {("own", None)}
     assert list(found) == list(sent)
     for ours, theirs in zip(found["kinds", None], kinds, strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours.to_dense(), theirs.to_dense())
@@ -182,6 +228,8 @@ def test_a_digest_tells_what_counts() -> None:
         "1",
         numpy.ones(2),
         Batch(x, None),
+        Slots(x),
+        Slots(None),
     ]
     for with_contents in (False, True):
         assert len({digest(each, with_contents=with_contents) for each in different}) == len(different)

@@ -157,16 +157,18 @@ class DistributedModel(DistributedParts):
             )
         self._body.backward(as_one(tensors, grad_tensors))
 
-    def agreed_inputs(self, identity: object, name: str, given: dict[Any, Any]) -> dict[Any, Any]:
+    def agreed_inputs(
+        self, identity: object, name: str, given: Callable[[], dict[Any, Any]]
+    ) -> dict[Any, Any]:
         """Begins a step: returns the arguments that all ranks of the pipeline go on with; smp.step calls it.
 
         Args:
             identity: The same for step functions that are made anew in every step.
             name: Of the step function.
-            given: This rank's arguments.
+            given: Returns this rank's arguments, or raises if they do not fit the function.
         """
         if not self._is_cut_over_ranks():
-            return given
+            return given()
         enter("smp.step")
         group = state.running.groups.process_group(CommGroup.PP_GROUP)
         inputs = self._inputs.setdefault(identity, StepInputs(name, group))

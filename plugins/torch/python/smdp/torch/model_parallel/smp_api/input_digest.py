@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import hashlib
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def digest(arguments: Any, *, with_contents: bool) -> bytes:
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether a value is an array or a number of NumPy's."""
+    """Returns whether a value is a NumPy array or number."""
     return not isinstance(value, Tensor) and hasattr(value, "__array_interface__")
 
 
@@ -70,7 +71,7 @@ def _add(value: Any, found: Any, with_contents: bool) -> None:
         for field in dataclasses.fields(value):
             _add(getattr(value, field.name), found, with_contents)
     elif callable(getattr(value, "smp_slice", None)):
-        for name, item in vars(value).items():
+        for name in (*getattr(value, "__dict__", ()), *copyreg._slotnames(kind)):  # type: ignore[attr-defined]
             found.update(name.encode())
-            _add(item, found, with_contents)
+            _add(getattr(value, name, None), found, with_contents)
     found.update(b")")

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.smp_api.input_digest import is_array, is_plain
 
-# Parts of the script on each rank, and no inputs.
+# Parts of the script on each rank. They are not inputs.
 _OWN = (nn.Module, Optimizer, torch.amp.GradScaler, torch.Generator)
 
 
@@ -34,8 +34,8 @@ class _Layout:
     requires_grad: bool
 
 
-def broadcast(arguments: Mapping[Any, Any], group: Any) -> dict[Any, Any]:
-    """Gives all ranks of a pipeline the arguments of the first one; all of them call it.
+def broadcast(arguments: Mapping[Any, Any], group: Any) -> tuple[dict[Any, Any], frozenset[Any]]:
+    """Sends the arguments of the first rank of a pipeline to the others; all of them call it.
 
     What is made of tensors, containers and plain values travels, and so do objects that hold tensors. Other
     objects, such as the model or an argparse.Namespace, are each rank's own.
@@ -43,6 +43,10 @@ def broadcast(arguments: Mapping[Any, Any], group: Any) -> dict[Any, Any]:
     Args:
         arguments: This rank's, by where they stand in the call.
         group: Ranks of the pipeline.
+
+    Returns:
+        The arguments of the first rank, and the places of those that are each rank's own. Where this rank
+        has none in such a place, it is missing.
 
     Raises:
         ValueError: An argument of the first rank holds tensors and cannot be pickled.
@@ -62,8 +66,9 @@ def broadcast(arguments: Mapping[Any, Any], group: Any) -> dict[Any, Any]:
         if tensor.numel() > 0:
             wire = _memory(tensor)
             dist.broadcast(wire, group=group, group_src=0)
+    own = frozenset(place for place, data in packed.items() if data is None)
     if is_first:
-        return dict(arguments)
+        return dict(arguments), own
     for tensor, layout in zip(tensors, layouts, strict=True):
         tensor.requires_grad_(layout.requires_grad)
     found = {}
@@ -72,7 +77,7 @@ def broadcast(arguments: Mapping[Any, Any], group: Any) -> dict[Any, Any]:
             found[place] = _Unpickler(io.BytesIO(data), tensors).load()
         elif place in arguments:
             found[place] = arguments[place]
-    return found
+    return found, own
 
 
 def _packed(arguments: Mapping[Any, Any], tensors: list[Tensor]) -> Any:

@@ -84,9 +84,9 @@ def step(
     def run(*args: Any, **kwargs: Any) -> Any:
         model = _model()
         model.check_not_in_step()
-        given = slicer.given(args, kwargs, is_partial=pp_rank() > 0)
-        given = model.agreed_inputs(code_of(body), slicer.name, given)
-        parts = slicer.cut(given, state.cfg.microbatches)
+        given = functools.partial(slicer.given, args, kwargs, is_partial=pp_rank() > 0)
+        agreed = model.agreed_inputs(code_of(body), slicer.name, given)
+        parts = slicer.cut(agreed, state.cfg.microbatches)
 
         @functools.wraps(body)
         def program(part: Any) -> Any:
