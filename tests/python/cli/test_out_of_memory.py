@@ -1,4 +1,4 @@
-"""What `smdp run` says of ranks that the kernel has ended for want of memory."""
+"""What `smdp run` says of ranks that the kernel has ended because memory ran out."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_what_is_counted(membership: str, file: str, limit: str) -> None:
     files[counter] = "low 0\noom 7\noom_kill 2"
     with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
         watched = OutOfMemory()
-        assert watched.explained() == ""
+        assert watched.explained(is_killed=False) == ""
         files[counter] = "low 0\noom 7\noom_kill 3"
-        told = watched.explained()
-        assert "has ended a process here for want of memory: the limit of its cgroup is 3 GiB" in told
+        told = watched.explained(is_killed=False)
+        assert "has ended a process here because memory ran out: the limit of its cgroup is 3 GiB" in told
         assert f"(/sys/fs/cgroup/{limit})" in told
-        assert watched.explained() == ""
+        assert watched.explained(is_killed=False) == ""
 
 
 def test_a_machine_without_a_limit() -> None:
@@ -43,7 +43,10 @@ def test_a_machine_without_a_limit() -> None:
     with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
         watched = OutOfMemory()
         files["/proc/vmstat"] = "oom_kill 3"
-        assert "has ended 2 processes here for want of memory: the machine has 1 GiB" in watched.explained()
+        # They may be anybody's.
+        assert watched.explained(is_killed=False) == ""
+        told = watched.explained(is_killed=True)
+    assert "has ended 2 processes on this machine because memory ran out: the machine has 1 GiB" in told
 
 
 @pytest.fixture
@@ -83,4 +86,6 @@ def test_a_rank_that_the_kernel_ends(cgroup: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 137, done.stderr
     assert "failed first: killed by SIGKILL; stopping the 1 still running" in done.stderr
-    assert "has ended a process here for want of memory: the limit of its cgroup is 192 MiB" in done.stderr
+    assert (
+        "has ended a process here because memory ran out: the limit of its cgroup is 192 MiB" in done.stderr
+    )

@@ -43,6 +43,8 @@ _SHORTAGES = {
     errno.ENOMEM: "fork",
 }
 _OWN_FILES = 16  # that smdp run opens at most, besides the pipes of ranks
+# As Python has it of the process itself, and as a shell has it of its last command.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _DRAIN_S = 1.0  # how long output is awaited from children that outlive their rank
 
 
@@ -189,7 +191,7 @@ class Launcher:
 
     Attributes:
         is_stopping: Ranks were sent SIGTERM of the launcher's own accord, or killed after the grace.
-        out_of_memory: What the kernel has ended for want of memory, in a sentence; empty if nothing.
+        out_of_memory: What the kernel has ended because memory ran out, in a sentence; empty if nothing.
     """
 
     def __init__(
@@ -378,9 +380,8 @@ class Launcher:
         begin = time.monotonic()
         self._signal_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._signal_all(
-            signal.SIGCONT
-        )  # here at once as the first process of a container, which cannot stop
+        # The first process of a container cannot stop, and is here at once.
+        self._signal_all(signal.SIGCONT)
         if self._kill_at is not None:
             self._kill_at += time.monotonic() - begin
 
@@ -404,7 +405,9 @@ class Launcher:
         for rank in self._ranks:
             if rank.code is None and (status := rank.process.poll()) is not None:
                 if status:  # also if it ended of what became of its children
-                    self.out_of_memory = self._out_of_memory.explained() or self.out_of_memory
+                    is_killed = not self.is_stopping and status in _KILLED
+                    told = self._out_of_memory.explained(is_killed=is_killed)
+                    self.out_of_memory = told or self.out_of_memory
                 rank.code = 128 - status if status < 0 else status
                 self.ended(rank.number, rank.code)
                 (failed if rank.code else well).append(rank)
@@ -413,9 +416,8 @@ class Launcher:
             self._kill_at = None
         if failed:
             self._judge(failed)
-        if (
-            well and self._left_first is None
-        ):  # after _judge(): it may have ended together with the failed one
+        # After _judge(): it may have ended together with the failed one.
+        if well and self._left_first is None:
             self._left_first = well[0]
         # What else ranks have left behind need not be waited for.
         if self._has_grace and not any(self._may_save(rank) for rank in self._ranks):
