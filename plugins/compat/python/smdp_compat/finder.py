@@ -75,7 +75,7 @@ class AliasFinder(MetaPathFinder):
 
 
 class RefusalFinder(MetaPathFinder):
-    """Comes last, and says what to use where a script imports what another library has and smdp has not.
+    """Comes last, and says what to use where a script imports what another library has and smdp does not have.
 
     Python asks for a module of that name, and then forgets what the __getattr__ of the package has said.
     """
@@ -85,7 +85,7 @@ class RefusalFinder(MetaPathFinder):
     ) -> None:
         """As importlib asks for it, by the package's own name."""
         if fullname == "torch.sagemaker":
-            raise ImportError(_SMP_2, name=fullname)
+            raise ModuleNotFoundError(_SMP_2, name=fullname)
         package, _, name = fullname.rpartition(".")
         if not f"{package}.".startswith(_TARGETS["horovod"] + "."):
             return
