@@ -70,7 +70,7 @@ def open_session(
         except DistNetworkError as error:
             meeting.check(has_failed=True)
             raise PeerLostError(
-                f"[smdp] rank {rank} of {size}: {start.store} went away "
+                f"[smdp] rank {rank} of {size}: the store{start.at} went away "
                 f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the "
                 "launcher that holds the store, has ended; read its output",
                 [0] if rank else [],  # of this group; in another one rank 0 may be somebody else
@@ -281,6 +281,6 @@ def _check_job(theirs: str, rank: int, size: int) -> None:
         return
     cure = "set MASTER_PORT to another port" if start.place else "use another store"
     raise ConfigError(
-        f"[smdp] rank {rank} of {size}: {start.store} is that of "
+        f"[smdp] rank {rank} of {size}: the store{start.at} is that of "
         f"another job, {theirs!r}, and this one is {start.job!r}; {cure} on all ranks of one of them"
     )

@@ -30,9 +30,9 @@ class Start:
         (self.place, self.limit_s), self._found = self._found, ("", None)
 
     @property
-    def store(self) -> str:
-        """The store in words, with its place if that is known."""
-        return f"the store at {self.place}" if self.place else "the store"
+    def at(self) -> str:
+        """What follows "the store" in a message: its place, if that is known."""
+        return f" at {self.place}" if self.place else ""
 
 
 start = Start()
