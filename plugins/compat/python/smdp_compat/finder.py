@@ -75,7 +75,7 @@ class AliasFinder(MetaPathFinder):
 
 
 class RefusalFinder(MetaPathFinder):
-    """Comes last, and says what to use where a script imports what another library has and smdp does not have.
+    """Comes last, and says what to use where a script imports a part of another library that smdp lacks.
 
     Python asks for a module of that name, and then forgets what the __getattr__ of the package has said.
     """

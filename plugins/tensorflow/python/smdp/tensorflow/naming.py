@@ -25,9 +25,9 @@ _graph_numbers = itertools.count(1)
 def run(
     make: Any, number: int, name: str | None = None, ignore_name_scope: bool = False, /, **inputs: Any
 ) -> Any:
-    """The op that ``make`` makes, in the group of this number, under the program's name for it.
+    """Calls ``make`` for the group of this number, and passes on the program's name for the op.
 
-    Where it needs a name and has none it is named after its first input.
+    An op that needs a name and has none is named after its first input.
     """
     if tf.executing_eagerly():
         if not name:
@@ -55,7 +55,7 @@ def run(
 
 
 def graph_of_session() -> Any:
-    """The graph of TensorFlow 1 whose session will run the ops that are made now, if there is one."""
+    """Returns the graph of TensorFlow 1 whose session will run the ops that are made now, if there is one."""
     if tf.executing_eagerly():
         return None
     with tf.init_scope():
@@ -63,9 +63,9 @@ def graph_of_session() -> Any:
 
 
 def runs_in_any_order() -> bool:
-    """Whether one op that is made now runs several times in a session, in an order that is not known.
+    """Returns whether an op that is made now may run several times in a session, in an unknown order.
 
-    So it may be in a loop, or in a function that the graph calls more than once.
+    It does in a loop, and in a function that the graph calls more than once.
     """
     graph = graph_of_session()
     here = tf.compat.v1.get_default_graph()
@@ -73,12 +73,12 @@ def runs_in_any_order() -> bool:
 
 
 def place_in_list(index: int) -> str | None:
-    """The name for one of a list, where a name is needed: those of variables may differ between ranks."""
+    """Returns a name for one of a list, where it needs one: names of variables may differ between ranks."""
     return None if graph_of_session() is None else f"number {index} of a list"
 
 
 def count_in(graph: Any, what: Any) -> int:
-    """How often this has been asked of a graph before, of the same thing."""
+    """Counts calls for a graph and a thing, and returns how many came before this one."""
     counts = _of(graph)[1]
     counts[what] += 1
     return counts[what] - 1

@@ -6,6 +6,7 @@ on each rank. Under a name of the function that is a MismatchError, and not a va
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,13 @@ from tensorflow.python.ops import script_ops
 from smdp._call_name import call_name
 from smdp.tensorflow.naming import count_in, graph_of_session
 
-# By the token that TensorFlow gives a function, which other ranks may number otherwise.
+# By the token that TensorFlow gives a function, while it lives. Other ranks may have different tokens.
 _names: dict[Any, str] = {}
 _OWN = "_smdp_is_own"
 
 
 def name_python_functions() -> None:
-    """From now on what a Python function of a graph calls has that function's name, unless it has another."""
+    """Gives the calls that a Python function of a graph makes that function's name, unless they have one."""
     registry = script_ops.FuncRegistry
     insert, call = registry.insert, registry.__call__
 
@@ -29,6 +30,7 @@ def name_python_functions() -> None:
         name = _name_of(function)
         if name:
             _names[token] = name
+            weakref.finalize(function, _names.pop, token, None).atexit = False
         return token
 
     def call_named(self: Any, token: Any, device: Any, args: Any) -> Any:
@@ -45,7 +47,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_of(function: Any) -> str:
-    """Where it is in the program; in a graph of TensorFlow 1 also how many of it came before."""
+    """Returns where it is in the program, and in a graph of TensorFlow 1 also its number there."""
     inner = getattr(function, "_func", function)  # of tf.py_function
     if getattr(inner, _OWN, False):
         return ""

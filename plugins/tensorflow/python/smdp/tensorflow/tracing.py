@@ -53,8 +53,13 @@ def refuse_in_trace() -> None:
 
 
 def is_in_data_function() -> bool:
-    """Whether the function that is being traced is one of tf.data."""
-    return any(type(owner).__name__ == "StructuredFunctionWrapper" for owner in _owners())
+    """Returns whether the function that is being traced is one of tf.data, or is called by one."""
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_smdp_is_of_data"):  # looked up once, and not for each op
+        graph._smdp_is_of_data = any(
+            type(owner).__name__ == "StructuredFunctionWrapper" for owner in _owners()
+        )
+    return bool(graph._smdp_is_of_data)
 
 
 def _owners() -> Iterator[Any]:
