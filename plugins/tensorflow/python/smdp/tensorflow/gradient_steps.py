@@ -50,9 +50,8 @@ class _Key:
     is_eager: bool  # traced functions hold numbers of reducers, so theirs stay
     described: tuple[tuple[int, int, str], ...]
     options: tuple[Any, ...]
-    site: (
-        int  # in a graph of TensorFlow 1, which may run two calls in any order: how many came before this one
-    )
+    # The number of the call in a graph of TensorFlow 1, which may run two calls in any order.
+    site: int
 
     def has_same_owner(self, other: _Key) -> bool:
         return (self.group, self.is_eager, set(self.serials)) == (
