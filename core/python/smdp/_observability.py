@@ -86,7 +86,9 @@ def _number(name: str, value: SupportsFloat) -> float:
         return float(value.item() if hasattr(value, "item") else value)
     except Exception as error:
         if not hasattr(value, "shape") and not isinstance(value, numbers.Number):
-            raise TypeError(f"[smdp] print_step() got {name}={shown(value)}, which is no number") from error
+            raise TypeError(
+                f"[smdp] print_step() got {name}={shown(value)}, which is not a number"
+            ) from error
         if name not in _told:
             _told.add(name)
             _log.follow()

@@ -1,4 +1,4 @@
-// How the runs of an op are known to other ranks.
+// The name and order by which other ranks recognize the runs of an op.
 #pragma once
 
 #include <string>
@@ -8,16 +8,17 @@
 
 namespace smdp::tensorflow {
 
-// Made of the attribute `group`, and of those that Python gives the nodes of a graph beside an op's own, which would
-// cost eager code time. _smdp_known_as: the node's name in the program. _smdp_by_name: TensorFlow may run it before or
-// after others, so it meets those of its name. _smdp_is_inner: it is in a function, which a graph may call in several
-// places.
+// Reads the op's attribute `group`, and attributes that Python adds to the nodes of graphs. The op does not declare
+// those, because that would slow down eager code:
+// - _smdp_known_as is the node's name in the program.
+// - _smdp_by_name says that TensorFlow may run the node before or after others, so ranks pair its runs by name.
+// - _smdp_is_inner says that the node is in a function, which a graph may call in several places.
 class CallOf {
  public:
   explicit CallOf(TF_OpKernelConstruction* construction);
 
   std::shared_ptr<Group> group() const { return find_group(group_); }
-  // Of one run. In eager code the thread knows the name, not the op.
+  // Describes one run. In eager code the name is the thread's, not the op's.
   Call operator()(TF_OpKernelContext* context) const;
 
  private:

@@ -482,7 +482,7 @@ def wrong_use() -> None:
             model.local_state_dict()
         with refused("x of train_step has size 6 along axis 0, which microbatches = 4 does not divide"):
             train_step(model, batch["x"][:6], batch["y"])
-        with refused("names 'z', which is no parameter of"):
+        with refused("names 'z', which is not a parameter of"):
             smp.step(non_split_inputs=["z"])(lambda x: x)
         with refused("input_split_axes['x'] = 'first'"):
             smp.step(input_split_axes={"x": "first"})(lambda x: x)  # type: ignore[dict-item]

@@ -569,7 +569,7 @@ def _child_setup(cpus: set[int] | None) -> Callable[[], None]:
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    """Say why a process cannot be started, with the limit that stands in the way."""
+    """Returns why a process cannot be started, with the limit that stands in the way."""
     if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
         return str(error)
     text = _core.describe_shortage(_SHORTAGES[error.errno], "its process and pipes", error.errno)

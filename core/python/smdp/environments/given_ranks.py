@@ -1,7 +1,7 @@
-"""Ranks that a framework passes on, beside those of the launcher that started this process.
+"""Ranks that a framework passes on, compared with those of the launcher that started this process.
 
-Lightning, Accelerate and others have launcher detection of their own. Where theirs takes the variables of an
-outer launcher, such as a batch shell of SLURM around `smdp run`, every process gets the same rank.
+Lightning, Accelerate and others detect launchers themselves. Where they read the variables of an outer
+launcher, such as a batch shell of SLURM around `smdp run`, every process gets the same rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _logger = logging.getLogger("smdp.environments")
 
 
 def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Returns what the launcher says where a given rank and world size cannot both be meant with it.
+    """Returns what the launcher says if it contradicts a given rank and world size.
 
     A world of another size is a different one: processes that a rank has started, or some of the ranks. The
     exception is a world of one, in which every rank would train alone.
@@ -46,7 +46,7 @@ def contradicted(rank: int, world_size: int, environ: Mapping[str, str] = os.env
         return None
     try:
         launch = detect(environ, needs_master=False)
-    except ConfigError:  # the given ranks are used in any case
+    except ConfigError:  # the given ranks are used anyway
         return None
     if launch.world_size == 1 or world_size not in (1, launch.world_size):
         return None
@@ -60,7 +60,7 @@ def check_given_ranks(
 
     A rank that is not 0 may be meant: a program may number its ranks differently from the launcher, and the
     ranks find out when they meet if two have the same number. Rank 0 must be the launcher's, because several
-    that believe to be rank 0 would each wait for the others.
+    processes that took themselves for rank 0 would each wait for the others.
 
     Args:
         rank: The given rank.
@@ -100,7 +100,7 @@ def _both(rank: int, world_size: int, given: str, launch: Launch) -> str:
     return (
         f"this process is rank {rank} of {world_size} according to {given}, and rank {launch.rank} of"
         f" {launch.world_size} according to {launch.source}. A library that looks for launchers itself may"
-        " have read the variables of another one: with Lightning use strategy='smdp', or"
+        " have read the variables of a different launcher: with Lightning use strategy='smdp', or"
         " plugins=[smdp.lightning.LaunchedEnvironment()]. If the given rank is right, set"
         f" SMDP_RANK={rank} and SMDP_WORLD_SIZE={world_size}."
     )

@@ -1,4 +1,4 @@
-"""smdp's store listens at the port after that of torch's store, so both may be there side by side."""
+"""The ports of two stores that may run side by side: torch's at MASTER_PORT, and smdp's at the next one."""
 
 from __future__ import annotations
 

@@ -131,10 +131,10 @@ def steady_partition(measured: Weights, balanced: Weights, cut: Cutter) -> Stead
 
 
 def _balanced(weights: Weights, cut: Cutter) -> Cut:
-    """Returns the fastest cut, or one that takes as good as the same time and holds less on the fullest rank.
+    """Returns the fastest cut, or one that takes almost the same time and holds less on the fullest rank.
 
-    Its loss may be an error of the times, and is no more than _WORTH_MEMORY of a step. Where two cuts differ
-    in units of one kind only, there is no such error.
+    The time that it loses is at most _WORTH_MEMORY of a step, and may come from errors of measurement. Two
+    cuts that differ only in units of one kind have no such error.
     """
     best = found = cut(weights.trace)
     while True:

@@ -58,7 +58,8 @@ def read(directory: Path) -> list[Trace]:
             empty.append(int(number))
     if not newest and paths:
         raise ValueError(
-            f"{paths[-1]} is no trace of smdp, or damaged: its first event is not there; was the disk full?"
+            f"{paths[-1]} is not a trace of smdp, or is damaged: its first event is missing. Was"
+            " the disk full?"
         )
     if not newest:
         raise ValueError(f"no traces in {directory}: run the job with SMDP_TRACE={directory}")

@@ -1,4 +1,4 @@
-"""Ranks by the launcher that smdp finds, where Lightning finds another one or none."""
+"""The ranks of the launcher that smdp finds, where Lightning finds a different one or none."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LaunchedEnvironment(ClusterEnvironment):
         return self._launch.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Tell Lightning which rank logs and saves; the launcher has said which this one is."""
+        """Sets which rank logs and saves in Lightning: that of the launcher, and not the given one."""
         rank_zero_only.rank = self._launch.rank
 
     def local_rank(self) -> int:
@@ -119,12 +119,11 @@ def check_devices(launch: environments.Launch, num_devices: int, num_nodes: int)
 
 
 def launched(found: ClusterEnvironment) -> ClusterEnvironment:
-    """Returns the environment to use instead of the one that Lightning found.
+    """Returns the environment to use: Lightning's, or smdp's if smdp finds a different launcher.
 
-    That is another one where smdp finds another launcher: a batch shell of SLURM has variables of a task and
-    passes them on to `smdp run` and mpirun. All ranks must choose alike, as each class has a port of its own,
-    so whether the two ranks agree does not count. An environment of somebody else's class was chosen by hand,
-    and stays.
+    A batch shell of SLURM has the variables of a task, and passes them on to `smdp run` and mpirun. All ranks
+    must choose the same class, because each class has its own port. So the choice does not depend on whether
+    the two agree on this process's rank. A class that is not Lightning's was chosen by the user, and stays.
     """
     if not type(found).__module__.startswith(_LIGHTNINGS) or not LaunchedEnvironment.detect():
         return found

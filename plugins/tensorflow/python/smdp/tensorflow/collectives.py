@@ -24,12 +24,12 @@ from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 def all_reduce(
     tensor: Any, number: int, op: ReduceOp, name: str | None = None, ignore_name_scope: bool = False
 ) -> Any:
-    """The op, in the group of this number."""
+    """Sums or otherwise reduces a tensor in the group of this number."""
     return run(ops.smdp_allreduce, number, name, ignore_name_scope, tensor=tensor, op=int(op))
 
 
 def all_gather(tensor: Any, number: int, name: str | None = None, ignore_name_scope: bool = False) -> Any:
-    """The op, in the group of this number."""
+    """Concatenates the tensors of all ranks in the group of this number."""
     return run(ops.smdp_allgather, number, name, ignore_name_scope, tensor=tensor)
 
 

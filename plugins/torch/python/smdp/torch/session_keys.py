@@ -1,4 +1,4 @@
-"""The keys of torch's store by which the ranks of a new group meet."""
+"""The keys in torch's store by which the ranks of a new group meet."""
 
 from __future__ import annotations
 

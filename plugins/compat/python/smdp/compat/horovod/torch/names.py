@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def under_its_name(function: _Function) -> _Function:
-    """Gives what a function calls the name among its arguments."""
+    """Returns the argument by which a function takes the name."""
     place = list(inspect.signature(function).parameters).index("name")
 
     @functools.wraps(function)

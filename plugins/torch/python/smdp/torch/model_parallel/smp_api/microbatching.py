@@ -46,7 +46,7 @@ class Slicer:
             for name in (*self._whole, *self._axes):
                 if name not in known:
                     raise ValueError(
-                        f"[smdp] smp.step names {name!r}, which is no parameter of {self.name}; allowed:"
+                        f"[smdp] smp.step names {name!r}, which is not a parameter of {self.name}; allowed:"
                         f" {', '.join(known)}"
                     )
         for name, axis in self._axes.items():
