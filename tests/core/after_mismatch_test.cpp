@@ -256,6 +256,20 @@ TEST_P(AfterMismatch, ARankComesLate) {
   });
 }
 
+// So large that frames of the failed call are half sent, from memory that ends with it.
+TEST_P(AfterMismatch, OfLargeBlocks) {
+  run(GetParam(), [](Group& group) {
+    const Plan plan{.kind = Kind::kReduceScatter, .count = std::size_t{1} << 22};
+    for (const int odd : {0, group.size() - 1}) {
+      Plan own = plan;
+      if (group.rank() == odd) own.dtype = DType::kInt32;
+      EXPECT_THROW(Started(group, own, 0, false), MismatchError);
+    }
+    const Started last(group, {.kind = Kind::kReduceScatter, .count = 1000}, 1, false);
+    last.check();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, AfterMismatch,
                          testing::Values(Layout{2}, Layout{3}, Layout{4}, Layout{1, 1}, Layout{1, 1, 1}, Layout{2, 1},
                                          Layout{2, 2}));

@@ -88,8 +88,9 @@ void Link::drop_outgoing(Stream& stream, std::uint64_t sequence) {
     if (out->frame.fingerprint.sequence != sequence) {
       ++out;
     } else if (out->done != 0) {
-      out->copy.assign(out->data, out->data + out->frame.payload);
-      out->data = out->copy.data();
+      // The memory that it lay in may be gone with the coroutine that has thrown; the peer throws the frame away.
+      out->zeros.assign(out->frame.payload, std::byte{0});
+      out->data = out->zeros.data();
       out->pending = nullptr;
       ++out;
     } else {

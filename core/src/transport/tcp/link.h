@@ -48,15 +48,16 @@ class Link {
   void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams);
   void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending);
 
-  // The collective has failed on all ranks: none of its buffers is touched afterwards. What has been begun is sent to
-  // its end, from a copy, so that the peer never takes something else for it. What still comes is thrown away.
+  // The collective has failed on all ranks: none of its buffers is touched any more, not even to read it. A frame that
+  // has been begun is sent to its end, with zeros, so that the peer never takes something else for it. What still comes
+  // is thrown away.
   void drop(std::uint64_t sequence);
 
   // Forgets everything under way and closes the streams: no buffer is touched afterwards.
   void reset();
 
-  // Likewise, at once, when an operation has failed and its buffers go. The streams stay open until reset(), so that
-  // the peer is told why before it sees them end.
+  // Forgets everything under way as soon as an operation has failed, because its buffers may be gone. The streams stay
+  // open until reset(), so that the peer is told why before it sees them end.
   void abandon();
 
   // Nothing will come any more: all streams have ended, and what they brought has been taken.
@@ -66,9 +67,9 @@ class Link {
   struct Outgoing {
     Frame frame;
     const std::byte* data;
-    std::size_t done;                  // bytes of frame and payload written
-    Pending* pending;                  // null: nobody waits
-    std::vector<std::byte> copy = {};  // where data lies, of a collective that was dropped
+    std::size_t done;                   // bytes of frame and payload written
+    Pending* pending;                   // null: nobody waits
+    std::vector<std::byte> zeros = {};  // where data lies, of a collective that was dropped
   };
   struct Posted {
     MessageKey key;
