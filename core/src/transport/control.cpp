@@ -209,7 +209,9 @@ void Control::on_event(int rank, std::uint32_t events) {
     if (got <= 0) {
       const int error = got == 0 ? 0 : errno;
       if (is_shortage(error)) {
-        lacks(shortage("recv", members_.who(rank), error));
+        const ShortageError lack = shortage("recv", members_.who(rank), error);
+        lacks(lack);
+        close(rank);  // else the event comes again at once
         return;
       }
       close(rank);

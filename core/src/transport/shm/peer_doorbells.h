@@ -11,7 +11,7 @@ namespace smdp {
 
 using Doorbell = std::shared_ptr<const FileDescriptor>;
 
-// Returns the doorbell of that name, see Progress::doorbell_name(), which goes with the last group that has it.
+// Returns the doorbell of that name, see Progress::doorbell_name(). It is closed when the last group that uses it goes.
 // received: a descriptor of it, which is closed where this process has one already.
 Doorbell keep_doorbell(const std::string& name, FileDescriptor received);
 

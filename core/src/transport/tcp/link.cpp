@@ -65,7 +65,11 @@ void Link::abandon() {
     stream->outgoing.clear();
     stream->has_target = false;
     stream->events = 0;
-    if (stream->socket.get() >= 0) progress_.modify(stream->socket.get(), 0);
+    if (stream->socket.get() < 0) continue;
+    try {
+      progress_.modify(stream->socket.get(), 0);
+    } catch (const ShortageError&) {  // the group is failing already, and on_event() does nothing any more
+    }
   }
 }
 

@@ -233,15 +233,18 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
     }
     throw_if(interrupted);
     const std::string place = host + ", port " + std::to_string(port);
-    const ShortageError lack = shortage(call, place, error);
-    // A firewall may let a connection through later, as a Kubernetes service does once a pod is ready.
-    const bool may_pass = lack.is_denied() && std::string(call) == "connect";
-    if (is_shortage(error) && !may_pass) throw lack;
+    std::optional<ShortageError> denied;
+    if (is_shortage(error)) {
+      const ShortageError lack = shortage(call, place, error);
+      // A firewall may let a connection through later, as a Kubernetes service does once a pod is ready.
+      if (!lack.is_denied() || std::string(call) != "connect") throw lack;
+      denied = lack;
+    }
     if (error == ECONNREFUSED && patience && std::chrono::steady_clock::now() - begin >= *patience) {
       throw Error("[smdp] nobody listens at " + place + ", any more.");
     }
     if (std::chrono::steady_clock::now() + pause >= deadline) {
-      if (may_pass) throw TimeoutError(lack.what());
+      if (denied) throw TimeoutError(denied->what());
       throw TimeoutError("[smdp] cannot connect to " + place + ": " +
                          (addresses ? std::strerror(error) : "the name has no address") + ".");
     }
