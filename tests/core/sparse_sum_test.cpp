@@ -185,6 +185,16 @@ TEST_P(SparseSums, OfOtherFormsOnOtherRanksAreMismatches) {
 }
 
 #if defined(__SANITIZE_THREAD__)
+TEST_P(SparseSums, AreOfOneOperationEach) {
+  run(GetParam(), [](Group& group) {
+    const Input input = input_of(group.rank(), 100, 3);
+    const std::shared_ptr<SparseSum> sum = sum_of(input, 100);
+    group.all_reduce_sparse(sum, ReduceOp::kPremulSum, 0.5);
+    EXPECT_THROW(group.all_reduce_sparse(sum, ReduceOp::kPremulSum, 0.5), InvalidArgument);
+    group.barrier();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, SparseSums, testing::Values(Layout{2}, Layout{2, 1}));
 #else
 INSTANTIATE_TEST_SUITE_P(Layouts, SparseSums,

@@ -29,12 +29,12 @@ struct SparseRows {
   bool is_coalesced = false;  // in the order of their places, no place twice
 };
 
-// What this rank gives to Group::all_reduce_sparse(), and then the sum. Rows of one place are added up: first those of
-// a rank, in their order, then those of the ranks, in the order of the ranks. The sum has each place once, in order.
+// What this rank gives to one Group::all_reduce_sparse(), and then the sum. Rows of one place are added up: first those
+// of a rank, in their order, then those of the ranks, in the order of the ranks. The sum has each place once, in order.
 class SMDP_API SparseSum {
  public:
-  // Sorts and adds up this rank's rows; `values` are read until the operation has ended. Throws InvalidArgument for an
-  // index outside the shape.
+  // Sorts and adds up this rank's rows. `values` must stay as they are until the last write(). Throws InvalidArgument
+  // for an index outside the shape.
   SparseSum(SparseForm form, const SparseRows& rows);
   // This rank has all of it. Then the sum is dense on every rank.
   SparseSum(SparseForm form, const void* values);
@@ -42,7 +42,8 @@ class SMDP_API SparseSum {
   SparseSum& operator=(const SparseSum&) = delete;
   ~SparseSum();
 
-  // All of these after the operation. Whether some rank gave all of it.
+  // The three below may be called once the operation has ended.
+  // Returns whether some rank gave the whole tensor.
   bool is_dense() const;
   // Rows of the sum.
   std::size_t count() const;

@@ -334,6 +334,12 @@ Group::Handle Group::all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp 
                           "tensor dense.");
   }
   check_reduction(members, "all_reduce", form.dtype, op);
+  if (parts.was_given) {
+    throw InvalidArgument(members.prefix() +
+                          "all_reduce of a sparse tensor got a SparseSum that another one has used already. Make a new "
+                          "SparseSum for each all_reduce.");
+  }
+  parts.was_given = true;
   if (op == ReduceOp::kPremulSum) parts.scale_own(factor);
   Fingerprint print = fingerprint(OpKind::kAllReduceSparse, form.dtype, op, static_cast<int>(form.sparse_dims));
   print.set_shape(form.shape);

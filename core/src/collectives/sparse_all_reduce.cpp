@@ -20,7 +20,7 @@ constexpr std::uint64_t kPlacesSlot = kCountsSlot + 1;
 constexpr std::uint64_t kValuesSlot = kCountsSlot + 2;
 
 // What a rank says it has.
-struct Had {
+struct Contribution {
   std::uint64_t rows = 0;
   std::uint64_t is_dense = 0;
 };
@@ -32,10 +32,11 @@ Bytes block_at(const void* own, std::size_t bytes) {
   return {const_cast<std::byte*>(static_cast<const std::byte*>(own)), bytes};
 }
 
-Task gather_rows(Context& context, SparseParts& parts, const std::vector<Had>& had, Reduction reduction) {
+Task gather_rows(Context& context, SparseParts& parts, const std::vector<Contribution>& contributions,
+                 Reduction reduction) {
   const auto me = static_cast<std::size_t>(context.members.rank);
   std::size_t others = 0;
-  for (std::size_t rank = 0; rank < had.size(); ++rank) others += rank == me ? 0 : had[rank].rows;
+  for (std::size_t rank = 0; rank < contributions.size(); ++rank) others += rank == me ? 0 : contributions[rank].rows;
   std::vector<std::int64_t> places(others);
   parts.received = SparseParts::allocate(others * parts.row_bytes());
 
@@ -43,8 +44,8 @@ Task gather_rows(Context& context, SparseParts& parts, const std::vector<Had>& h
   std::vector<Bytes> value_blocks;
   std::vector<const std::int64_t*> places_of;
   std::size_t begin = 0;
-  for (std::size_t rank = 0; rank < had.size(); ++rank) {
-    const std::size_t rows = had[rank].rows;
+  for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
+    const std::size_t rows = contributions[rank].rows;
     places_of.push_back(rank == me ? parts.own_places.data() : places.data() + begin);
     place_blocks.push_back(block_at(places_of.back(), rows * sizeof(std::int64_t)));
     const std::byte* values = rank == me ? parts.own_values : parts.received.get() + begin * parts.row_bytes();
@@ -59,12 +60,12 @@ Task gather_rows(Context& context, SparseParts& parts, const std::vector<Had>& h
 
   std::vector<Row> rows;
   rows.reserve(others + parts.own_places.size());
-  for (std::size_t rank = 0; rank < had.size(); ++rank) {
-    for (std::size_t i = 0; i < had[rank].rows; ++i) {
+  for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
+    for (std::size_t i = 0; i < contributions[rank].rows; ++i) {
       rows.push_back({static_cast<std::uint64_t>(places_of[rank][i]), value_blocks[rank].data + i * parts.row_bytes()});
     }
   }
-  parts.take(std::move(rows), reduction);
+  parts.set_gathered(std::move(rows), reduction);
 }
 
 Task add_densely(Context& context, SparseParts& parts, Reduction reduction, const Planner& planner) {
@@ -102,21 +103,21 @@ Task add_densely(Context& context, SparseParts& parts, Reduction reduction, cons
 }  // namespace
 
 Task sparse_all_reduce(Context& context, SparseParts& parts, Reduction reduction, const Planner& planner) {
-  std::vector<Had> had(static_cast<std::size_t>(context.members.size));
+  std::vector<Contribution> contributions(static_cast<std::size_t>(context.members.size));
   std::vector<Bytes> blocks;
-  for (Had& one : had) blocks.push_back({bytes_of(&one), sizeof(Had)});
-  Had& own = had[static_cast<std::size_t>(context.members.rank)];
+  for (Contribution& one : contributions) blocks.push_back({bytes_of(&one), sizeof(Contribution)});
+  Contribution& own = contributions[static_cast<std::size_t>(context.members.rank)];
   own = {parts.own_places.size(), parts.is_dense_here() ? 1U : 0U};
-  Task counts = routed_all_gather(context, blocks, {bytes_of(&own), sizeof(Had)}, kCountsSlot);
+  Task counts = routed_all_gather(context, blocks, {bytes_of(&own), sizeof(Contribution)}, kCountsSlot);
   co_await counts;
 
   std::size_t sent = 0;
-  for (const Had& one : had) {
+  for (const Contribution& one : contributions) {
     sent += one.rows;
     parts.is_dense = parts.is_dense || one.is_dense != 0;
   }
   if (!parts.is_dense && cost::gathers_rows(sent, {parts.rows_in_all, parts.row_bytes()})) {
-    Task gathered = gather_rows(context, parts, had, reduction);
+    Task gathered = gather_rows(context, parts, contributions, reduction);
     co_await gathered;
     context.algorithm = "gather";
   } else {

@@ -34,9 +34,10 @@ struct SparseParts {
   // Multiplies what this rank gives.
   void scale_own(double factor);
   // The rows that all ranks gave, in the order of the ranks, become the sum.
-  void take(std::vector<Row> rows, const Reduction& reduction_);
+  void set_gathered(std::vector<Row> rows, const Reduction& reduction_);
 
   const SparseForm form;
+  bool was_given = false;  // to an operation
   std::size_t rows_in_all = 1;
   std::size_t row_elements = 1;
 

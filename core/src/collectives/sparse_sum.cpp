@@ -97,7 +97,7 @@ void SparseParts::scale_own(double factor) {
   own = packed.get();
 }
 
-void SparseParts::take(std::vector<Row> rows, const Reduction& reduction_) {
+void SparseParts::set_gathered(std::vector<Row> rows, const Reduction& reduction_) {
   sort_rows(rows, rows_in_all);
   count = count_places(rows);
   sorted = std::move(rows);
