@@ -85,9 +85,9 @@ void bind_gradient_reducer(nb::module_& m) {
           },
           nb::arg("index"), nb::arg("device") = nb::none(), nb::arg("stream") = Pointer{0}, Release())
       .def(
-          "unite",
+          "or_over_ranks",
           [](GradientReducer& reducer, Pointer flags, std::size_t count) {
-            reducer.unite(reinterpret_cast<std::uint8_t*>(flags), count);
+            reducer.or_over_ranks(reinterpret_cast<std::uint8_t*>(flags), count, is_interrupted);
           },
           nb::arg("flags"), nb::arg("count"), Release())
       .def("all_reduce_sparse", &GradientReducer::all_reduce_sparse, nb::arg("index"), nb::arg("sum"), Release())

@@ -97,8 +97,8 @@ class SMDP_API GradientReducer {
   // Do not block for copies back to devices, but let `stream`, of any device, wait for them.
   void wait(std::size_t index, const CudaStream& stream, const std::function<bool()>& interrupted = {});
   void wait(const CudaStream& stream, const std::function<bool()>& interrupted = {});
-  // Collective, between steps: 1 where any rank has one, which is 0 or 1.
-  void unite(std::uint8_t* flags, std::size_t count);
+  // Collective, between steps: sets each flag, which is 0 or 1, to 1 if any rank has 1. interrupted: as in wait().
+  void or_over_ranks(std::uint8_t* flags, std::size_t count, const std::function<bool()>& interrupted = {});
   // After finish() and before wait() for all, in the same order on all ranks: the mean (or the sum times the factor) of
   // a gradient of which every rank has only some rows. It travels beside the fusion buffers; in the list its count is
   // 0.

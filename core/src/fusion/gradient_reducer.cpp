@@ -128,10 +128,11 @@ class GradientReducer::Impl {
     handle_->hurry();  // backward is over
   }
 
-  // stream: null blocks until what is copied back to devices is there.
-  void unite(std::uint8_t* flags, std::size_t count) {
+  void or_over_ranks(std::uint8_t* flags, std::size_t count, const std::function<bool()>& interrupted) {
     const std::array shape{static_cast<std::int64_t>(count)};
-    group_->all_reduce(flags, flags, shape, DType::kUint8, ReduceOp::kMax);
+    Call call;
+    call.interrupted = interrupted;
+    group_->all_reduce(flags, flags, shape, DType::kUint8, ReduceOp::kMax, 1.0, call);
   }
 
   Group::Handle all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum) {
@@ -145,6 +146,7 @@ class GradientReducer::Impl {
     return group_->all_reduce_sparse(std::move(sum), op, factor, call);
   }
 
+  // stream: null blocks until what is copied back to devices is there.
   void wait(std::size_t index, const CudaStream* stream, const std::function<bool()>& interrupted) {
     check_index(index);
     check_finished(stream);
@@ -692,7 +694,9 @@ void GradientReducer::ready(std::size_t index, void* data, int device, void* eve
   impl_->ready(index, data, device, event, is_used);
 }
 void GradientReducer::finish() { impl_->finish(); }
-void GradientReducer::unite(std::uint8_t* flags, std::size_t count) { impl_->unite(flags, count); }
+void GradientReducer::or_over_ranks(std::uint8_t* flags, std::size_t count, const std::function<bool()>& interrupted) {
+  impl_->or_over_ranks(flags, count, interrupted);
+}
 Group::Handle GradientReducer::all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum) {
   return impl_->all_reduce_sparse(index, std::move(sum));
 }

@@ -224,7 +224,7 @@ class Interrupted:
     def all_reduce_sparse(self, index: int, sum: object, /) -> Any:
         return self
 
-    def unite(self, flags: int, count: int, /) -> None:
+    def or_over_ranks(self, flags: int, count: int, /) -> None:
         raise NotImplementedError
 
     def abort(self, reason: str, /) -> None:

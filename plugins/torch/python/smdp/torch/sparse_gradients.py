@@ -20,7 +20,7 @@ class Summing(Protocol):
     def all_reduce_sparse(self, index: int, sum: _core.SparseSum, /) -> _core.Handle:
         """Starts the sum of a gradient."""
 
-    def unite(self, flags: int, count: int, /) -> None:
+    def or_over_ranks(self, flags: int, count: int, /) -> None:
         """Sets each of `count` bytes at an address to 1 if any rank has it; all ranks call it."""
 
     def abort(self, reason: str, /) -> None:
@@ -111,7 +111,7 @@ def sparse_on_any_rank(summing: Summing, gradients: Sequence[Tensor | None]) -> 
     """Returns the indices of gradients that are sparse on some rank; all ranks call it with the same list."""
     are_sparse = [gradient is not None and gradient.is_sparse for gradient in gradients]
     flags = torch.tensor(are_sparse, dtype=torch.uint8, device="cpu")
-    summing.unite(flags.data_ptr(), flags.numel())
+    summing.or_over_ranks(flags.data_ptr(), flags.numel())
     return set(flags.nonzero().flatten().tolist())
 
 

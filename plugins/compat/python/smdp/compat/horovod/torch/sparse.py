@@ -32,7 +32,7 @@ class RowSums:
         """Starts one."""
         return self._group.all_reduce_sparse(sum, self._op, self._factor, -1.0, True)
 
-    def unite(self, flags: int, count: int, /) -> None:
+    def or_over_ranks(self, flags: int, count: int, /) -> None:
         """Sets each of `count` bytes at an address to 1 if any rank has it."""
         dtype, (op, factor) = dtype_code(torch.uint8), reduction(dist.ReduceOp.MAX)
         self._group.all_reduce(flags, flags, [count], dtype, op, factor, -1.0, False)
