@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -13,12 +14,22 @@
 
 #include "ranks.h"
 #include "smdp/error.h"
+#include "smdp/sparse_sum.h"
 
 namespace smdp::test {
 namespace {
 
-enum class Kind : std::uint8_t { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kGather };
-constexpr std::size_t kKinds = 7;
+enum class Kind : std::uint8_t {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllReduceSparse,
+  kAllToAll,
+  kGather
+};
+constexpr std::size_t kKinds = 8;
 
 // One call of one rank. Element i of what rank r gives in step s is value(r, s).
 struct Plan {
@@ -46,8 +57,9 @@ class Started {
     handle_ = start(group, call);
   }
 
-  void wait() const {
+  void wait() {
     if (handle_) handle_->wait();
+    if (sparse_) sparse_->write(indices_.data(), out_.data());
   }
 
   // Of a call that all ranks made alike. Values are small whole numbers in the bits of either dtype's sum.
@@ -66,6 +78,7 @@ class Started {
       case Kind::kBroadcast:
         return expect(0, 1, of_root);
       case Kind::kReduceScatter:
+      case Kind::kAllReduceSparse:
         return expect(0, 1, sum);
       case Kind::kAllGather:
       case Kind::kAllToAll:
@@ -107,6 +120,13 @@ class Started {
         return group.all_gather(sources.front(), blocks_of(out_), plan_.dtype, call);
       case Kind::kReduceScatter:
         return group.reduce_scatter(sources, first, plan_.dtype, plan_.op, 1.0, call);
+      case Kind::kAllReduceSparse: {
+        indices_.resize(plan_.count);
+        std::iota(indices_.begin(), indices_.end(), 0);
+        const SparseRows rows{indices_.data(), in_.data(), plan_.count, true};
+        sparse_ = std::make_shared<SparseSum>(SparseForm{{shape[0]}, 1, plan_.dtype}, rows);
+        return group.all_reduce_sparse(sparse_, ReduceOp::kSum, 1.0, call);
+      }
       case Kind::kAllToAll:
         return group.all_to_all(sources, blocks_of(out_), plan_.dtype, call);
       case Kind::kGather:
@@ -121,6 +141,8 @@ class Started {
   std::size_t step_;
   std::vector<float> in_;
   std::vector<float> out_;
+  std::vector<std::int64_t> indices_;
+  std::shared_ptr<SparseSum> sparse_;
   Group::Handle handle_;
 };
 
@@ -141,7 +163,7 @@ class Script {
     step.plan.kind = static_cast<Kind>(draw(kKinds));
     step.plan.count = std::array<std::size_t, 4>{1, 17, 1000, 20'000}[draw(4)];
     step.plan.root = static_cast<int>(draw(static_cast<std::size_t>(size_)));
-    step.plan.op = draw(2) == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+    step.plan.op = draw(2) == 0 || step.plan.kind == Kind::kAllReduceSparse ? ReduceOp::kSum : ReduceOp::kMax;
     step.other = step.plan;
     if (draw(2) == 0 || !all_hear_of(step.plan.kind)) return step;
     step.odd = static_cast<int>(draw(static_cast<std::size_t>(size_)));

@@ -15,8 +15,7 @@
 namespace smdp::test {
 namespace {
 
-Group::Handle sum(Group& group, float& value, const std::string& name) {
-  Call call;
+Group::Handle sum(Group& group, float& value, const std::string& name, Call call = {}) {
   call.async = true;
   call.name = name;
   call.by_name = true;
@@ -97,6 +96,68 @@ TEST_P(ByName, DoesNotMeetACallInOrder) {
                      throw ClosedError("the test is over");
                    }),
                Error);
+}
+
+// Other named calls may be set aside, or be asked for: nobody knows what comes next.
+TEST_P(ByName, AMismatchClosesTheGroup) {
+  EXPECT_THROW(run(GetParam(),
+                   [](Group& group) {
+                     float value = 1;
+                     Call call;
+                     call.async = call.by_name = true;
+                     call.name = "loss";
+                     const DType dtype = group.rank() == 0 ? DType::kInt32 : DType::kFloat32;
+                     EXPECT_THROW(group.all_reduce(&value, &value, {}, dtype, ReduceOp::kSum, 1.0, call)->wait(),
+                                  MismatchError);
+                     EXPECT_THROW(group.barrier(), MismatchError);
+                     throw ClosedError("the test is over");
+                   }),
+               Error);
+}
+
+// Rank 0 calls X, which no other rank does.
+TEST_P(ByName, HasADeadlineWhileAnotherNameIsNext) {
+  EXPECT_THROW(run(GetParam(),
+                   [](Group& group) {
+                     float value = 1;
+                     Call call;
+                     if (group.rank() == 1) call.timeout = std::chrono::seconds(2);
+                     try {
+                       sum(group, value, group.rank() == 0 ? "X" : "Y", call)->wait();
+                       ADD_FAILURE() << "two names have met";
+                     } catch (const TimeoutError& error) {
+                       const std::string text = error.what();
+                       EXPECT_NE(text.find("all_reduce 'Y' float32"), std::string::npos) << text;
+                       EXPECT_NE(text.find("timed out after 2 s: it waits for 'X', which rank 0"), std::string::npos)
+                           << text;
+                     }
+                     throw ClosedError("the test is over");
+                   }),
+               Error);
+}
+
+TEST_P(ByName, HearsThatRankZeroHasLeft) {
+  EXPECT_THROW(run(GetParam(),
+                   [](Group& group) {
+                     float value = 1;
+                     const bool is_first = group.rank() == 0;
+                     const Group::Handle handle = sum(group, value, is_first ? "X" : "Y");
+                     // Meanwhile the others hear that X is next.
+                     EXPECT_FALSE(is_first && handle->wait_for(std::chrono::milliseconds(300)));
+                     if (!is_first) {
+                       EXPECT_THROW(handle->wait(), PeerLostError);
+                     }
+                     throw ClosedError("the test is over");
+                   }),
+               Error);
+}
+
+TEST_P(ByName, RefusesACallWithoutAName) {
+  run(GetParam(), [](Group& group) {
+    float value = 1;
+    EXPECT_THROW(sum(group, value, ""), InvalidArgument);
+    group.barrier();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, ByName, testing::Values(Layout{2}, Layout{3}, Layout{1, 1}, Layout{2, 2}));

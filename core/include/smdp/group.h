@@ -100,7 +100,8 @@ struct Call {
   std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
   std::string name;                                  // what all ranks call it, which is compared; may be empty
   // Ranks may make this call before or after others of this kind: it meets those of the same name, in rank 0's order.
-  // Two of one name may not be under way at once. It costs a small message more.
+  // Two calls of one name may not be under way at once. Each costs one small message in addition. Before a rank makes a
+  // call that is not by name, it must wait for those by name that it has made.
   bool by_name = false;
   // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
   std::function<bool()> interrupted;

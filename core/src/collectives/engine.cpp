@@ -61,13 +61,18 @@ Engine::Engine(Connections connections, const GroupOptions& options)
                          [this](std::uint64_t sequence, const std::string& text) { on_refused(sequence, text); },
                          [this](int rank, const std::string& reason) { on_left(rank, reason); },
                          [this] { return status(); }});
+  std::exception_ptr failure;
   try {
     progress_->run([this] { connect(); });
+    return;
   } catch (const ShortageError& error) {
-    fail(std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what()))), Tell::kEveryone);
-    shutdown("");
-    std::rethrow_exception(error_);
+    failure = std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what())));
+  } catch (...) {
+    failure = std::current_exception();
   }
+  fail(std::move(failure), Tell::kEveryone);
+  shutdown("");
+  std::rethrow_exception(error_);
 }
 
 void Engine::connect() {
@@ -118,6 +123,10 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
   collective->fingerprint.set_name(call.name.empty() ? call_name() : call.name);
+  const bool is_by_name = call.by_name && members_.size > 1;
+  if (call.by_name && collective->fingerprint.name == 0) {
+    throw InvalidArgument(members_.prefix() + name_of(fingerprint.kind) + " by name has no name.");
+  }
   collective->bytes = bytes;
   collective->label = call.label;
   collective->is_counted = call.is_counted;
@@ -127,7 +136,9 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   collective->deadline = Clock::now() + collective->timeout;
-  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);
+  collective->since = Clock::now();
+  set_looks(*collective);
+  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);  // those before it ask earlier
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
@@ -142,7 +153,6 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     last_caller_ = this_thread();
     note_caller(members_.world_rank(members_.rank));
   }
-  const bool is_by_name = call.by_name && members_.size > 1;
   if (!is_by_name && !call.async && !call.arrival && members_.hosts.size() == 1 && driver_ == Driver::kNone &&
       queue_.empty()) {
     driver_ = Driver::kCaller;
@@ -150,7 +160,7 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     begin(*collective);
     lock.unlock();
     drive_inline(*collective, call);
-    const std::exception_ptr failure = collective->scheduler.error();
+    const std::exception_ptr failure = error_of(*collective);
     if (failure) end_failed(*collective, failure);
     record(*collective);
     lock.lock();
@@ -299,25 +309,25 @@ bool Engine::poll_collective() {
       moved = true;
     }
   }
-  const std::exception_ptr failure = collective.scheduler.error();
+  const std::exception_ptr failure = error_of(collective);
   if (failure) {
     // A part of it that has thrown has taken its buffers along, and no stream may write into them.
+    const bool goes_on = is_for_all(collective, failure);
     for (const auto& link : links_) {
       if (!link) continue;
-      is_for_all(collective, failure) ? link->drop(collective.fingerprint.sequence) : link->abandon();
+      goes_on ? link->drop(collective.fingerprint.sequence) : link->abandon();
     }
   }
   if (!collective.root.done()) return moved;
   if (failure) end_failed(collective, failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
-  if (failure && ended->next) fail(failure, Tell::kEveryone);  // nobody knows what comes next
   record(*ended);  // before a caller may drive the next, which shares the context
   {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
     running_ = nullptr;
     last_end_ = Clock::now();
-    if (!failure || !ended->next) end_by_name(*ended);
+    if (!failure) end_by_name(*ended);  // else the group is closed, if it was called by name
   }
   ended->handle->complete(failure);
   return true;
@@ -328,6 +338,7 @@ bool Engine::poll() {
   moved |= mailbox_->poll();
   const auto now = Clock::now();
   check_queue(now);
+  if (stop_.load()) check_departed_aside();
   check_mail(now);
   if (!suspects_.empty()) check_suspects(now);
   return moved;
@@ -347,6 +358,10 @@ Clock::time_point Engine::deadline() {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& queued : queue_) first = std::min({first, queued->next_inquiry, queued->deadline});
+    for (const auto& [name, aside] : aside_) {
+      first = std::min({first, aside->next_inquiry, aside->deadline});
+      if (announced_.name != 0) first = std::min(first, aside->next_stall);
+    }
   }
   const Clock::time_point mail = mailbox_->deadline();
   if (mail != Clock::time_point::max()) {

@@ -99,7 +99,7 @@ class Engine final : public Progress::Client {
     std::function<std::string()> label;
     bool is_counted = true;
     bool is_by_name = false;
-    std::shared_ptr<Fingerprint> next;  // it only says of whom the name is that is next; null: an operation
+    std::shared_ptr<Fingerprint> announced_name;  // it only tells which operation is next; null: an operation
     std::function<bool()> is_open;
     std::shared_ptr<Arrival> arrival;
     Body body;
@@ -131,11 +131,15 @@ class Engine final : public Progress::Client {
   Task run(Collective& collective);
   void drive_inline(Collective& collective, const Call& call);
   void begin(Collective& collective);
-  // engine_by_name.cpp. Under mutex_, all four. The first returns an error if it cannot.
+  // engine_by_name.cpp. Under mutex_, the first five. The first returns an error if it cannot.
   std::exception_ptr queue_by_name(std::unique_ptr<Collective> collective);
   void queue_next_name(const Fingerprint& named);
   void end_by_name(const Collective& ended);
   void queue_from_aside();
+  // Why the calls in aside_ wait, where announced_ is known.
+  std::string reason_for_waiting_aside() const;
+  // Fails the calls in aside_ if the rank that orders them has left.
+  void check_departed_aside();
   // Sets when to look at it, from `since` on.
   void set_looks(Collective& collective) const;
   // Looks for reasons to stop waiting: failure, departure, deadline.
@@ -152,7 +156,7 @@ class Engine final : public Progress::Client {
   // When to ask who is late, so that the answer is there at the deadline.
   static Clock::time_point inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout);
   void check_mail(Clock::time_point now);
-  // Operations in the queue have deadlines, too.
+  // Operations in the queue and aside_ have deadlines, too.
   void check_queue(Clock::time_point now);
   void check_suspects(Clock::time_point now);
   bool poll_collective();
@@ -160,6 +164,8 @@ class Engine final : public Progress::Client {
   Group::Handle mail_until(Mailbox::Request request, const Call& call);
   void post_to_mailbox(std::function<void(Mailbox&)> work);
 
+  // The error that has ended an operation; null: none has. Says what it was that memory was missing for.
+  std::exception_ptr error_of(const Collective& collective) const;
   // An operation has ended with an error.
   void end_failed(const Collective& collective, const std::exception_ptr& error);
   // Every rank gets the error in this very operation, so that the group goes on.
@@ -224,12 +230,12 @@ class Engine final : public Progress::Client {
   std::uint64_t last_caller_ = this_thread();  // of a collective; before the first, who made the group
   const Operation* running_ = nullptr;         // unless it has a shorter deadline than the group's others
   std::deque<std::unique_ptr<Collective>> queue_;
-  // Of calls by name: all that have not ended; on other ranks than 0 those that are to be queued, what is to be queued
-  // next (0: it is not known), and whether that is being asked.
+  // Calls by name that have not ended. On ranks other than 0, aside_ holds those that are not queued yet, announced_ is
+  // the next one to queue (its name is 0 while that is not known), and is_asking_for_next_ says that it is being asked.
   std::set<std::uint64_t> names_;
   std::map<std::uint64_t, std::unique_ptr<Collective>> aside_;
-  std::uint64_t next_name_ = 0;
-  bool is_asked_ = false;
+  Fingerprint announced_;
+  bool is_asking_for_next_ = false;
   Fingerprint last_;          // of the running or last collective
   bool is_given_up_ = false;  // that one, by all ranks alike
   std::exception_ptr error_;

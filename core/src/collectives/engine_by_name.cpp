@@ -14,7 +14,7 @@
 namespace smdp {
 namespace {
 
-constexpr int kWhoseOrder = 0;
+constexpr int kOrderingRank = 0;
 
 Bytes bytes_of(Fingerprint& named) { return {reinterpret_cast<std::byte*>(&named), sizeof named}; }
 
@@ -22,9 +22,6 @@ Bytes bytes_of(Fingerprint& named) { return {reinterpret_cast<std::byte*>(&named
 
 std::exception_ptr Engine::queue_by_name(std::unique_ptr<Collective> collective) {
   const Fingerprint& print = collective->fingerprint;
-  if (print.name == 0) {
-    return std::make_exception_ptr(InvalidArgument(members_.prefix() + name_of(print.kind) + " by name has no name."));
-  }
   if (!names_.insert(print.name).second) {
     return std::make_exception_ptr(
         MismatchError(members_.prefix() + "two calls of " + print.describe_name() +
@@ -32,16 +29,16 @@ std::exception_ptr Engine::queue_by_name(std::unique_ptr<Collective> collective)
                       "Give each a name of its own, or let one wait for the other."));
   }
   collective->is_by_name = true;
-  if (members_.rank == kWhoseOrder) {
+  if (members_.rank == kOrderingRank) {
     queue_next_name(print);
     queue_.push_back(std::move(collective));
     return nullptr;
   }
   const std::uint64_t name = print.name;
   aside_.emplace(name, std::move(collective));
-  if (next_name_ == name) {
+  if (announced_.name == name) {
     queue_from_aside();
-  } else if (!is_asked_ && next_name_ == 0) {
+  } else if (!is_asking_for_next_ && announced_.name == 0) {
     queue_next_name(Fingerprint{});
   }
   return nullptr;
@@ -49,40 +46,58 @@ std::exception_ptr Engine::queue_by_name(std::unique_ptr<Collective> collective)
 
 void Engine::queue_next_name(const Fingerprint& named) {
   auto collective = std::make_unique<Collective>();
-  const auto next = collective->next = std::make_shared<Fingerprint>(named);
+  const auto next = collective->announced_name = std::make_shared<Fingerprint>(named);
   Fingerprint& print = collective->fingerprint;
   print.kind = OpKind::kBroadcast;
-  print.root = kWhoseOrder;
+  print.root = kOrderingRank;
   print.set_shape(std::array<std::int64_t, 1>{sizeof *next});
   print.set_name("which operation is next");
   collective->bytes = sizeof *next;
   collective->is_counted = false;
-  collective->body = [next](Context& context) { return routed_broadcast(context, bytes_of(*next), kWhoseOrder); };
+  collective->body = [next](Context& context) { return routed_broadcast(context, bytes_of(*next), kOrderingRank); };
   if (!aside_.empty()) {
     collective->label = [text = aside_.begin()->second->describe()] { return "before " + text; };
   }
   collective->timeout = options_.timeout;
   collective->deadline = Clock::now() + collective->timeout;
   collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);
-  is_asked_ = members_.rank != kWhoseOrder;
+  is_asking_for_next_ = members_.rank != kOrderingRank;
   queue_.push_back(std::move(collective));
 }
 
 void Engine::end_by_name(const Collective& ended) {
   if (ended.is_by_name) names_.erase(ended.fingerprint.name);
-  if (!ended.next || members_.rank == kWhoseOrder) return;
-  is_asked_ = false;
-  next_name_ = ended.next->name;
+  if (!ended.announced_name || members_.rank == kOrderingRank) return;
+  is_asking_for_next_ = false;
+  announced_ = *ended.announced_name;
   queue_from_aside();
 }
 
 void Engine::queue_from_aside() {
-  const auto found = aside_.find(next_name_);
+  const auto found = aside_.find(announced_.name);
   if (found == aside_.end()) return;  // this rank has not called it yet
   queue_.push_back(std::move(found->second));
   aside_.erase(found);
-  next_name_ = 0;
+  announced_ = {};
   if (!aside_.empty()) queue_next_name(Fingerprint{});
+}
+
+std::string Engine::reason_for_waiting_aside() const {
+  return "it waits for " + announced_.describe_name() + ", which " + members_.who(kOrderingRank) +
+         " called before it and this rank has not called";
+}
+
+void Engine::check_departed_aside() {
+  // What rank 0 has sent for the announced call may still lie in a stream, but it announces nothing more.
+  std::string what;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_ || aside_.empty() || announced_.name == 0 || !left_.contains(kOrderingRank)) return;
+    what = aside_.begin()->second->fingerprint.describe();
+  }
+  const std::string who = members_.who(kOrderingRank) + left_reason(kOrderingRank);
+  const std::string text = members_.prefix() + what + " cannot finish: " + who;
+  fail(std::make_exception_ptr(PeerLostError(text, {kOrderingRank})), Tell::kEveryone);
 }
 
 }  // namespace smdp

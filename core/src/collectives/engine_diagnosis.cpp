@@ -88,6 +88,7 @@ Control::Status Engine::status() {
     status.has_given_up = is_given_up_;
     status.busy = driver_ != Driver::kNone;
     status.called = last_.sequence + queue_.size();
+    if (announced_.name == 0) status.called += aside_.size();  // else the next one is none of them
     caller = last_caller_;
   }
   const int world_rank = members_.world_rank(members_.rank);
@@ -112,9 +113,14 @@ std::optional<Control::Elsewhere> Engine::place_of(const Operation* operation) c
   if (operation != running_) {
     const auto queued = std::find_if(queue_.begin(), queue_.end(),
                                      [operation](const auto& one) { return one->handle.get() == operation; });
-    if (queued == queue_.end() || !is_patient(**queued)) return std::nullopt;
-    fingerprint = (*queued)->fingerprint;
-    fingerprint.sequence = last_.sequence + 1 + static_cast<std::uint64_t>(queued - queue_.begin());
+    const auto aside = std::find_if(aside_.begin(), aside_.end(),
+                                    [operation](const auto& one) { return one.second->handle.get() == operation; });
+    if (queued == queue_.end() && aside == aside_.end()) return std::nullopt;
+    const Collective& waiting = queued == queue_.end() ? *aside->second : **queued;
+    if (!is_patient(waiting)) return std::nullopt;
+    fingerprint = waiting.fingerprint;
+    fingerprint.sequence =
+        queued == queue_.end() ? 0 : last_.sequence + 1 + static_cast<std::uint64_t>(queued - queue_.begin());
   }
   Control::Elsewhere place;
   place.what = "it waits in " + fingerprint.describe() + " of group '" + members_.name + "'";

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cerrno>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -8,6 +10,7 @@
 #include "common/failure.h"
 #include "common/fork_guard.h"
 #include "common/log.h"
+#include "common/shortage.h"
 #include "observability/trace.h"
 
 namespace smdp {
@@ -27,6 +30,7 @@ bool needs_every_rank(OpKind kind) {
     case OpKind::kScatter:
     case OpKind::kBarrier:
     case OpKind::kSplit:
+    case OpKind::kAllReduceSparse:  // it begins with an all_gather of counts
       return true;
     default:
       return false;
@@ -90,14 +94,15 @@ void Engine::check_queue(Clock::time_point now) {
   Fingerprint running;
   std::function<std::string()> label;
   std::optional<std::chrono::milliseconds> overdue;
+  std::string aside_reason;
+  std::vector<std::string> stalled;
   bool is_inquiry_due = false;
   {
     const std::lock_guard lock(mutex_);
     if (error_ || (active_ && active_->is_overdue)) return;
     running = last_;
     bool is_behind_late = active_ && active_->is_late();
-    for (std::size_t i = 0; i < queue_.size() && !overdue; ++i) {
-      Collective& queued = *queue_[i];
+    const auto look = [&](Collective& queued, std::uint64_t sequence) {
       const bool is_open = is_behind_late || queued.waits_for_this_rank();
       is_behind_late = is_behind_late || queued.is_late();
       // While those before it end, it waits for nobody.
@@ -111,20 +116,33 @@ void Engine::check_queue(Clock::time_point now) {
         queued.next_inquiry = Clock::time_point::max();
         is_inquiry_due = true;
       }
-      if (now < queued.deadline) continue;
+      if (now < queued.deadline || overdue) return;
       late = queued.fingerprint;
-      late.sequence = running.sequence + 1 + i;
+      late.sequence = sequence;
       label = queued.label;
       overdue = queued.timeout;
+    };
+    for (std::size_t i = 0; i < queue_.size(); ++i) look(*queue_[i], running.sequence + 1 + i);
+    for (const auto& [name, aside] : aside_) {
+      look(*aside, 0);
+      if (announced_.name == 0 || now < aside->next_stall) continue;
+      const auto waited = std::chrono::round<std::chrono::seconds>(now - aside->since);
+      aside->next_stall = now + (now - aside->since);
+      stalled.push_back(aside->fingerprint.describe() + " has taken " + seconds(waited) +
+                        " and goes on: " + reason_for_waiting_aside() + ".");
     }
+    if (overdue && late.sequence == 0 && announced_.name != 0) aside_reason = reason_for_waiting_aside();
   }
+  for (const std::string& line : stalled) log(LogLevel::kWarning, without_tag(members_.prefix()) + line);
   // Whom it waits for is whom the one under way waits for.
   if (is_inquiry_due) inquire(running.sequence);
   if (!overdue) return;
-  const std::string what = late.describe() + (label ? " (" + label() + ")" : "") + " timed out after " +
-                           seconds(*overdue) + ": it waits for the end of " + running.describe() + ": ";
-  const std::string verdict = verdict_for(active_ ? active_->awaited() : -1);
-  fail(std::make_exception_ptr(TimeoutError(members_.prefix() + what + verdict + ".")), Tell::kEveryone);
+  const std::string what =
+      late.describe() + (label ? " (" + label() + ")" : "") + " timed out after " + seconds(*overdue) + ": ";
+  const std::string reason = !aside_reason.empty() ? aside_reason
+                                                   : "it waits for the end of " + running.describe() + ": " +
+                                                         verdict_for(active_ ? active_->awaited() : -1);
+  fail(std::make_exception_ptr(TimeoutError(members_.prefix() + what + reason + ".")), Tell::kEveryone);
 }
 
 // On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
@@ -199,8 +217,10 @@ void Engine::fail_elsewhere(const Failure& failure) {
 
 // On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch.
 // Between hosts a rank may have ended its part of a broadcast, say, before it can be told, and counts that differ are
-// known to two ranks only: that closes the group.
+// known to two ranks only: that closes the group. So does a mismatch of calls by name: ranks may have set others aside,
+// or be asking which is next.
 bool Engine::is_for_all(const Collective& collective, const std::exception_ptr& error) const {
+  if (collective.is_by_name || collective.announced_name) return false;
   {
     const std::lock_guard lock(mutex_);
     if (error_) return false;
@@ -214,6 +234,19 @@ bool Engine::is_for_all(const Collective& collective, const std::exception_ptr& 
     return is_one_host || needs_every_rank(collective.fingerprint.kind);
   } catch (...) {
     return false;
+  }
+}
+
+std::exception_ptr Engine::error_of(const Collective& collective) const {
+  const std::exception_ptr error = collective.scheduler.error();
+  if (!error) return nullptr;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    const std::string lacking = without_tag(shortage("malloc", collective.describe(), ENOMEM).what());
+    return std::make_exception_ptr(ShortageError(members_.prefix() + lacking));
+  } catch (...) {
+    return error;
   }
 }
 

@@ -123,7 +123,7 @@ std::string Fingerprint::describe_name() const {
 std::string Fingerprint::describe() const {
   std::string text = name_of(kind);
   if (name != 0) text += " " + describe_name();
-  text += " #" + std::to_string(sequence);
+  if (sequence != 0) text += " #" + std::to_string(sequence);
   if (kind == OpKind::kNone || kind == OpKind::kBarrier || kind == OpKind::kSplit) return text;
   text += std::string(" ") + name_of(dtype);
   const bool is_list = (ndim & kSeveral) != 0;

@@ -35,7 +35,7 @@ const char* name_of(OpKind kind);
 struct Fingerprint {
   static constexpr std::size_t kMaxDims = 8;
 
-  std::uint64_t sequence = 0;  // number of the collective within its group
+  std::uint64_t sequence = 0;  // number of the collective within its group; 0: it has none yet
   std::uint64_t count = 0;     // elements; for uneven operations a hash of the list of counts
   OpKind kind = OpKind::kNone;
   DType dtype = DType::kUint8;

@@ -9,7 +9,7 @@ from tensorflow_spawn import run
 import smdp
 import smdp.tensorflow as sdp
 
-groups: list[smdp.Group] = []  # the last one: an error closes a group
+groups: list[smdp.Group] = []  # calls go to the last one
 
 
 def call(value: float, name: str | None = None) -> tf.Tensor:

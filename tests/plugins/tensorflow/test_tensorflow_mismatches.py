@@ -17,7 +17,7 @@ is_native = os.environ.get("SMDP_TENSORFLOW_OPS") != "python"
 
 
 def check_shapes() -> None:
-    """Of as many elements on both ranks, which sizes alone do not tell apart; each group fails once."""
+    """Of as many elements on both ranks, which sizes alone do not tell apart."""
     rank = sdp.rank()
     sideways = [[2, 2, 3], [2, 3, 2]]
     splits = [[2, 0], [0, 2]][rank]
