@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <latch>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -50,17 +51,23 @@ TEST_P(ByName, MeetsTheSameNameInAnyOrder) {
 }
 
 TEST_P(ByName, RefusesTwoOfOneName) {
+  std::latch is_refused(1);  // before, the other ranks' call could meet the first of the two
   EXPECT_THROW(run(GetParam(),
-                   [](Group& group) {
-                     std::vector<float> values(2);
-                     std::vector<Group::Handle> handles;
-                     try {
-                       for (float& value : values) handles.push_back(sum(group, value, "loss"));
-                     } catch (const MismatchError& error) {
-                       EXPECT_NE(std::string(error.what()).find("two calls of 'loss'"), std::string::npos);
+                   [&](Group& group) {
+                     float value = 1;
+                     if (group.rank() == 0) {
+                       float again = 1;
+                       const Group::Handle handle = sum(group, value, "loss");
+                       try {
+                         sum(group, again, "loss");
+                         ADD_FAILURE() << "the second call was not refused";
+                       } catch (const MismatchError& error) {
+                         EXPECT_NE(std::string(error.what()).find("two calls of 'loss'"), std::string::npos);
+                       }
+                       is_refused.count_down();
+                       EXPECT_THROW(handle->wait(), Error);
                      }
-                     // The first may have met the other ranks' first in time.
-                     for (const Group::Handle& handle : handles) handle->wait_for(std::chrono::seconds(20));
+                     is_refused.wait();
                      EXPECT_THROW(group.barrier(), Error);
                      throw ClosedError("the test is over");
                    }),
