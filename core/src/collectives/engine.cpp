@@ -136,8 +136,10 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   collective->deadline = Clock::now() + collective->timeout;
-  collective->since = Clock::now();
-  set_looks(*collective);
+  if (is_by_name) {  // it may be set aside, and is looked at meanwhile
+    collective->since = Clock::now();
+    set_looks(*collective);
+  }
   collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);  // those before it ask earlier
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
