@@ -160,7 +160,7 @@ void await_failure(GroupView& store) {
   }
 }
 
-// Tells the others, unless it was another rank who told this one, and returns the error of this rank.
+// Returns this rank's error, and sends it to the other ranks unless one of them reported it.
 ShortageError end_meeting(GroupView& store, int rank, int size, const GroupOptions& options,
                           const Connections& connections, const Error& error) {
   const std::string tag = tag_of_self(rank, size, options);

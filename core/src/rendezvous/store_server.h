@@ -33,7 +33,7 @@ class TcpStore::Server {
   // Starts a session for who has called, if there is a thread for it.
   void receive(FileDescriptor socket);
   void serve(Session& session);
-  // Tells who has called why it cannot be served, in this thread.
+  // Sends the client the reason why it cannot be served, from this thread.
   void turn_away(const FileDescriptor& socket, const ShortageError& error);
   // The same to all that call within a moment.
   void turn_all_away(const ShortageError& error);

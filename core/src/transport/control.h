@@ -67,7 +67,7 @@ class Control final : public Progress::Client {
   void abort(const Failure& failure);
   // The same where the group was not made: over connections of which there is no Control. Never throws.
   static void abort_over(const std::vector<FileDescriptor>& connections, int rank, const Failure& failure);
-  // Tells all other ranks that collective `sequence` fails on all of them.
+  // Fails collective `sequence` on all other ranks.
   void refuse(std::uint64_t sequence, const std::string& text);
   // Says goodbye and closes.
   void leave(const std::string& reason);

@@ -133,7 +133,7 @@ def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank0-1.json").write_text("{")
     with pytest.raises(ValueError, match=r"rank0-1\.json is not a trace of smdp, or is damaged"):
         read(tmp_path)
-    with pytest.raises(ValueError, match=r"rank0-1\.json is no folder"):
+    with pytest.raises(ValueError, match=r"rank0-1\.json is not a folder"):
         read(tmp_path / "rank0-1.json")
 
 

@@ -46,7 +46,7 @@ def read(directory: Path) -> list[Trace]:
         ValueError: There are none, they belong to jobs of different sizes, or one is damaged.
     """
     if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{directory} is no folder; give the one that SMDP_TRACE named")
+        raise ValueError(f"{directory} is not a folder; give the one that SMDP_TRACE named")
     newest: dict[int, Trace] = {}
     empty: list[int] = []
     paths = sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime)

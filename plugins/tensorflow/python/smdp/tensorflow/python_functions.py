@@ -21,7 +21,7 @@ _OWN = "_smdp_is_own"
 
 
 def name_python_functions() -> None:
-    """Gives the calls that a Python function of a graph makes that function's name, unless they have one."""
+    """Names the unnamed calls in a Python function of a graph after that function."""
     registry = script_ops.FuncRegistry
     insert, call = registry.insert, registry.__call__
 

@@ -1,4 +1,4 @@
-"""Tells the ranks of this attempt from those of earlier ones, whose keys may still be in torch's store.
+"""Separates the ranks of this attempt from earlier ones, whose keys may still be in torch's store.
 
 torchrun keeps one store over all restarts, and `init_process_group` may be called again on the same store.
 So rank 0 draws a fresh session and waits until every rank has answered with a token of its own. A rank
@@ -118,7 +118,7 @@ def _lead(
 def _tell(
     store: BoundedStore, session: str, failure: MeetingFailure, tokens: Sequence[str], meeting: _core.Meeting
 ) -> None:
-    """Tells the ranks that have come why the meeting has failed, and waits a moment until they know."""
+    """Sends the reason of the failure to the ranks that have come, and waits briefly for them to read it."""
     for token in tokens:
         store.set(keys.failed(session, token), failure.encode())
     store.set(keys.failed(session), failure.encode())  # for who comes too late

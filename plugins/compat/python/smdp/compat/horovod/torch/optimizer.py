@@ -374,7 +374,7 @@ class _DistributedOptimizer:
 
 
 def _give_zeros(parameter: Parameter) -> None:
-    """Gives a gradient to scripts that read it before the first backward, as Horovod does.
+    """Sets a gradient of zeros, as Horovod does, for scripts that read it before the first backward.
 
     It makes way for the first one that is computed: a sparse gradient could not stay sparse on top of it.
     """

@@ -423,7 +423,7 @@ class DistributedModel(DistributedParts):
     # How it is cut.
 
     def _fill(self, module: nn.Module) -> None:
-        """Gives a model that was built without memory its values, where nothing will cut it."""
+        """Initializes the values of a model that was built without memory and will not be cut."""
         before = list(module.parameters())
         materialize(module, lambda name: True, default_device())
         self.filled = dict(zip(before, module.parameters(), strict=True))
