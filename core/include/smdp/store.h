@@ -30,6 +30,9 @@ class SMDP_API Store {
 
   // True if key exists now.
   virtual bool check(const std::string& key) = 0;
+
+  // Throws ClosedError if this process may not use it, as a forked child may not use what its parent has. Asks nobody.
+  virtual void check_owner() const {}
 };
 
 // A view of `base` in which every key starts with `prefix` + "/".

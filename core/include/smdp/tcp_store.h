@@ -29,6 +29,7 @@ class SMDP_API TcpStore final : public Store {
   std::string get_unless(const std::string& key, std::chrono::milliseconds timeout,
                          const std::function<bool()>& interrupted) override;
   bool check(const std::string& key) override;
+  void check_owner() const override;
 
  private:
   class SMDP_HIDDEN Server;

@@ -179,6 +179,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   GroupView store(std::shared_ptr<Store>(&base, [](Store*) {}), options.name, options.interrupted);
   Connections connections;
   const auto end = [&](const Error& error) { return end_meeting(store, rank, size, options, connections, error); };
+  base.check_owner();
   try {
     meet(store, rank, size, options, take_progress, connections);
     release_open_files();

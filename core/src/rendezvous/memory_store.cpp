@@ -15,14 +15,14 @@ namespace {
 class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override {
-    check_inherited();
+    check_owner();
     const std::lock_guard lock(mutex_);
     values_[key] = value;
     changed_.notify_all();
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    check_inherited();
+    check_owner();
     std::unique_lock lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
     while (values_.count(key) == 0) {
@@ -37,17 +37,17 @@ class MemoryStore final : public Store {
   }
 
   bool check(const std::string& key) override {
-    check_inherited();
+    check_owner();
     const std::lock_guard lock(mutex_);
     return values_.count(key) != 0;
   }
 
- private:
   // What a forked child writes into its copy, no rank elsewhere reads.
-  void check_inherited() const {
+  void check_owner() const override {
     if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
   }
 
+ private:
   const std::uint64_t generation_ = ForkGuard::generation();
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -19,6 +19,7 @@ class PrefixStore final : public Store {
     return base_->get_unless(prefix_ + key, timeout, interrupted);
   }
   bool check(const std::string& key) override { return base_->check(prefix_ + key); }
+  void check_owner() const override { base_->check_owner(); }
 
  private:
   const std::string prefix_;

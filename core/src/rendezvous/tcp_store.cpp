@@ -160,9 +160,13 @@ TcpStore::~TcpStore() {
 
 std::uint16_t TcpStore::port() const { return port_; }
 
+void TcpStore::check_owner() const {
+  if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
+}
+
 Store* TcpStore::own_values() {
   if (server_ == nullptr) return nullptr;
-  if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
+  check_owner();
   return &server_->values();
 }
 
