@@ -118,7 +118,7 @@ void Engine::check_usable() const {
 
 Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call,
                                  std::function<bool()> is_open) {
-  check_usable();
+  if (const std::exception_ptr inherited = inherited_error()) std::rethrow_exception(inherited);
   if (call.arrival) call.arrival->wake_by([progress = progress_] { progress->wake(); });
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
@@ -135,12 +135,6 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->was_open = collective->arrival || collective->is_open;
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
-  collective->deadline = Clock::now() + collective->timeout;
-  if (is_by_name) {  // it may be set aside, and is looked at meanwhile
-    collective->since = Clock::now();
-    set_looks(*collective);
-  }
-  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);  // those before it ask earlier
   const Group::Handle handle = collective->handle;
   std::unique_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
@@ -177,6 +171,13 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     if (failure) std::rethrow_exception(failure);
     return nullptr;
   }
+  const auto now = Clock::now();
+  collective->deadline = now + collective->timeout;
+  if (is_by_name) {  // it may be set aside, and is looked at meanwhile
+    collective->since = now;
+    set_looks(*collective);
+  }
+  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);  // those before it ask earlier
   if (is_by_name) {
     if (const std::exception_ptr refused = queue_by_name(std::move(collective))) {
       lock.unlock();

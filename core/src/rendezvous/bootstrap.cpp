@@ -79,7 +79,7 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
 GroupOptions watching(GroupView& store, const GroupOptions& options) {
   GroupOptions watching = options;
   watching.interrupted = [&store, asked = options.interrupted,
-                          next = std::chrono::steady_clock::time_point()]() mutable {
+                          next = std::chrono::steady_clock::now() + kFailureCheck]() mutable {
     if (const auto now = std::chrono::steady_clock::now(); now >= next) {
       next = now + kFailureCheck;
       store.throw_failure();
