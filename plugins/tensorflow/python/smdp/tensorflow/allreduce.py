@@ -18,6 +18,7 @@ from smdp.tensorflow.compression import Compression, Compressor, compressor
 from smdp.tensorflow.gradient_steps import BUCKET_CAP_MB, can_reduce, factor_of, reduce_gradients
 from smdp.tensorflow.groups import group_of, tensor_of
 from smdp.tensorflow.integers import widened
+from smdp.tensorflow.library import is_native
 from smdp.tensorflow.lists import check_same, join_small
 from smdp.tensorflow.naming import place_in_list, runs_in_any_order
 from smdp.tensorflow.reduce_op import ReduceOp, reduce_op
@@ -211,12 +212,13 @@ def reduce_all(
         buffer_bytes=buffer_bytes,
         otherwise="" if by_reducer else f"{op.name} times {factor:g} of {own}",
     )
-    before: list[Any] = []
+    # A call into Python holds one of TensorFlow's threads until all ranks are in it, so they come one by one.
+    reduced = [one for one, value in zip(results, values, strict=True) if one is not value]
+    before = [] if is_native else reduced
     for index, value in enumerate(values):
         if value is None or (by_reducer and can_reduce(value)):
             continue
         tensor_of(value.values if isinstance(value, tf.IndexedSlices) else value, "allreduce", names[index])
-        # In a graph of TensorFlow 1 calls into Python have no order but this.
         with tf.control_dependencies(before):
             results[index] = allreduce(
                 value,

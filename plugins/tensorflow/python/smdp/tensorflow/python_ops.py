@@ -2,7 +2,8 @@
 
 They have the library's names and arguments. All gradients of a step go through one call after backward, so
 nothing overlaps it, and a function with them cannot be saved. In a graph of TensorFlow 1 their names are
-compared, but do not pair them: each takes one of TensorFlow's few threads while it waits.
+compared, but do not pair them: each takes one of TensorFlow's few threads while it waits, so the program has
+to order them with control dependencies.
 """
 
 from __future__ import annotations
