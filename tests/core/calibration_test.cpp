@@ -7,6 +7,8 @@
 
 #include "cost/exchange_cost.h"
 #include "cost/fusion_cost.h"
+#include "fusion/second_look.h"
+#include "ranks.h"
 
 namespace smdp {
 namespace {
@@ -80,6 +82,41 @@ TEST(Calibration, ASlowLinkIsNotLookedAtForLong) {
   EXPECT_NEAR(found.bandwidth, 1e6, 1e3);
   EXPECT_EQ(found.streams, 1U);
   EXPECT_LE(link.samples(), 11);
+}
+
+TEST(SecondLook, WhatIsClearlyShorterCorrectsTheFigures) {
+  const Sampled disturbed{400e-6, 1400e-6, 1e-3};
+  EXPECT_FALSE(shortened(disturbed, {250e-6, 1200e-6, 0.9e-3}));  // that may be chance
+  EXPECT_FALSE(shortened(disturbed, {500e-6, 2400e-6, 2e-3}));
+  const auto by = shortened(disturbed, {100e-6, 1050e-6, 1e-3});
+  ASSERT_TRUE(by);
+  EXPECT_EQ(by->latency, 250U);
+  EXPECT_EQ(by->transfer, 1000U);
+  cost::Measured measured;
+  measured.latency = 220e-6;
+  measured.bandwidth = 1e9;
+  const cost::Measured found = corrected(measured, *by);
+  EXPECT_DOUBLE_EQ(found.latency, 55e-6);
+  EXPECT_DOUBLE_EQ(found.bandwidth, 1e9);
+  EXPECT_DOUBLE_EQ(corrected(measured, *shortened(disturbed, {400e-6, 650e-6, 1e-3})).bandwidth, 4e9);
+  EXPECT_DOUBLE_EQ(corrected(measured, *shortened(disturbed, {400e-6, 1400e-6, 0.5e-3})).reduction, 20e9);
+}
+
+TEST(SecondLook, SamplesEndWithoutAnybodyWaiting) {
+  test::run({2}, [](Group& group) {
+    cost::Measured measured;
+    measured.floats = 1 << 14;
+    SecondLook look(group, measured);
+    EXPECT_EQ(look.last(), nullptr);
+    look.begin(group);
+    const Group::Handle last = look.last();
+    group.barrier();  // behind them
+    EXPECT_TRUE(last->done());
+    look.end();
+    EXPECT_EQ(look.last(), nullptr);
+    look.news();
+    EXPECT_FALSE(look.news());  // it is told once
+  });
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ struct Measured {
   double reduction = 10e9;  // bytes/s that a rank sums, of float32, counted where they are read
   // Connections to each peer that gave this bandwidth; fewer were slower. Default: all there are.
   std::size_t streams = std::numeric_limits<std::size_t>::max();
+  std::size_t floats = 0;  // of the all_reduce that gave the bandwidth
 };
 
 // Bytes of buffer per second: as measured, but no more than a rank can sum. Inside a host it reads as much as a buffer

@@ -89,7 +89,8 @@ cost::Measured calibrate(Probe& probe, bool tries_streams) {
     if (has_compared) taken = alone.value();
     measured.streams = 1;
   }
-  const auto bytes = static_cast<double>(kLooks[look].floats * sizeof(float));
+  measured.floats = kLooks[look].floats;
+  const auto bytes = static_cast<double>(measured.floats * sizeof(float));
   measured.bandwidth = bytes / std::max(taken - measured.latency, 0.1 * taken);
   measured.reduction = 2 * bytes / std::max(sum.value(), 1e-9);
   return measured;

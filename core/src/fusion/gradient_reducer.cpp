@@ -26,6 +26,7 @@
 #include "fusion/late_means.h"
 #include "fusion/layout.h"
 #include "fusion/registration.h"
+#include "fusion/second_look.h"
 #include "fusion/sending_order.h"
 #include "fusion/step_notes.h"
 #include "observability/counters.h"
@@ -123,9 +124,17 @@ class GradientReducer::Impl {
     notes_.put(StepNotes::kComputeTime, rank,
                steps_ == 0 ? 0U : static_cast<std::uint32_t>(std::clamp(1e6 * computed, 0.0, 4e9)));
     notes_.put(StepNotes::kOverInTime, rank, waits_for_one_ ? 1 + buffers_over() : 0);
+    if (second_look_ && rank == 0) {
+      if (const auto by = second_look_->news()) {
+        notes_.put(StepNotes::kShorterLatency, rank, by->latency);
+        notes_.put(StepNotes::kShorterTransfer, rank, by->transfer);
+        notes_.put(StepNotes::kShorterSum, rank, by->sum);
+      }
+    }
     is_finished_ = true;
     send_filled();
     handle_->hurry();  // backward is over
+    if (second_look_ && SecondLook::is_due(steps_)) second_look_->begin(*group_);
   }
 
   void or_over_ranks(std::uint8_t* flags, std::size_t count, const std::function<bool()>& interrupted) {
@@ -172,6 +181,10 @@ class GradientReducer::Impl {
       }
       settle(*handle_, interrupted);
       handle_->wait();  // throws its error
+      if (const Group::Handle sample = last_sample()) {
+        settle(*sample, interrupted);
+        sample->wait();
+      }
       or_abort([&] { devices_->order(stream); });
     });
     end_step(begin);
@@ -194,8 +207,10 @@ class GradientReducer::Impl {
         part(buffer.plan.members);
       });
     }
-    handle_->then([this, end = std::move(end), finished = Clock::now()] {
+    const Group::Handle sample = last_sample();
+    (sample ? sample : handle_)->then([this, sample, end = std::move(end), finished = Clock::now()] {
       std::exception_ptr error = handle_->error();
+      if (!error && sample) error = sample->error();
       if (!error) error = part_error_;
       if (!error) {
         // Nobody has blocked, but nothing was left to compute either.
@@ -279,16 +294,42 @@ class GradientReducer::Impl {
     factor_ = options_.factor != 0 ? options_.factor : 1.0 / group_->size();
     check_same_gradients(*group_, gradients_, options_);
     measured_ = measure(*group_, streams > 1);
+    choose_sizes();
+    order_.resize(gradients_.size());
+    std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
+    lay_out_by(order_);
+    used_.resize(gradients_.size());
+    targets_.resize(gradients_.size());
+    if (group_->size() > 1 && !keeps_residuals()) second_look_.emplace(*group_, measured_);
+  }
+
+  void choose_sizes() {
     const std::size_t hosts = group_->hosts().size();
     const std::size_t lanes = lanes_of(group_->hosts());
     sizes_ = cost::fusion_sizes(has_fixed_buffers(options_.compression) ? cost::Measured{} : measured_, hosts, lanes,
                                 options_.buffer_bytes);
     exchange_ = cost::exchange_sizes(measured_, hosts, lanes);
-    std::vector<std::size_t> order(gradients_.size());
-    std::iota(order.rbegin(), order.rend(), std::size_t{0});
-    lay_out_by(order);
-    used_.resize(gradients_.size());
-    targets_.resize(gradients_.size());
+  }
+
+  // Of a step that takes a second look; null in others.
+  Group::Handle last_sample() const { return second_look_ ? second_look_->last() : nullptr; }
+
+  // What rank 0 has told in the step before, if it has. Under mutex_.
+  bool takes_news() {
+    if (steps_ == 0) return false;
+    const auto told = [this](StepNotes::Told what) { return notes_.told(what).front(); };
+    const Shortened by{told(StepNotes::kShorterLatency), told(StepNotes::kShorterTransfer),
+                       told(StepNotes::kShorterSum)};
+    if (by.latency == 0) return false;
+    measured_ = corrected(measured_, by);
+    choose_sizes();
+    if (is_logged(LogLevel::kInfo) && group_->rank() == 0) {
+      log(LogLevel::kInfo, group_->name() +
+                               ": the look at the network before the first step was disturbed; with new "
+                               "figures fusion buffers are of about " +
+                               std::to_string(sizes_.usual >> 10) + " KiB.");
+    }
+    return true;
   }
 
   void end_step(TimePoint begin) {
@@ -306,6 +347,7 @@ class GradientReducer::Impl {
     ++stats_.steps;
     trace_wait(begin);
     count_step(layout_.bytes(), stats_.last_exposed_seconds, compute_seconds(notes_, *group_));
+    if (last_sample()) second_look_->end();
     keep_late(counts);
     ++steps_;
     is_in_step_ = false;
@@ -343,12 +385,16 @@ class GradientReducer::Impl {
   void begin_step() {
     if (is_in_step_) return;
     or_abort([&] { devices_->order(nullptr); });  // buffers are filled anew
-    // Once; but what compression has kept of the first step belongs to the layout that it has.
-    if (steps_ == 1 && !has_new_layout_ && !keeps_residuals()) {
-      devices_->forget_buffers();
+    // What compression has kept of the first step belongs to the layout that it has.
+    const bool has_order = steps_ == 1 && !has_new_layout_ && !keeps_residuals();
+    if (has_order) {
       const std::vector<std::uint32_t> order = notes_.order();
-      lay_out_by({order.begin(), order.end()});
+      order_.assign(order.begin(), order.end());
       has_new_layout_ = true;
+    }
+    if (takes_news() || has_order) {
+      devices_->forget_buffers();
+      lay_out_by(order_);
     } else if (steps_ != 0) {
       const std::vector<std::uint32_t> over = notes_.told(StepNotes::kOverInTime);
       const std::uint32_t most = *std::max_element(over.begin(), over.end());
@@ -660,11 +706,13 @@ class GradientReducer::Impl {
   cost::ExchangeSizes exchange_{};
   Layout layout_;
   std::vector<FusionBuffer> buffers_;
+  std::vector<std::size_t> order_;     // of gradients, in the layout
   std::size_t kept_ = 0;               // buffers at the front of sequence_ that are in order
   std::vector<std::size_t> sequence_;  // of buffers, as they are sent in this step
   StepNotes notes_;
   std::shared_ptr<Batch> batch_;  // of this step
   Group::Handle handle_;          // its operation
+  std::optional<SecondLook> second_look_;
   std::uint64_t steps_ = 0;
   TimePoint last_wait_{};  // its end
   bool has_new_layout_ = false;

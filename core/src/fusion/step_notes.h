@@ -19,6 +19,10 @@ class StepNotes {
     kComputeTime,  // microseconds
     // 1 + fusion buffers whose sums were there when backward ended; 0 where nobody waits for single gradients.
     kOverInTime,
+    // Rank 0: what SecondLook has found, in thousandths; 0: nothing new.
+    kShorterLatency,
+    kShorterTransfer,
+    kShorterSum,
     kToldCount
   };
 
