@@ -24,7 +24,7 @@ RUN = re.compile(
 NOT_RUN = {
     r"(\w+=\S+ )?smdp run ": "jobs: test_pages.py runs the code of pages, the plugins' tests the examples",
     r"smdp bench ": "takes minutes; tests/python/cli/test_bench.py runs it",
-    r"smdp trace ": "reads what a job has written; tests/plugins/torch/test_torch_observability.py runs it",
+    r"smdp trace ": "reads what a job has written; tests/plugins/torch/process_group runs it",
     r"(\w+=\S+ )?(torchrun|mpirun|mpiexec|srun|sbatch|accelerate) ": "launchers: tests/launchers runs them",
     r"(docker|buildah|mmdebstrap|printf|mkdir (keys|base)) ": "container images: tests/containers",
     r"(kubectl|python ray_train.py) ": "clusters: tox -e kubernetes, tox -e ray",

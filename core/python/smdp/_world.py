@@ -196,10 +196,9 @@ def shutdown() -> None:
 
     All ranks may init() again after it, in any order. Rank 0 keeps its store's port until its process ends.
     """
-    from . import preemption
-
     global _world
-    preemption.forget()
+    for call in _at_shutdown:
+        call()
     if _world is not None and _owner == os.getpid():
         _world.shutdown()
         _world = None
@@ -216,6 +215,8 @@ _failure: BaseException | None = None
 # The text of the sys.exit() that ends this process, which Python does not tell it either.
 _exit_text: str | None = None
 _at_end: list[Callable[[], None]] = []
+# What shutdown() calls first.
+_at_shutdown: list[Callable[[], None]] = []
 _watched = 0  # the process of multiprocessing's whose end is
 
 
@@ -259,6 +260,12 @@ def _note_exit_text() -> None:
         exit_of_python(_ExitText(status) if isinstance(status, str) else status)
 
     sys.exit = noting
+
+
+def at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
+    """Runs this at the beginning of every shutdown()."""
+    _at_shutdown.append(call)
+    return call
 
 
 def at_end(call: Callable[[], None]) -> Callable[[], None]:
@@ -306,11 +313,7 @@ def _end_of_child() -> None:
 @at_end
 def _leave() -> None:
     """Says goodbye to all groups, and why: others report it if they still wait for this rank."""
-    from . import preemption
-
     why = why_it_ends()
-    if not why:
-        preemption.finish()
     _core.shutdown_all(why)
     _session.close()
     # Python cannot end threads that are in the core: they come out now, or never.

@@ -233,17 +233,19 @@ def has_world() -> bool:
     return True
 
 
+@_world.at_shutdown
 def forget() -> None:
-    """Leave the group of the exchange; smdp.shutdown() does it."""
+    """Leaves the group of the exchange."""
     global _exchange
     if _exchange is not None:
         _exchange.close()
         _exchange = None
 
 
+@_world.at_end
 def finish() -> None:
-    """Give ranks that are a little behind the answer of their last call, at the end of a program."""
-    if _exchange is not None:
+    """Gives ranks that are a little behind the answer of their last call, at the end of a program."""
+    if _exchange is not None and not _world.why_it_ends():
         _exchange.finish()
 
 

@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from smdp.torch import reductions, tensors
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.process_group import reductions, tensors
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 _MODULES = ("comm_hook", "gathers", "reductions")
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 from smdp.transformers import DataParallel, Trainer, TrainingArguments
 
 LENGTH = 24

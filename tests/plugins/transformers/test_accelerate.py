@@ -239,7 +239,7 @@ LAUNCHED = """
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
 assert accelerator.num_processes == 2 and accelerator.state.backend == "smdp"

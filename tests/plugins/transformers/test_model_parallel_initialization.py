@@ -9,7 +9,7 @@ import torch
 import transformers
 from model_parallel_models import MODELS, build
 
-from smdp.torch.model_parallel.delayed_initialization import delayed_initialization, materialize
+from smdp.torch.initialization.delayed_initialization import delayed_initialization, materialize
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -13,7 +13,7 @@ import torch
 from model_parallel_models import FAMILIES, batch, without_dropout
 from transformers_spawn import run
 
-from smdp.torch.model_parallel.units import find_units
+from smdp.torch.pipelining.units.units import find_units
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,9 +9,9 @@ import torch
 from model_parallel_models import MODELS, batch, build
 
 from smdp.partition import partition
-from smdp.torch.model_parallel.delayed_initialization import delayed_initialization
-from smdp.torch.model_parallel.tracing import trace, trace_by_parameters
-from smdp.torch.model_parallel.units import find_units, glue_parameters
+from smdp.torch.initialization.delayed_initialization import delayed_initialization
+from smdp.torch.pipelining.analysis.tracing import trace, trace_by_parameters
+from smdp.torch.pipelining.units.units import find_units, glue_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

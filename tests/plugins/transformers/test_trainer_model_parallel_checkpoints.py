@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers_spawn import run
 
 import smdp.torch
-from smdp.torch.model_parallel.agreement import together
+from smdp.torch.mesh.agreement import on_every_rank
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,7 +36,7 @@ def digests(trainer: Any) -> dict[str, str]:
         for tensor in (parameter.detach(), *state):
             digest.update(torch.as_tensor(tensor).numpy().tobytes())
         own[name] = digest.hexdigest()
-    return {name: text for part in together(lambda: own) for name, text in part.items()}
+    return {name: text for part in on_every_rank(lambda: own) for name, text in part.items()}
 
 
 def tiny(**options: Any) -> Any:

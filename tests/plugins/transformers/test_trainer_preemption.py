@@ -20,7 +20,7 @@ from transformers_spawn import run
 
 import smdp
 from smdp.torch import spared_workers
-from smdp.torch.model_parallel.agreement import together
+from smdp.torch.mesh.agreement import on_every_rank
 from smdp.transformers import DataParallel, ModelParallel, PreemptionCallback, Trainer
 from smdp.transformers.preemption import spare_workers
 
@@ -75,7 +75,7 @@ def train() -> dict[str, str]:
         name: hashlib.sha256(parameter.detach().numpy().tobytes()).hexdigest()
         for name, parameter in trainer.model_wrapped.named_parameters()
     }
-    parts = together(lambda: own) if dist.is_initialized() else [own]
+    parts = on_every_rank(lambda: own) if dist.is_initialized() else [own]
     found = {name: digest for part in parts for name, digest in part.items()}
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return {**found, "evaluations": str(losses)}

@@ -14,7 +14,7 @@ import transformers
 from transformers_spawn import run
 
 import smdp.torch
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 from smdp.transformers import DataParallel, ModelParallel
 
 

@@ -46,19 +46,21 @@ IMPURE_HEADERS = re.compile(
     r"(sys/.*|unistd\.h|fcntl\.h|poll\.h|netdb\.h|arpa/.*|netinet/.*|thread|mutex|atomic|condition_variable|future)"
 )
 
-# What a package may import besides itself and the standard library; the longest name that fits counts.
+# What a package may import besides itself and the standard library. The longest name that fits counts, of who
+# imports and of what is imported: who may import "smdp" may not import "smdp.torch".
 MAY_IMPORT: dict[str, set[str]] = {
-    "smdp": {"numpy", "typer", "rich"},
-    "smdp._dlpack": {
-        "numpy",
-        "ml_dtypes",
-    },  # where bfloat16 or 8-bit floats are asked for
-    "smdp._pickling": {"cloudpickle"},  # for what pickle refuses
+    "smdp": {"smdp._dlpack", "smdp._pickling", "smdp.cli.bench.peers", "numpy", "typer", "rich"},
+    "smdp._dlpack": {"smdp", "numpy", "ml_dtypes"},  # where bfloat16 or 8-bit floats are asked for
+    "smdp._pickling": {"smdp", "cloudpickle"},  # for what pickle refuses
     "smdp.cli.bench.peers": {"smdp", "numpy", "ml_dtypes", "torch", "mpi4py"},  # the libraries it measures
-    "smdp.torch": {"smdp", "torch", "smdp_torch_autoload"},
-    "smdp.torch.model_parallel.safetensors_files": {"smdp", "torch", "safetensors"},
-    "smdp_torch_autoload": {"smdp", "torch"},
-    "smdp.tensorflow": {"smdp", "numpy", "tensorflow"},
+    "smdp_torch_autoload": {
+        "smdp",
+        "smdp.torch.process_group",
+        "smdp.torch.rendezvous",
+        "smdp.accelerate",
+        "torch",
+    },
+    "smdp.tensorflow": {"smdp", "smdp._pickling", "numpy", "tensorflow"},
     "smdp.accelerate": {"smdp", "smdp.torch", "torch", "accelerate"},
     "smdp.transformers": {
         "smdp",
@@ -70,16 +72,107 @@ MAY_IMPORT: dict[str, set[str]] = {
         "transformers",
     },
     "smdp.lightning": {"smdp", "smdp.torch", "torch", "lightning"},
-    "smdp.sagemaker": {"smdp"},
-    "smdp.sagemaker.entry_script": {"smdp", "sagemaker_training"},
-    "smdp.sagemaker.distributed_config": {"sagemaker"},
+    "smdp.sagemaker": {"smdp", "smdp.sagemaker.entry_script", "smdp.sagemaker.distributed_config"},
+    "smdp.sagemaker.entry_script": {"smdp", "smdp.sagemaker", "sagemaker_training"},
+    "smdp.sagemaker.distributed_config": {"smdp.sagemaker", "sagemaker"},
     "smdp.compat": {"smdp", "smdp_compat"},
-    "smdp.compat.sagemaker": {"smdp", "numpy", "torch", "tensorflow", "mpi4py", "smdp_torch_autoload"},
-    "smdp.compat.horovod": {"smdp", "torch", "tensorflow"},
-    "smdp_compat": {"smdp", "smdp_torch_autoload", "torch"},
+    "smdp.compat.sagemaker": {
+        "smdp",
+        "smdp.compat",
+        "smdp.torch",
+        "smdp.torch.model_parallel",
+        "smdp.tensorflow",
+        "smdp.transformers",
+        "smdp_compat",
+        "smdp_torch_autoload",
+        "numpy",
+        "torch",
+        "tensorflow",
+        "mpi4py",
+    },
+    "smdp.compat.horovod": {
+        "smdp",
+        "smdp._pickling",
+        "smdp.compat",
+        "smdp.compat.sagemaker",
+        "smdp.torch",
+        "smdp.tensorflow",
+        "torch",
+        "tensorflow",
+    },
+    "smdp_compat": {
+        "smdp",
+        "smdp.compat",
+        "smdp.torch",
+        "smdp.torch.model_parallel",
+        "smdp_torch_autoload",
+        "torch",
+    },
 }
-# Packages that one folder of MAY_IMPORT must not reach, although a longer name begins with the allowed one.
-FRAMEWORKS = {"torch", "tensorflow", "transformers", "accelerate", "lightning", "jax"}
+# The rooms of smdp.torch, lowest first, and which other rooms each may import. All may import smdp and torch.
+_BELOW_ENGINE = {
+    "pipelining.tensors",
+    "pipelining.units",
+    "pipelining.ghosts",
+    "pipelining.transfers",
+    "pipelining.gradients",
+    "pipelining.interpreter",
+}
+ROOMS: dict[str, set[str]] = {
+    "rendezvous": set(),
+    "process_group": {"rendezvous"},
+    "mesh": {"process_group"},
+    "initialization": {"mesh", "process_group"},
+    "recompute": {"mesh", "process_group"},
+    "preemption": set(),
+    "data_parallel": {"process_group"},
+    "step_in_forward": {"data_parallel", "process_group"},
+    "pipelining.tensors": {"mesh", "process_group"},
+    "pipelining.units": {"pipelining.tensors"},
+    "pipelining.ghosts": {"pipelining.tensors", "pipelining.units"},
+    "pipelining.analysis": {"pipelining.tensors", "pipelining.units", "pipelining.ghosts", "recompute"},
+    "pipelining.transfers": {"pipelining.tensors", "process_group"},
+    "pipelining.gradients": {"pipelining.units", "data_parallel", "mesh", "process_group"},
+    "pipelining.state_dicts": {"pipelining.tensors", "pipelining.units"},
+    "pipelining.interpreter": {
+        "pipelining.tensors",
+        "pipelining.units",
+        "pipelining.ghosts",
+        "pipelining.transfers",
+        "recompute",
+    },
+    "pipelining.engine": _BELOW_ENGINE | {"mesh", "process_group"},
+    # The one place that wires.
+    "pipelining.pipelined": _BELOW_ENGINE
+    | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
+    | {"initialization", "mesh", "process_group", "recompute"},
+    "precision": {"pipelining.pipelined", "pipelining.tensors"},
+    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "mesh"},
+    # SMP's API.
+    "model_parallel.job": {"pipelining.transfers", "process_group"},
+    "model_parallel.checkpoints": {"model_parallel.job", "checkpoints", "mesh"},
+    "model_parallel.modules": _BELOW_ENGINE
+    | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
+    | {"data_parallel", "initialization", "mesh"},
+    "model_parallel.training": _BELOW_ENGINE
+    | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
+    | {"precision"},
+}
+MAY_IMPORT |= {
+    f"smdp.torch.{room}": {"smdp", "torch"} | {f"smdp.torch.{other}" for other in others}
+    for room, others in ROOMS.items()
+}
+_ALL_ROOMS = {f"smdp.torch.{room}" for room in ROOMS}
+MAY_IMPORT["smdp.torch.process_group"].add("smdp_torch_autoload")
+for room in ("checkpoints", "model_parallel.checkpoints"):
+    MAY_IMPORT[f"smdp.torch.{room}"].add("smdp.torch.checkpoints.safetensors_files")
+MAY_IMPORT["smdp.torch.checkpoints.safetensors_files"] = {
+    "safetensors",
+    *MAY_IMPORT["smdp.torch.checkpoints"],
+}
+# The faces.
+MAY_IMPORT["smdp.torch.model_parallel"] = {"smdp", "torch", *_ALL_ROOMS}
+MAY_IMPORT["smdp.torch"] = {"smdp", "torch", *_ALL_ROOMS}
 PYTHON_TREES = [ROOT / "core" / "python", *sorted(ROOT.glob("plugins/*/python"))]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
@@ -89,10 +182,20 @@ def cpp_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in {".h", ".cpp"})
 
 
-def includes(path: Path) -> tuple[list[str], list[str]]:
-    """Give what a file includes in quotes and in angle brackets."""
-    found = INCLUDE.findall(path.read_text(encoding="utf-8"))
+def includes(source: str) -> tuple[list[str], list[str]]:
+    """Returns what a file includes in quotes and in angle brackets."""
+    found = INCLUDE.findall(source)
     return [quoted for quoted, _ in found if quoted], [angled for _, angled in found if angled]
+
+
+def refused_includes(layer: str, source: str) -> list[str]:
+    """Returns what a file of a folder of core/src includes and may not."""
+    quoted, angled = includes(source)
+    folders = {"smdp", layer} | MAY_INCLUDE[layer]
+    upwards = [header for header in quoted if "/" not in header or header.split("/")[0] not in folders]
+    python = [header for header in angled if header.startswith(("Python.h", "nanobind/"))]
+    impure = [header for header in angled if layer in PURE and IMPURE_HEADERS.fullmatch(header)]
+    return upwards + python + impure
 
 
 def test_sources_are_found() -> None:
@@ -104,72 +207,122 @@ def test_sources_are_found() -> None:
 def test_source_includes_own_and_lower_layers(path: Path) -> None:
     layer = path.relative_to(CORE / "src").parts[0]
     assert layer in MAY_INCLUDE, f"core/src/{layer} has no place in MAY_INCLUDE"
-    quoted, angled = includes(path)
-    for header in quoted:
-        folder = header.split("/")[0] if "/" in header else "(no folder)"
-        assert folder in {"smdp", layer} | MAY_INCLUDE[layer], f"{layer} must not include {header}"
-    for header in angled:
-        assert not header.startswith(("Python.h", "nanobind/")), f"core/src must not include {header}"
-        if layer in PURE:
-            assert not IMPURE_HEADERS.fullmatch(header), f"{layer} is pure and must not include {header}"
+    assert not refused_includes(layer, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "header"),
+    [
+        ("transport", '"collectives/engine.h"'),
+        ("common", '"error.h"'),
+        ("fusion", "<nanobind/nanobind.h>"),
+        ("cost", "<thread>"),
+    ],
+)
+def test_forbidden_include_is_refused(layer: str, header: str) -> None:
+    source = f"#include <vector>\n#  include {header}\n"
+    assert refused_includes(layer, source) == [header.strip('"<>')]
 
 
 @pytest.mark.parametrize("path", cpp_files(CORE / "include"), ids=lambda path: path.name)
 def test_public_header_includes_public_headers(path: Path) -> None:
-    for header in includes(path)[0]:
+    for header in includes(path.read_text(encoding="utf-8"))[0]:
         assert header.startswith("smdp/"), f"{path.name} is public and must not include {header}"
 
 
 @pytest.mark.parametrize("path", cpp_files(CORE / "bindings"), ids=lambda path: path.name)
 def test_binding_includes_public_headers(path: Path) -> None:
     own = {header.name for header in cpp_files(CORE / "bindings")}
-    for header in includes(path)[0]:
+    for header in includes(path.read_text(encoding="utf-8"))[0]:
         assert header.startswith("smdp/") or header in own, f"bindings must not include {header}"
 
 
 def python_files() -> Iterator[tuple[str, Path]]:
-    """Give every module's dotted name and file."""
+    """Returns every module's dotted name and file."""
     for tree in PYTHON_TREES:
         for path in sorted(tree.rglob("*.py")):
             parts = path.relative_to(tree).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def imports(module: str, path: Path) -> Iterator[str]:
-    """Give the dotted names that a file imports, wherever in it; not those for type checkers only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            node.body.clear()  # ast.walk has not gone there yet
-        elif isinstance(node, ast.Import):
+def imports(module: str, source: str, *, is_package: bool = False) -> Iterator[str]:
+    """Returns the dotted names that a file imports, wherever in it, for type checkers as well."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            source = node.module or ""
+            origin = node.module or ""
             if node.level:
-                package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-                source = ".".join([*package[: len(package) - node.level + 1], *filter(None, [source])])
-            yield source
-            yield from (f"{source}.{alias.name}" for alias in node.names)
+                package = module.split(".") if is_package else module.split(".")[:-1]
+                origin = ".".join([*package[: len(package) - node.level + 1], *filter(None, [origin])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
-def rule(module: str) -> tuple[str, set[str]]:
-    """Give the most special package in MAY_IMPORT that a module belongs to, and what it may import."""
-    names = [name for name in MAY_IMPORT if module == name or module.startswith(name + ".")]
-    assert names, f"{module} has no place in MAY_IMPORT"
-    name = max(names, key=len)
-    return name, MAY_IMPORT[name]
+def package_of(name: str) -> str:
+    """Returns the longest package in MAY_IMPORT that a name belongs to; another library's first word."""
+    known = [package for package in MAY_IMPORT if name == package or name.startswith(package + ".")]
+    return max(known, key=len) if known else name.split(".")[0]
+
+
+def refused(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """Returns what a module imports and may not."""
+    package = package_of(module)
+    allowed = MAY_IMPORT[package] | {package} | set(sys.stdlib_module_names)
+    names = imports(module, source, is_package=is_package)
+    return [name for name in names if package_of(name) not in allowed]
+
+
+MODULES = dict(python_files())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_imports_own_and_allowed_packages(module: str) -> None:
+    path = MODULES[module]
+    assert package_of(module) in MAY_IMPORT, f"{module} has no place in MAY_IMPORT"
+    assert not refused(module, path.read_text(encoding="utf-8"), is_package=path.name == "__init__.py")
 
 
 @pytest.mark.parametrize(
-    ("module", "path"), list(python_files()), ids=lambda value: value if isinstance(value, str) else ""
+    ("module", "source", "name"),
+    [
+        ("smdp.torch.mesh.layout", "from smdp.transformers import trainer", "smdp.transformers.trainer"),
+        ("smdp.group", "def late():\n    import smdp.compat", "smdp.compat"),
+        ("smdp.lightning.strategy", "from smdp.torch.mesh import layout", "smdp.torch.mesh.layout"),
+        (
+            "smdp.torch.pipelining.ghosts.ghosts",
+            "if TYPE_CHECKING:\n    from smdp.torch.mesh.layout import Layout",
+            "smdp.torch.mesh.layout.Layout",
+        ),
+        ("smdp.tensorflow.tape", "import torch", "torch"),
+        ("smdp.config", "import torch.distributed as dist", "torch.distributed"),
+    ],
 )
-def test_module_imports_own_and_allowed_packages(module: str, path: Path) -> None:
-    package, allowed = rule(module)
-    for name in imports(module, path):
-        top = name.split(".")[0]
-        if top in sys.stdlib_module_names or top in allowed:
-            continue
-        assert top == package.split(".")[0], f"{module} must not import {name}"
-        if package == "smdp" and name.startswith("smdp."):
-            second = name.split(".")[1]
-            assert second not in FRAMEWORKS, f"{module} is framework-free and must not import {name}"
+def test_forbidden_import_is_refused(module: str, source: str, name: str) -> None:
+    assert refused(module, "from __future__ import annotations\nimport os\n" + source) == [name]
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither at their top nor in functions nor for annotations."""
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        is_package = path.name == "__init__.py"
+        names = set(imports(module, path.read_text(encoding="utf-8"), is_package=is_package))
+        names = {name for name in names if not name.startswith("smdp._core")}  # compiled
+        modules = {name if name in MODULES else name.rpartition(".")[0] for name in names}
+        graph[module] = {name for name in modules if name in MODULES and name != module}
+    assert circle_in(graph) == []
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Returns the nodes that are left when those on no circle are taken away."""
+    left = {node: set(others) for node, others in graph.items()}
+    while True:
+        wanted = set().union(*left.values())
+        ends = {node for node, others in left.items() if not others & left.keys() or node not in wanted}
+        if not ends:
+            return sorted(left)
+        for node in ends:
+            del left[node]
+        for others in left.values():
+            others -= ends

@@ -70,8 +70,8 @@ def uninstall() -> None:
     """
     for bridge in _bridges():
         bridge.take_back()
-    if "smdp.torch.input_wait" in sys.modules:
-        sys.modules["smdp.torch.input_wait"].unwatch()
+    if "smdp.torch.data_parallel.input_wait" in sys.modules:
+        sys.modules["smdp.torch.data_parallel.input_wait"].unwatch()
     ours = AliasFinder | Bridges | RefusalFinder
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ours)]
     for name in [name for name in sys.modules if AliasFinder.serves(name)]:

@@ -56,7 +56,7 @@ def accelerate_counts_replicas(module: Any) -> _Undo:
         import torch
 
         from smdp.torch import model_parallel as smp
-        from smdp.torch.model_parallel.containers import map_tensors
+        from smdp.torch.plugin_support import map_tensors
 
         def over_replicas(part: Any) -> Any:
             return torch.cat(

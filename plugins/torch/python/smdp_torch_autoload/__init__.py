@@ -63,7 +63,7 @@ def unregister_backend(name: str) -> None:
 
 def create_process_group(backend_options: Any, process_group_options: Any = None) -> Any:
     """Make a group; torch calls this on every rank."""
-    from smdp.torch.register import create
+    from smdp.torch.process_group.creation import create
 
     return create(backend_options, process_group_options)
 
@@ -84,9 +84,9 @@ def _handler(torchs: Any, scheme: str) -> Any:
         if not _is_for_smdp():
             return torchs(url, **options)
         if scheme == "tcp":
-            from smdp.torch.tcp_rendezvous import rendezvous
+            from smdp.torch.rendezvous.tcp_rendezvous import rendezvous
         else:
-            from smdp.torch.env_rendezvous import rendezvous
+            from smdp.torch.rendezvous.env_rendezvous import rendezvous
         return rendezvous(torchs, url, **options)
 
     handler.smdp_torchs = torchs  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch.plugins import LayerSync
 from torch import nn
 
-from smdp.torch.sync_batch_norm import SyncBatchNorm
+from smdp.torch.plugin_support import SyncBatchNorm
 
 
 class SyncBatchNorms(LayerSync):

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 import smdp
 from smdp import preemption
-from smdp.torch.preemption_ranks import find_ranks
+from smdp.torch.plugin_support import find_ranks
 
 
 class PreemptionCallback(Callback):

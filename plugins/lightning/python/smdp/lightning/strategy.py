@@ -16,8 +16,7 @@ from smdp import environments
 from smdp.environments.single import SingleProcess
 from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
-from smdp.torch.distributed_data_parallel import DistributedDataParallel
-from smdp.torch.reducer_options import check_reducer_options
+from smdp.torch.plugin_support import DistributedDataParallel, check_reducer_options
 
 _NAMES = {
     name

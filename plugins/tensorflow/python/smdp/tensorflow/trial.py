@@ -16,7 +16,7 @@ _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def why_it_fails() -> str:
-    """Run main() in a process of its own; give how it ended, or nothing if it went well."""
+    """Runs trial_program in a process of its own; returns how it ended, or nothing if it went well."""
     environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environ |= {
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -26,7 +26,7 @@ def why_it_fails() -> str:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from smdp.tensorflow.trial import main; main()"],
+            [sys.executable, "-c", "from smdp.tensorflow.trial_program import main; main()"],
             env=environ,
             capture_output=True,
             text=True,
@@ -39,28 +39,3 @@ def why_it_fails() -> str:
         return ""
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     return f"tried in a process of its own, it ended with exit code {done.returncode}: {last}"
-
-
-def main() -> None:
-    """Use every kind of op: with a callback, with a forwarded input, in a graph, and gradients of a tape."""
-    import tensorflow as tf
-
-    import smdp.tensorflow as sdp
-
-    sdp.init()
-    variable = tf.Variable([1.0, 2.0, 3.0])
-    optimizer = tf.keras.optimizers.SGD(0.5)
-
-    def step() -> tf.Tensor:
-        with sdp.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_sum(variable * variable)
-        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
-        return sdp.allreduce(loss)
-
-    graph = tf.function(step)
-    losses = [float(step()), float(graph()), float(graph())]
-    gathered = sdp.allgather(tf.constant([[4, 5]])).numpy().tolist()
-    sdp.barrier()
-    if losses != [14.0, 0.0, 0.0] or gathered != [[4, 5]] or variable.numpy().any():
-        raise SystemExit(f"wrong results: {losses}, {gathered}, {variable.numpy()}")
-    sdp.shutdown()

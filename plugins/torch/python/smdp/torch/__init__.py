@@ -9,6 +9,8 @@ Example:
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from smdp._frameworks import require
 
@@ -16,21 +18,38 @@ require("smdp.torch", "torch")
 
 import torch
 
-from smdp.torch._dynamo import hide_package
-from smdp.torch.comm_hook import comm_hook as comm_hook
-from smdp.torch.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
-from smdp.torch.model_parallel import GradScaler as GradScaler
-from smdp.torch.model_parallel import PipelinedModule as PipelinedModule
-from smdp.torch.model_parallel import clip_grad_norm_ as clip_grad_norm_
-from smdp.torch.model_parallel import delayed_initialization as delayed_initialization
-from smdp.torch.model_parallel import pipeline as pipeline
-from smdp.torch.process_group import ProcessGroupSmdp as ProcessGroupSmdp
-from smdp.torch.register import register as register
-from smdp.torch.spared_workers import spared_workers as spared_workers
-from smdp.torch.step_in_forward import StepInForward as StepInForward
-from smdp.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from smdp.torch.data_parallel.comm_hook import comm_hook as comm_hook
+from smdp.torch.data_parallel.distributed_data_parallel import (
+    DistributedDataParallel as DistributedDataParallel,
+)
+from smdp.torch.data_parallel.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from smdp.torch.process_group._dynamo import hide_package
+from smdp.torch.process_group.process_group import ProcessGroupSmdp as ProcessGroupSmdp
+from smdp.torch.process_group.register import register as register
+
+if TYPE_CHECKING:
+    from smdp.torch.initialization.delayed_initialization import (
+        delayed_initialization as delayed_initialization,
+    )
+    from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule as PipelinedModule
+    from smdp.torch.pipelining.pipelined.pipelining import pipeline as pipeline
+    from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
+    from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
+    from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
+    from smdp.torch.step_in_forward.step_in_forward import StepInForward as StepInForward
 
 _TRIED = ("2.13", "2.14", "2.15")
+
+# Where the other public names live. They are imported on first use.
+_MODULES = {
+    "GradScaler": "precision.gradient_scaler",
+    "PipelinedModule": "pipelining.pipelined.pipelined_module",
+    "StepInForward": "step_in_forward.step_in_forward",
+    "clip_grad_norm_": "precision.clipping",
+    "delayed_initialization": "initialization.delayed_initialization",
+    "pipeline": "pipelining.pipelined.pipelining",
+    "spared_workers": "preemption.spared_workers",
+}
 
 if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
     warnings.warn(
@@ -56,3 +75,18 @@ __all__ = [
     "register",
     "spared_workers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "model_parallel":
+        return import_module(f"{__name__}.model_parallel")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    hide_package(__name__)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,7 +19,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from smdp.environments.choice import warn_alone
 from smdp.environments.torch_variables import set_torch_variables
-from smdp.torch.process_group import ProcessGroupSmdp
+from smdp.torch.plugin_support import ProcessGroupSmdp
 
 _NAME = "smdp"
 _timeout: timedelta | None = None

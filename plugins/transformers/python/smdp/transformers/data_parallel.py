@@ -13,11 +13,14 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import smdp
-from smdp.torch.distributed_data_parallel import DistributedDataParallel
-from smdp.torch.input_wait import watch
-from smdp.torch.model_parallel.agreement import together
-from smdp.torch.process_group import ProcessGroupSmdp, timeout_of_world
-from smdp.torch.reducer_options import check_reducer_options
+from smdp.torch.plugin_support import (
+    DistributedDataParallel,
+    ProcessGroupSmdp,
+    check_reducer_options,
+    on_every_rank,
+    timeout_of_world,
+    watch,
+)
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin, described_by
@@ -183,7 +186,7 @@ def _group_of(variables: dict[str, str], timeout: timedelta | None) -> Any:
             return False
         return group.core.error() is None
 
-    if not all(together(is_usable)):
+    if not all(on_every_rank(is_usable)):
         with _environment(variables):
             _groups[asked] = dist.new_group(backend="smdp", timeout=timeout)
     return _groups[asked]

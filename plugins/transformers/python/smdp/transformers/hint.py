@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from smdp.torch.input_wait import unwatch
+from smdp.torch.plugin_support import unwatch
 
 # Subclasses hand on to them what they do not know. No __new__: a class cannot get its own back.
 _CLASSES = (transformers.Trainer, transformers.Seq2SeqTrainer)

@@ -13,7 +13,7 @@ from transformers.utils import logging
 import smdp
 from smdp import preemption
 from smdp.torch import spared_workers
-from smdp.torch.preemption_ranks import find_ranks
+from smdp.torch.plugin_support import find_ranks
 
 _log = logging.get_logger(__name__)
 

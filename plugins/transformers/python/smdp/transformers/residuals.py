@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from smdp.torch.distributed_data_parallel import DistributedDataParallel
-from smdp.torch.model_parallel.agreement import together
+from smdp.torch.plugin_support import DistributedDataParallel, on_every_rank
 
 _log = logging.get_logger(__name__)
 
@@ -41,7 +40,7 @@ def load_residuals(model: DistributedDataParallel, folder: str) -> None:
         of = state.get("of")
         return "" if of == own["of"] else f"{path} is of {of}, this run is {own['of']}"
 
-    reasons = [reason for reason in together(read) if reason]
+    reasons = [reason for reason in on_every_rank(read) if reason]
     if not reasons:
         model.load_residuals(state)
     elif dist.get_rank() == 0:

@@ -11,7 +11,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from smdp.torch.model_parallel.agreement import together
+from smdp.torch.plugin_support import on_every_rank
 
 _log = logging.get_logger(__name__)
 # Archives, whose table of contents is at their end.
@@ -38,7 +38,7 @@ def newest_complete(folder: str) -> str | None:
         steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in found}
         return {int(step): damage(path) for path, step in steps.items() if step.isdecimal()}
 
-    told = together(damages) if dist.is_initialized() else [damages()]
+    told = on_every_rank(damages) if dist.is_initialized() else [damages()]
     seen: list[str] = []
     for step in sorted({step for own in told for step in own}, reverse=True):
         path = Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{step}")

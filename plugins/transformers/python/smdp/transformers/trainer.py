@@ -18,7 +18,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 
 from smdp.preemption import give_back
-from smdp.torch.input_wait import uncounted
+from smdp.torch.plugin_support import uncounted
 from smdp.transformers.loss_items import watched
 from smdp.transformers.plugin import Plugin
 from smdp.transformers.preemption import PreemptionCallback, owes_evaluation, spare_workers

@@ -7,78 +7,79 @@ from __future__ import annotations
 
 from typing import Any
 
-from smdp.torch.model_parallel.clipping import clip_grad_norm_ as clip_grad_norm_
-from smdp.torch.model_parallel.delayed_initialization import delayed_initialization as delayed_initialization
-from smdp.torch.model_parallel.gradient_scaler import GradScaler as GradScaler
-from smdp.torch.model_parallel.pipelined_module import PipelinedModule as PipelinedModule
-from smdp.torch.model_parallel.pipelining import pipeline as pipeline
-from smdp.torch.model_parallel.smp_api import amp as amp
-from smdp.torch.model_parallel.smp_api import distributed_model as distributed_model
-from smdp.torch.model_parallel.smp_api import nn as nn
-from smdp.torch.model_parallel.smp_api import patches as patches
-from smdp.torch.model_parallel.smp_api import state as _state_module
-from smdp.torch.model_parallel.smp_api import utils as utils
-from smdp.torch.model_parallel.smp_api.activation_checkpointing import (
-    set_activation_checkpointing as set_activation_checkpointing,
-)
-from smdp.torch.model_parallel.smp_api.checkpoint_files import load as load
-from smdp.torch.model_parallel.smp_api.checkpoint_files import save as save
-from smdp.torch.model_parallel.smp_api.checkpoints import resume_from_checkpoint as resume_from_checkpoint
-from smdp.torch.model_parallel.smp_api.checkpoints import save_checkpoint as save_checkpoint
-from smdp.torch.model_parallel.smp_api.communication import allgather as allgather
-from smdp.torch.model_parallel.smp_api.communication import barrier as barrier
-from smdp.torch.model_parallel.smp_api.communication import broadcast as broadcast
-from smdp.torch.model_parallel.smp_api.communication import dp_barrier as dp_barrier
-from smdp.torch.model_parallel.smp_api.communication import mp_barrier as mp_barrier
-from smdp.torch.model_parallel.smp_api.communication import recv_from as recv_from
-from smdp.torch.model_parallel.smp_api.communication import send as send
-from smdp.torch.model_parallel.smp_api.creation import (
+from smdp.torch.initialization.delayed_initialization import delayed_initialization as delayed_initialization
+from smdp.torch.model_parallel import nn as nn
+from smdp.torch.model_parallel import utils as utils
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import load as load
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import save as save
+from smdp.torch.model_parallel.checkpoints.checkpoints import resume_from_checkpoint as resume_from_checkpoint
+from smdp.torch.model_parallel.checkpoints.checkpoints import save_checkpoint as save_checkpoint
+from smdp.torch.model_parallel.job import state as _state_module
+from smdp.torch.model_parallel.job.communication import allgather as allgather
+from smdp.torch.model_parallel.job.communication import barrier as barrier
+from smdp.torch.model_parallel.job.communication import broadcast as broadcast
+from smdp.torch.model_parallel.job.communication import dp_barrier as dp_barrier
+from smdp.torch.model_parallel.job.communication import mp_barrier as mp_barrier
+from smdp.torch.model_parallel.job.communication import recv_from as recv_from
+from smdp.torch.model_parallel.job.communication import send as send
+from smdp.torch.model_parallel.job.groups import CommGroup as CommGroup
+from smdp.torch.model_parallel.job.groups import RankType as RankType
+from smdp.torch.model_parallel.job.initialization import init as init
+from smdp.torch.model_parallel.job.initialization import is_initialized as is_initialized
+from smdp.torch.model_parallel.job.initialization import shutdown as shutdown
+from smdp.torch.model_parallel.job.ranks import dp_rank as dp_rank
+from smdp.torch.model_parallel.job.ranks import dp_size as dp_size
+from smdp.torch.model_parallel.job.ranks import get_dp_group as get_dp_group
+from smdp.torch.model_parallel.job.ranks import get_dp_process_group as get_dp_process_group
+from smdp.torch.model_parallel.job.ranks import get_mp_group as get_mp_group
+from smdp.torch.model_parallel.job.ranks import get_mp_process_group as get_mp_process_group
+from smdp.torch.model_parallel.job.ranks import get_pp_group as get_pp_group
+from smdp.torch.model_parallel.job.ranks import get_pp_process_group as get_pp_process_group
+from smdp.torch.model_parallel.job.ranks import get_rdp_group as get_rdp_group
+from smdp.torch.model_parallel.job.ranks import get_rdp_process_group as get_rdp_process_group
+from smdp.torch.model_parallel.job.ranks import get_tp_group as get_tp_group
+from smdp.torch.model_parallel.job.ranks import get_tp_process_group as get_tp_process_group
+from smdp.torch.model_parallel.job.ranks import get_world_process_group as get_world_process_group
+from smdp.torch.model_parallel.job.ranks import local_rank as local_rank
+from smdp.torch.model_parallel.job.ranks import local_size as local_size
+from smdp.torch.model_parallel.job.ranks import mp_rank as mp_rank
+from smdp.torch.model_parallel.job.ranks import mp_size as mp_size
+from smdp.torch.model_parallel.job.ranks import pp_rank as pp_rank
+from smdp.torch.model_parallel.job.ranks import pp_size as pp_size
+from smdp.torch.model_parallel.job.ranks import rank as rank
+from smdp.torch.model_parallel.job.ranks import rdp_rank as rdp_rank
+from smdp.torch.model_parallel.job.ranks import rdp_size as rdp_size
+from smdp.torch.model_parallel.job.ranks import size as size
+from smdp.torch.model_parallel.job.ranks import tp_rank as tp_rank
+from smdp.torch.model_parallel.job.ranks import tp_size as tp_size
+from smdp.torch.model_parallel.job.state import state as state
+from smdp.torch.model_parallel.modules import distributed_model as distributed_model
+from smdp.torch.model_parallel.modules.creation import (
     delay_param_initialization as delay_param_initialization,
 )
-from smdp.torch.model_parallel.smp_api.creation import model_creation as model_creation
-from smdp.torch.model_parallel.smp_api.creation import set_tensor_parallelism as set_tensor_parallelism
-from smdp.torch.model_parallel.smp_api.creation import tensor_parallelism as tensor_parallelism
-from smdp.torch.model_parallel.smp_api.distributed_model import DistributedModel as DistributedModel
-from smdp.torch.model_parallel.smp_api.distributed_optimizer import (
+from smdp.torch.model_parallel.modules.creation import model_creation as model_creation
+from smdp.torch.model_parallel.modules.creation import set_tensor_parallelism as set_tensor_parallelism
+from smdp.torch.model_parallel.modules.creation import tensor_parallelism as tensor_parallelism
+from smdp.torch.model_parallel.modules.distributed_model import DistributedModel as DistributedModel
+from smdp.torch.model_parallel.modules.first_call import is_tracing as is_tracing
+from smdp.torch.model_parallel.modules.manual_partition import partition as partition
+from smdp.torch.model_parallel.modules.manual_partition import set_partition as set_partition
+from smdp.torch.model_parallel.training import amp as amp
+from smdp.torch.model_parallel.training import patches as patches
+from smdp.torch.model_parallel.training.activation_checkpointing import (
+    set_activation_checkpointing as set_activation_checkpointing,
+)
+from smdp.torch.model_parallel.training.distributed_optimizer import (
     DistributedOptimizer as DistributedOptimizer,
 )
-from smdp.torch.model_parallel.smp_api.first_call import is_tracing as is_tracing
-from smdp.torch.model_parallel.smp_api.groups import CommGroup as CommGroup
-from smdp.torch.model_parallel.smp_api.groups import RankType as RankType
-from smdp.torch.model_parallel.smp_api.initialization import init as init
-from smdp.torch.model_parallel.smp_api.initialization import is_initialized as is_initialized
-from smdp.torch.model_parallel.smp_api.initialization import shutdown as shutdown
-from smdp.torch.model_parallel.smp_api.later import find_later
-from smdp.torch.model_parallel.smp_api.manual_partition import partition as partition
-from smdp.torch.model_parallel.smp_api.manual_partition import set_partition as set_partition
-from smdp.torch.model_parallel.smp_api.ranks import dp_rank as dp_rank
-from smdp.torch.model_parallel.smp_api.ranks import dp_size as dp_size
-from smdp.torch.model_parallel.smp_api.ranks import get_dp_group as get_dp_group
-from smdp.torch.model_parallel.smp_api.ranks import get_dp_process_group as get_dp_process_group
-from smdp.torch.model_parallel.smp_api.ranks import get_mp_group as get_mp_group
-from smdp.torch.model_parallel.smp_api.ranks import get_mp_process_group as get_mp_process_group
-from smdp.torch.model_parallel.smp_api.ranks import get_pp_group as get_pp_group
-from smdp.torch.model_parallel.smp_api.ranks import get_pp_process_group as get_pp_process_group
-from smdp.torch.model_parallel.smp_api.ranks import get_rdp_group as get_rdp_group
-from smdp.torch.model_parallel.smp_api.ranks import get_rdp_process_group as get_rdp_process_group
-from smdp.torch.model_parallel.smp_api.ranks import get_tp_group as get_tp_group
-from smdp.torch.model_parallel.smp_api.ranks import get_tp_process_group as get_tp_process_group
-from smdp.torch.model_parallel.smp_api.ranks import get_world_process_group as get_world_process_group
-from smdp.torch.model_parallel.smp_api.ranks import local_rank as local_rank
-from smdp.torch.model_parallel.smp_api.ranks import local_size as local_size
-from smdp.torch.model_parallel.smp_api.ranks import mp_rank as mp_rank
-from smdp.torch.model_parallel.smp_api.ranks import mp_size as mp_size
-from smdp.torch.model_parallel.smp_api.ranks import pp_rank as pp_rank
-from smdp.torch.model_parallel.smp_api.ranks import pp_size as pp_size
-from smdp.torch.model_parallel.smp_api.ranks import rank as rank
-from smdp.torch.model_parallel.smp_api.ranks import rdp_rank as rdp_rank
-from smdp.torch.model_parallel.smp_api.ranks import rdp_size as rdp_size
-from smdp.torch.model_parallel.smp_api.ranks import size as size
-from smdp.torch.model_parallel.smp_api.ranks import tp_rank as tp_rank
-from smdp.torch.model_parallel.smp_api.ranks import tp_size as tp_size
-from smdp.torch.model_parallel.smp_api.state import state as state
-from smdp.torch.model_parallel.smp_api.step import step as step
-from smdp.torch.model_parallel.smp_api.step_output import StepOutput as StepOutput
+from smdp.torch.model_parallel.training.step import step as step
+from smdp.torch.model_parallel.training.step_output import StepOutput as StepOutput
+from smdp.torch.model_parallel.unsupported_names import find_later
+from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule as PipelinedModule
+from smdp.torch.pipelining.pipelined.pipelining import pipeline as pipeline
+from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
+from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
+from smdp.torch.process_group._dynamo import hide_package
 
 model = distributed_model
 state_mod = _state_module
@@ -95,6 +96,8 @@ DP_RANK = RankType.DP_RANK
 PP_RANK = RankType.PP_RANK
 TP_RANK = RankType.TP_RANK
 RDP_RANK = RankType.RDP_RANK
+
+hide_package("smdp.torch")
 
 __all__ = [
     "DP_GROUP",

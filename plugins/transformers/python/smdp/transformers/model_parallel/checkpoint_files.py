@@ -25,8 +25,7 @@ from torch import Tensor
 from transformers import Trainer
 
 from smdp.torch import PipelinedModule
-from smdp.torch.model_parallel import checkpoint
-from smdp.torch.model_parallel.agreement import together
+from smdp.torch.plugin_support import checkpoint, on_every_rank
 
 _FOLDER = "model_parallel"
 _STAGES = "stages.json"
@@ -46,7 +45,7 @@ def save_model(trainer: Trainer, pipe: PipelinedModule, save: Callable[..., None
                 for path in Path(folder).glob(pattern):
                     path.unlink()
 
-    together(write_all_but_weights)
+    on_every_rank(write_all_but_weights)
     checkpoint.save_safetensors(folder, pipe)
 
 
@@ -73,7 +72,7 @@ def save_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
             (place / _STAGES).write_text(json.dumps(own), encoding="utf-8")
             torch.save(trainer.lr_scheduler.state_dict(), Path(folder, "scheduler.pt"))
 
-    together(prepare)
+    on_every_rank(prepare)
     checkpoint.save(place, pipe, _plain(trainer.optimizer), weights=False)
 
 

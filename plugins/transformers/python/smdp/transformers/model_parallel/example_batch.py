@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset as Stream
 from transformers import Trainer
 from transformers.trainer_pt_utils import IterableDatasetShard
 
-from smdp.torch.model_parallel.random_streams import KeptState
+from smdp.torch.plugin_support import KeptState
 
 
 def example_batch(trainer: Trainer, loader: DataLoader[Any], size: int) -> dict[str, Any] | None:

@@ -12,10 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from smdp import pipeline as schedules
 from smdp.torch import PipelinedModule
-from smdp.torch.model_parallel.pipelining import pipeline_of
-from smdp.torch.model_parallel.same_batch import check_same_batch
-from smdp.torch.model_parallel.split_over_ranks import SplitOptions
-from smdp.torch.model_parallel.wording import Wording
+from smdp.torch.plugin_support import SplitOptions, Wording, check_same_batch, pipeline_of
 from smdp.transformers.data_parallel import DataParallel
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over

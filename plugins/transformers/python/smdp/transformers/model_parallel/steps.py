@@ -13,7 +13,7 @@ from transformers import Trainer
 from smdp import pipeline as schedules
 from smdp._shown import counted
 from smdp.torch import PipelinedModule
-from smdp.torch.model_parallel.slicing import batch_size, cut
+from smdp.torch.plugin_support import batch_size, cut
 
 
 def train_step(

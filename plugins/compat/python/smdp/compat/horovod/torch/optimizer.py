@@ -23,9 +23,13 @@ from smdp.compat.horovod.torch.asynchronous import (
 from smdp.compat.horovod.torch.compression import Compression, NoneCompressor, compressor, name_in_core
 from smdp.compat.horovod.torch.sparse import RowSums
 from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
-from smdp.torch.gradient_hooks import GradientHooks
-from smdp.torch.sparse_gradients import SparseGradients, sparse_on_any_rank, stand_in_like
-from smdp.torch.sparse_sums import empty_like
+from smdp.torch.plugin_support import (
+    GradientHooks,
+    SparseGradients,
+    empty_like,
+    sparse_on_any_rank,
+    stand_in_like,
+)
 
 # Who counts a parameter's gradients, by its id: the optimizer that was wrapped last.
 _owners: dict[int, weakref.ref[_DistributedOptimizer]] = {}

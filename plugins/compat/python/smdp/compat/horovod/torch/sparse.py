@@ -11,7 +11,7 @@ from torch import Tensor
 from smdp import _core
 from smdp.compat.horovod.torch.asynchronous import Average, Handle, Sum, operation
 from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_process_set
-from smdp.torch.tensors import dtype_code, reduction
+from smdp.torch.plugin_support import dtype_code, reduction
 
 _OPS = {Average: dist.ReduceOp.AVG, Sum: dist.ReduceOp.SUM}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api.amp import GradScaler
+from smdp.torch.model_parallel import amp
+
+GradScaler = amp.GradScaler
 
 __all__ = ["GradScaler"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api import utils as _utils
-from smdp.torch.model_parallel.smp_api.utils import rmsg
+from smdp.torch.model_parallel import utils as _utils
+from smdp.torch.model_parallel.utils import rmsg
 
 __all__ = ["rmsg"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smdp.torch.model_parallel.smp_api import nn as _nn
+from smdp.torch.model_parallel import nn as _nn
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api.activation_checkpointing import checkpoint as checkpoint
-from smdp.torch.model_parallel.smp_api.activation_checkpointing import (
-    checkpoint_sequential as checkpoint_sequential,
-)
+from smdp.torch.model_parallel import patches
+
+checkpoint = patches.checkpoint.checkpoint
+checkpoint_sequential = patches.checkpoint.checkpoint_sequential

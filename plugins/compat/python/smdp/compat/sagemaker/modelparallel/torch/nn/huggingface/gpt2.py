@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.smp_api.later import LaterModule
+from smdp.torch.model_parallel.unsupported_names import LaterModule
 
 __getattr__ = LaterModule("nn.huggingface.gpt2").__getattr__

@@ -1,0 +1,1 @@
+"""Saving a model, and loading it into any other layout."""

@@ -1,0 +1,1 @@
+"""DistributedDataParallel, gradient hooks, compression and SyncBatchNorm."""

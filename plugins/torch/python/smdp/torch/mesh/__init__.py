@@ -1,0 +1,1 @@
+"""Who is where: the ranks of each axis, and their process groups."""

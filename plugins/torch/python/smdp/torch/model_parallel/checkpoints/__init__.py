@@ -1,0 +1,1 @@
+"""SMP's API: the files of its checkpoints."""

@@ -1,0 +1,212 @@
+"""A checkpoint of one file per rank, to go on with under the same configuration."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smdp import pipeline
+from smdp.torch.mesh.agreement import on_every_rank
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import part_suffix, replacing
+from smdp.torch.model_parallel.job.groups import CommGroup
+from smdp.torch.model_parallel.job.objects import pack
+from smdp.torch.model_parallel.job.ranks import get_mp_group, mp_rank, rank
+from smdp.torch.model_parallel.job.state import state
+
+_SUFFIX = "_partial"
+_USER_CONTENT = "user_content.pt"
+# How the model was cut, and what there is; written last.
+_DECISION = "partition_decision.pt"
+_STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
+
+
+def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) -> None:
+    """Write the parts of all ranks of this replica; all of them call it.
+
+    Raises:
+        ValueError: The model is not partitioned yet, or the user content cannot be pickled.
+        RuntimeError: Another rank could not write.
+    """
+    folder = root / f"{tag}{_SUFFIX}"
+    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+
+    def prepare() -> Tensor | None:
+        if model is not None and not model.partitioned:
+            raise ValueError(
+                "[smdp] smp.save_checkpoint(partial=True) is called before the first step, which partitions"
+                " the model; call it afterwards"
+            )
+        folder.mkdir(exist_ok=True)
+        if is_first_on_host():
+            # From here on, what a checkpoint of the same name has left is incomplete.
+            (folder / _DECISION).unlink(missing_ok=True)
+        return pack(user_content, "smp.save_checkpoint(user_content=...)") if mp_rank() == 0 else None
+
+    content = on_every_rank(prepare, group)[0]
+
+    def write() -> None:
+        for name, part in (("model", model), ("optimizer", optimizer)):
+            if part is not None:
+                with replacing(folder / f"{name}_{part_suffix()}.pt") as file:
+                    torch.save(part.local_state_dict(), file)
+        if is_first_on_host():
+            assert content is not None
+            with replacing(folder / _USER_CONTENT) as file:
+                file.write(content.numpy().tobytes())
+
+    on_every_rank(write, group)
+
+    def finish() -> None:
+        if is_first_on_host():
+            decision = {
+                "layout": _layout(),
+                "contents": [
+                    name for name, part in (("model", model), ("optimizer", optimizer)) if part is not None
+                ],
+                "partition": None if model is None else model.partition_decision,
+                "ranks": None if model is None else model.partition_ranks,
+                "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
+            }
+            with replacing(folder / _DECISION) as file:
+                torch.save(decision, file)
+
+    on_every_rank(finish, group)
+
+
+def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
+    """Read this rank's part; all ranks of a replica call it.
+
+    Returns:
+        The user content.
+
+    Raises:
+        ValueError: There is no complete checkpoint, it is of another configuration, or there is nothing to
+            load it into.
+        RuntimeError: The same, on another rank.
+    """
+    folder = root / f"{tag}{_SUFFIX}"
+    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    found: dict[str, Any] = {}
+
+    def read() -> None:
+        decision = _read_decision(folder)
+        # Partitions that were saved without ranks have their schedule's own placement.
+        found.update((name, decision.get(name)) for name in ("partition", "ranks", "steps"))
+        for name in decision["contents"]:
+            if name == "model" or with_optimizer:
+                check_target(folder, name)
+                found[name] = read_part(folder / f"{name}_{part_suffix()}.pt")
+        found["user_content"] = read_user_content(folder / _USER_CONTENT)
+
+    def apply() -> None:
+        if "model" in found:
+            state.model.fix_partition(found["partition"], found["steps"], found["ranks"])
+            state.model.load_state_dict(found["model"], strict=strict, same_partition_load=True)
+        if "optimizer" in found:
+            state.optimizer.load_state_dict(found["optimizer"])
+
+    on_every_rank(read, group)
+    on_every_rank(apply, group)
+    return found["user_content"]
+
+
+def is_first_on_host() -> bool:
+    """Tell whether this rank writes what all ranks of its host read, as hosts may have disks of their own."""
+    hosts = state.running.groups.world.core.hosts
+    neighbours = next(host for host in hosts if rank() in host)
+    return rank() == min(set(neighbours) & set(get_mp_group()))
+
+
+def remove_old(root: Path, tag: str, kept: int) -> None:
+    """Remove all but so many of the partial checkpoints, the one of this tag included, that are newest."""
+    own = root / f"{tag}{_SUFFIX}"
+    others = [
+        (folder.stat().st_mtime, folder)
+        for folder in root.glob(f"*{_SUFFIX}")
+        if folder != own and any(folder.glob(_USER_CONTENT))
+    ]
+    for _, folder in sorted(others, reverse=True)[kept - 1 :]:
+        # The other hosts of a common disk do the same.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_part(path: Path) -> Any:
+    """Read what torch.save() wrote.
+
+    Raises:
+        ValueError: There is no such file, or it is damaged.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"[smdp] {path.parent} is not complete: {path.name} is missing; every rank must see its own file"
+        )
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise ValueError(f"[smdp] {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_user_content(path: Path) -> Any:
+    """Read the user content; None if there is none, or an empty file, which transformers writes."""
+    return read_part(path) if path.is_file() and path.stat().st_size > 0 else None
+
+
+def check_target(source: Path, name: str) -> None:
+    """Check that there is what a part of a checkpoint is loaded into."""
+    if getattr(state, name) is None:
+        hint = ", or load_optimizer=False" if name == "optimizer" else ""
+        raise ValueError(
+            f"[smdp] {source} holds the state of the {name}, and there is no"
+            f" smp.Distributed{name.capitalize()} in this process yet; allowed: smp.resume_from_checkpoint()"
+            f" after it has been made{hint}"
+        )
+
+
+def _read_decision(folder: Path) -> dict[str, Any]:
+    path = folder / _DECISION
+    if not path.is_file():
+        others = sorted(each.name.removesuffix(_SUFFIX) for each in folder.parent.glob(f"*{_SUFFIX}"))
+        raise ValueError(
+            f"[smdp] {folder} holds no complete partial checkpoint: {_DECISION}, which is written last, is"
+            f" not there; partial checkpoints in {folder.parent}: {', '.join(others) or 'none'}"
+        )
+    decision: dict[str, Any] = read_part(path)
+    saved, own = decision["layout"], _layout()
+    other = [name for name in own if saved[name] != own[name] and None not in (saved[name], own[name])]
+    if other:
+        raise ValueError(
+            f"[smdp] {folder} was saved with "
+            + ", ".join(f"{name} = {saved[name]}" for name in other)
+            + ", and this job has "
+            + ", ".join(f"{name} = {own[name]}" for name in other)
+            + "; allowed: the configuration that saved it, or a checkpoint saved with partial=False, which"
+            " any configuration loads"
+        )
+    return decision
+
+
+def _layout() -> dict[str, Any]:
+    """Give what must be the same for the parts of ranks to be the same parts."""
+    cfg = state.cfg
+    stages = None
+    # Otherwise the checkpoint says it.
+    if cfg.schedule != "auto" and cfg.auto_partition:
+        usual = pipeline.usual_virtual_stages(cfg.schedule)
+        table = pipeline.generate(
+            cfg.schedule,
+            stages=cfg.partitions,
+            microbatches=cfg.microbatches,
+            virtual_stages=cfg.virtual_stages or usual,
+            active_microbatches=cfg.active_microbatches,
+        )
+        stages = list(table.rank_of)
+    return {
+        "partitions": cfg.partitions,
+        "tensor_parallel_degree": cfg.tensor_parallel_degree,
+        "placement_strategy": _STRATEGIES.get(cfg.placement_strategy, cfg.placement_strategy),
+        "partitions of stages": stages,
+    }

@@ -1,0 +1,1 @@
+"""SMP's API: init, configuration, ranks, groups and messages."""

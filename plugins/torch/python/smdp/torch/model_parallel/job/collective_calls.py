@@ -1,0 +1,129 @@
+"""Calls that all ranks of one model make together: who has come, who has gone on to something else.
+
+Every rank counts such calls and leaves the last few, with their numbers, in torch's store, which costs a
+message without an answer. Where a wrong guard (`if smp.rank() == 0: model.state_dict()`) would wait for ranks
+that never come, meet() reads what those do instead, and says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import time
+
+from smdp._errors import MismatchError, SmdpError, TimeoutError
+from smdp.config import Config
+from smdp.torch.model_parallel.job.groups import CommGroup
+from smdp.torch.model_parallel.job.state import state
+
+_log = logging.getLogger(__name__)
+
+_END = "the end of the program"
+_POLL_S = 0.001
+_POLL_MAX_S = 0.05
+# After so long the log names those who are awaited.
+_PATIENCE_S = 10.0
+_RULE = (
+    "all ranks of a model-parallel group make this call together: guard it by smp.dp_rank() == 0, not by"
+    " smp.rank() == 0 or smp.pp_rank() == 0"
+)
+
+
+def enter(call: str) -> None:
+    """Count a call that all ranks of the model-parallel group make, and wait for nobody.
+
+    Args:
+        call: What messages call it, e.g. "smp.step".
+    """
+    job = state.running
+    number = job.calls[-1][0] + 1 if job.calls else 0
+    job.calls.append((number, call))
+    # Without rank 0, which keeps the store, what follows fails and says so better.
+    with contextlib.suppress(RuntimeError):
+        job.store.set(_key(job.groups.rank), json.dumps(dict(job.calls)))
+
+
+def meet(call: str) -> None:
+    """Wait until all ranks of the model-parallel group have come to this call.
+
+    Args:
+        call: With all that must be the same on all ranks.
+
+    Raises:
+        smdp.MismatchError: A rank has gone on to another call, or has ended.
+        smdp.TimeoutError: A rank has not come within the deadline, SMDP_TIMEOUT.
+        smdp.SmdpError: A rank is gone.
+    """
+    enter(call)
+    try:
+        _wait(call)
+    except BaseException:
+        # What has not come about does not count. Others may still read it, so that they fail as well.
+        state.running.calls.pop()
+        raise
+
+
+def _wait(call: str) -> None:
+    job = state.running
+    own = job.groups.rank
+    missing = [rank for rank in job.groups.ranks(CommGroup.MP_GROUP) if rank != own]
+    number = job.calls[-1][0]
+    start = time.monotonic()
+    deadline_s = Config.from_environ().timeout_s
+    pause, is_told = _POLL_S, False
+    while missing:
+        # Before what a rank does instead: others that know of a death already may have gone on.
+        error = job.groups.world.core.error()
+        if error is not None:
+            raise error
+        missing = [rank for rank in missing if not _has_come(rank, number, call)]
+        if not missing:
+            return
+        waited = time.monotonic() - start
+        if waited > _PATIENCE_S and not is_told:
+            is_told = True
+            _log.warning("[smdp] rank %d waits in %s for rank(s) %s; %s", own, call, missing, _RULE)
+        if waited > deadline_s:
+            raise TimeoutError(
+                f"[smdp] rank {own} of {job.groups.placement.size} waited {deadline_s:g} s in {call} for"
+                f" rank(s) {missing}; {_RULE}. SMDP_TIMEOUT sets the wait."
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, _POLL_MAX_S)
+
+
+def _has_come(rank: int, number: int, call: str) -> bool:
+    """Tell whether a rank has made the call.
+
+    Raises:
+        smdp.MismatchError: It has made another one instead.
+    """
+    job = state.running
+    try:
+        calls = json.loads(job.store.get(_key(rank))) if job.store.check([_key(rank)]) else {}
+    except RuntimeError as error:
+        raise SmdpError(
+            f"[smdp] rank {job.groups.rank} waits in {call} for rank {rank}, and rank 0, which keeps torch's"
+            f" store, has ended; {_RULE}"
+        ) from error
+    theirs = calls.get(str(number), call)
+    if theirs != call or _END in calls.values():
+        raise MismatchError(
+            f"[smdp] rank {job.groups.rank} is in {call}, and rank {rank} has gone on to"
+            f" {_END if _END in calls.values() else theirs}; {_RULE}"
+        )
+    return max(map(int, calls), default=-1) >= number
+
+
+def _key(rank: int) -> str:
+    return f"smp/calls/{rank}"
+
+
+@atexit.register
+def _tell_end() -> None:
+    """Let others know that this rank will come to nothing any more."""
+    if state.job is not None:
+        with contextlib.suppress(Exception):
+            enter(_END)

@@ -1,0 +1,159 @@
+"""`smp.init` and `smp.shutdown`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+
+from smdp import pipeline as schedules
+from smdp.environments import Launch, detect, find
+from smdp.environments.single import SingleProcess
+from smdp.environments.torch_variables import set_torch_variables
+from smdp.placement import Placement
+from smdp.torch.model_parallel.job.configuration import Configuration
+from smdp.torch.model_parallel.job.groups import Groups
+from smdp.torch.model_parallel.job.state import Job, state
+from smdp.torch.pipelining.transfers.transfers import Channel
+
+# Inherited by the processes that a rank starts: they have its launcher's variables, and are no ranks.
+_IN_JOB = "_SMDP_IN_MODEL_PARALLEL_JOB"
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """Start the job: check the configuration, join the other ranks, make the groups. All ranks call it.
+
+    torch.distributed is started over smdp where it has not been started yet, with the ranks of whatever
+    launcher there is. No device is chosen. Once the job runs, a call without a configuration, or with the
+    same one, does nothing. Neither does one in a process that a rank has started by multiprocessing, such as
+    a worker of a DataLoader, which imports what the script imports.
+
+    Args:
+        config: Keys of the configuration; those in SM_HP_MP_PARAMETERS go before them.
+
+    Raises:
+        ValueError: The configuration is wrong, does not suit the number of ranks, or is not that of other
+            ranks; the job runs with another one.
+        smdp.SmdpError: Not all ranks came.
+    """
+    if state.job is not None and config is None:
+        return
+    wanted = Configuration.read(config)
+    if state.job is not None:
+        _check_same(wanted, state.cfg)
+        return
+    if multiprocessing.parent_process() is not None and _IN_JOB in os.environ:
+        return
+    launch = None if find() is SingleProcess else detect(needs_master=False)
+    has_group = dist.is_initialized()
+    world_size = dist.get_world_size() if has_group else launch.world_size if launch else 1
+    _check(wanted, world_size)
+    if not has_group:
+        _start(wanted)
+    try:
+        state.job = _join(wanted, launch, owns_default_group=not has_group)
+    except BaseException:
+        if not has_group and dist.is_initialized():
+            dist.destroy_process_group()
+        raise
+    os.environ[_IN_JOB] = "1"
+
+
+def is_initialized() -> bool:
+    """Tell whether the job runs: init() has been called, and shutdown() not yet."""
+    return state.job is not None
+
+
+def shutdown() -> None:
+    """Leave the job. What init() started ends; a torch.distributed that was there before stays."""
+    job = state.job
+    if job is None:
+        return
+    state.clear()
+    os.environ.pop(_IN_JOB, None)
+    job.groups.close()
+    if job.owns_default_group and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _start(configuration: Configuration) -> None:
+    """Start torch.distributed."""
+    if configuration.ddp_port:
+        os.environ.setdefault("MASTER_PORT", str(configuration.ddp_port))
+    if set_torch_variables():
+        dist.init_process_group("smdp")
+    else:
+        dist.init_process_group("smdp", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _join(configuration: Configuration, launch: Launch | None, *, owns_default_group: bool) -> Job:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    placement = Placement.of_world(
+        world_size,
+        pipeline=configuration.partitions,
+        tensor=configuration.tensor_parallel_degree,
+        strategy=configuration.placement_strategy,
+    )
+    groups = Groups(placement, rank)
+    told: list[Configuration] = [configuration] * world_size
+    dist.all_gather_object(told, configuration, group=groups.world)
+    for other, theirs in enumerate(told):
+        if theirs != configuration:
+            raise ValueError(
+                f"[smdp] rank {other} called smp.init() with another configuration than rank {rank}:"
+                f" {_difference(theirs, configuration)}; allowed: the same on all ranks"
+            )
+    groups.make()
+    # Until all have made theirs, nobody may leave, and take torch's store along.
+    dist.barrier(group=groups.world)
+    core = groups.world.core
+    local_rank, local_size = core.local_rank, core.local_size
+    # A launcher knows which devices it has given to whom; hosts as we find them may be more than one of its.
+    if launch is not None and (launch.rank, launch.world_size) == (rank, world_size):
+        local_rank = local_rank if launch.local_rank is None else launch.local_rank
+        local_size = local_size if launch.local_size is None else launch.local_size
+    return Job(configuration, groups, Channel(groups.world), local_rank, local_size, owns_default_group)
+
+
+def _check(configuration: Configuration, world_size: int) -> None:
+    """Check what depends on several keys or on the number of ranks, before anybody is waited for."""
+    schedules.generate(
+        configuration.schedule,
+        stages=configuration.partitions,
+        microbatches=configuration.microbatches,
+        virtual_stages=configuration.virtual_stages or schedules.usual_virtual_stages(configuration.schedule),
+        active_microbatches=configuration.active_microbatches,
+    )
+    partitions = configuration.partitions
+    if world_size % partitions != 0:
+        allowed = ", ".join(str(number) for number in range(1, world_size + 1) if world_size % number == 0)
+        raise ValueError(
+            f"[smdp] partitions = {partitions} does not divide the {world_size} rank(s) of this job; start a"
+            f" multiple of {partitions} processes, for instance with `torchrun --nproc-per-node {partitions}`"
+            f" or `mpirun -np {partitions}`, or set partitions to one of: {allowed}"
+        )
+    if world_size > partitions and not configuration.ddp:
+        raise ValueError(
+            f"[smdp] the job has {world_size} ranks and partitions = {partitions}: the pipeline has"
+            f' {world_size // partitions} replicas, which needs data parallelism; set "ddp" to true, or start'
+            f" {partitions} process(es)"
+        )
+
+
+def _check_same(wanted: Configuration, running: Configuration) -> None:
+    if wanted != running:
+        raise ValueError(
+            "[smdp] smp.init() was called before with another configuration:"
+            f" {_difference(running, wanted)} (then, now); call it once, or smp.shutdown() in between"
+        )
+
+
+def _difference(first: Configuration, second: Configuration) -> str:
+    one, other = asdict(first), asdict(second)
+    return ", ".join(
+        f"{name} = {value!r} and {other[name]!r}" for name, value in one.items() if value != other[name]
+    )

@@ -1,0 +1,1 @@
+"""SMP's API: DistributedModel and its partitions."""

@@ -1,0 +1,501 @@
+"""`smp.DistributedModel`: the model of the job, cut over its partitions at the first step."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from smdp.torch.initialization.delayed_initialization import materialize
+from smdp.torch.mesh.agreement import on_every_rank
+from smdp.torch.model_parallel.job.collective_calls import enter, meet
+from smdp.torch.model_parallel.job.groups import CommGroup
+from smdp.torch.model_parallel.job.state import state
+from smdp.torch.model_parallel.modules.distributed_parts import DistributedParts
+from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
+from smdp.torch.model_parallel.modules.one_loss import as_one
+from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
+from smdp.torch.model_parallel.modules.partitions import Partitions
+from smdp.torch.model_parallel.modules.single_partition import SinglePartition
+from smdp.torch.model_parallel.modules.step_inputs import StepInputs
+from smdp.torch.model_parallel.modules.whole_model import Wrapped, check_state, gathered_again
+from smdp.torch.pipelining.pipelined.pipelining import check_model
+
+_log = logging.getLogger(__name__)
+
+_PARTIAL = "_smp_is_partial"
+
+Hook = Callable[[Any, Any], None]
+
+
+class DistributedModel(DistributedParts):
+    """Takes a model for training in partitions. One per script.
+
+    With one partition the model is ready at once. With more, the first step cuts it: until then parameters
+    are those of the whole model, and moves to a device wait.
+
+    Args:
+        module: The model; built as usual, or in `smp.delay_param_initialization()`.
+        trace_device: Accepted; the model is traced where its parameters are.
+        trace_execution_times: Accepted; times are always measured, unless `skip_tracing` is on.
+        overlapping_allreduce: Accepted; gradients are averaged as soon as they are complete.
+        backward_passes_per_step: Steps between two averages over replicas, with one partition. With more,
+            every step averages, which gives the same.
+        average_grads_across_microbatches: Gradients are means over microbatches; False: sums.
+        bucket_cap_mb: MiB of a fusion buffer.
+        trace_memory_usage: Accepted; bytes are always measured, unless `skip_tracing` is on.
+        broadcast_buffers: Replicas with one partition take over buffers of the first in every forward.
+        gradient_as_bucket_view: Accepted.
+        find_unused_parameters: Accepted; unused parameters are always found.
+
+    Attributes:
+        partitioned: The model has been cut.
+        filled: Parameters that got their values in this constructor, by the empty ones that they replace.
+
+    Raises:
+        ValueError: There is one already; the model cannot be cut; an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        trace_memory_usage: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        configuration = state.cfg
+        if state.model is not None:
+            raise ValueError(
+                "[smdp] there is a smp.DistributedModel in this process already; allowed: one. Put several"
+                " models into one torch.nn.Module."
+            )
+        if isinstance(module, DistributedModel):
+            raise ValueError("[smdp] this model is a smp.DistributedModel already")
+        check_model(module, SMP)
+        _check_options(trace_device, trace_execution_times, backward_passes_per_step)
+        super().__init__()
+        self.training = module.training
+        self.__dict__["_model"] = module
+        # Not a submodule: this one has the same, so names stay those of the model.
+        self.__dict__ |= {name: vars(module)[name] for name in ("_modules", "_parameters", "_buffers")}
+        self._is_mean = average_grads_across_microbatches
+        self._is_in_step = False
+        self._has_stepped = False
+        self._device: torch.device | None = None
+        self._decision: Decision | None = None
+        self._steps = 0
+        self._inputs: dict[object, StepInputs] = {}
+        self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []
+        self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._step_hooks: list[Hook] = []
+        self._body: SinglePartition | Partitions | None = None
+        self.filled: dict[nn.Parameter, nn.Parameter] = {}
+        if configuration.partitions == 1:
+            if self._is_delayed():
+                self._fill(module)
+            replicas = state.running.groups
+            self._body = SinglePartition(
+                module,
+                replicas.process_group(CommGroup.DP_GROUP) if replicas.placement.data > 1 else None,
+                passes_per_step=backward_passes_per_step,
+                is_mean=average_grads_across_microbatches,
+                # torch warns of broadcast_buffers where it is given, from 2.13 on.
+                options={"bucket_cap_mb": bucket_cap_mb}
+                | ({} if broadcast_buffers else {"broadcast_buffers": False}),
+            )
+        state.model = self
+
+    # Steps.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, in a step; with one partition also outside of one.
+
+        Raises:
+            RuntimeError: There are several partitions, and no step; or it is called twice in one.
+        """
+        stop_at_first_call(args, kwargs)
+        if self._body is None or (isinstance(self._body, Partitions) and not self._is_in_step):
+            raise RuntimeError(
+                f"[smdp] the model of {state.cfg.partitions} partitions is called outside of a step; call it"
+                " in a function decorated with @smp.step"
+            )
+        return self._body.call(args, kwargs)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """Take the place of loss.backward() in a step: the schedule decides when it runs.
+
+        Args:
+            tensors: The loss; or several tensors, whose gradients add up.
+            grad_tensors: Their gradients. Default: 1, for tensors of one number.
+
+        Raises:
+            RuntimeError: There is no step, it was called in this microbatch, or cpu() has ended training.
+        """
+        if self._body is None or not (self._is_in_step or isinstance(self._body, SinglePartition)):
+            raise RuntimeError(
+                "[smdp] model.backward(loss) is called outside of a step; call it in a function decorated"
+                " with @smp.step, after model(...)"
+            )
+        if state.cfg.partitions > 1 and isinstance(self._body, SinglePartition):
+            raise RuntimeError(
+                "[smdp] model.backward(loss) is called after model.cpu(), which ends training: the whole"
+                " model's parameters are in no optimizer; allowed: steps without backward"
+            )
+        self._body.backward(as_one(tensors, grad_tensors))
+
+    def agreed_inputs(
+        self, identity: object, name: str, given: Callable[[], dict[Any, Any]]
+    ) -> dict[Any, Any]:
+        """Begins a step: returns the arguments that all ranks of the pipeline go on with; smp.step calls it.
+
+        Args:
+            identity: The same for step functions that are made anew in every step.
+            name: Of the step function.
+            given: Returns this rank's arguments, or raises if they do not fit the function.
+        """
+        if not self._is_cut_over_ranks():
+            return given()
+        enter("smp.step")
+        group = state.running.groups.process_group(CommGroup.PP_GROUP)
+        inputs = self._inputs.setdefault(identity, StepInputs(name, group))
+        if isinstance(self._body, Partitions):
+            return inputs.agreed(given, self._body.agree)
+        return inputs.agreed(given, lambda number: len(set(on_every_rank(lambda: number, group))) == 1)
+
+    def run_step(
+        self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
+    ) -> list[Any]:
+        """Run a step function for each microbatch; smp.step calls it.
+
+        Returns:
+            What it returned, by microbatch.
+        """
+        self._is_in_step = True
+        try:
+            if self._body is None:
+                self._cut(program, parts[0])
+            assert self._body is not None
+            if not self._has_stepped:
+                for hook in list(self._partition_hooks.values()):
+                    hook(self, state.optimizer)
+                if isinstance(self._body, Partitions):
+                    self._body.agree(0)
+            results = self._body.run_step(program, parts, is_training=is_training)
+        finally:
+            self._is_in_step = False
+        if not self._has_stepped:
+            self._has_stepped = True
+            for hook in self._step_hooks:
+                hook(self, state.optimizer)
+        return results
+
+    def check_not_in_step(self) -> None:
+        """Refuse a step within a step.
+
+        Raises:
+            RuntimeError: There is one already.
+        """
+        if self._is_in_step:
+            raise RuntimeError(
+                "[smdp] a step is called within a step; call the inner function itself, without @smp.step"
+            )
+
+    def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
+        """Have hook(model, optimizer) called at the first step, when the model has been cut."""
+        handle = RemovableHandle(self._partition_hooks)
+        self._partition_hooks[handle.id] = hook
+        return handle
+
+    def register_post_step_hook(self, hook: Hook) -> None:
+        """Have hook(model, optimizer) called after the first step."""
+        self._step_hooks.append(hook)
+
+    def join(self) -> AbstractContextManager[Any]:
+        """Let replicas have different numbers of batches; with one partition.
+
+        Raises:
+            RuntimeError: There are several partitions: not yet.
+        """
+        joined: AbstractContextManager[Any] = self._replicas("join()").join()
+        return joined
+
+    def register_comm_hook(self, state: Any, callable: Any) -> None:
+        """Let a function of torch's kind average gradients; with one partition.
+
+        Raises:
+            RuntimeError: There are several partitions: not yet.
+        """
+        self._replicas("register_comm_hook()").register_comm_hook(state, callable)
+
+    # What it consists of.
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether the model has been cut."""
+        return self._body is not None
+
+    @property
+    def pipe(self) -> Any:
+        """The PipelinedModule of several partitions; None before the first step, or with one partition."""
+        return self._body.pipe if isinstance(self._body, Partitions) else None
+
+    @property
+    def partition_decision(self) -> dict[str, int] | None:
+        """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
+        return None if self._body is None else self._body.decision
+
+    @property
+    def partition_ranks(self) -> list[int] | None:
+        """Partition of each virtual stage, for fix_partition(); None before the model has been cut."""
+        return None if self._body is None else self._body.rank_of
+
+    def fix_partition(
+        self, decision: Mapping[str, int], steps: int = 0, ranks: Sequence[int] | None = None
+    ) -> None:
+        """Cut the model as another time, at the first step, and go on from there.
+
+        Args:
+            decision: What partition_decision was.
+            steps: How many steps had run, of training and evaluation: random numbers depend on it.
+            ranks: What partition_ranks was; None: the schedule's own placement.
+
+        Raises:
+            ValueError: The model has been cut, otherwise.
+        """
+        self._steps = steps
+        if self._body is None:
+            self._decision = Decision(dict(decision), None if ranks is None else tuple(ranks))
+        elif dict(decision) == self._body.decision and ranks in (None, self._body.rank_of):
+            if self.pipe is not None:
+                self.pipe.steps = steps
+        else:
+            raise ValueError(
+                "[smdp] the model has been cut already, at other places than the checkpoint's; load it before"
+                " the first step"
+            )
+
+    def get_module(self) -> nn.Module:
+        """Give the model that was wrapped."""
+        return self._model
+
+    @property
+    def module(self) -> Any:
+        """What has the model as its `.module`, and the model's attributes: scripts go two levels down."""
+        return Wrapped(self._model)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give the model's attributes as one's own."""
+        if name in ("_model", "_body"):
+            raise AttributeError(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._model, name)
+
+    # State.
+
+    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Give this rank's part of the state dict; with the key `_smp_is_partial`."""
+        return {**self._cut_body("local_state_dict()").local_state_dict(), _PARTIAL: True}
+
+    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Give the whole model's state dict, under the names that it has without smdp.
+
+        With several partitions, all ranks of the model-parallel group call it.
+
+        Args:
+            *args: As torch's, not used.
+            gather_to_rank0: Others than the first rank of the group get an empty one.
+            **kwargs: As torch's, not used.
+
+        Raises:
+            smdp.MismatchError: Another rank of the group has gone on to another call.
+            RuntimeError: A part has been loaded, which arrives when the model is cut.
+        """
+        if self._body is None:
+            if self._deferred:
+                raise RuntimeError(
+                    "[smdp] model.state_dict() is called between load_state_dict() and the first step, at"
+                    " which loaded values arrive; call it after that step"
+                )
+            return dict(self._model.state_dict())
+        if isinstance(self._body, Partitions):
+            meet("model.state_dict()")
+        return self._body.state_dict(to_first_only=gather_to_rank0)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
+    ) -> Any:
+        """Copy values into this rank's part of the model; before the model is cut, at the latest when it is.
+
+        Args:
+            state_dict: Of the whole model, or what local_state_dict() gave on this rank, wherever the model
+                was cut then; with several partitions, all ranks of the model-parallel group load theirs.
+            strict: Names must be those of the model.
+            same_partition_load: Accepted.
+
+        Raises:
+            ValueError: A name or shape is wrong.
+        """
+        values = {name: value for name, value in state_dict.items() if name != _PARTIAL}
+        is_partial = bool(state_dict.get(_PARTIAL))
+        if self._body is not None:
+            if is_partial and isinstance(self._body, Partitions):
+                meet("model.load_state_dict()")
+                values = self._body.rejoined(values)
+            return self._body.load_state_dict(values, strict=strict)
+        found = check_state(self._model, values, strict=strict, is_partial=is_partial)
+        if is_partial or self._deferred or self._is_delayed():
+            self._deferred.append((values, strict, is_partial))
+        else:
+            self._model.load_state_dict(values, strict=False)
+        return found
+
+    def cpu(self) -> DistributedModel:
+        """Gather all parameters on the CPU of every rank; all ranks of the model-parallel group call it.
+
+        The model is whole then, and can be used as if it had never been cut, by get_module(); its parameters
+        are new ones, so training ends here. One that is not cut just moves.
+        """
+        if not isinstance(self._body, Partitions):
+            super().cpu()
+            return self
+        whole = {name: value.cpu() for name, value in self.state_dict().items() if isinstance(value, Tensor)}
+        self._body = gathered_again(self._model, whole)
+        return self
+
+    # What torch calls.
+
+    def train(self, mode: bool = True) -> DistributedModel:
+        """Switch training mode, as nn.Module."""
+        self.training = mode
+        self._model.train(mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move or convert the model; one of several partitions stays where it is until it is cut.
+
+        Raises:
+            RuntimeError: It has been cut, and would move or become of another dtype; or it has no values yet,
+                and would become of another dtype.
+        """
+        if isinstance(self._body, SinglePartition):
+            self._model._apply(fn, recurse)
+            return self
+
+        def wanted(tensor: Tensor) -> Tensor:
+            device = "cpu" if tensor.is_meta else tensor.device
+            found: Tensor = fn(torch.empty(0, dtype=tensor.dtype, device=device))
+            return found
+
+        own = [*self.parameters(), *self.buffers()]
+        changes = any(wanted(tensor).dtype != tensor.dtype for tensor in own)
+        if self._body is None:
+            if changes and self._is_delayed():
+                raise RuntimeError(
+                    "[smdp] the dtype of a model whose parameters have no values yet cannot be changed; build"
+                    " it in smp.model_creation(dtype=...)"
+                )
+            if changes:
+                self._model._apply(lambda tensor: tensor.to(wanted(tensor).dtype), recurse)
+            self._device = fn(torch.empty(0)).device
+        elif changes or any(wanted(tensor).device != tensor.device for tensor in own):
+            raise RuntimeError(
+                "[smdp] the model has been cut, so its parameters stay what and where they are; convert or"
+                " move it before the first step"
+            )
+        return self
+
+    # How it is cut.
+
+    def _fill(self, module: nn.Module) -> None:
+        """Initializes the values of a model that was built without memory and will not be cut."""
+        before = list(module.parameters())
+        materialize(module, lambda name: True, default_device())
+        self.filled = dict(zip(before, module.parameters(), strict=True))
+        for optimizer in state.uncut_optimizers:
+            optimizer.take_filled(self.filled)
+
+    def _cut(self, program: Callable[[Any], Any], part: Any) -> None:
+        before = {parameter: name for name, parameter in self._model.named_parameters()}
+        example = None
+        if not state.cfg.skip_tracing:
+            example = arguments_of_first_call(program, part)
+        if self._device is not None and not self._is_delayed():
+            self._model.to(self._device)
+        pipe = split(self._model, state.cfg, example, self._decision, self._device)
+        pipe.steps = self._steps
+        self._body = Partitions(pipe, is_mean=self._is_mean)
+        for optimizer in state.uncut_optimizers:
+            optimizer.keep_own(before, dict(pipe.named_parameters()))
+        on_every_rank(self._load_deferred, state.running.groups.process_group(CommGroup.MP_GROUP))
+        if dist.get_rank() == 0:
+            lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
+            _log.info("Partition assignments:\n%s", "\n".join(lines))
+
+    def _is_cut_over_ranks(self) -> bool:
+        """Returns whether several ranks run a step, or will once the first one has cut the model."""
+        return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
+
+    def _is_delayed(self) -> bool:
+        return any(parameter.is_meta for parameter in self._model.parameters())
+
+    def _load_deferred(self) -> None:
+        """Take over what was loaded before the model was cut."""
+        deferred, self._deferred = self._deferred, []
+        optimizers, state.uncut_optimizers = state.uncut_optimizers, []
+        body = self._cut_body("load_state_dict()")
+        for values, strict, is_partial in deferred:
+            if is_partial and isinstance(body, Partitions):
+                body.load_state_dict(body.rejoined(values), strict=strict)
+            else:
+                body.load_state_dict(values, strict=strict)
+        for optimizer in optimizers:
+            optimizer.load_deferred()
+
+    def _cut_body(self, what: str) -> SinglePartition | Partitions:
+        if self._body is None:
+            raise RuntimeError(
+                f"[smdp] {what} is called before the first step, which cuts the model; call it afterwards, or"
+                " in a hook of register_post_partition_hook()"
+            )
+        return self._body
+
+    def _replicas(self, what: str) -> Any:
+        if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
+            return self._body.replicas
+        partitions = state.cfg.partitions
+        why = (
+            "there is only one replica"
+            if partitions == 1
+            else f"with partitions = {partitions} it comes later"
+        )
+        raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")
+
+
+def _check_options(trace_device: Any, trace_execution_times: Any, passes: Any) -> None:
+    if trace_device not in ("cpu", "gpu"):
+        raise ValueError(f"[smdp] trace_device = {trace_device!r} is not valid; allowed: 'cpu', 'gpu'")
+    if trace_device == "cpu" and trace_execution_times:
+        raise ValueError(
+            "[smdp] trace_execution_times cannot be combined with trace_device = 'cpu'; allowed: 'gpu', or"
+            " trace_execution_times = False"
+        )
+    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
+        raise ValueError(
+            f"[smdp] backward_passes_per_step = {passes!r} is not valid; allowed: an integer from 1"
+        )

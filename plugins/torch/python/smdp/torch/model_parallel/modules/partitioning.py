@@ -1,0 +1,93 @@
+"""A model cut as the configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from smdp.torch.model_parallel.job.configuration import Configuration
+from smdp.torch.model_parallel.modules.manual_partition import ManualPartition, assigned
+from smdp.torch.pipelining.engine.program import Program
+from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
+from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOptions, split_over_ranks
+from smdp.torch.pipelining.units.wording import Wording
+
+SMP = Wording(
+    split="smp.DistributedModel()",
+    compiled="there is no compilation beside it",
+    traced="Leave out the key skip_tracing",
+    step="call it in a function decorated with @smp.step",
+    backward="what model.backward(loss) is given",
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where a model was cut another time.
+
+    Attributes:
+        stages: Virtual stage of each unit, by its name.
+        rank_of: Partition of each virtual stage; None: the schedule's own placement.
+    """
+
+    stages: Mapping[str, int]
+    rank_of: tuple[int, ...] | None = None
+
+
+def default_device() -> torch.device | None:
+    """Returns the current GPU, for models without values; None: where they would have been built."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+def split(
+    model: nn.Module,
+    configuration: Configuration,
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    decision: Decision | None,
+    device: torch.device | None,
+) -> PipelinedModule:
+    """Cut a model; every rank of the job calls it.
+
+    Args:
+        model: The same on all ranks.
+        configuration: Of the job.
+        example: Arguments of the model's forward, one microbatch; None: modules are weighed by their bytes.
+        decision: From a checkpoint; None: the configuration decides.
+        device: Where a model that has no values yet gets them; None: the current GPU, or the CPU.
+
+    Raises:
+        ValueError: The model cannot be cut so; with a fix.
+    """
+    options = SplitOptions(
+        stages=configuration.partitions,
+        microbatches=configuration.microbatches,
+        schedule=configuration.schedule,
+        virtual_stages=configuration.virtual_stages,
+        active_microbatches=configuration.active_microbatches,
+        memory_weight=configuration.memory_weight,
+        placement=configuration.placement_strategy,
+        device=device or default_device(),
+        seed=configuration.seed,
+        wording=SMP,
+    )
+    if example is not None:
+        args, kwargs = example
+        example = args, Program(model).without_cache(args, kwargs)
+    manual = None
+    if not configuration.auto_partition:
+        manual = ManualPartition(model, configuration.default_partition, configuration.partitions)
+    if decision is not None:
+        return split_over_ranks(
+            model,
+            options,
+            example,
+            lambda trace: Placed(assigned(trace, decision.stages), decision.rank_of),
+            None if manual is None else manual.is_divided,
+        )
+    if manual is None:
+        return split_over_ranks(model, options, example)
+    return split_over_ranks(model, options, example, manual.assign, manual.is_divided)

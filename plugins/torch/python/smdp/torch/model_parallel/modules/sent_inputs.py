@@ -1,0 +1,173 @@
+"""The arguments of a step, sent from the first stage of a pipeline to the others."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from smdp.torch.model_parallel.modules.input_digest import is_array, is_plain
+
+# Parts of the script on each rank. They are not inputs.
+_OWN = (nn.Module, Optimizer, torch.amp.GradScaler, torch.Generator)
+
+
+class _IsOwnError(Exception):
+    """The argument holds something that stays on its rank."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a receiver makes room for."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+
+
+def broadcast(arguments: Mapping[Any, Any], group: Any) -> tuple[dict[Any, Any], frozenset[Any]]:
+    """Sends the arguments of the first rank of a pipeline to the others; all of them call it.
+
+    What is made of tensors, containers and plain values travels, and so do objects that hold tensors. Other
+    objects, such as the model or an argparse.Namespace, are each rank's own.
+
+    Args:
+        arguments: This rank's, by where they stand in the call.
+        group: Ranks of the pipeline.
+
+    Returns:
+        The arguments of the first rank, and the places of those that are each rank's own. Where this rank
+        has none in such a place, it is missing.
+
+    Raises:
+        ValueError: An argument of the first rank holds tensors and cannot be pickled.
+    """
+    is_first = dist.get_rank(group) == 0
+    tensors: list[Tensor] = []
+    told: list[Any] = [None]
+    if is_first:
+        told = [_packed(arguments, tensors)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    if isinstance(told[0], str):
+        raise ValueError(told[0])
+    packed, layouts = told[0]
+    if not is_first:
+        tensors = [_room(layout) for layout in layouts]
+    for tensor in tensors:
+        if tensor.numel() > 0:
+            wire = _memory(tensor)
+            dist.broadcast(wire, group=group, group_src=0)
+    own = frozenset(place for place, data in packed.items() if data is None)
+    if is_first:
+        return dict(arguments), own
+    for tensor, layout in zip(tensors, layouts, strict=True):
+        tensor.requires_grad_(layout.requires_grad)
+    found = {}
+    for place, data in packed.items():
+        if data is not None:
+            found[place] = _Unpickler(io.BytesIO(data), tensors).load()
+        elif place in arguments:
+            found[place] = arguments[place]
+    return found, own
+
+
+def _packed(arguments: Mapping[Any, Any], tensors: list[Tensor]) -> Any:
+    """Returns pickled arguments, None for those that do not travel, and layouts; or the text of an error."""
+    packed: dict[Any, bytes | None] = {}
+    places: dict[int, int] = {}
+    for place, value in arguments.items():
+        file, before = io.BytesIO(), len(places)
+        pickler = _Pickler(file, tensors, places)
+        try:
+            pickler.dump(value)
+        except _IsOwnError:
+            packed[place] = None
+        except Exception as error:  # noqa: BLE001 - pickling runs code of any class
+            if pickler.has_tensors:
+                return (
+                    "[smdp] the ranks of a pipeline passed different arguments to a step, so those of pp_rank"
+                    f" 0 count; its argument {place[0]!r} holds tensors and cannot be pickled:"
+                    f" {type(error).__name__}: {error}. Pass tensors in lists, tuples, dicts or dataclasses,"
+                    " and other objects as arguments of their own."
+                )
+            packed[place] = None
+        else:
+            is_input = pickler.has_tensors or is_plain(value) or isinstance(value, torch.device)
+            packed[place] = file.getvalue() if is_input else None
+        if packed[place] is None:
+            # What has been found in it need not be sent.
+            for identity in list(places)[before:]:
+                del places[identity]
+            del tensors[before:]
+    return packed, [_layout_of(tensor) for tensor in tensors]
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out, which travel as they are."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor], places: dict[int, int]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+        self._places = places
+        self.has_tensors = False
+
+    def persistent_id(self, what: Any) -> Any:
+        if isinstance(what, _OWN):
+            raise _IsOwnError
+        if isinstance(what, Tensor) or is_array(what):
+            self.has_tensors = True
+        if type(what) is Tensor and what.layout is torch.strided:
+            if id(what) not in self._places:
+                self._places[id(what)] = len(self._tensors)
+                self._tensors.append(what)
+            return "tensor", self._places[id(what)]
+        if isinstance(what, torch.device):
+            return "device", what.type
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts the tensors back in."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, what: Any) -> Any:
+        kind, value = what
+        return self._tensors[value] if kind == "tensor" else _here(value)
+
+
+def _here(kind: str) -> torch.device:
+    """Returns this rank's device of a kind."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _layout_of(tensor: Tensor) -> _Layout:
+    # Only a tensor without gaps keeps its strides; another one arrives contiguous.
+    stride = torch.empty_like(tensor, device="meta").stride()
+    return _Layout(tuple(tensor.shape), stride, tensor.dtype, tensor.device.type, tensor.requires_grad)
+
+
+def _room(layout: _Layout) -> Tensor:
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=_here(layout.device))
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """Returns the bytes of a tensor in the order in which they lie; a copy, where there are gaps."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    stride = torch.empty_like(tensor, device="meta").stride()
+    if tensor.stride() != stride:
+        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(
+            tensor
+        )
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,0 +1,120 @@
+"""The arguments of a step are one for all ranks of a pipeline: where they differ, those of pp_rank 0 count.
+
+SMP runs a step function on the first stage alone, so its scripts read data there, and pass empty tensors,
+None or what a dummy loader gives elsewhere. Here every rank runs the function, on the same arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import torch.distributed as dist
+
+from smdp.torch.mesh.agreement import on_every_rank
+from smdp.torch.model_parallel.modules.input_digest import digest
+from smdp.torch.model_parallel.modules.sent_inputs import broadcast
+from smdp.torch.pipelining.transfers.late_results import read
+
+_log = logging.getLogger(__name__)
+
+# Returns whether all ranks gave it the same number below 2^62.
+IsSame = Callable[[int], bool]
+_FAILED = 2**62 - 1
+
+
+class StepInputs:
+    """The arguments of one step function, from call to call.
+
+    The first call compares the arguments of all ranks, contents included. Where they were the same, later
+    calls compare structure and shapes, by a number in a message that every step sends anyway. Once they have
+    differed, every call takes those of pp_rank 0.
+
+    Args:
+        name: Of the function.
+        group: Ranks of the pipeline.
+    """
+
+    def __init__(self, name: str, group: Any) -> None:
+        self._name = name
+        self._group = group
+        self._is_first_call = True
+        self._differ = False
+        self._own: Set[Any] = frozenset()
+
+    def agreed(self, given: Callable[[], Mapping[Any, Any]], is_same: IsSame) -> dict[Any, Any]:
+        """Returns the arguments that all ranks of the pipeline go on with; all of them call it.
+
+        Args:
+            given: Returns this rank's, by where they stand in the call.
+            is_same: Returns whether all ranks gave it the same number.
+
+        Raises:
+            Exception: What `given` raised on this rank.
+            RuntimeError: It raised on another rank, or that one lacks an argument that is not sent.
+            ValueError: This rank lacks one.
+        """
+        arguments: dict[Any, Any] = {}
+        failure: Exception | None = None
+        try:
+            arguments = {place: read(value) for place, value in given().items()}
+            number = self._number(arguments)
+        except Exception as error:  # noqa: BLE001 - the others are told first
+            failure, number = error, _FAILED
+        is_alike = is_same(number)
+        if not is_alike:
+            on_every_rank(functools.partial(_raise, failure), self._group)
+        _raise(failure)
+        if self._differ:
+            return self._sent(arguments, is_alike)
+        if is_alike and self._is_first_call:
+            is_alike = (
+                len(set(on_every_rank(lambda: digest(arguments, with_contents=True), self._group))) == 1
+            )
+        self._is_first_call = False
+        if is_alike:
+            return arguments
+        self._differ = True
+        if dist.get_rank(self._group) == 0:
+            _log.info(
+                "[smdp] the ranks of a pipeline pass different arguments to %s; from now on pp_rank 0 sends"
+                " its own to the others in every call",
+                self._name,
+            )
+        return self._sent(arguments, is_alike)
+
+    def _number(self, arguments: Mapping[Any, Any]) -> int:
+        """Returns a number that is the same on all ranks where a call needs no more messages than usual."""
+        if self._differ:
+            return int(not self._own <= arguments.keys())
+        return int.from_bytes(digest(arguments, with_contents=False)[:8], "big") >> 2
+
+    def _sent(self, arguments: Mapping[Any, Any], has_own: bool) -> dict[Any, Any]:
+        """Returns the first rank's arguments.
+
+        Args:
+            arguments: This rank's.
+            has_own: All ranks have the arguments that were not sent in the last call.
+        """
+        found, own = broadcast(arguments, self._group)
+        if not (has_own and own <= self._own):
+            on_every_rank(functools.partial(self._check_own, own - found.keys()), self._group)
+            self._own = own
+        return found
+
+    def _check_own(self, missing: Set[Any]) -> None:
+        if missing:
+            name, key = min(missing, key=str)
+            shown = name if key is None else f"{name}[{key!r}]"
+            raise ValueError(
+                f"[smdp] {self._name} got no argument {shown} on pp_rank {dist.get_rank(self._group)}, and"
+                " pp_rank 0 passes an object there that is not sent to the others, such as a model or an"
+                " argparse.Namespace. Pass one on every rank."
+            )
+
+
+def _raise(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure

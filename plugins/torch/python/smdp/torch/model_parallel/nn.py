@@ -1,0 +1,32 @@
+"""`smp.nn`: modules of tensor parallelism. They can be imported, and say when they are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn import LayerNorm as FusedLayerNorm
+
+from smdp.torch.model_parallel.unsupported_names import TENSOR_PARALLELISM, LaterModule, comes_later
+
+__all__ = ["FusedLayerNorm"]
+
+_NAMES = (
+    "DistributedModule",
+    "DistributedLinear",
+    "DistributedEmbedding",
+    "DistributedTransformer",
+    "DistributedTransformerLayer",
+    "DistributedTransformerLMHead",
+    "DistributedAttentionLayer",
+    "DistributedTransformerOutputLayer",
+    "FlashAttentionLayer",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Give a class that says that it comes later."""
+    if name == "huggingface":
+        return LaterModule("nn.huggingface")
+    if name in _NAMES:
+        return comes_later(f"nn.{name}", TENSOR_PARALLELISM)
+    raise AttributeError(f"[smdp] smp.nn has no name {name!r}")

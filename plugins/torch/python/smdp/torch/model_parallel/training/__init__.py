@@ -1,0 +1,1 @@
+"""SMP's API: step, StepOutput, optimizer and amp."""

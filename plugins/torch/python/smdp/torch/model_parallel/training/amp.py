@@ -1,0 +1,57 @@
+"""`smp.amp`: mixed precision."""
+
+from __future__ import annotations
+
+import torch
+
+from smdp.torch.model_parallel.job.state import state
+from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
+from smdp.torch.precision import gradient_scaler
+
+__all__ = ["GradScaler"]
+
+
+class GradScaler(gradient_scaler.GradScaler):
+    """`torch.amp.GradScaler` on which all partitions agree.
+
+    scale(loss) is called within a step, step(optimizer) and update() outside.
+
+    Args:
+        init_scale: As torch's.
+        growth_factor: As torch's.
+        backoff_factor: As torch's.
+        growth_interval: As torch's.
+        enabled: As torch's.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        torch.amp.GradScaler.__init__(
+            self,
+            "cuda" if torch.cuda.is_available() else "cpu",
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            enabled,
+        )
+        if enabled:
+            device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+            self._lazy_init_scale_growth_tracker(torch.device(device))
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide gradients by the scale, and let all partitions know of an overflow."""
+        if state.model.pipe is None:  # one partition: replicas have the same gradients
+            torch.amp.GradScaler.unscale_(self, optimizer)
+        else:
+            super().unscale_(optimizer)
+
+    def _pipelined(self) -> PipelinedModule:
+        pipe: PipelinedModule = state.model.pipe
+        return pipe

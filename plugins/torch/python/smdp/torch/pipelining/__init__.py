@@ -1,0 +1,1 @@
+"""Pipelines: a model's stages on several ranks, by ghost execution."""

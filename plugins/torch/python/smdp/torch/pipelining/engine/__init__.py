@@ -1,0 +1,1 @@
+"""Microbatches, schedule tables and the step."""

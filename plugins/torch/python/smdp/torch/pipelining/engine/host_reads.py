@@ -1,0 +1,139 @@
+"""Values of stages that every rank gets, because the host reads them or the program returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smdp.torch.pipelining.engine.one_step import Step
+from smdp.torch.pipelining.engine.same_program import SameProgram
+from smdp.torch.pipelining.ghosts.descriptions import described, drawn, packed, unpacked
+from smdp.torch.pipelining.tensors.values import Value
+from smdp.torch.pipelining.transfers.late_results import expect, offer
+from smdp.torch.pipelining.transfers.transfers import Arrival, dense_strides, laid_out, room_for
+
+_MOST_READS = 1 << 12
+# Of a host read that the plan does not have: ranks that agree on it are never that far apart.
+_LONGEST_DETOUR = 60.0
+
+
+class HostReads:
+    """Those of one microbatch, in the order in which its program asks for them.
+
+    Args:
+        step: What the microbatch shares with the others.
+        index: Its number.
+        suspend: Lets this rank do something else, until it has reason to think that an answer has come.
+
+    Attributes:
+        awaited: What the program waits for now.
+        same: Compares the program with those of other ranks while it is recorded; nothing suspends then.
+    """
+
+    def __init__(self, step: Step, index: int, suspend: Callable[[], None]) -> None:
+        self.awaited: Arrival | None = None
+        self.same: SameProgram | None = None
+        self._step = step
+        self._index = index
+        self._suspend = suspend
+        self._fetched: dict[int, Tensor] = {}
+        self._count = 0
+
+    def fetch(self, value: Value, own: Callable[[], Tensor], *, later: bool) -> Tensor:
+        """Hand a value round, or suspend until it comes; or let others fetch it `later`.
+
+        Args:
+            value: A stage's.
+            own: Gives its contents, where the stage is this rank's.
+            later: Nobody waits for it now.
+        """
+        known = self._fetched.get(value.index)
+        if known is not None:
+            return known
+        step = self._step
+        tag = self._next_tag()
+        value.is_handed_round = True
+        owner = step.rank_of[value.stage]
+        what = f"{value.text()} of stage {value.stage}, microbatch {self._index}"
+        if later and self.same is not None:
+            step.plan.results.append(value)
+        if step.is_mine(value.stage):
+            found = own().detach()
+            if later:
+                offer(step.reads.pending_sends, found, value, step.others(), tag)
+            else:
+                data = laid_out(found, dense_strides(value.ghost))
+                for rank in step.others():
+                    step.reads.send(data, rank, tag, f"{value.text()} to the host")
+        elif later:
+            found = expect(
+                step.reads.pending_sends, value, owner, tag, f"{what}, a result of step {step.number}"
+            )
+        else:
+            found = self._await(room_for(value, dense_strides(value.ghost)), owner, tag, what)
+        self._fetched[value.index] = found
+        return found
+
+    def describe(self, unit: Any, stage: int, result: Any) -> Any:
+        """Hand round shapes and dtypes of what a unit of a stage gave; give placeholders of it."""
+        step = self._step
+        tags = self._next_tag(), self._next_tag()
+        what = f"the shapes that module {unit.name!r} gives"
+        if step.is_mine(stage):
+            description = described(result)
+            data = packed(description)
+            for rank in step.others():
+                step.reads.send(torch.tensor([data.numel()], device="cpu"), rank, tags[0], what)
+                step.reads.send(data, rank, tags[1], what)
+        else:
+            owner = step.rank_of[stage]
+            length = self._await(torch.zeros(1, dtype=torch.int64, device="cpu"), owner, tags[0], what)
+            data = self._await(
+                torch.empty(int(length), dtype=torch.uint8, device="cpu"), owner, tags[1], what
+            )
+            description = unpacked(data)
+        return drawn(description, step.ghosts)
+
+    def wait(self, *, is_planned: bool) -> None:
+        """Wait for what the program awaits, without doing anything else.
+
+        Raises:
+            RuntimeError: It is not in the plan, and its owner does not read it.
+            smdp.SmdpError: The owner is gone, or the deadline has passed.
+        """
+        if self.awaited is None:
+            return
+        if not is_planned and not self.awaited.wait_for(_LONGEST_DETOUR):
+            raise RuntimeError(
+                f"[smdp] in microbatch {self._index} the code around the model reads a value on this rank's"
+                " host that it did not read in the first one, and its owner has not in"
+                f" {_LONGEST_DETOUR:.0f} s."
+                " All ranks run the same program: read on every rank, and print on one."
+            )
+        self.awaited.wait()
+
+    def _await(self, tensor: Tensor, rank: int, tag: int, what: str) -> Tensor:
+        arrival = self._step.reads.receive(tensor, rank, tag, what)
+        if self.same is not None:
+            self.same.check_answer(arrival, rank, what)
+            return arrival.wait()
+        self.awaited = arrival
+        self._step.reading += 1
+        while not arrival.is_there():
+            self._suspend()
+        self._step.reading -= 1
+        self.awaited = None
+        return arrival.wait()
+
+    def _next_tag(self) -> int:
+        self._count += 1
+        if self._count >= _MOST_READS:
+            raise RuntimeError(
+                f"[smdp] the host reads more than {_MOST_READS} values of one microbatch; read a whole tensor"
+                " instead of its elements"
+            )
+        # A value that a rank has sent in vain, or offers, must not answer a read of a later step.
+        return (self._step.first_place + self._index) * _MOST_READS + self._count

@@ -1,0 +1,1 @@
+"""Placeholders for what another stage computes."""

@@ -1,0 +1,1 @@
+"""Gradients of replicas and of tied weights, and those of weights alone."""

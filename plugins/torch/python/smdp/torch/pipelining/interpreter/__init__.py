@@ -1,0 +1,1 @@
+"""The model's own code, which every rank runs."""

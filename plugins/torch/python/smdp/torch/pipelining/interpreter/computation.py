@@ -1,0 +1,151 @@
+"""What the rank of a stage does of an operation: brings values in, computes, tells apart what it got."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from smdp.torch.pipelining.interpreter.execution_context import ExecutionContext
+from smdp.torch.pipelining.interpreter.plan import Kind, Operation
+from smdp.torch.pipelining.interpreter.refusals import add_place, check_gives_inputs
+from smdp.torch.pipelining.tensors.containers import leaves_in, map_leaves, map_tensors, tensors_in
+from smdp.torch.pipelining.tensors.random_streams import RandomStream
+from smdp.torch.pipelining.tensors.values import value_of, weight_of
+from smdp.torch.pipelining.units.observation import Observer, observed_modules
+from smdp.torch.pipelining.units.unit_call import Unit
+from smdp.torch.recompute.activation_checkpoints import (
+    checkpointed,
+    is_checkpointed,
+    outside_checkpoints,
+)
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Computed(NamedTuple):
+    """What an operation gave.
+
+    Attributes:
+        result: Its result.
+        observed: (Name, output) of modules with hooks inside a unit.
+        changed: What the inputs that it changes in place have become.
+        tensors: Of all three, in the order of tensors_in().
+        inputs: What it was given, in the order of leaves_in().
+    """
+
+    result: Any
+    observed: list[tuple[str, Any]]
+    changed: tuple[Any, ...]
+    tensors: list[Tensor]
+    inputs: list[Any]
+
+
+def compute(
+    operation: Operation,
+    args: Any,
+    kwargs: Any,
+    call: Callable[..., Any],
+    context: ExecutionContext,
+    stream: RandomStream,
+    *,
+    is_recording: bool,
+) -> Computed:
+    """Carry out an operation of this rank; a replay may have thousands in a second.
+
+    Args:
+        operation: As planned.
+        args: Its arguments.
+        kwargs: The same by name.
+        call: The function.
+        context: Transfers.
+        stream: Random numbers.
+        is_recording: It is not known yet which modules inside a unit have hooks.
+    """
+    inputs = local = leaves_in((args, kwargs))
+    for leaf in inputs:
+        value = value_of(leaf) if isinstance(leaf, Tensor) else None
+        if value is not None and value.stage != operation.stage:
+            args, kwargs = _localized((args, kwargs), operation, context)
+            local = leaves_in((args, kwargs))
+            break
+    is_unit = operation.kind is Kind.UNIT
+    if is_unit or operation.draws:
+        stream.start(operation.name)
+    observed: list[tuple[str, Any]] = []
+    in_context: AbstractContextManager[None] = (
+        context.computing(operation.stage) if context.postpones else _NOTHING
+    )
+    if is_checkpointed():
+        in_context = outside_checkpoints()
+        call = checkpointed(call) if is_unit else call
+    try:
+        with in_context:
+            # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
+            if not isinstance(operation.function, Unit) or not (operation.observed or is_recording):
+                result = call(*args, **kwargs)
+            else:
+                with Observer(observed_modules(operation.function.module), is_silent=False) as observer:
+                    result = call(*args, **kwargs)
+                observed = observer.outputs
+    except Exception as error:
+        add_place(error, operation)
+        raise
+    if operation.same:
+        check_gives_inputs(operation, result, local)
+    known = {id(leaf) for leaf in local}
+    tensors = tensors_in((result, observed)) if observed else tensors_in(result)
+    needs_own = bool(operation.changes)
+    for tensor in tensors:
+        needs_own = needs_own or _is_known(tensor, known, is_unit)
+    if needs_own:
+        return _apart(operation, (result, observed), inputs, local)
+    return Computed(result, observed, (), tensors, inputs)
+
+
+def _localized(tree: Any, operation: Operation, context: ExecutionContext) -> Any:
+    """Bring in the values of other stages."""
+    place = -1
+
+    def localized(leaf: Any) -> Any:
+        nonlocal place
+        place += 1
+        value = value_of(leaf) if isinstance(leaf, Tensor) else None
+        if value is None or value.stage == operation.stage:
+            return leaf
+        copy = context.bring(value, operation.stage)
+        # The other ranks' copies stay as they are, and the copy's gradient is that of its first contents.
+        return copy.clone() if place in operation.changes else copy
+
+    return map_leaves(localized, tree)
+
+
+def _is_known(tensor: Tensor, inputs: set[int], is_unit: bool) -> bool:
+    """Tell whether a tensor may be somebody's already: one of the inputs, or what a module keeps."""
+    if is_unit and tensor.is_leaf:
+        return True
+    return id(tensor) in inputs or value_of(tensor) is not None or weight_of(tensor) is not None
+
+
+def _apart(operation: Operation, results: tuple[Any, Any], inputs: list[Any], local: list[Any]) -> Computed:
+    """Give as objects of their own what is known already: those stay whose they are."""
+    known = {id(leaf) for leaf in local}
+    is_unit = operation.kind is Kind.UNIT
+    own: dict[int, Tensor] = {}
+    for place in operation.changes:
+        if isinstance(tensor := local[place], Tensor):
+            is_everybodys = value_of(inputs[place]) is None
+            own[id(tensor)] = tensor.view_as(tensor) if is_everybodys else tensor
+
+    def apart(tensor: Tensor) -> Tensor:
+        if id(tensor) not in own:
+            is_known = _is_known(tensor, known, is_unit)
+            own[id(tensor)] = tensor.view_as(tensor) if is_known else tensor
+        return own[id(tensor)]
+
+    changed = tuple(local[place] for place in operation.changes)
+    result, observed, changed = map_tensors(apart, (*results, changed))
+    return Computed(result, observed, changed, tensors_in((result, observed, changed)), inputs)

@@ -1,0 +1,97 @@
+"""Tensors that code around the model writes to: those of one microbatch, and those that outlive it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.weak import WeakIdKeyDictionary
+
+from smdp.torch.pipelining.tensors.containers import tensors_in
+from smdp.torch.pipelining.tensors.functions import is_in_place
+from smdp.torch.pipelining.tensors.values import memory_of, text_of, value_of, weight_of
+
+# Tensors that the program of one microbatch has made, and written a stage's values to on one rank only.
+_of_one_rank: Any = WeakIdKeyDictionary()
+
+
+class Births:
+    """Knows which tensors the program of one microbatch has made without a stage's values."""
+
+    @functools.cached_property
+    def _known(self) -> Any:
+        return WeakIdKeyDictionary()  # most programs make no such tensor
+
+    def note(self, result: Any, given: Any) -> None:
+        """Note what a function gave: it is new, unless it is memory of something older."""
+        made = tensors_in(result)
+        if not made:
+            return
+        older = {memory_of(tensor) for tensor in tensors_in(given) if tensor not in self._known}
+        for tensor in made:
+            if memory_of(tensor) not in older:
+                self._known[tensor] = True
+
+    def check(self, tensor: Tensor) -> None:
+        """Refuse a tensor that another microbatch has made, and that only one rank has written to.
+
+        Raises:
+            ValueError: It is one.
+        """
+        if _of_one_rank and _of_one_rank.get(tensor, self._known) is not self._known:
+            raise ValueError(
+                f"[smdp] {text_of(tensor)} was made in the program of another microbatch, which wrote values"
+                " of a pipeline stage to it, on the rank that has them: make tensors that sum up over"
+                " microbatches before the step"
+            )
+
+    def writes_outside(self, name: str, args: Any, kwargs: Any) -> Tensor | None:
+        """Give a tensor from before the microbatch that a function would write a stage's values to."""
+        for tensor in _written(name, args, kwargs):
+            if value_of(tensor) is not None:
+                continue
+            if tensor not in self._known:
+                return tensor
+            _of_one_rank[tensor] = self._known
+        return None
+
+
+def _written(name: str, args: Any, kwargs: Any) -> list[Tensor]:
+    """Give the tensors that a function of torch writes to; none where a weight of the model is involved."""
+    target = kwargs.get("out")
+    if target is None and args and is_in_place(name):
+        target = args[0]
+    found = tensors_in(target)
+    if found and any(weight_of(tensor) is not None for tensor in tensors_in((args, kwargs))):
+        return []
+    return found
+
+
+def has_gradient(given: Any) -> bool:
+    """Tell whether autograd would follow a stage's value into what is written."""
+    return torch.is_grad_enabled() and any(
+        value_of(tensor) is not None and tensor.requires_grad for tensor in tensors_in(given)
+    )
+
+
+def parameter_behind(tensor: Tensor) -> Parameter | None:
+    """Give a parameter that no stage has and whose gradient a tensor would add to; None: there is none."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad) or value_of(tensor) is not None:
+        return None
+    if isinstance(tensor, Parameter):
+        return tensor
+    seen: set[Any] = set()
+    nodes: list[Any] = [tensor.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of one that adds to .grad
+        if isinstance(variable, Parameter) and weight_of(variable) is None:
+            return variable
+        nodes += [following for following, _ in node.next_functions]
+    return None

@@ -1,0 +1,1 @@
+"""The module that users hold; it wires all others."""

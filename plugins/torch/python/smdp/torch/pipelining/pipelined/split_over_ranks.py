@@ -1,0 +1,224 @@
+"""A model traced, cut and given out: each rank keeps its own stages."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smdp import pipeline as schedules
+from smdp.partition import Partition, Trace, partition, stage_lines
+from smdp.partition.steady import steady_partition
+from smdp.torch.initialization.delayed_initialization import materialize
+from smdp.torch.mesh.agreement import on_every_rank
+from smdp.torch.mesh.layout import Layout
+from smdp.torch.pipelining.analysis.sampled_trace import pooled
+from smdp.torch.pipelining.analysis.tracing import trace, trace_by_parameters
+from smdp.torch.pipelining.engine.steps import Tables
+from smdp.torch.pipelining.interpreter.dry_run import users_outside_units
+from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
+from smdp.torch.pipelining.units.splitting import Split, stages_of_units, users_of_weights
+from smdp.torch.pipelining.units.units import find_units
+from smdp.torch.pipelining.units.wording import PIPELINE, Wording
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A trace whose units have their virtual stages.
+
+    Attributes:
+        trace: Units that have no stage may go to any.
+        rank_of: Rank of each virtual stage; None: the schedule's own placement.
+    """
+
+    trace: Trace
+    rank_of: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    """How a model is split; the arguments of `smdp.torch.pipeline()` say what each means.
+
+    Attributes:
+        memory_weight: 0 to 1: how far balance of bytes counts instead of the time of a step.
+        placement: Of pipelines and their replicas on the ranks; see `smdp.placement`.
+        wording: Of the API that the user wrote.
+    """
+
+    stages: int
+    microbatches: int
+    schedule: str
+    virtual_stages: int | None = None
+    active_microbatches: int | None = None
+    memory_cap: float = 0.0
+    memory_weight: float = 0.0
+    placement: str = "cluster"
+    device: torch.device | str | None = None
+    seed: int | None = None
+    is_compiled: bool = False
+    wording: Wording = PIPELINE
+
+    def check(self) -> None:
+        """Refuse a schedule that there is not.
+
+        Raises:
+            ValueError: The nearest one is named.
+        """
+        if self.schedule not in schedules.SCHEDULES:
+            near = difflib.get_close_matches(str(self.schedule), schedules.SCHEDULES, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ValueError(
+                f"[smdp] there is no schedule {self.schedule!r}{hint} Allowed:"
+                f" {', '.join(schedules.SCHEDULES)}"
+            )
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Virtual stages of a rank."""
+        info = schedules.schedule_info(self.schedule)
+        return self.virtual_stages or info.virtual_stages or info.usual_virtual_stages
+
+    def partition(self, traced: Trace, rank_of: Sequence[int] | None = None) -> Partition:
+        """Returns the cut of a trace with the shortest step.
+
+        Args:
+            traced: What is cut.
+            rank_of: Rank of each virtual stage; None: the schedule's own placement.
+        """
+        return partition(
+            traced,
+            ranks=self.stages,
+            virtual_stages=self.stages_per_rank if rank_of is None else 1,
+            rank_of=rank_of,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            active_microbatches=self.active_microbatches or 0,
+            memory_cap=self.memory_cap,
+            memory_weight=self.memory_weight,
+        )
+
+    def tables(self, microbatches: int, found: Partition, ranks: Sequence[int] | None) -> Tables:
+        """Returns the schedules of a step of so many microbatches, for the stages that were found.
+
+        Args:
+            microbatches: Of the step.
+            found: Stages, with their times and bytes.
+            ranks: Rank of each stage; None: the schedule's own placement.
+        """
+        rank_of = [stage.rank for stage in found.stages]
+        is_loop = rank_of == [stage % self.stages for stage in range(len(rank_of))]
+        held = [stage.activation_bytes for stage in found.stages]
+        make = functools.partial(
+            schedules.generate,
+            stages=self.stages,
+            microbatches=microbatches,
+            virtual_stages=self.stages_per_rank if ranks is None else 1,
+            rank_of=ranks,
+        )
+        training = make(
+            found.schedule,
+            active_microbatches=self.active_microbatches,
+            forward=[stage.forward for stage in found.stages],
+            backward_input=[stage.backward_input for stage in found.stages],
+            backward_weight=[stage.backward_weight for stage in found.stages],
+            # Nobody has traced them where modules are weighed by their bytes.
+            activation_bytes=held if any(held) else 1.0,
+            memory_cap=found.activation_cap or None,
+        )
+        if training.rank_of != rank_of:  # auto would lay another number of microbatches otherwise
+            training = make("looped_bfs" if is_loop else "zb_v")
+        own = "loop" if is_loop else "v"
+        evaluation = make("forward_only", placement=own if ranks is None else None)
+        return Tables(training, evaluation)
+
+
+def split_over_ranks(
+    model: nn.Module,
+    options: SplitOptions,
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    assign: Callable[[Trace], Placed] | None = None,
+    must_be_cut: Callable[[nn.Module], bool] | None = None,
+    loss_fn: Callable[[Any], Any] | None = None,
+) -> PipelinedModule:
+    """Split a model; every rank of the job calls it.
+
+    Args:
+        model: The same on all ranks.
+        options: How.
+        example: Arguments of the model's forward, one microbatch, which is traced; None: modules are weighed
+            by their bytes.
+        assign: Gives units of the trace their stages, as far as they are not the partitioner's to choose.
+        must_be_cut: Of which modules the parts are units rather than the whole.
+        loss_fn: Called with what the model gives for `example`; its time is the last units'.
+
+    Raises:
+        ValueError: The model cannot be split so; with a fix.
+    """
+    layout = Layout(options.stages, options.placement)
+    # Where modules are put on ranks by hand, the number of stages follows from them.
+    least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
+    units = find_units(model, least, must_be_cut)
+    # All ranks trace at once, so that times are those of training, with the others at work.
+    dist.barrier()
+    if example is None:
+        traced = on_every_rank(lambda: trace_by_parameters(model, units))[0]
+        placed = Placed(traced) if assign is None else assign(traced)
+        traced = placed.trace
+        found = options.partition(traced, placed.rank_of)
+        _log_cut(traced, found, "Modules are weighed by their parameters, as there are no example inputs.")
+    else:
+        sampled = pooled(on_every_rank(lambda: trace(model, units, *example, loss_fn=loss_fn)))
+        placed = Placed(sampled.shape) if assign is None else assign(sampled.shape)
+        sampled = replace(sampled, shape=placed.trace)
+        measured = sampled.by_time()
+        cut = functools.partial(options.partition, rank_of=placed.rank_of)
+        steady = steady_partition(measured, sampled.by_work(), cut)
+        traced, found = measured.trace, steady.partition
+        _log_cut(traced, found, steady.reason)
+    tables = functools.cache(functools.partial(options.tables, found=found, ranks=placed.rank_of))
+    table = tables(options.microbatches).training
+    calls = stages_of_units(traced, found)
+    if units == ("",):
+        # A trace has no unit without a name.
+        calls = {"": next(iter(calls.values()))}
+    uses: dict[str, set[int]] = {}
+    if example is not None:
+        target = next(
+            (p.device for p in model.parameters() if not p.is_meta), torch.device(options.device or "cpu")
+        )
+        if any(buffer.is_meta for buffer in model.buffers()):
+            # Glue computes with buffers, such as a rotary embedding's, on every rank.
+            real = {name for name, parameter in model.named_parameters() if not parameter.is_meta}
+            materialize(model, real.__contains__, options.device)
+        uses = users_outside_units(model, calls, *example, target, options.wording)
+    split = Split(traced, found, calls, users_of_weights(model, calls, uses))
+    own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
+    if any(parameter.is_meta for parameter in model.parameters()):
+        materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), options.device)
+    seed = on_every_rank(torch.initial_seed)[0] if options.seed is None else options.seed
+    return PipelinedModule(
+        model,
+        split,
+        table,
+        tables,
+        layout,
+        seed,
+        is_compiled=options.is_compiled,
+        wording=options.wording,
+    )
+
+
+def _log_cut(traced: Trace, found: Partition, reason: str) -> None:
+    if dist.get_rank() == 0:
+        for line in (*stage_lines(traced, found), reason):
+            if line:
+                _log.info("[smdp] cut of %s: %s", traced.name, line)

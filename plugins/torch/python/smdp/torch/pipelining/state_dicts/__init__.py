@@ -1,0 +1,1 @@
+"""Entries of the whole model's state."""

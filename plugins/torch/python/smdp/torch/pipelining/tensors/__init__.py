@@ -1,0 +1,1 @@
+"""Values of stages, tensors in containers and torch functions."""

@@ -1,0 +1,1 @@
+"""Values and gradients between ranks."""

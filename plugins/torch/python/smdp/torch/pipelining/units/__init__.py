@@ -1,0 +1,1 @@
+"""Modules that are never cut, and what a call of one is."""

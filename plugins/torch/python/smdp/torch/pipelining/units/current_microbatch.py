@@ -1,0 +1,44 @@
+"""The microbatch that this thread runs: while there is one, calls of units go through the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import nn
+
+_thread = threading.local()
+
+
+class RunsModel(Protocol):
+    """A microbatch, as far as the module that users call knows it."""
+
+    def call_model(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Runs the model's forward, as far as this rank has a part in it."""
+
+    def take_loss(self, loss: Any) -> None:
+        """Notes the value whose backward the schedule runs."""
+
+
+def is_running() -> bool:
+    """Returns whether this thread runs a program in stages."""
+    return getattr(_thread, "is_running", False)
+
+
+def current_microbatch() -> RunsModel | None:
+    """Returns the microbatch that this thread runs."""
+    return getattr(_thread, "microbatch", None)
+
+
+@contextlib.contextmanager
+def running(microbatch: RunsModel | None = None) -> Iterator[None]:
+    """Makes it this thread's microbatch while the context is open; a dry run has none."""
+    _thread.is_running = True
+    _thread.microbatch = microbatch
+    try:
+        yield
+    finally:
+        _thread.is_running = False
+        _thread.microbatch = None

@@ -1,0 +1,1 @@
+"""Gradient clipping and loss scaling."""

@@ -1,0 +1,130 @@
+"""What torch calls to make a group."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import default_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_group
+
+from smdp import ClosedError, _log, _misspelt, _world
+from smdp.config import Config, read
+from smdp.environments.given_ranks import warn_of_given_ranks
+from smdp.torch.process_group.process_group import ProcessGroupSmdp, connect
+from smdp.torch.process_group.work import seconds_of
+from smdp.torch.rendezvous.start import start
+
+_TWO_GROUPS = """\
+a group over smdp serves all devices by itself, so {backends!r} is not possible. Make two groups:
+    dist.init_process_group("smdp")
+    other = dist.new_group(backend={other!r})
+and name the second where it is meant: dist.all_reduce(tensor, group=other)"""
+
+_inherited: weakref.ref[dist.ProcessGroup] | None = None
+"""In a forked child: the default group of its parent."""
+
+
+def create(backend_options: Any, process_group_options: Any = None) -> ProcessGroupSmdp:
+    """Makes a group from what torch hands to a backend with `extended_api`.
+
+    Args:
+        backend_options: Store, rank, size, timeout and name of the group.
+        process_group_options: The caller's `pg_options`; there are none for smdp.
+
+    Raises:
+        ValueError: The backend string names another backend too, or `pg_options` were given.
+        smdp.SmdpError: Not all ranks came, or a variable is wrong.
+    """
+    if process_group_options is not None:
+        raise ValueError(
+            f"smdp takes no pg_options, got {type(process_group_options).__name__}; "
+            "it is configured by SMDP_* variables"
+        )
+    if not dist.is_initialized():  # before all that may fail
+        start.begin()
+    _check_owner()
+    _log.follow()
+    device_types = _check_devices(_device_backends())
+    rank, size = backend_options.group_rank, backend_options.group_size
+    if not dist.is_initialized():
+        warn_of_given_ranks(rank, size, f"init_process_group() with rank={rank}, world_size={size}")
+    if not dist.is_initialized() or size == dist.get_world_size():
+        _misspelt.warn(is_teller=rank == 0)
+    config = Config.from_environ()
+    timeout = backend_options.timeout
+    # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
+    timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else seconds_of(timeout)
+    options = config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR"))
+    if dist.is_initialized() and size != dist.get_world_size():
+        # For messages and traces.
+        options["world_rank"], options["world_size"] = str(dist.get_rank()), str(dist.get_world_size())
+    process_group = connect(
+        backend_options.store,
+        rank,
+        size,
+        backend_options.group_id,
+        timeout_s,
+        # What the caller allows for the start counts for the default group.
+        config.init_timeout_s if dist.is_initialized() or start.limit_s is None else start.limit_s,
+        options,
+        [torch.device(device_type) for device_type in device_types],
+        list(backend_options.global_ranks_in_group),
+    )
+    # The first group that torch makes is the default one.
+    if not dist.is_initialized() or process_group.size() == dist.get_world_size():
+        _world.offer(process_group)
+    return process_group
+
+
+def _remember_inherited() -> None:
+    global _inherited
+    _inherited = weakref.ref(_get_default_group()) if dist.is_initialized() else None
+
+
+os.register_at_fork(after_in_child=_remember_inherited)
+
+
+def _check_owner() -> None:
+    # A forked child has torch's store and default group, too, whatever its backend.
+    if _inherited is not None and dist.is_initialized() and _inherited() is _get_default_group():
+        raise ClosedError(
+            f"[smdp] this process is a forked child of rank {dist.get_rank()} and cannot be a rank itself."
+            " Communicate in the parent, or start the child with spawn and its own init_process_group()."
+        )
+
+
+def _device_backends() -> dict[str, str]:
+    """Give the map from device to backend of the group that torch is making.
+
+    torch hands a backend everything but this, so it is read from the calling function's variables; empty
+    where they are not found.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_new_process_group_helper":
+            backends = getattr(frame.f_locals.get("backend_config"), "device_backend_map", None)
+            return dict(backends) if backends else {}
+        frame = frame.f_back
+    return {}
+
+
+def _check_devices(backends: dict[str, str]) -> list[str]:
+    others = {device: name for device, name in backends.items() if name not in ("smdp", "smddp")}
+    if others:
+        text = ",".join(f"{device}:{name}" for device, name in backends.items())
+        other = ",".join(f"{device}:{name}" for device, name in others.items())
+        raise ValueError(_TWO_GROUPS.format(backends=text, other=other))
+    unknown = [device for device in backends if device not in ("cpu", "cuda")]
+    if unknown:
+        raise ValueError(
+            f"smdp moves tensors on cpu and cuda, so '{unknown[0]}:{backends[unknown[0]]}' is not possible;"
+            ' use dist.init_process_group("smdp") and move tensors to the CPU before a call.'
+        )
+    has_cuda = torch.cuda.is_available()
+    return [device for device in backends or ("cpu", "cuda") if device != "cuda" or has_cuda]

@@ -1,0 +1,1 @@
+"""From torch's store to connected ranks."""

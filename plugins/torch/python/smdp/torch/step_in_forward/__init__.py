@@ -1,0 +1,1 @@
+"""Optimizers that step in the next forward."""

@@ -1,0 +1,117 @@
+"""An optimizer whose step is carried out in parts, later."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizer_module
+
+from smdp.torch.step_in_forward.pending_gradient import PendingGradient
+
+_SCHEDULER = "_wrapped_by_lr_sched"
+_GLOBAL_HOOKS = (optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)
+
+
+class DeferredOptimizer:
+    """Makes `optimizer.step()` a note of what it would do; step() does it for some of the parameters.
+
+    Args:
+        optimizer: What it keeps, it keeps per parameter.
+        settle: Waits for all gradients and calls step() for all parameters. Only what waits is put off.
+    """
+
+    def __init__(self, optimizer: Optimizer, settle: Callable[[], None]) -> None:
+        self.optimizer = optimizer
+        self._settle = settle
+        self._step = optimizer.step
+        # The groups without their parameters, as they were at step(): a scheduler changes them before it is
+        # carried out. And by the id of a parameter that had a gradient the number of its group.
+        self._noted: tuple[list[dict[str, Any]], dict[int, int]] | None = None
+
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> None:
+            self._note(closure)
+
+        # A scheduler looks whether step() is the one that it has wrapped, and was called.
+        self._has_scheduler = hasattr(optimizer.step, _SCHEDULER)
+        if self._has_scheduler:
+            setattr(step, _SCHEDULER, True)
+        optimizer.step = types.MethodType(step, optimizer)
+
+    def forget(self) -> None:
+        """Begin anew: step() does nothing until the optimizer's own is called."""
+        self._noted = None
+
+    def step(self, parameters: Iterable[Parameter]) -> None:
+        """Carry out what was noted for those parameters that are the optimizer's.
+
+        Raises:
+            RuntimeError: The optimizer keeps something for all parameters of a group together.
+        """
+        if self._noted is None:
+            return
+        groups, group_of = self._noted
+        parts = [{**group, "params": []} for group in groups]
+        mine = [parameter for parameter in parameters if id(parameter) in group_of]
+        if not mine:
+            return
+        for parameter in mine:
+            parts[group_of[id(parameter)]]["params"].append(parameter)
+        everything = self.optimizer.param_groups
+        self.optimizer.param_groups = parts
+        try:
+            self._step()
+        finally:
+            self.optimizer.param_groups = everything
+        for group, part in zip(groups, parts, strict=True):
+            for key, value in part.items():
+                if key != "params" and (key not in group or group[key] is not value or _is_changed(value)):
+                    raise RuntimeError(
+                        f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a group of parameters; in"
+                        " StepInForward an optimizer must keep what it knows for each parameter."
+                    )
+
+    def _note(self, closure: Callable[[], Any] | None) -> None:
+        if closure is not None:
+            raise ValueError("[smdp] StepInForward: step() takes no closure, for gradients come later.")
+        one = self.optimizer
+        if any((*_GLOBAL_HOOKS, one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks)):
+            raise ValueError(
+                "[smdp] StepInForward: the optimizer has step hooks, which would run for every unit. Remove"
+                " them."
+            )
+        groups = self.optimizer.param_groups
+        present = [one.grad for group in groups for one in group["params"] if one.grad is not None]
+        if self._noted is not None or not all(isinstance(grad, PendingGradient) for grad in present):
+            self._settle()
+            self.forget()
+            present = []
+        if not present:
+            self._step()
+            return
+        if self._has_scheduler:
+            self.optimizer._opt_called = True
+        group_of = {
+            id(parameter): number
+            for number, group in enumerate(groups)
+            for parameter in group["params"]
+            if parameter.grad is not None
+        }
+        self._noted = ([_copy(group) for group in groups], group_of)
+
+
+def _copy(group: dict[str, Any]) -> dict[str, Any]:
+    """Copy a group without its parameters; a scheduler changes a learning rate that is a tensor in place."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _is_changed(value: object) -> bool:
+    return isinstance(value, Tensor) and value._version != 0

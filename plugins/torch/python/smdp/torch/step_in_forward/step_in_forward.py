@@ -1,0 +1,256 @@
+"""Optimizer steps in the next forward, so that the rest of the gradients may still travel then."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from smdp import _world
+from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.process_group import completion
+from smdp.torch.process_group.pending_watch import PendingWatch
+from smdp.torch.process_group.profiling import ranged
+from smdp.torch.step_in_forward.deferred_optimizer import DeferredOptimizer
+from smdp.torch.step_in_forward.inert_hook import InertHook
+from smdp.torch.step_in_forward.pending_gradient import PendingGradient
+
+_log = logging.getLogger(__name__)
+
+# They are never called themselves.
+_COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
+
+
+class StepInForward:
+    """Lets the next forward begin before all gradients of a step are averaged.
+
+    `backward()` then does not wait, `optimizer.step()` only notes what it would do, and each unit's
+    parameters are stepped right before the unit's next forward, as soon as their means are there. The front
+    layers' means, which backward produces last and the forward needs first, overtake the others. Training
+    gives the same bits.
+
+    What optimizers keep they must keep per parameter (SGD, Adam, AdamW, RMSprop, ...). Until it is stepped, a
+    parameter's `.grad` cannot be read: there is no clipping by the norm of all gradients and no GradScaler.
+    The `state_dict()` of model and optimizers carries all steps out first; whatever else looks at parameters
+    between `step()` and the next forward (an average of weights, `copy.deepcopy`, `torch.save(model)`) calls
+    settle() before. After an error of the network in a forward some units have taken the last step and others
+    have not: training goes on from a checkpoint, in a new process.
+
+    Args:
+        model: On the CPU; parameters of its units are used in their unit's forward only.
+        *optimizers: Of parameters of the model, without step hooks.
+        units: Modules whose parameters are stepped together. Default: every element of the model's outermost
+            ModuleLists and Sequentials. Parameters outside all units are stepped before the model's forward.
+
+    Raises:
+        ValueError: The model, an optimizer or a unit cannot be used so.
+
+    Example:
+        >>> model = smdp.torch.DistributedDataParallel(model)  # doctest: +SKIP
+        >>> smdp.torch.StepInForward(model, optimizer)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        *optimizers: Optimizer,
+        units: Iterable[nn.Module] | None = None,
+    ) -> None:
+        self._is_over = True  # all means of the last backward are there
+        if not isinstance(model, DistributedDataParallel):
+            raise ValueError(
+                f"[smdp] StepInForward got a {type(model).__name__}; it needs a model that"
+                " smdp.torch.DistributedDataParallel has wrapped."
+            )
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise ValueError(
+                    f"[smdp] StepInForward got a {type(optimizer).__name__} in place of an optimizer: give"
+                    " those of torch.optim, and modules by units=."
+                )
+        root = model.module
+        chosen = _default_units(root) if units is None else list(units)
+        inside = {id(module) for module in root.modules()}
+        for unit in chosen:
+            if id(unit) not in inside:
+                raise ValueError(
+                    f"[smdp] StepInForward: a {type(unit).__name__} of units= is no part of the model."
+                )
+        self._names = {id(parameter): name for name, parameter in root.named_parameters()}
+        self._hooks = model.gradient_hooks()
+        self._parameters = self._hooks.parameters
+        self._check(optimizers)
+        self._held: dict[int, Tensor | None] = {}  # by index: gradients that have not been handed back
+        self._error: BaseException | None = None  # that left units behind
+        self._placeholders = [PendingGradient(parameter) for parameter in self._parameters]
+        # Of forwards with something to do, until one that is trained has passed.
+        self._watch: PendingWatch | None = PendingWatch(self.name_of_pending)
+        self._hook(root, chosen)
+        self._optimizers = [DeferredOptimizer(one, self.settle) for one in optimizers]
+        self._settle_before_saving(model, optimizers)
+        self._hooks.deferral = self
+        # The other ranks may still wait for what this one has to send.
+        atexit.register(_end_at_exit, weakref.ref(self))
+
+    def __del__(self) -> None:
+        """Leave no step under way: this object holds its memory."""
+        if self._is_over:
+            return
+        with contextlib.suppress(Exception):
+            if completion.is_current_thread():  # what the step waits for may wait for this thread
+                self._hooks.reducer.abort("a StepInForward was collected in the middle of a step")
+            else:
+                self._end()
+
+    def settle(self) -> None:
+        """Wait for all gradients and carry out the steps that were noted.
+
+        Raises:
+            RuntimeError: An error has kept some units from their step.
+        """
+        self._settle(range(len(self._parameters)))
+
+    def hold(self) -> None:
+        """Take over the gradients of a backward that has just ended, which are on their way."""
+        self._is_over = False
+        for optimizer in self._optimizers:
+            optimizer.forget()
+        for index, parameter in enumerate(self._parameters):
+            self._held[index] = parameter.grad
+            parameter.grad = self._placeholders[index]  # also where only other ranks have one
+
+    def name_of_pending(self, tensor: Tensor) -> str | None:
+        """Give the name of a parameter that has not been stepped yet; None if it is something else."""
+        if any(self._parameters[index] is tensor for index in self._held):
+            return self._names.get(id(tensor))
+        return None
+
+    def _check(self, optimizers: Iterable[Optimizer]) -> None:
+        if self._hooks.deferral is not None:
+            raise ValueError("[smdp] this model is in a StepInForward already.")
+        for index, parameter in enumerate(self._parameters):
+            if self._hooks.shared.others(index):
+                raise ValueError(
+                    f"[smdp] StepInForward: parameter {self._names[id(parameter)]!r} also belongs to"
+                    " another wrapped model, whose gradient it would take out of backward. Leave"
+                    " StepInForward out where models share parameters."
+                )
+        averaged = {id(parameter) for parameter in self._parameters}
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for parameter in (one for group in groups for one in group["params"]):
+            if id(parameter) not in averaged and parameter.requires_grad:
+                name = self._names.get(id(parameter), f"of shape {tuple(parameter.shape)}")
+                raise ValueError(
+                    f"[smdp] StepInForward: an optimizer has parameter {name!r}, whose gradient the model"
+                    " does not average. Give that one an optimizer of its own."
+                )
+
+    def _hook(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
+        index_of = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+
+        def indices(module: nn.Module) -> list[int]:
+            return [index_of[id(one)] for one in module.parameters() if id(one) in index_of]
+
+        chosen = {id(unit) for unit in units}
+        taken = {index for unit in units for index in indices(unit)}
+        for module in root.modules():  # units, and whatever is called past them
+            holds_units = any(id(one) in chosen for one in module.modules() if one is not module)
+            mine = indices(module)
+            if holds_units and id(module) not in chosen:
+                mine = [index for index in mine if index not in taken]
+            if mine:
+                module.register_forward_pre_hook(InertHook(self._settle, mine), prepend=True)
+        root.register_forward_pre_hook(InertHook(self._begin_forward), prepend=True)
+        root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
+        # The compiler does not look at hooks where it has compiled another model of the class without them.
+        torch.compiler.reset()
+
+    def _settle_before_saving(self, model: DistributedDataParallel, optimizers: Iterable[Optimizer]) -> None:
+        for part in (*model.modules(), *optimizers):
+            part.register_state_dict_pre_hook(InertHook(self.settle))
+            part.register_load_state_dict_pre_hook(InertHook(self.settle))
+
+    def _begin_forward(self) -> None:
+        if self._watch is not None and self._held:
+            self._watch.open()
+
+    def _end_forward(self, result: object) -> None:
+        if self._watch is not None and self._watch.is_open:
+            self._watch.close()
+            # There is no result after an error.
+            if result is not None and torch.is_grad_enabled():
+                self._watch = None
+
+    def _settle(self, indices: Iterable[int]) -> None:
+        if self._error is not None:
+            raise RuntimeError(
+                "[smdp] StepInForward: an error has left parts of the model without their last step. Go on"
+                f" from a checkpoint, in a new process. The error was: {self._error}"
+            ) from self._error
+        mine = [index for index in indices if index in self._held] if self._held else []
+        if not mine:
+            return
+        try:
+            # As after backward, whatever the forward around it is under.
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+                torch.autocast("cpu", enabled=False),
+                torch._C.DisableTorchFunction(),
+                _disable_current_modes(),
+            ):
+                self._step(mine)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _step(self, indices: list[int]) -> None:
+        # Whether another rank has used a parameter is known last.
+        if len(indices) == len(self._held) or any(self._held[index] is None for index in indices):
+            self._end()
+        left = {}  # in .grad afterwards: None after zero_grad()
+        for index in indices:
+            if not self._is_over:
+                with ranged("wait for gradients"):
+                    self._hooks.reducer.wait_for(index)
+            mean = self._hooks.deliver(index, self._held.pop(index))
+            parameter = self._parameters[index]
+            left[index] = mean if parameter.grad is self._placeholders[index] else parameter.grad
+            parameter.grad = mean
+        for optimizer in self._optimizers:
+            optimizer.step(self._parameters[index] for index in indices)
+        for index, grad in left.items():
+            self._parameters[index].grad = grad
+
+    def _end(self) -> None:
+        if not self._is_over:
+            with ranged("wait for gradients"):
+                self._hooks.reducer.wait()
+            self._is_over = True
+
+
+def _default_units(root: nn.Module) -> list[nn.Module]:
+    if isinstance(root, nn.Sequential):
+        return list(root)
+    units = []
+    for child in root.children():
+        is_unit = isinstance(root, _COLLECTIONS) and not isinstance(child, _COLLECTIONS)
+        units += [child] if is_unit else _default_units(child)
+    return units
+
+
+def _end_at_exit(steps: weakref.ref[StepInForward]) -> None:
+    found = steps()
+    if found is None or _world.why_it_ends():  # then the others are to know at once
+        return
+    try:
+        found._end()
+    except Exception as error:  # noqa: BLE001 - there is nobody left to catch it
+        _log.warning("%s The last optimizer step was not carried out.", error)
