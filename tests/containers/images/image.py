@@ -21,7 +21,7 @@ class Image:
 
 
 def build(storage: Storage, name: str, target: str, tag: str, *words: str, **arguments: str) -> Image:
-    dockerfile = ROOT / "containers" / name / "Dockerfile"
-    output = storage.build(dockerfile, tag, "--target", target, *words, **arguments)
+    dockerfile = ROOT / "containers" / "Dockerfile"
+    output = storage.build(dockerfile, tag, "--target", target, *words, FRAMEWORK=name, **arguments)
     print(output)
     return Image(storage, name, tag, output)

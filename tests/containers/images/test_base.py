@@ -45,7 +45,7 @@ def add_package(folder: Path, name: str, version: str, *more: str) -> None:
 @pytest.fixture(scope="module")
 def brought(storage: Storage, base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image that is taken as a base."""
-    file = ROOT / "containers" / "pytorch" / "Dockerfile"
+    file = ROOT / "containers" / "Dockerfile"
     storage.build(file, "smdp-pytorch", "--target", "runtime", BASE_IMAGE=base)  # of the cache, mostly
     folder = tmp_path_factory.mktemp("brought")
     add_package(folder / "packages", "distro_info", "1.1build1")
