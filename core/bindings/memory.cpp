@@ -298,20 +298,6 @@ void bind_memory(nb::module_& m) {
       nb::sig("def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, "
               "active_microbatches: int = 0) -> float"),
       "Microbatches whose activations a pipeline rank holds at its peak.");
-  m.def(
-      "deepspeed_memory",
-      [](nb::handle stage, nb::handle elements, nb::handle largest_layer, nb::handle gpus_per_host, nb::handle hosts,
-         nb::handle offload) {
-        const DeepSpeedMemory memory = deepspeed_memory(
-            integer_of("stage", stage), number_of("parameters", elements), number_of("largest_layer", largest_layer),
-            integer_of("gpus_per_host", gpus_per_host), integer_of("hosts", hosts), text_of("offload", offload));
-        return std::pair(memory.device, memory.host);
-      },
-      nb::arg("stage").none(), nb::kw_only(), nb::arg("parameters").none(), nb::arg("largest_layer").none(),
-      nb::arg("gpus_per_host").none(), nb::arg("hosts").none() = 1, nb::arg("offload").none() = "none",
-      nb::sig("def deepspeed_memory(stage: int, *, parameters: float, largest_layer: float, gpus_per_host: int, "
-              "hosts: int = 1, offload: str = 'none') -> tuple[float, float]"),
-      "Bytes per GPU and per host, by DeepSpeed's estimator.");
 }
 
 }  // namespace smdp

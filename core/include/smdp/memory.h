@@ -164,13 +164,4 @@ SMDP_API std::vector<std::int64_t> even_stages(std::int64_t layers, std::int64_t
 // Bytes that one layer keeps of a microbatch. Throws InvalidArgument.
 SMDP_API double layer_activations(const Layers& layer, const Setting& setting);
 
-// What DeepSpeed's estimators of ZeRO-2 and ZeRO-3 print, in bytes per GPU and per host (theirs say GB for GiB).
-// offload: none, optimizer, or all (ZeRO-3: parameters as well). Throws InvalidArgument.
-struct DeepSpeedMemory {
-  double device = 0;
-  double host = 0;
-};
-SMDP_API DeepSpeedMemory deepspeed_memory(std::int64_t stage, double parameters, double largest_layer,
-                                          std::int64_t gpus_per_host, std::int64_t hosts, const std::string& offload);
-
 }  // namespace smdp::memory

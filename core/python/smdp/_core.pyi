@@ -637,9 +637,6 @@ def even_stages(layers: int, stages: int) -> list[int]:
 def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0) -> float:
     """Microbatches whose activations a pipeline rank holds at its peak."""
 
-def deepspeed_memory(stage: int, *, parameters: float, largest_layer: float, gpus_per_host: int, hosts: int = 1, offload: str = 'none') -> tuple[float, float]:
-    """Bytes per GPU and per host, by DeepSpeed's estimator."""
-
 class ShardedParameter:
     """
     A tensor seen as [outer, length, inner]; smdp/sharding.h tells its fields.

@@ -68,25 +68,6 @@ def test_bytes_of_megatrons_distributed_optimizer(precision: str, whole: int, ba
         assert memory.state_bytes(precision, "zero1", ranks).sum == pytest.approx(base + shared / ranks)
 
 
-# DeepSpeed's documentation of its estimators: 2851M parameters, 32M in the largest layer, 8 GPUs on one host.
-DEEPSPEED = [
-    (3, "none", 6.09, 1.43),
-    (3, "optimizer", 0.78, 63.72),
-    (3, "all", 0.12, 71.69),
-    (2, "optimizer", 5.31, 127.45),
-    (2, "none", 11.28, 127.45),  # what its code computes; its documentation says 15.93
-]
-
-
-@pytest.mark.parametrize(("stage", "offload", "device", "host"), DEEPSPEED)
-def test_deepspeeds_rows(stage: int, offload: str, device: float, host: float) -> None:
-    found = memory.deepspeed_memory(
-        stage, parameters=2851e6, largest_layer=32e6, gpus_per_host=8, offload=offload
-    )
-    assert found[0] / GIB == pytest.approx(device, abs=0.0051)
-    assert found[1] / GIB == pytest.approx(host, abs=0.0051)
-
-
 # Selective recomputation (arXiv 2205.05198): heads, hidden, layers, t, p, b, v; GiB of a first stage's layers
 # with TP, TP + SP, TP + selective, all three, and with TP and every layer rebuilt. s 2048.
 KORTHIKANTI = {

@@ -20,7 +20,6 @@ from smdp._core import MemoryEstimate as Estimate
 from smdp._core import MemorySetting as Setting
 from smdp._core import StageMemory as StageMemory
 from smdp._core import StateBytes as StateBytes
-from smdp._core import deepspeed_memory as deepspeed_memory
 from smdp._core import estimate_memory, estimate_trace_memory
 from smdp._core import even_stages as even_stages
 from smdp._core import in_flight as in_flight
@@ -39,7 +38,6 @@ __all__ = [
     "Setting",
     "StageMemory",
     "StateBytes",
-    "deepspeed_memory",
     "estimate",
     "even_stages",
     "in_flight",
