@@ -42,7 +42,7 @@ def check_training() -> None:
             ddp(batch).sum().backward()
         dist.barrier()
     ranges = {event.key for event in profiler.key_averages()}
-    assert {"smdp::wait for gradients", "smdp::barrier"} <= ranges
+    assert {"smdp:wait for gradients", "smdp:barrier"} <= ranges
     stats = smdp.stats()
     assert stats["steps"] == (12 if slow_rank < 0 else 6)
     assert stats["input_seconds"] > 0.05
@@ -77,10 +77,21 @@ def check_ranges() -> None:
         ("send" if root else "recv", lambda: (dist.send if root else dist.recv)(one, peer)),
     ]
     for name, call in calls:
-        with profile() as profiler:
+        with profile(record_shapes=True) as profiler:
             call()
-        found = [event.name for event in profiler.events() if event.name.startswith("smdp::")]
-        assert found == [f"smdp::{name}"], (name, found)
+        found = [event for event in profiler.events() if event.name.startswith("smdp:")]
+        assert [event.name for event in found] == [f"smdp:{name}"], (name, found)
+        if name == "all_reduce":
+            assert found[0].input_shapes[0] == [3]
+            assert not found[0].is_async
+    with profile() as profiler:
+        if root:
+            time.sleep(0.05)
+        dist.all_reduce(one, async_op=True).wait()
+    (event,) = [event for event in profiler.events() if event.name == "smdp:all_reduce"]
+    if not root:  # it waits for rank 0
+        assert event.is_async
+        assert event.time_range.elapsed_us() > 30_000
 
 
 def test_each_call_is_one_range() -> None:
@@ -116,7 +127,7 @@ def check_hook() -> None:
             if dist.get_rank() == 1:
                 time.sleep(0.05)
             ddp(batch).sum().backward()
-    assert "smdp::comm_hook" in {event.key for event in profiler.key_averages()}
+    assert "smdp:comm_hook" in {event.key for event in profiler.key_averages()}
     stats = smdp.stats()
     assert stats["input_seconds"] > 0.05
     assert (stats["steps"], stats["gradient_bytes"]) == (12, 12 * SMALL_BYTES)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd import _profiler_enabled
-from torch.profiler import record_function
+
+from smdp.torch.process_group.profiling import profiled
 
 if TYPE_CHECKING:
     from smdp.torch.process_group._calls import Calls
@@ -44,15 +45,19 @@ def wrap_calls(group_class: type[Calls]) -> None:
 
 
 def _wrapped(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    range_name = f"smdp::{name.removesuffix('_coalesced').removesuffix('_single')}"
+    range_name = f"smdp:{name.removesuffix('_coalesced').removesuffix('_single')}"
 
     @functools.wraps(method)
     def call(self: Calls, *args: Any, **kwargs: Any) -> Any:
         try:
             if not _profiler_enabled():
                 return method(self, *args, **kwargs)
-            with record_function(range_name):
-                return method(self, *args, **kwargs)
+            return profiled(
+                range_name,
+                functools.partial(method, self, *args, **kwargs),
+                args,
+                is_async=getattr(args[-1], "asyncOp", True) if args else False,
+            )
         except (
             TypeError,
             ValueError,

@@ -84,6 +84,9 @@ class HandleWork(Work):
         tensors: The result of the Future, torch's convention: what the call has filled.
         keep: Every tensor whose memory the core uses.
         staging: Copies to make once the operations have ended.
+
+    Attributes:
+        handles: The core's operations.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class HandleWork(Work):
         staging: Staging | None = None,
     ) -> None:
         super().__init__()
-        self._handles = handles
+        self.handles = handles
         self._tensors = tensors
         self._keep = keep
         self._staging = staging
@@ -109,7 +112,7 @@ class HandleWork(Work):
             ValueError: `timeout` is below 0.
         """
         limit = seconds_of(timeout) if timeout else None
-        wait_for_all(self._handles, limit)
+        wait_for_all(self.handles, limit)
         if self._staging is not None:
             self._copy()
             self._staging.order_stream()
@@ -133,11 +136,11 @@ class HandleWork(Work):
         return self.is_completed() and self.exception() is None
 
     def _has_ended(self) -> bool:
-        return all(handle.done() for handle in self._handles)
+        return all(handle.done() for handle in self.handles)
 
     def exception(self) -> Exception | None:
         """Give the first error, if any."""
-        for handle in self._handles:
+        for handle in self.handles:
             error = handle.error()
             if error is not None:
                 return error
@@ -149,7 +152,7 @@ class HandleWork(Work):
 
     def source_rank(self) -> int:
         """Give the rank from which a tensor was received."""
-        return self._handles[0].source()
+        return self.handles[0].source()
 
     _source_rank = source_rank
 
@@ -175,7 +178,7 @@ class HandleWork(Work):
         if self._has_ended():
             setter()
         else:
-            completion.watch(self._handles, setter)
+            completion.watch(self.handles, setter)
         return future
 
     def _copy(self) -> None:
@@ -189,7 +192,7 @@ class HandleWork(Work):
         """Hand over memory which the core still uses, and copies still to be made."""
         if sys.is_finalizing() or (self._is_copied and self._has_ended()):
             return
-        completion.watch(self._handles, _Keeper(self))
+        completion.watch(self.handles, _Keeper(self))
 
 
 class _FutureSetter:
@@ -224,16 +227,16 @@ class _FutureSetter:
 class _Keeper:
     """Outlives a Work that was dropped while in flight."""
 
-    __slots__ = ("_handles", "_keep", "_staging", "_tensors")
+    __slots__ = ("_keep", "_staging", "_tensors", "handles")
 
     def __init__(self, work: HandleWork) -> None:
-        self._handles = work._handles
+        self.handles = work.handles
         self._tensors = work._tensors
         self._keep = work._keep
         self._staging = None if work._is_copied else work._staging
 
     def __call__(self) -> None:
-        if self._staging is not None and all(handle.error() is None for handle in self._handles):
+        if self._staging is not None and all(handle.error() is None for handle in self.handles):
             self._staging.finish()
 
 
