@@ -13,7 +13,8 @@ inline bool is_interrupted() {
   const nanobind::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) return true;
   try {
-    note_company(nanobind::cast<bool>(nanobind::module_::import_("smdp._company").attr("has_company")()));
+    note_other_threads(
+        nanobind::cast<bool>(nanobind::module_::import_("smdp._other_threads").attr("has_other_threads")()));
   } catch (nanobind::python_error& error) {
     if (error.matches(PyExc_Exception)) return false;  // at Python's end
     error.restore();                                   // of a signal's handler that ran meanwhile

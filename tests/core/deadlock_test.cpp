@@ -118,7 +118,7 @@ TEST_P(Deadlock, IsNoneWhereThreadsMayStillCall) {
     std::vector<float> data(8, 1.0F);
     Call call;
     call.interrupted = [] {
-      note_company(true);
+      note_other_threads(true);
       return false;
     };
     std::exception_ptr error;

@@ -1,5 +1,6 @@
 // Gradients on CUDA devices: gathered, averaged, brought back, in the order of streams. The driver is a stand-in
-// (cuda/driver.cpp), whose memory the CPU cannot touch; on a GPU, tests/plugins/torch/process_group/test_cuda.py does the same.
+// (cuda/driver.cpp), whose memory the CPU cannot touch; on a GPU, tests/plugins/torch/process_group/test_cuda.py does
+// the same.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

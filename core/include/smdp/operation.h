@@ -64,6 +64,6 @@ SMDP_API std::optional<std::uint64_t> next_completion(std::chrono::milliseconds 
 
 // Of this thread, while it waits: whether other threads of the program may make calls meanwhile. As long as they may,
 // nobody concludes from this wait that this rank will not come elsewhere.
-SMDP_API void note_company(bool has_company);
+SMDP_API void note_other_threads(bool has_other_threads);
 
 }  // namespace smdp

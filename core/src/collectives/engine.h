@@ -83,7 +83,7 @@ class Engine final : public Progress::Client {
   Clock::time_point deadline() override;
 
  private:
-  // In a forked child: why the group is closed to it. Null elsewhere.
+  // In a forked child: why the group is closed to it. Null other_wait.
   std::exception_ptr inherited_error() const;
 
   // kEveryoneAndBeyond: they tell the other groups in which they wait.
@@ -190,11 +190,11 @@ class Engine final : public Progress::Client {
   std::string verdict_for(int peer, const char* undone = "has not sent its part") const;
   Control::Status status();
   // What it is in, if `operation` is one of its collectives that has not ended, and the last answer of an inquiry.
-  std::optional<Control::Elsewhere> place_of(const Operation* operation) const;
+  std::optional<Control::OtherWait> place_of(const Operation* operation) const;
   // Of the thread that calls this group's collectives, in other groups.
-  Control::Elsewhere elsewhere(const std::optional<ThreadWait>& wait);
+  Control::OtherWait other_wait(const std::optional<ThreadWait>& wait);
   // Fails the group in which that thread waits, if it is another one.
-  void fail_elsewhere(const Failure& failure);
+  void fail_other_groups(const Failure& failure);
   // Waits for a queued operation, and for an interruption.
   void wait(Operation& operation, const Call& call);
   std::exception_ptr interruption() const;

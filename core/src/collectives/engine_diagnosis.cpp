@@ -98,15 +98,15 @@ Control::Status Engine::status() {
   if (wait && place_of(wait->operation)) {
     status.wait = wait->id;
   } else {
-    status.elsewhere = elsewhere(meeting ? meeting : wait);
+    status.other_wait = other_wait(meeting ? meeting : wait);
   }
-  const bool is_certain = !meeting && is_only_caller(world_rank, caller) && !(wait && wait->has_company);
+  const bool is_certain = !meeting && is_only_caller(world_rank, caller) && !(wait && wait->has_other_threads);
   if (!is_certain) status.wait = 0;
-  if (!is_certain && !status.elsewhere.replaces_this) status.elsewhere.wait = 0;
+  if (!is_certain && !status.other_wait.replaces_this) status.other_wait.wait = 0;
   return status;
 }
 
-std::optional<Control::Elsewhere> Engine::place_of(const Operation* operation) const {
+std::optional<Control::OtherWait> Engine::place_of(const Operation* operation) const {
   const std::lock_guard lock(mutex_);
   if (operation == nullptr) return std::nullopt;
   Fingerprint fingerprint = last_;
@@ -122,14 +122,14 @@ std::optional<Control::Elsewhere> Engine::place_of(const Operation* operation) c
     fingerprint.sequence =
         queued == queue_.end() ? 0 : last_.sequence + 1 + static_cast<std::uint64_t>(queued - queue_.begin());
   }
-  Control::Elsewhere place;
+  Control::OtherWait place;
   place.what = "it waits in " + fingerprint.describe() + " of group '" + members_.name + "'";
   if (verdict_.sequence == last_.sequence) place.awaited = verdict_.awaited;
   return place;
 }
 
-Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
-  Control::Elsewhere found;
+Control::OtherWait Engine::other_wait(const std::optional<ThreadWait>& wait) {
+  Control::OtherWait found;
   if (wait && wait->operation == nullptr) {
     found.wait = wait->id;
     const bool is_of_all =
@@ -146,7 +146,7 @@ Control::Elsewhere Engine::elsewhere(const std::optional<ThreadWait>& wait) {
     found.what = "it makes group " + quoted(wait->group, wait->purpose) + ", to which all its ranks must come";
   } else if (wait) {
     look_at_engines([&](Engine& other) {
-      std::optional<Control::Elsewhere> place = &other == this ? std::nullopt : other.place_of(wait->operation);
+      std::optional<Control::OtherWait> place = &other == this ? std::nullopt : other.place_of(wait->operation);
       if (!place) return false;
       found = std::move(*place);
       found.wait = wait->id;

@@ -191,7 +191,7 @@ void Engine::check_suspects(Clock::time_point now) {
   }
 }
 
-void Engine::fail_elsewhere(const Failure& failure) {
+void Engine::fail_other_groups(const Failure& failure) {
   std::uint64_t caller = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -202,7 +202,7 @@ void Engine::fail_elsewhere(const Failure& failure) {
   const std::optional<ThreadWait> meeting = meeting_of(world_rank, {});
   if (meeting && meeting->replaces(members_.name)) break_wait(meeting->id, here.exception());
   const std::optional<ThreadWait> wait = wait_of(caller);
-  if (!wait || wait->has_company || !is_only_caller(world_rank, caller)) return;
+  if (!wait || wait->has_other_threads || !is_only_caller(world_rank, caller)) return;
   if (wait->operation == nullptr) {
     break_wait(wait->id, here.exception());
     return;
@@ -340,7 +340,7 @@ void Engine::on_abort(const Failure& failure) {
     if (driver_ != Driver::kNone) own.text += last_.describe() + " failed: ";
   }
   own.text += without_tag(failure.text);
-  if (failure.is_deadlock) fail_elsewhere(failure);
+  if (failure.is_deadlock) fail_other_groups(failure);
   fail(own.exception(), Tell::kNobody);
 }
 

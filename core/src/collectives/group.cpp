@@ -24,7 +24,7 @@
 #include "common/shortage.h"
 #include "observability/trace.h"
 #include "rendezvous/bootstrap.h"
-#include "rendezvous/farewell.h"
+#include "rendezvous/departure.h"
 #include "rendezvous/group_view.h"
 #include "smdp/error.h"
 #include "smdp/meeting.h"
@@ -215,12 +215,12 @@ class Group::Impl {
       // Who is connected has heard of it. Others may be on their way, and rank 0 stays for them.
       GroupView view(store, options.name, {});
       view.fail(without_tag(error.what()));
-      if (rank == 0) await_farewells(view, all_but_first(size), options.interrupted);
+      if (rank == 0) await_departures(view, all_but_first(size), options.interrupted);
       throw;
     }
     register_engine(engine);
     try {
-      if (rank == 0) part_company(options.name);
+      if (rank == 0) part(options.name);
       if (!options.trace.empty()) open_trace(options);
     } catch (const std::exception& error) {
       engine->shutdown(without_tag(error.what()));
@@ -242,11 +242,11 @@ class Group::Impl {
   }
 
   // Rank 0 waits for the others' last look at these keys.
-  void part_company(const std::string& name) const {
+  void part(const std::string& name) const {
     GroupView view(store, name, {});
-    if (members().rank != 0) return say_farewell(view, members().rank);
+    if (members().rank != 0) return announce_departure(view, members().rank);
     bool is_told = false;
-    await_farewells(view, all_but_first(members().size), engine->options().interrupted, [&](int rank) {
+    await_departures(view, all_but_first(members().size), engine->options().interrupted, [&](int rank) {
       if (const std::exception_ptr error = engine->error(); error && !std::exchange(is_told, true)) {
         view.fail(without_tag(Failure::of(error).text));  // who is on its way has no connection to hear of it
       }
@@ -588,7 +588,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
     failure = std::current_exception();
   }
   // Rank 0 may hold the store through which the parts find each other.
-  impl_->part_company(part);
+  impl_->part(part);
   if (failure) std::rethrow_exception(failure);
   return made;
 }

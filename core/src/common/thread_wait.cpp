@@ -28,7 +28,7 @@ struct Waits {
 
 Waits& waits() { return per_process<Waits>(); }
 
-thread_local bool has_company_here = false;  // as told last
+thread_local bool has_other_threads_here = false;  // as told last
 
 }  // namespace
 
@@ -54,7 +54,7 @@ WaitScope::WaitScope(std::string group, int size, int world_rank, std::string pu
 
 void WaitScope::enter(ThreadWait wait) {
   wait.since = std::chrono::steady_clock::now();
-  wait.has_company = has_company_here;
+  wait.has_other_threads = has_other_threads_here;
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   wait.id = ++all.last_id;
@@ -126,12 +126,12 @@ std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::
   return oldest;
 }
 
-void note_company(bool has_company) {
-  has_company_here = has_company;
+void note_other_threads(bool has_other_threads) {
+  has_other_threads_here = has_other_threads;
   Waits& all = waits();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_thread.find(this_thread());
-  if (found != all.by_thread.end()) found->second.has_company = has_company;
+  if (found != all.by_thread.end()) found->second.has_other_threads = has_other_threads;
 }
 
 void break_wait(std::uint64_t id, std::exception_ptr error) {

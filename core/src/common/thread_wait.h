@@ -22,7 +22,7 @@ struct ThreadWait {
   std::string purpose;                   // what it is for; may be empty
   std::vector<std::string> replaced;     // the groups whose place it takes
   std::exception_ptr broken;             // why they will never meet
-  bool has_company = false;              // of threads that may make calls meanwhile
+  bool has_other_threads = false;        // of threads that may make calls meanwhile
 
   bool replaces(const std::string& other) const;
 };

@@ -13,7 +13,7 @@
 #include "common/log.h"
 #include "common/open_files.h"
 #include "common/shortage.h"
-#include "rendezvous/farewell.h"
+#include "rendezvous/departure.h"
 #include "rendezvous/group_view.h"
 #include "rendezvous/local_mesh.h"
 #include "rendezvous/remote_mesh.h"
@@ -168,7 +168,7 @@ ShortageError end_meeting(GroupView& store, int rank, int size, const GroupOptio
   store.fail(reason);
   // Some may have all that they need of the store, and wait in the group's first operation.
   Control::abort_over(connections.control, rank, {ErrorKind::kInternal, reason, {}});
-  rank == 0 ? await_farewells(store, all_but_first(size), options.interrupted) : say_farewell(store, rank);
+  rank == 0 ? await_departures(store, all_but_first(size), options.interrupted) : announce_departure(store, rank);
   return ShortageError(tag + ": group '" + options.name + "' cannot be made: " + without_tag(error.what()));
 }
 
@@ -183,7 +183,7 @@ Connections bootstrap(Store& base, int rank, int size, const GroupOptions& optio
   try {
     meet(store, rank, size, options, take_progress, connections);
     release_open_files();
-    if (rank != 0) say_farewell(store, rank);
+    if (rank != 0) announce_departure(store, rank);
     return connections;
   } catch (const ShortageError& error) {
     throw end(error);

@@ -27,7 +27,7 @@ struct Connections {
   std::vector<FileDescriptor> control;            // on rank 0 by rank, elsewhere one, to rank 0
 };
 
-// Rank 0 has await_farewells() to call, once it can tell who is gone. take_progress gives the progress thread of the
+// Rank 0 has await_departures() to call, once it can tell who is gone. take_progress gives the progress thread of the
 // group. Throws TimeoutError, which lists who came and who did not, ConfigError, or Error. What a rank lacks is a
 // ShortageError on all ranks, which names that rank.
 Connections bootstrap(Store& store, int rank, int size, const GroupOptions& options,

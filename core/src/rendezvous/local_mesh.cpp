@@ -9,7 +9,7 @@
 
 #include "common/hmac.h"
 #include "common/shortage.h"
-#include "rendezvous/reception.h"
+#include "rendezvous/acceptor.h"
 #include "smdp/error.h"
 #include "transport/handshake.h"
 #include "transport/shm/fd_passing.h"
@@ -42,8 +42,8 @@ std::size_t slot_bytes(const GroupOptions& options, const Members& members) {
 std::string joined_key(int rank) { return "local/" + std::to_string(rank); }
 std::string verdict_key(int leader) { return "mapped/" + std::to_string(leader); }
 
-// The users as whom ranks of this host run. Empty if that does not tell strangers: in a namespace of users of its own a
-// rank goes by a number there, and by another one or none here.
+// The users as whom ranks of this host run. Empty if that does not tell unauthenticated peers: in a namespace of users
+// of its own a rank goes by a number there, and by another one or none here.
 std::set<std::string> users_of(const std::vector<Record>& records, const std::vector<int>& ranks, int leader) {
   std::set<std::string> users;
   for (const int rank : ranks) {
@@ -74,15 +74,15 @@ struct Callers {
 };
 
 // Calls of the other ranks, of which each brings its doorbell and goes to its place in `callers`.
-Reception::Desk desk_for(const std::set<std::string>& users, const std::string& secret, const FileDescriptor& listener,
-                         Callers& callers) {
-  Reception::Desk desk;
-  desk.listeners = {&listener, 1};
-  desk.name = [](const FileDescriptor& socket) {
+Acceptor::Setup setup_for(const std::set<std::string>& users, const std::string& secret, const FileDescriptor& listener,
+                          Callers& callers) {
+  Acceptor::Setup setup;
+  setup.listeners = {&listener, 1};
+  setup.name = [](const FileDescriptor& socket) {
     const LocalPeer peer = local_peer(socket);
     return "process " + std::to_string(peer.process) + " of user " + peer.user;
   };
-  desk.greet = [&, users](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
+  setup.greet = [&, users](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
     if (!users.empty() && users.count(local_peer(socket).user) == 0) {
       throw Error("[smdp] no rank of this host runs as that user.");
     }
@@ -100,13 +100,13 @@ Reception::Desk desk_for(const std::set<std::string>& users, const std::string& 
       callers.doorbells[place] = std::move(doorbells->front());
     };
   };
-  return desk;
+  return setup;
 }
 
 // Whether a rank has said that it cannot come, and all others are here or have said so, too.
-bool have_given_up(Store& store, const std::vector<int>& ranks, Reception& reception, const Callers& callers) {
+bool have_given_up(Store& store, const std::vector<int>& ranks, Acceptor& acceptor, const Callers& callers) {
   std::vector<std::size_t> missing;
-  reception.run_apart([&] {
+  acceptor.run_apart([&] {
     for (std::size_t i = 1; i < ranks.size(); ++i) {
       if (callers.sockets[i].get() < 0) missing.push_back(i);
     }
@@ -127,17 +127,17 @@ std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& record
   Callers callers;
   callers.sockets.resize(ranks.size());
   callers.doorbells.resize(ranks.size());
-  Reception reception(desk_for(users_of(records, ranks, ranks.front()), secret, listener, callers), ranks.size() - 1,
-                      deadline);
+  Acceptor acceptor(setup_for(users_of(records, ranks, ranks.front()), secret, listener, callers), ranks.size() - 1,
+                    deadline);
   auto next_look = std::chrono::steady_clock::now() + kRefusalCheck;
-  while (!reception.is_over_within(kInterruptionCheck)) {
+  while (!acceptor.is_over_within(kInterruptionCheck)) {
     if (options.interrupted && options.interrupted()) throw ClosedError("[smdp] interrupted.");
     if (std::chrono::steady_clock::now() < next_look) continue;
     next_look += kRefusalCheck;
     // Whoever fails says so in the store and comes no more; others may still be on their way.
-    if (have_given_up(store, ranks, reception, callers)) return {};
+    if (have_given_up(store, ranks, acceptor, callers)) return {};
   }
-  if (!reception.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
+  if (!acceptor.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
   out.doorbells = doorbells_of(records, ranks, std::move(callers.doorbells), out.progress, 0);
   std::vector<int> passed{out.segment->descriptor()};
   for (const Doorbell& doorbell : out.doorbells) passed.push_back(doorbell->get());

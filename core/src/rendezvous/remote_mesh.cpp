@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "rendezvous/reception.h"
+#include "rendezvous/acceptor.h"
 #include "smdp/error.h"
 #include "transport/handshake.h"
 #include "transport/tcp/socket.h"
@@ -28,11 +28,11 @@ struct Hello {
 void prepare_control(const FileDescriptor& socket) { set_keepalive(socket, 1, 1, 3); }
 
 // Waits for what higher ranks connect.
-void finish(Reception& reception, const Interrupted& interrupted, const Connections& connections) {
-  while (!reception.is_over_within(kInterruptionCheck)) {
+void finish(Acceptor& acceptor, const Interrupted& interrupted, const Connections& connections) {
+  while (!acceptor.is_over_within(kInterruptionCheck)) {
     if (interrupted && interrupted()) throw ClosedError("[smdp] interrupted.");
   }
-  if (reception.have_all_come()) return;
+  if (acceptor.have_all_come()) return;
   const Members& members = connections.members;
   std::string missing;
   for (int rank = members.rank + 1; rank < members.size; ++rank) {
@@ -80,16 +80,16 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
     connections.data[index].resize(streams_to(index));
     expected += streams_to(index) + 1 + (members.rank == 0 ? 1 : 0);
   }
-  Reception::Desk desk;
-  desk.listeners = listeners;
-  desk.name = peer_address;
-  desk.greet = [&](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
+  Acceptor::Setup setup;
+  setup.listeners = listeners;
+  setup.name = peer_address;
+  setup.greet = [&](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
     handshake(socket, Role::kServer, secret, purpose, soon, {}, proved);
     Hello hello{};
     recv_all(socket.get(), &hello, sizeof hello, soon);
     return [hello, &socket, &connections] { place(hello, socket, connections); };
   };
-  Reception reception(std::move(desk), expected, deadline);
+  Acceptor acceptor(std::move(setup), expected, deadline);
   for (int rank = 0; rank < members.rank; ++rank) {
     if (!is_remote(rank)) continue;
     const auto index = static_cast<std::size_t>(rank);
@@ -104,7 +104,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
           try {
             handshake(socket, Role::kClient, secret, purpose, deadline, options.interrupted);
           } catch (const ConnectionEnded&) {
-            // A rank that is beset by strangers makes room, and may take this one for one of them.
+            // A rank that is beset by unauthenticated peers makes room, and may take this one for one of them.
             if (std::chrono::steady_clock::now() + kRetryPause >= deadline) throw;
             std::this_thread::sleep_for(kRetryPause);
             continue;
@@ -128,7 +128,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       prepare_control(connections.control[0]);
     }
   }
-  finish(reception, options.interrupted, connections);
+  finish(acceptor, options.interrupted, connections);
 }
 
 }  // namespace smdp

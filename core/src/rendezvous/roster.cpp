@@ -15,7 +15,7 @@
 #include "common/failure.h"
 #include "common/hmac.h"
 #include "common/shortage.h"
-#include "rendezvous/farewell.h"
+#include "rendezvous/departure.h"
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
 
@@ -209,7 +209,7 @@ std::vector<Record> exchange_records(
       // Rank 0's verdict comes a little after its own deadline.
       roster = store.get("roster", options.init_timeout + milliseconds(3000));
     } catch (const TimeoutError&) {
-      say_farewell(store, rank);
+      announce_departure(store, rank);
       throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ": rank 0 did not " +
                          "open group " + quoted(options.name, options.purpose) + " within " +
                          std::to_string(options.init_timeout.count() / 1000) + " s. Is it running?");
@@ -221,7 +221,7 @@ std::vector<Record> exchange_records(
   if (first == kBad) {
     std::string reason;
     std::getline(in, reason);
-    rank == 0 ? await_farewells(store, came, options.interrupted) : say_farewell(store, rank);
+    rank == 0 ? await_departures(store, came, options.interrupted) : announce_departure(store, rank);
     throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group " +
                        quoted(options.name, options.purpose) + ": " + reason);
   }
@@ -253,8 +253,8 @@ void check_shared(Store& store, const std::vector<Record>& records, const Member
     const auto other =
         std::find_if(records.begin(), records.end(), [&](const Record& record) { return record.shared[i] != first; });
     if (other == records.end()) continue;
-    members.rank == 0 ? await_farewells(store, all_but_first(members.size), interrupted)
-                      : say_farewell(store, members.rank);
+    members.rank == 0 ? await_departures(store, all_but_first(members.size), interrupted)
+                      : announce_departure(store, members.rank);
     throw ConfigError(members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) +
                       ", but '" + shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") +
                       "' on " + members.who(static_cast<int>(other - records.begin())) +

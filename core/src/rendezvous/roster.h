@@ -60,7 +60,7 @@ std::vector<Record> exchange_records(
 void introduce(const std::vector<Record>& records, Members& members);
 
 // Throws ConfigError, on all ranks alike, if one of kShared differs between ranks. Rank 0 does so last. interrupted:
-// see await_farewells().
+// see await_departures().
 void check_shared(Store& store, const std::vector<Record>& records, const Members& members,
                   const std::function<bool()>& interrupted);
 

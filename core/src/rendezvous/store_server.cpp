@@ -45,7 +45,7 @@ void tell(const FileDescriptor& socket, const ShortageError& error) {
 }  // namespace
 
 TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::string secret)
-    : secret_(std::move(secret)), most_strangers_(most_strangers()) {
+    : secret_(std::move(secret)), most_unauthenticated_(most_unauthenticated()) {
   try {
     try {
       listener_ = listen_on(host, port);
@@ -80,7 +80,7 @@ std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 
 bool TcpStore::Server::has_room() {
   const std::lock_guard lock(mutex_);
-  return has_room_for_strangers(sessions_, most_strangers_);
+  return has_room_for_unauthenticated(sessions_, most_unauthenticated_);
 }
 
 void TcpStore::Server::accept_loop() {
@@ -130,7 +130,7 @@ void TcpStore::Server::turn_away(const FileDescriptor& socket, const ShortageErr
     receive_message(socket, soon);
     tell(socket, error);
   } catch (const std::exception&) {
-    // A stranger, or one that has left.
+    // An unauthenticated peer, or one that has left.
   }
 }
 
@@ -154,7 +154,7 @@ void TcpStore::Server::serve(Session& session) {
   try {
     handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake, {}, [&] {
       const std::lock_guard lock(mutex_);
-      session.is_known = true;
+      session.is_authenticated = true;
     });
   } catch (const std::exception& error) {
     if (const auto* lack = dynamic_cast<const ShortageError*>(&error)) note_shortage(*lack);

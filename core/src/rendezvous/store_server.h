@@ -11,7 +11,7 @@
 
 #include "common/file_descriptor.h"
 #include "common/shortage.h"
-#include "rendezvous/strangers.h"
+#include "rendezvous/unauthenticated.h"
 #include "smdp/tcp_store.h"
 
 namespace smdp {
@@ -40,7 +40,7 @@ class TcpStore::Server {
   void refuse(const std::string& address, const std::string& why);
 
   const std::string secret_;
-  const std::size_t most_strangers_;
+  const std::size_t most_unauthenticated_;
   const std::shared_ptr<Store> values_ = make_memory_store();
   FileDescriptor listener_;
   std::atomic<bool> stopping_{false};

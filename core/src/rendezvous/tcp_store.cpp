@@ -100,7 +100,7 @@ class TcpStore::Client {
           handshake(socket, Role::kClient, secret_, "store", deadline, interrupted);
           return socket;
         } catch (const ConnectionEnded&) {
-          // A server that is beset by strangers makes room, and may take this one for one of them.
+          // A server that is beset by unauthenticated peers makes room, and may take this one for one of them.
           if (std::chrono::steady_clock::now() + kPause >= deadline) throw;
           std::this_thread::sleep_for(kPause);
         }

@@ -275,13 +275,13 @@ void Control::on_message(int rank, const std::string& body) {
       put(answer, static_cast<std::uint8_t>(status.has_given_up));
       put(answer, status.called);
       put(answer, status.wait);
-      put(answer, status.elsewhere.wait);
-      put(answer, static_cast<std::uint8_t>(status.elsewhere.is_for_all));
-      put(answer, status.elsewhere.meeting);
-      put_list(answer, status.elsewhere.made);
-      put(answer, static_cast<std::uint8_t>(status.elsewhere.replaces_this));
-      put_list(answer, status.elsewhere.awaited);
-      send(rank, answer + status.elsewhere.what.substr(0, kMaxText));
+      put(answer, status.other_wait.wait);
+      put(answer, static_cast<std::uint8_t>(status.other_wait.is_for_all));
+      put(answer, status.other_wait.meeting);
+      put_list(answer, status.other_wait.made);
+      put(answer, static_cast<std::uint8_t>(status.other_wait.replaces_this));
+      put_list(answer, status.other_wait.awaited);
+      send(rank, answer + status.other_wait.what.substr(0, kMaxText));
       break;
     }
     case Type::kPong: {
@@ -294,13 +294,13 @@ void Control::on_message(int rank, const std::string& body) {
       status.has_given_up = reader.get<std::uint8_t>() != 0;
       status.called = reader.get<std::uint64_t>();
       status.wait = reader.get<std::uint64_t>();
-      status.elsewhere.wait = reader.get<std::uint64_t>();
-      status.elsewhere.is_for_all = reader.get<std::uint8_t>() != 0;
-      status.elsewhere.meeting = reader.get<std::uint64_t>();
-      status.elsewhere.made = get_list(reader);
-      status.elsewhere.replaces_this = reader.get<std::uint8_t>() != 0;
-      status.elsewhere.awaited = get_list(reader);
-      status.elsewhere.what = reader.rest();
+      status.other_wait.wait = reader.get<std::uint64_t>();
+      status.other_wait.is_for_all = reader.get<std::uint8_t>() != 0;
+      status.other_wait.meeting = reader.get<std::uint64_t>();
+      status.other_wait.made = get_list(reader);
+      status.other_wait.replaces_this = reader.get<std::uint8_t>() != 0;
+      status.other_wait.awaited = get_list(reader);
+      status.other_wait.what = reader.rest();
       break;
     }
     case Type::kInquire:
@@ -370,13 +370,13 @@ Control::Verdict Control::verdict(std::uint64_t sequence) const {
       std::string now = status.last.sequence == 0
                             ? "it has called no collective yet"
                             : (status.busy ? "it is in " : "its last one was ") + status.last.describe();
-      if (!status.elsewhere.what.empty()) now += ", and " + status.elsewhere.what;
+      if (!status.other_wait.what.empty()) now += ", and " + status.other_wait.what;
       const bool is_called = status.called >= sequence;
       behind += (behind.empty() ? "" : "; ") + members_.who(rank) + " has not " + (is_called ? "begun" : "called") +
                 " it: " + now;
-      if (is_called || status.elsewhere.wait == 0) continue;
-      awaited.push_back(status.elsewhere.wait);
-      awaited.insert(awaited.end(), status.elsewhere.awaited.begin(), status.elsewhere.awaited.end());
+      if (is_called || status.other_wait.wait == 0) continue;
+      awaited.push_back(status.other_wait.wait);
+      awaited.insert(awaited.end(), status.other_wait.awaited.begin(), status.other_wait.awaited.end());
     }
   }
   std::string text;
@@ -420,15 +420,16 @@ std::pair<std::uint64_t, std::string> Control::mismatch() const {
 // Whoever has not called what another one waits in, and waits elsewhere for that one, never comes.
 std::string Control::deadlock() const {
   for (std::size_t away = 0; away < statuses_.size(); ++away) {
-    const Elsewhere& elsewhere = statuses_[away].elsewhere;
-    if (elsewhere.wait == 0) continue;
+    const OtherWait& other_wait = statuses_[away].other_wait;
+    if (other_wait.wait == 0) continue;
     for (std::size_t here = 0; here < statuses_.size(); ++here) {
       const Status& status = statuses_[here];
       if (statuses_[away].called >= status.last.sequence) continue;
-      const bool is_awaited = elsewhere.is_for_all || contains(elsewhere.awaited, status.wait);
-      if (!(status.wait != 0 && is_awaited) && !(status.busy && elsewhere.replaces_this)) continue;
+      const bool is_awaited = other_wait.is_for_all || contains(other_wait.awaited, status.wait);
+      if (!(status.wait != 0 && is_awaited) && !(status.busy && other_wait.replaces_this)) continue;
       return members_.who(static_cast<int>(here)) + " waits in " + status.last.describe() + " of group '" +
-             members_.name + "', which " + members_.who(static_cast<int>(away)) + " has not called: " + elsewhere.what +
+             members_.name + "', which " + members_.who(static_cast<int>(away)) +
+             " has not called: " + other_wait.what +
              ". Neither can end before the other. All ranks must call the same operations and make "
              "the same training steps, in the same order.";
     }
@@ -441,8 +442,8 @@ std::string Control::separate_meetings() {
   if (std::find(answered_.begin(), answered_.end(), false) != answered_.end()) return "";
   for (std::size_t second = 1; second < statuses_.size(); ++second) {
     for (std::size_t first = 0; first < second; ++first) {
-      const Elsewhere& a = statuses_[first].elsewhere;
-      const Elsewhere& b = statuses_[second].elsewhere;
+      const OtherWait& a = statuses_[first].other_wait;
+      const OtherWait& b = statuses_[second].other_wait;
       if (a.wait == 0 || b.wait == 0 || !a.is_for_all || !b.is_for_all || a.meeting == b.meeting) continue;
       // Of a group that the one has made the other may still wait for a third rank.
       if (contains(a.made, b.meeting) || contains(b.made, a.meeting)) continue;

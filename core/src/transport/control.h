@@ -25,7 +25,7 @@ namespace smdp {
 class Control final : public Progress::Client {
  public:
   // What the thread that calls this group's collectives waits for outside of it. Waits have the numbers of ThreadWait.
-  struct Elsewhere {
+  struct OtherWait {
     std::uint64_t wait = 0;              // 0: it is not known to wait
     bool is_for_all = false;             // for all ranks of this group
     std::uint64_t meeting = 0;           // the group that it makes, by a hash of its name; 0: none
@@ -40,7 +40,7 @@ class Control final : public Progress::Client {
     bool has_given_up = false;  // after a mismatch of which all ranks know
     std::uint64_t called = 0;   // how many it has called; some may be queued
     std::uint64_t wait = 0;     // of the thread that calls collectives, in one of this group; 0: none
-    Elsewhere elsewhere;
+    OtherWait other_wait;
   };
   struct Verdict {
     std::uint64_t sequence = 0;  // of the operation asked about

@@ -1,4 +1,4 @@
-#include "rendezvous/reception.h"
+#include "rendezvous/acceptor.h"
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -22,41 +22,44 @@ constexpr std::chrono::seconds kGreeting{10};
 
 }  // namespace
 
-Reception::Reception(Desk desk, std::size_t expected, Deadline deadline)
-    : desk_(std::move(desk)), deadline_(deadline), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), missing_(expected) {
+Acceptor::Acceptor(Setup setup, std::size_t expected, Deadline deadline)
+    : setup_(std::move(setup)),
+      deadline_(deadline),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      missing_(expected) {
   if (wake_.get() < 0) throw shortage("eventfd", "the ranks that call", errno);
   if (expected > 0) {
-    thread_ = service_thread("smdp-reception", [this] { loop(); });
+    thread_ = service_thread("smdp-acceptor", [this] { loop(); });
   } else {
     over_.set_value();
   }
 }
 
-Reception::~Reception() {
+Acceptor::~Acceptor() {
   stop_.store(true);
   ::eventfd_write(wake_.get(), 1);
   if (thread_.joinable()) thread_.join();
 }
 
-bool Reception::is_over_within(milliseconds time) { return is_over_.wait_for(time) == std::future_status::ready; }
+bool Acceptor::is_over_within(milliseconds time) { return is_over_.wait_for(time) == std::future_status::ready; }
 
-bool Reception::have_all_come() {
+bool Acceptor::have_all_come() {
   const std::lock_guard lock(mutex_);
   if (failure_) throw ShortageError(*failure_);
   return missing_ == 0;
 }
 
-void Reception::run_apart(const std::function<void()>& work) {
+void Acceptor::run_apart(const std::function<void()>& work) {
   const std::lock_guard lock(mutex_);
   work();
 }
 
-void Reception::loop() {
+void Acceptor::loop() {
   while (is_wanted()) {
     const Deadline soon = steady_clock::now() + milliseconds(50);
     try {
       FileDescriptor socket;
-      if (has_room()) socket = accept_from(desk_.listeners, std::min(soon, deadline_), wake_.get());
+      if (has_room()) socket = accept_from(setup_.listeners, std::min(soon, deadline_), wake_.get());
       if (socket.get() >= 0) {
         take(std::move(socket));
       } else if (is_wanted()) {
@@ -72,36 +75,36 @@ void Reception::loop() {
   over_.set_value();
 }
 
-bool Reception::is_wanted() {
+bool Acceptor::is_wanted() {
   const std::lock_guard lock(mutex_);
   return !stop_.load() && !failure_ && missing_ > 0 && steady_clock::now() < deadline_;
 }
 
-bool Reception::has_room() {
+bool Acceptor::has_room() {
   const std::lock_guard lock(mutex_);
   forget_ended(sessions_);
-  return has_room_for_strangers(sessions_, most_strangers_);
+  return has_room_for_unauthenticated(sessions_, most_unauthenticated_);
 }
 
-void Reception::take(FileDescriptor socket) {
+void Acceptor::take(FileDescriptor socket) {
   const std::lock_guard lock(mutex_);
   Session& session = sessions_.emplace_back();
   session.socket = std::move(socket);
-  session.address = desk_.name(session.socket);
+  session.address = setup_.name(session.socket);
   try {
-    session.thread = service_thread("smdp-reception", [this, &session] { greet(session); });
+    session.thread = service_thread("smdp-acceptor", [this, &session] { greet(session); });
   } catch (const ShortageError&) {
     sessions_.pop_back();
     throw;
   }
 }
 
-void Reception::greet(Session& session) {
+void Acceptor::greet(Session& session) {
   try {
     const Deadline soon = std::min(deadline_, steady_clock::now() + kGreeting);
-    const std::function<void()> place = desk_.greet(session.socket, soon, [&] {
+    const std::function<void()> place = setup_.greet(session.socket, soon, [&] {
       const std::lock_guard lock(mutex_);
-      session.is_known = true;
+      session.is_authenticated = true;
     });
     const std::lock_guard lock(mutex_);
     place();
@@ -117,7 +120,7 @@ void Reception::greet(Session& session) {
 }
 
 // Who is not known by now is nobody that is waited for.
-void Reception::hang_up() {
+void Acceptor::hang_up() {
   const std::lock_guard lock(mutex_);
   for (const Session& session : sessions_) {
     if (session.socket.get() < 0) continue;
@@ -126,13 +129,13 @@ void Reception::hang_up() {
   }
 }
 
-void Reception::fail(const ShortageError& error) {
+void Acceptor::fail(const ShortageError& error) {
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = error;
   ::eventfd_write(wake_.get(), 1);
 }
 
-void Reception::refuse(const std::string& who, const std::string& why) {
+void Acceptor::refuse(const std::string& who, const std::string& why) {
   if (refused_.insert(who).second) log(LogLevel::kWarning, "refused a connection from " + who + ": " + why);
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 
-def has_company() -> bool:
+def has_other_threads() -> bool:
     """Tell whether Python would wait for another thread at the program's end.
 
     Helpers of libraries, e.g. of progress bars and data loaders, are daemons.

@@ -1,4 +1,4 @@
-#include "rendezvous/strangers.h"
+#include "rendezvous/unauthenticated.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -13,21 +13,21 @@ constexpr std::size_t kFewest = 16;
 constexpr std::size_t kMost = 1024;  // each has a thread, too
 constexpr std::chrono::seconds kSilence{1};
 
-bool is_stranger(const Session& session) { return !session.is_known && !session.ended.load(); }
+bool is_unauthenticated(const Session& session) { return !session.is_authenticated && !session.ended.load(); }
 
 }  // namespace
 
-std::size_t most_strangers() {
+std::size_t most_unauthenticated() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kFewest;
   return std::clamp<std::size_t>(limit.rlim_cur / kPart, kFewest, kMost);
 }
 
-bool has_room_for_strangers(std::list<Session>& sessions, std::size_t most) {
-  if (static_cast<std::size_t>(std::count_if(sessions.begin(), sessions.end(), is_stranger)) < most) return true;
+bool has_room_for_unauthenticated(std::list<Session>& sessions, std::size_t most) {
+  if (static_cast<std::size_t>(std::count_if(sessions.begin(), sessions.end(), is_unauthenticated)) < most) return true;
   const auto now = std::chrono::steady_clock::now();
   for (const Session& session : sessions) {
-    if (is_stranger(session) && now - session.begin > kSilence) ::shutdown(session.socket.get(), SHUT_RDWR);
+    if (is_unauthenticated(session) && now - session.begin > kSilence) ::shutdown(session.socket.get(), SHUT_RDWR);
   }
   return false;
 }

@@ -34,7 +34,7 @@ class StoreOfRankZero final : public Store {
      public:
       View(StoreOfRankZero& store, bool is_slow) : store_(store), is_slow_(is_slow) {}
       void set(const std::string& key, const std::string& value) override {
-        if (key.ends_with("farewell/" + std::to_string(store_.silent_))) {
+        if (key.ends_with("departure/" + std::to_string(store_.silent_))) {
           store_.is_awaited_ = true;
         } else {
           store_.set(key, value);

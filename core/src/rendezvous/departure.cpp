@@ -1,4 +1,4 @@
-#include "rendezvous/farewell.h"
+#include "rendezvous/departure.h"
 
 #include <chrono>
 #include <exception>
@@ -13,20 +13,20 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kLongest{3000};
 
-std::string farewell_key(int rank) { return "farewell/" + std::to_string(rank); }
+std::string departure_key(int rank) { return "departure/" + std::to_string(rank); }
 
 }  // namespace
 
-void say_farewell(Store& store, int rank) {
+void announce_departure(Store& store, int rank) {
   try {
-    store.set(farewell_key(rank), "1");
+    store.set(departure_key(rank), "1");
   } catch (const std::exception&) {
     // The store has ended: nobody waits for that any more.
   }
 }
 
-void await_farewells(Store& store, const std::vector<int>& others, const std::function<bool()>& interrupted,
-                     const std::function<bool(int rank)>& is_gone) {
+void await_departures(Store& store, const std::vector<int>& others, const std::function<bool()>& interrupted,
+                      const std::function<bool(int rank)>& is_gone) {
   const auto deadline = steady_clock::now() + kLongest;
   for (const int other : others) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
@@ -34,7 +34,7 @@ void await_farewells(Store& store, const std::vector<int>& others, const std::fu
     if (is_gone && is_gone(other)) continue;
     bool is_interrupted = false;
     try {
-      store.get_unless(farewell_key(other), left, [&] {
+      store.get_unless(departure_key(other), left, [&] {
         is_interrupted = interrupted && interrupted();
         return is_interrupted || (is_gone && is_gone(other));
       });

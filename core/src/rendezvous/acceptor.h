@@ -1,5 +1,5 @@
 // Takes the calls at an address of ours until all that are expected have come. Each is greeted in a thread of its own:
-// a silent stranger must not hold up the others.
+// a silent peer must not hold up the others.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 #include "common/file_descriptor.h"
 #include "common/shortage.h"
-#include "rendezvous/strangers.h"
+#include "rendezvous/unauthenticated.h"
 #include "transport/tcp/socket.h"
 
 namespace smdp {
@@ -25,9 +25,9 @@ namespace smdp {
 // How often who waits for it should look whether to go on.
 inline constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
-class Reception {
+class Acceptor {
  public:
-  struct Desk {
+  struct Setup {
     std::span<const FileDescriptor> listeners;
     // Who a caller is, for messages.
     std::function<std::string(const FileDescriptor&)> name;
@@ -36,11 +36,11 @@ class Reception {
     std::function<std::function<void()>(FileDescriptor&, Deadline, const std::function<void()>& proved)> greet;
   };
 
-  Reception(Desk desk, std::size_t expected, Deadline deadline);
-  Reception(const Reception&) = delete;
-  Reception& operator=(const Reception&) = delete;
+  Acceptor(Setup setup, std::size_t expected, Deadline deadline);
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
   // Hangs up on all that are not in their place.
-  ~Reception();
+  ~Acceptor();
 
   // Waits so long; true once all have come, or can come no more, or the deadline has passed, and nothing is put
   // anywhere any more.
@@ -60,9 +60,9 @@ class Reception {
   void refuse(const std::string& who, const std::string& why);  // under mutex_
   void fail(const ShortageError& error);
 
-  const Desk desk_;
+  const Setup setup_;
   const Deadline deadline_;
-  const std::size_t most_strangers_ = most_strangers();
+  const std::size_t most_unauthenticated_ = most_unauthenticated();
   const FileDescriptor wake_;  // an eventfd, set when nothing more is to be accepted
   std::mutex mutex_;
   std::size_t missing_;                   // guarded by mutex_, as all that is put in its place while the threads run
