@@ -25,7 +25,7 @@ constexpr double kLeast = 1e-7;  // s, what no all_reduce takes
 // 1000 where it is not clearly shorter.
 std::uint32_t thousandths(double now, double before) {
   if (now >= kClearly * before) return 1000;
-  return static_cast<std::uint32_t>(std::max(std::round(1000 * now / before), 1.0));
+  return static_cast<std::uint32_t>(std::max(std::lround(1000 * now / before), 1L));
 }
 
 // The least of each may be of different moments: the difference must not come near nothing.
