@@ -158,11 +158,11 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
     drive_inline(*collective, call);
     const std::exception_ptr failure = error_of(*collective);
     if (failure) end_failed(*collective, failure);
-    record(*collective);
+    const Clock::time_point end = record(*collective);
     lock.lock();
     driver_ = Driver::kNone;
     running_ = nullptr;
-    last_end_ = Clock::now();
+    last_end_ = end;
     const bool more = !queue_.empty();
     const bool stopping = error_ != nullptr;
     lock.unlock();
@@ -205,7 +205,7 @@ void Engine::begin(Collective& collective) {
   last_ = collective.fingerprint;
   is_given_up_ = false;
   running_ = is_patient(collective) ? collective.handle.get() : nullptr;
-  collective.handle->begin();
+  if (driver_ == Driver::kProgress) collective.handle->begin();  // else nobody else has the handle
   collective.began = collective.since = Clock::now();
   collective.deadline = collective.since + collective.timeout;  // those before it have taken their own time
   set_looks(collective);
@@ -273,14 +273,14 @@ int Engine::Collective::awaited() const {
   return peer;
 }
 
-void Engine::record(const Collective& collective) const {
+Clock::time_point Engine::record(const Collective& collective) const {
   const Clock::time_point now = Clock::now();
   const char* kind = name_of(collective.fingerprint.kind);
   if (collective.is_counted) {
     const double seconds = std::chrono::duration<double>(now - collective.began).count();
     count_operation(kind, context_.algorithm, collective.bytes, seconds);
   }
-  if (!trace::is_on()) return;
+  if (!trace::is_on()) return now;
   trace::span("group " + members_.name, collective.is_counted ? "operation" : "calibration", kind, collective.began,
               now,
               {{"sequence", std::to_string(collective.fingerprint.sequence)},
@@ -288,6 +288,7 @@ void Engine::record(const Collective& collective) const {
                {"bytes", std::to_string(collective.bytes)},
                {"algorithm", trace::quoted(context_.algorithm)},
                {"what", trace::quoted(collective.describe())}});
+  return now;
 }
 
 bool Engine::poll_collective() {
@@ -324,12 +325,12 @@ bool Engine::poll_collective() {
   if (!collective.root.done()) return moved;
   if (failure) end_failed(collective, failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
-  record(*ended);  // before a caller may drive the next, which shares the context
+  const Clock::time_point end = record(*ended);  // before a caller may drive the next, which shares the context
   {
     const std::lock_guard lock(mutex_);
     driver_ = Driver::kNone;
     running_ = nullptr;
-    last_end_ = Clock::now();
+    last_end_ = end;
     if (!failure) end_by_name(*ended);  // else the group is closed, if it was called by name
   }
   ended->handle->complete(failure);

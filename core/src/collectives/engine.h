@@ -151,8 +151,8 @@ class Engine final : public Progress::Client {
   void check_inquiry(Collective& collective, Clock::time_point now);
   void check_stall(Collective& collective, Clock::time_point now);
   void check_late(Collective& collective, Clock::time_point now);
-  // Counts and traces an operation that has ended.
-  void record(const Collective& collective) const;
+  // Counts and traces an operation that has ended, and returns when.
+  Clock::time_point record(const Collective& collective) const;
   // When to ask who is late, so that the answer is there at the deadline.
   static Clock::time_point inquiry_time(Clock::time_point deadline, std::chrono::milliseconds timeout);
   void check_mail(Clock::time_point now);
