@@ -37,4 +37,18 @@ void FusionBuffer::write_trace(std::size_t number, std::uint64_t step, const std
   trace::span(track, "buffer", "return", done->ended(), returned, arguments);
 }
 
+std::vector<FusionBuffer> make_buffers(const Layout& layout, const GradientReducerOptions& options, std::size_t hosts) {
+  std::vector<FusionBuffer> buffers;
+  for (const PlannedBuffer& plan : layout.buffers) {
+    FusionBuffer& buffer = buffers.emplace_back();
+    buffer.plan = plan;
+    if (!plan.is_alone) {
+      buffer.memory = allocate_zeros(plan.count * size_of(plan.dtype));
+      buffer.data = buffer.memory.get();
+    }
+    if (plan.dtype == DType::kFloat32 && hosts > 1) buffer.codec = make_codec(options, plan.count);
+  }
+  return buffers;
+}
+
 }  // namespace smdp

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/shortage.h"
 #include "fusion/gradient_codec.h"
@@ -55,5 +56,8 @@ struct FusionBuffer {
   void write_trace(std::size_t number, std::uint64_t step, const std::string& what) const;
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };
+
+// With memory, and between hosts with codecs.
+std::vector<FusionBuffer> make_buffers(const Layout& layout, const GradientReducerOptions& options, std::size_t hosts);
 
 }  // namespace smdp

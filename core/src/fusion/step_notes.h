@@ -47,7 +47,14 @@ class StepNotes {
   // By rank.
   std::vector<std::uint32_t> told(Told what) const { return numbers(place_of(what, 0), ranks_); }
 
-  void put_order(const std::vector<std::uint32_t>& order) {
+  // Gradients in the order in which they came; those that did not follow, in reverse.
+  void put_order(const std::vector<std::size_t>& seen) {
+    std::vector<std::uint32_t> order(seen.begin(), seen.end());
+    std::vector<bool> is_seen(gradients_);
+    for (const std::size_t index : seen) is_seen[index] = true;
+    for (std::size_t index = gradients_; index-- > 0;) {
+      if (!is_seen[index]) order.push_back(static_cast<std::uint32_t>(index));
+    }
     std::memcpy(place_of(kToldCount, 0), order.data(), order.size() * sizeof(std::uint32_t));
   }
   // Of a step that has one.

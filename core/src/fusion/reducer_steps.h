@@ -1,0 +1,163 @@
+// What a gradient reducer does in a step: takes gradients as backward produces them, sends the buffers that they fill,
+// and writes the means back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fusion/device_gradients.h"
+#include "fusion/fusion_buffer.h"
+#include "fusion/fusion_plan.h"
+#include "fusion/kept_values.h"
+#include "fusion/registration.h"
+#include "fusion/step_batch.h"
+#include "fusion/step_notes.h"
+#include "smdp/gradient_reducer.h"
+
+namespace smdp {
+
+class GradientReducer::Impl {
+ public:
+  Impl(Group& base, std::vector<Gradient> gradients, const GradientReducerOptions& options);
+
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  // What is in flight must end before its buffers go.
+  ~Impl();
+  void ready(std::size_t index, void* data, bool is_used);
+  void ready(std::size_t index, void* data, int device, void* event, bool is_used);
+  void finish();
+  void or_over_ranks(std::uint8_t* flags, std::size_t count, const std::function<bool()>& interrupted);
+  Group::Handle all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum);
+
+  // stream: null blocks until what is copied back to devices is there.
+  void wait(std::size_t index, const CudaStream* stream, const std::function<bool()>& interrupted);
+  void wait(const CudaStream* stream, const std::function<bool()>& interrupted);
+  void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end);
+
+  bool is_used(std::size_t index) const;
+
+  void read(std::size_t index, void* out) const;
+  void abort(const std::string& reason);
+
+  void rescale(double factor) { kept_->rescale(checked_rescale(factor)); }
+
+  bool copy_kept(std::size_t index, std::size_t part, float* out);
+  void set_kept(std::size_t index, std::size_t part, const float* values);
+
+  Stats stats() const { return stats_; }
+  const std::string& group_name() const { return group_->name(); }
+
+  std::string explain() const { return plan_->explain(); }
+
+ private:
+  // Agrees with the other ranks on how gradients travel, and takes the memory for them.
+  void prepare(int streams);
+  void end_step(TimePoint begin);
+
+  // Since the last one, the framework computes.
+  void trace_wait(TimePoint begin);
+
+  // As the plan has them.
+  void take_buffers();
+
+  // Under mutex_.
+  void begin_step();
+
+  // data: null for one that is not there.
+  void fill(FusionBuffer& buffer, std::size_t index, void* data) const;
+
+  // A gradient has filled its place. Under mutex_.
+  static void came(FusionBuffer& buffer);
+
+  // Under mutex_.
+  void send_filled() { batch_->send_filled(is_finished_); }
+
+  // A gradient that is not copied is scaled with the sum, which saves a pass over it, where that gives the same bits as
+  // scaling first: dividing by a power of two does (but for sums that overflow and subnormal numbers). fp16 overflows
+  // too easily.
+  bool divides_late(const FusionBuffer& buffer) const;
+
+  Reduction reduction_of(const FusionBuffer& buffer) const;
+
+  // The operation of the step ends with an error, or after all its parts.
+  void settle(Operation& part, const std::function<bool()>& interrupted);
+  void add_exposed(double seconds);
+
+  // After abort() nobody touches gradients any more: they may be gone.
+  bool write_back_unless_aborted(FusionBuffer& buffer, std::span<const std::size_t> indices);
+
+  // False: it was there already, or lies where it is.
+  bool write_back(std::size_t index);
+
+  // A gradient is ready. Under mutex_.
+  FusionBuffer& claim(std::size_t index, bool is_used);
+
+  // One more of a buffer is here or on its way to a device's memory; all of them: what is there is sent. Under mutex_.
+  void flush_complete(FusionBuffer& buffer);
+
+  std::size_t number_of(const FusionBuffer& buffer) const {
+    return static_cast<std::size_t>(&buffer - buffers_.data());
+  }
+
+  // An error of this rank alone: the others need not wait for it.
+  void or_abort(const std::function<void()>& work);
+
+  // However it ends with an error, nothing is copied to gradients afterwards, and the step cannot be taken up again.
+  void or_settle(const std::function<void()>& work);
+
+  // By the thread of a device.
+  void from_device(const std::vector<std::size_t>& indices, const std::exception_ptr& error);
+
+  void check_gradient(std::size_t index, const void* data) const;
+
+  void check_index(std::size_t index) const;
+
+  // If the reducer is closed, e.g. by abort().
+  void rethrow_failure() const;
+  void check_finished(const CudaStream* stream = nullptr);
+
+  enum Used : std::uint8_t { kAbsent, kUsed, kLeftOver };
+  struct Target {
+    void* data = nullptr;              // null: it lies where it is summed, or has been written back
+    DeviceStaging* staging = nullptr;  // null: in memory of the host
+  };
+
+  const std::vector<Gradient> gradients_;
+  const GradientReducerOptions options_;
+  std::unique_ptr<Group> group_;
+  double factor_ = 1;
+  std::unique_ptr<FusionPlan> plan_;
+  std::vector<FusionBuffer> buffers_;
+  std::unique_ptr<KeptValues> kept_;
+  StepNotes notes_;
+  std::unique_ptr<StepBatch> batch_;  // of this step
+  std::uint64_t steps_ = 0;
+  TimePoint last_wait_{};  // its end
+  bool has_new_layout_ = false;
+  bool waits_for_one_ = false;  // gradient, before the others
+  Stats stats_;
+  double exposed_before_ = 0;      // this step
+  std::exception_ptr part_error_;  // on the completion thread, of copies back to devices
+
+  std::shared_mutex fills_;  // shared by who copies a gradient, here or back; taken before mutex_
+  std::mutex mutex_;         // guards the step's state below, and the order of what is sent
+  bool is_aborted_ = false;
+  bool is_in_step_ = false;
+  bool is_finished_ = false;
+  std::vector<std::uint8_t> used_;            // gradients that came in this step
+  std::vector<Target> targets_;               // where they came from
+  std::vector<std::size_t> seen_;             // their order in the first step
+  std::unique_ptr<DeviceGradients> devices_;  // its locks are taken after mutex_
+};
+
+}  // namespace smdp
