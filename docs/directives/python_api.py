@@ -65,7 +65,7 @@ def find(path: str) -> griffe.Object:
         owner, found = found, found.members[name]
         if found.is_alias:
             found = found.final_target
-        # `from smdp.torch.register import register`: the function hides the module.
+        # As in `from package.name import name`: the function hides the module.
         elif found.is_module and name in _exports(owner) and name in found.members:
             found = found.members[name]
     assert isinstance(found, griffe.Object)

@@ -15,7 +15,7 @@ from torch import Tensor
 from smdp.torch.process_group import reductions, tensors
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
-_MODULES = ("comm_hook", "gathers", "reductions")
+_MODULES = ("data_parallel.comm_hook", "process_group.gathers", "process_group.reductions")
 
 
 class LateStaging(tensors.Staging):

@@ -336,7 +336,7 @@ def test_a_rank_of_another_job_is_refused_and_the_job_goes_on() -> None:
 def test_many_ranks_that_do_not_come_are_a_short_line() -> None:
     code = (
         "import torch.distributed as dist\n"
-        "from smdp.torch.rendezvous import open_session\n"
+        "from smdp.torch.rendezvous.sessions import open_session\n"
         "open_session(dist.HashStore(), 0, 3000, 'world', 0.2)\n"
     )
     exit_code, output = run(code=code)
@@ -357,7 +357,7 @@ def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
     port = holder.read_line(0)
     code = (
         "import torch.distributed as dist\n"
-        "from smdp.torch.rendezvous import open_session\n"
+        "from smdp.torch.rendezvous.sessions import open_session\n"
         f"store = dist.TCPStore('127.0.0.1', {port}, 2, False)\n"
         "print('waits', flush=True)\n"
         "open_session(store, 1, 2, 'world', 60.0)\n"
@@ -380,7 +380,7 @@ def test_a_signal_ends_the_wait_of_rank_0(store: str) -> None:
     code = (
         "import os, signal, threading, time\n"
         "import torch.distributed as dist\n"
-        "from smdp.torch.rendezvous import open_session\n"
+        "from smdp.torch.rendezvous.sessions import open_session\n"
         f"store = {store}\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"

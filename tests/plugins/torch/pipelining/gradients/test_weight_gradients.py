@@ -75,7 +75,7 @@ def postponed_parameters() -> Counter[int]:
 
 def gradients_come_apart() -> None:
     found, told = postponed_parameters(), Told()
-    logging.getLogger("smdp.torch.model_parallel").addHandler(told)
+    logging.getLogger("smdp.torch.pipelining").addHandler(told)
     ids = torch.randint(0, 50, (8, 6), generator=torch.Generator().manual_seed(0))
     loss_fn = lambda output: output.square().mean()  # noqa: E731
     for schedule, is_split in (("zb_1p", True), ("zb_v", True), ("1f1b", False)):

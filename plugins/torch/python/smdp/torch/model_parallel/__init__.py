@@ -79,7 +79,7 @@ from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule as 
 from smdp.torch.pipelining.pipelined.pipelining import pipeline as pipeline
 from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
 from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
-from smdp.torch.process_group._dynamo import hide_package
+from smdp.torch.process_group._dynamo import hide_package as _hide_package
 
 model = distributed_model
 state_mod = _state_module
@@ -97,7 +97,7 @@ PP_RANK = RankType.PP_RANK
 TP_RANK = RankType.TP_RANK
 RDP_RANK = RankType.RDP_RANK
 
-hide_package("smdp.torch")
+_hide_package("smdp.torch")
 
 __all__ = [
     "DP_GROUP",
