@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from . import _core, _misspelt, _session
 from ._arguments import seconds
-from ._other_threads import has_other_threads
 from ._errors import ClosedError, ConfigError
+from ._other_threads import has_other_threads
 from .config import Config
 from .environments import detect
 from .environments.master import check_master, warn_if_elsewhere
@@ -305,7 +305,9 @@ def _end_of_child() -> None:
     _failure = sys.exc_info()[1]
     if isinstance(_failure, SystemExit):  # torch's mp.spawn() has stored the exception, and exits with 1
         _failure = _failure.__context__ if _failure.code else None
-    if not has_other_threads():  # else Python waits for those threads first, which may be in the middle of a step
+    if (
+        not has_other_threads()
+    ):  # else Python waits for those threads first, which may be in the middle of a step
         for call in reversed(_at_end):
             call()
 
