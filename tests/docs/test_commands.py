@@ -22,7 +22,7 @@ RUN = re.compile(
     r"|python docs/examples/(will_it_fit|split_a_model)\.py"
 )
 NOT_RUN = {
-    r"(\w+=\S+ )?smdp run ": "jobs: test_pages.py runs the code of pages, the plugins' tests the examples",
+    r"(\w+=\S+ )?smdp run ": "jobs: test_pages.py runs the code of pages, plugins' tests the examples",
     r"(cmake|PKG_CONFIG_PATH=\$\(python -m smdp.cpp --pkg-config\) pkg-config) ": "tests/python/cpp runs them",
     r"smdp bench ": "takes minutes; tests/python/cli/test_bench.py runs it",
     r"smdp trace ": "reads what a job has written; tests/plugins/torch/process_group runs it",

@@ -1,7 +1,7 @@
 // Coroutines as the state machines of operations: an algorithm reads top to bottom, and suspends where it waits for a
 // peer. Scheduler holds the suspended places of one operation; whoever drives the operation polls it.
 //
-// Thread safety: none. One thread at a time drives an operation (see collectives/runner.h).
+// Thread safety: none. One thread at a time drives an operation (see Engine).
 #pragma once
 
 #include <coroutine>

@@ -39,7 +39,7 @@ class Job:
         local_size: Ranks of the job on this host.
         owns_default_group: init() started torch.distributed.
         calls: The last calls that this rank made together with the others of its model, with their numbers;
-            see meeting.py.
+            see collective_calls.py.
     """
 
     configuration: Configuration
