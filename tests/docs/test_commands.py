@@ -23,7 +23,7 @@ RUN = re.compile(
 )
 NOT_RUN = {
     r"(\w+=\S+ )?smdp run ": "jobs: test_pages.py runs the code of pages, plugins' tests the examples",
-    r"(cmake|PKG_CONFIG_PATH=\$\(python -m smdp.cpp --pkg-config\) pkg-config) ": "tests/python/cpp runs them",
+    r"(cmake|PKG_CONFIG_PATH=\S+ -m smdp.cpp \S+ pkg-config) ": "tests/python/cpp runs them",
     r"smdp bench ": "takes minutes; tests/python/cli/test_bench.py runs it",
     r"smdp trace ": "reads what a job has written; tests/plugins/torch/process_group runs it",
     r"(\w+=\S+ )?(torchrun|mpirun|mpiexec|srun|sbatch|accelerate) ": "launchers: tests/launchers runs them",
