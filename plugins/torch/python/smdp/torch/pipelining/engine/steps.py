@@ -21,11 +21,13 @@ from smdp.torch.mesh.layout import Layout
 from smdp.torch.pipelining.engine.actions import Action, read_row
 from smdp.torch.pipelining.engine.coroutines import CoroutinePool
 from smdp.torch.pipelining.engine.executor import Executor, Timed
+from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.microbatch import Microbatch
 from smdp.torch.pipelining.engine.one_step import Step
+from smdp.torch.pipelining.engine.step_run import StepRun
 from smdp.torch.pipelining.engine.timeline import Timeline
 from smdp.torch.pipelining.ghosts.ghosts import Ghosts
-from smdp.torch.pipelining.gradients.replica_gradients import ReplicaGradients
+from smdp.torch.pipelining.gradients.gradient_reduction import GradientReduction
 from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
 from smdp.torch.pipelining.interpreter.plan import Plan
 from smdp.torch.pipelining.tensors.containers import describe
@@ -64,12 +66,14 @@ class Steps:
         layout: Ranks and groups.
         replicas: Averages gradients over replicas.
         tied: Adds those of tied weights.
+        handlers: Of the actions of a schedule.
         device: Where this rank computes.
         seed: Of dropout.
         postpones: Weight gradients come apart from those of inputs.
         wording: Of the API that the user wrote.
 
     Attributes:
+        handlers: Of the actions of a schedule.
         number: How many steps have run.
         timeline: Of the last one.
     """
@@ -81,8 +85,9 @@ class Steps:
         tables: Callable[[int], Tables],
         rank_of: list[int],
         layout: Layout,
-        replicas: ReplicaGradients,
+        replicas: GradientReduction,
         tied: TiedGradients,
+        handlers: Handlers,
         *,
         device: torch.device,
         seed: int,
@@ -100,6 +105,7 @@ class Steps:
         self._layout = layout
         self._replicas = replicas
         self._tied = tied
+        self.handlers = handlers
         self._device = device
         self._seed = seed
         self._postpones = postpones
@@ -204,19 +210,11 @@ class Steps:
             self._prepare(prepared, step)
         for index in range(len(microbatches), len(parts)):
             microbatches.append(Microbatch(step, index, parts[index], prepared.end))
-        executor = Executor(
-            step,
-            prepared.row,
-            microbatches,
-            recorded=is_new,
-            scale=scale,
-            reduce_replicas=self._replicas.reduce,
-            reduce_tied=self._reduce_tied,
-        )
+        executor = Executor(prepared.row, self.handlers)
         if prepared.has_backward:
             self._replicas.prepare()
             self._tied.put_aside()
-        executor.run()
+        executor.execute(StepRun(step, microbatches, is_recorded=is_new, scale=scale))
         if is_new and self._plans:
             # Later signatures wait for no other rank: only a model that branches on them differs.
             same.check(prepared.plan)
@@ -224,10 +222,6 @@ class Steps:
         self.timeline = executor.timeline
         if prepared.timeline is not None and not is_new:
             prepared.timeline.write(executor.timeline, time.monotonic_ns())
-
-    def _reduce_tied(self, group: int) -> None:
-        self._replicas.finish()
-        self._tied.reduce(group)
 
     def _prepare(self, prepared: _Prepared, step: Step) -> None:
         """Add transfers to the schedule, for the edges that the recording has found, and prove it."""
@@ -247,7 +241,7 @@ class Steps:
         schedules.verify(lowered)
         if prepared.has_backward and _core.trace_is_on():
             prepared.timeline = Timeline(lowered, self._split.partition, self._layout.stage_rank)
-        prepared.row = read_row(lowered.rows[self._layout.stage_rank])
+        prepared.row = self.handlers.lower(read_row(lowered.rows[self._layout.stage_rank]))
         # Once and for all: the next recording may find a number that happens to be as it was.
         self._writes_late |= prepared.plan.writes_late
         if not self._writes_late and all(call.output is not None for call in prepared.plan.calls):

@@ -15,10 +15,14 @@ from torch.nn.modules.module import _IncompatibleKeys
 from smdp import pipeline as schedules
 from smdp.torch.mesh.layout import Layout
 from smdp.torch.pipelining.engine.actions import read_row
+from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
+from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
+from smdp.torch.pipelining.engine.reduction_actions import ReductionActions
 from smdp.torch.pipelining.engine.same_batch import check_same_batch
 from smdp.torch.pipelining.engine.steps import Steps, Tables
+from smdp.torch.pipelining.engine.transfer_actions import TransferActions
 from smdp.torch.pipelining.gradients.replica_gradients import ReplicaGradients
 from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
 from smdp.torch.pipelining.gradients.weight_gradients import split_backward
@@ -85,14 +89,17 @@ class PipelinedModule(nn.Module):
         self._program = Program(model)
         self._has_compared = False
         parameters = dict(self.named_parameters())
+        replicas = ReplicaGradients(parameters, list(self.buffers()), split.weights, own, layout)
+        tied = TiedGradients(parameters, split, layout, schedule.rank_of)
         self._steps = Steps(
             model,
             split,
             tables,
             schedule.rank_of,
             layout,
-            ReplicaGradients(parameters, list(self.buffers()), split.weights, own, layout),
-            TiedGradients(parameters, split, layout, schedule.rank_of),
+            replicas,
+            tied,
+            Handlers([Computations(), TransferActions(), ReductionActions(replicas, tied)]),
             device=self.device,
             seed=seed,
             postpones=postpones,

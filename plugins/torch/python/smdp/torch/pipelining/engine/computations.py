@@ -1,0 +1,38 @@
+"""Forward and backward of the stages of a rank."""
+
+from __future__ import annotations
+
+from smdp.torch.pipelining.engine.actions import COMPUTATIONS, Action
+from smdp.torch.pipelining.engine.backward import backward, backward_weight
+from smdp.torch.pipelining.engine.handlers import ActionHandler
+from smdp.torch.pipelining.engine.step_run import StepRun
+
+
+class Computations(ActionHandler):
+    """Performs F, B, I and W."""
+
+    kinds = frozenset(COMPUTATIONS)
+
+    def perform(self, action: Action, run: StepRun) -> None:
+        """Computes a stage for a microbatch."""
+        if action.kind == "F":
+            _forward(action, run)
+        elif action.kind == "W":
+            backward_weight(run.microbatches[action.microbatch], action.stage)
+        else:
+            _backward_input(action, run)
+            if action.kind == "B":
+                backward_weight(run.microbatches[action.microbatch], action.stage)
+
+
+def _forward(action: Action, run: StepRun) -> None:
+    if not run.was_recorded(action.microbatch):
+        microbatch = run.under_way[action.microbatch] = run.microbatches[action.microbatch]
+        run.wait_until(lambda: microbatch.forward(action.stage))
+
+
+def _backward_input(action: Action, run: StepRun) -> None:
+    microbatch = run.microbatches[action.microbatch]
+    # Who is to send the gradient may wait for a value that this rank has yet to hand round.
+    run.wait_until(lambda: run.step.reading <= 0 or microbatch.has_gradients(action.stage))
+    backward(run.plan, microbatch, action.stage, run.scale)

@@ -1,0 +1,32 @@
+"""Sums of gradients over replicas and tied weights, at their places in the schedule."""
+
+from __future__ import annotations
+
+from smdp.torch.pipelining.engine.actions import Action
+from smdp.torch.pipelining.engine.handlers import ActionHandler
+from smdp.torch.pipelining.engine.step_run import StepRun
+from smdp.torch.pipelining.gradients.gradient_reduction import GradientReduction
+from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
+
+
+class ReductionActions(ActionHandler):
+    """Performs REDUCE_GRAD and REDUCE_TIED.
+
+    Args:
+        replicas: Averages the gradients of a stage over data-parallel replicas.
+        tied: Adds the gradients of a group of tied weights.
+    """
+
+    kinds = frozenset({"REDUCE_GRAD", "REDUCE_TIED"})
+
+    def __init__(self, replicas: GradientReduction, tied: TiedGradients) -> None:
+        self._replicas = replicas
+        self._tied = tied
+
+    def perform(self, action: Action, run: StepRun) -> None:
+        """Begins the reduction of a stage, or adds up a group of tied weights, whose means must be there."""
+        if action.kind == "REDUCE_GRAD":
+            self._replicas.reduce(action.stage)
+            return
+        self._replicas.finish()
+        self._tied.reduce(action.microbatch)
