@@ -14,7 +14,7 @@ from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.distributed_model import DistributedModel
 from smdp.torch.model_parallel.training.microbatching import Slicer
 from smdp.torch.model_parallel.training.step_output import gathered
-from smdp.torch.pipelining.engine.steps import code_of
+from smdp.torch.pipelining.engine.recordings import code_of
 from smdp.torch.pipelining.tensors.containers import map_tensors
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

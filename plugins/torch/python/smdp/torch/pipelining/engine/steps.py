@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,38 +10,29 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from smdp import _core
 from smdp import pipeline as schedules
 from smdp._errors import SmdpError
 from smdp.torch.mesh.layout import Layout
-from smdp.torch.pipelining.engine.actions import Action, read_row
+from smdp.torch.pipelining.engine.actions import read_row
 from smdp.torch.pipelining.engine.coroutines import CoroutinePool
 from smdp.torch.pipelining.engine.executor import Executor, Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.microbatch import Microbatch
 from smdp.torch.pipelining.engine.one_step import Step
+from smdp.torch.pipelining.engine.recordings import Recording, Recordings
 from smdp.torch.pipelining.engine.step_run import StepRun
 from smdp.torch.pipelining.engine.timeline import Timeline
 from smdp.torch.pipelining.ghosts.ghosts import Ghosts
 from smdp.torch.pipelining.gradients.gradient_reduction import GradientReduction
 from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
-from smdp.torch.pipelining.interpreter.plan import Plan
-from smdp.torch.pipelining.tensors.containers import describe
 from smdp.torch.pipelining.tensors.modes import Modes
 from smdp.torch.pipelining.tensors.random_streams import KeptState
 from smdp.torch.pipelining.transfers.late_results import read
 from smdp.torch.pipelining.transfers.transfers import Channel
 from smdp.torch.pipelining.units.splitting import Split
 from smdp.torch.pipelining.units.wording import Wording
-
-# Of ever new lengths of sequences only so many are remembered.
-_MOST_PLANS = 256
-# Steps in a row that had to be recorded, after which the log says why training is slow.
-_MANY_RECORDINGS = 8
-
-_log = logging.getLogger(__name__)
 
 MicrobatchProgram = Callable[[Any], Any]
 
@@ -96,9 +85,9 @@ class Steps:
     ) -> None:
         self.number = 0
         self.timeline: list[Timed] = []
-        self._model = model
         in_units = {each for name in split.stages for each in model.get_submodule(name).modules()}
         self._glue = [module for module in model.modules() if module not in in_units]
+        self._recordings = Recordings(model, self._glue, is_teller=layout.rank == 0)
         self._split = split
         self._tables = tables
         self._rank_of = rank_of
@@ -114,9 +103,7 @@ class Steps:
         self._ghosts = Ghosts(device)
         self._coroutines = CoroutinePool()
         weakref.finalize(self, self._coroutines.close)
-        self._plans: dict[Any, _Prepared] = {}
         self._writes_late = False
-        self._recordings = 0
         self._places = 0
         self._error: BaseException | None = None
 
@@ -150,8 +137,8 @@ class Steps:
             ) from self._error
         parts = [read(part) for part in parts]
         modes = Modes()
-        key = self._key(parts, identity, modes, is_training)
-        prepared = self._plans.get(key) or _Prepared(Plan())
+        signature = self._recordings.signature(parts, identity, modes, is_training=is_training)
+        prepared = self._recordings.find(signature)
         step = Step(
             plan=prepared.plan,
             program=program,
@@ -187,16 +174,13 @@ class Steps:
                 self._fail(error, microbatches)
             # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
             raise
-        self._note_recording(is_new=key not in self._plans)
-        self._plans[key] = prepared
-        if len(self._plans) > _MOST_PLANS:
-            del self._plans[next(iter(self._plans))]
+        self._recordings.keep(signature, prepared)
         return mean, [microbatch.result for microbatch in microbatches]
 
     def _follow(
         self,
         step: Step,
-        prepared: _Prepared,
+        prepared: Recording,
         microbatches: list[Microbatch],
         parts: Sequence[Any],
         scale: Callable[[Tensor], Tensor],
@@ -205,7 +189,7 @@ class Steps:
         if is_new:
             microbatches.append(Microbatch(step, 0, parts[0], prepared.end))
             same = microbatches[0].record()
-            if not self._plans:
+            if not self._recordings:
                 same.check(prepared.plan)
             self._prepare(prepared, step)
         for index in range(len(microbatches), len(parts)):
@@ -215,7 +199,7 @@ class Steps:
             self._replicas.prepare()
             self._tied.put_aside()
         executor.execute(StepRun(step, microbatches, is_recorded=is_new, scale=scale))
-        if is_new and self._plans:
+        if is_new and self._recordings:
             # Later signatures wait for no other rank: only a model that branches on them differs.
             same.check(prepared.plan)
         self._replicas.finish()
@@ -223,7 +207,7 @@ class Steps:
         if prepared.timeline is not None and not is_new:
             prepared.timeline.write(executor.timeline, time.monotonic_ns())
 
-    def _prepare(self, prepared: _Prepared, step: Step) -> None:
+    def _prepare(self, prepared: Recording, step: Step) -> None:
         """Add transfers to the schedule, for the edges that the recording has found, and prove it."""
         prepared.has_backward = step.needs_grad and prepared.plan.loss_stage >= 0
         tables = self._tables(step.microbatches)
@@ -247,28 +231,6 @@ class Steps:
         if not self._writes_late and all(call.output is not None for call in prepared.plan.calls):
             prepared.end = prepared.plan.last_needed(sorted(self._own))
 
-    def _key(self, parts: Sequence[Any], identity: object, modes: Modes, is_training: bool) -> Any:
-        return (
-            len(parts),
-            describe(parts[0]),
-            is_training,
-            tuple(module.training for module in self._model.modules()),
-            modes.key(),
-            code_of(identity),
-            tuple(parameter.requires_grad for parameter in self._model.parameters()),
-            tuple(_switches(module) for module in self._glue),
-        )
-
-    def _note_recording(self, *, is_new: bool) -> None:
-        self._recordings = self._recordings + 1 if is_new else 0
-        if self._recordings == _MANY_RECORDINGS and self._layout.rank == 0:
-            _log.warning(
-                "[smdp] each of the last %d steps got arguments of other shapes, or other numbers, and was"
-                " recorded, which takes several times as long as a step; give a number that changes in every"
-                " step as a tensor, torch.tensor(x), and pad sequences to a few lengths",
-                _MANY_RECORDINGS,
-            )
-
     def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
         if microbatches[0].loss_stage < 0:
             raise ValueError("[smdp] the program of a step with a mean loss has called no backward(loss)")
@@ -291,32 +253,3 @@ class Steps:
         self._layout.abort(f"{type(error).__name__}: {error} {notes}".rstrip())
         for microbatch in microbatches:
             microbatch.abandon()
-
-
-def code_of(function: Any) -> object:
-    """Give what is the same for a function that is made anew in every step, with all that it wraps."""
-    found = []
-    while function is not None:
-        is_partial = isinstance(function, functools.partial)
-        found.append(getattr(function, "__code__", type(function)))
-        function = function.func if is_partial else getattr(function, "__wrapped__", None)
-    return tuple(found)
-
-
-def _switches(module: nn.Module) -> tuple[float | None, ...]:
-    """Give which of its numbers are 0 or 1: dropout with 0 gives its input, with 1 it draws nothing."""
-    # An integer counts something, unless it is nn.Dropout's p.
-    kinds = (float, int) if isinstance(module, _DropoutNd) else (float,)
-    numbers = [item for item in vars(module).values() if type(item) in kinds]
-    return tuple(number if number in (0, 1) else None for number in numbers)
-
-
-class _Prepared:
-    """A plan with the row that executes it."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.row: list[Action] = []
-        self.timeline: Timeline | None = None
-        self.end = 1 << 30
-        self.has_backward = False
