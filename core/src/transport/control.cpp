@@ -176,9 +176,11 @@ void Control::flush(int rank) {
     if (written < 0) break;  // EAGAIN: later; an error shows up as an event, too
     peer.outgoing.erase(0, static_cast<std::size_t>(written));
   }
+  if (peer.awaits_room == !peer.outgoing.empty()) return;
+  peer.awaits_room = !peer.outgoing.empty();
   try {
-    progress_.modify(peer.socket.get(), peer.outgoing.empty() ? static_cast<std::uint32_t>(EPOLLIN)
-                                                              : static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT));
+    progress_.modify(peer.socket.get(), peer.awaits_room ? static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT)
+                                                         : static_cast<std::uint32_t>(EPOLLIN));
   } catch (const ShortageError& error) {
     lacks(error);
   }

@@ -88,6 +88,7 @@ class Control final : public Progress::Client {
     FileDescriptor socket;
     std::string received;  // not yet a whole message
     std::string outgoing;  // not yet written
+    bool awaits_room = false;
     bool left = false;
   };
   struct Inquiry {
