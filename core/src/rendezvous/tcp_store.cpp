@@ -66,17 +66,16 @@ class TcpStore::Client {
     request.key = key;
     request.value = value;
     const Deadline deadline = std::chrono::steady_clock::now() + timeout + std::chrono::seconds(10);
+    StoreMessage reply;
     try {
-      FileDescriptor socket = take(deadline, interrupted);
-      send_message(socket, request, deadline, interrupted);
-      StoreMessage reply = receive_message(socket, deadline, interrupted);
-      if (static_cast<StoreStatus>(reply.header.code) == StoreStatus::kFailed) {
-        throw ShortageError("[smdp] rank 0, which serves the store at " + where_ +
-                            ", cannot serve this rank: " + without_tag(reply.value));
+      try {
+        reply = exchange(request, deadline, interrupted);
+      } catch (const ShortageError& error) {
+        // The others hear of it from the group to be made, for which this must go on. Asking twice does no harm.
+        note_shortage(error);
+        free_reserve();
+        reply = exchange(request, deadline, interrupted);
       }
-      const std::lock_guard lock(mutex_);
-      idle_.push_back(std::move(socket));
-      return reply;
     } catch (const ClosedError&) {
       throw;
     } catch (const ShortageError&) {
@@ -88,9 +87,23 @@ class TcpStore::Client {
                           " is gone: rank 0 of the world, which serves it, has ended (" + without_tag(error.what()) +
                           ")");
     }
+    if (static_cast<StoreStatus>(reply.header.code) != StoreStatus::kFailed) return reply;
+    throw ShortageError("[smdp] rank 0, which serves the store at " + where_ +
+                        ", cannot serve this rank: " + without_tag(reply.value));
   }
 
  private:
+  StoreMessage exchange(const StoreMessage& request, Deadline deadline, const Interrupted& interrupted) {
+    FileDescriptor socket = take(deadline, interrupted);
+    send_message(socket, request, deadline, interrupted);
+    StoreMessage reply = receive_message(socket, deadline, interrupted);
+    if (static_cast<StoreStatus>(reply.header.code) != StoreStatus::kFailed) {
+      const std::lock_guard lock(mutex_);
+      idle_.push_back(std::move(socket));
+    }
+    return reply;
+  }
+
   FileDescriptor connect(Deadline deadline, const Interrupted& interrupted,
                          std::optional<std::chrono::milliseconds> patience = std::nullopt) const {
     try {

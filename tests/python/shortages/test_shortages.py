@@ -59,6 +59,7 @@ FEWEST_FILES, MOST_FILES = 3, 40
 OVERCOME = {
     "accept4": "the store takes the reserve",
     "connect": "who looks for the store takes the reserve",
+    "epoll_ctl": "what is no longer watched is closed",
     "fopen": "cores, caches and limits of memory are assumed",
     "poll": "the store looks again for who calls",
     "recv": "the store's client connects again",
