@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -86,8 +87,18 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
   setup.greet = [&](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
     handshake(socket, Role::kServer, secret, purpose, soon, {}, proved);
     Hello hello{};
-    recv_all(socket.get(), &hello, sizeof hello, soon);
-    return [hello, &socket, &connections] { place(hello, socket, connections); };
+    std::optional<ShortageError> lacking;
+    try {
+      recv_all(socket.get(), &hello, sizeof hello, soon);
+    } catch (const ShortageError& error) {
+      // Its rank may have left the meeting, and hears of this over the connection alone.
+      lacking = error;
+      recv_all(socket.get(), &hello, sizeof hello, soon);
+    }
+    return [hello, lacking, &socket, &connections] {
+      place(hello, socket, connections);
+      if (lacking) throw ShortageError(*lacking);
+    };
   };
   Acceptor acceptor(std::move(setup), expected, deadline);
   for (int rank = 0; rank < members.rank; ++rank) {
