@@ -118,13 +118,16 @@ class Try(dict[str, Any]):
 def run(preloaded: Path, tries: list[Try]) -> Iterator[tuple[Try, list[dict[str, Any]]]]:
     """Runs jobs; gives how their ranks ended, of which each must have."""
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "tries.py"), str(preloaded), json.dumps(tries)],
+        [sys.executable, str(HERE / "tries.py"), str(preloaded)],
         env={**os.environ, "LD_PRELOAD": str(preloaded), "OPENBLAS_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
     with process:
+        with process.stdin:  # hundreds are too long for an argument
+            json.dump(tries, process.stdin)
         for one, line in zip(tries, process.stdout, strict=False):
             ranks = json.loads(line)["ranks"]
             for number, report in enumerate(ranks):

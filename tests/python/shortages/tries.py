@@ -1,7 +1,7 @@
 """Runs small jobs, in each of which one rank lacks something, and writes how their ranks ended.
 
-Started under fail_call.c, with the library's path and a JSON list of tries as arguments. Ranks are forked
-from this process, so that Python and NumPy are loaded once.
+Started under fail_call.c, with the library's path as argument and a JSON list of tries on standard input.
+Ranks are forked from this process, so that Python and NumPy are loaded once.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def main() -> None:
     library.fail_call_count.restype = ctypes.c_long
     library.fail_call_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
     library.fail_call_find()
-    for one in json.loads(sys.argv[2]):
+    for one in json.load(sys.stdin):
         print(json.dumps({"try": one, "ranks": run(one, library)}), flush=True)
 
 
