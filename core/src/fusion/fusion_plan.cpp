@@ -62,8 +62,10 @@ bool FusionPlan::take_news(const StepNotes& notes) {
   const auto told = [&notes](StepNotes::Told what) { return notes.told(what).front(); };
   const Shortened by{told(StepNotes::kShorterLatency), told(StepNotes::kShorterTransfer), told(StepNotes::kShorterSum)};
   if (by.latency == 0) return false;
+  const cost::FusionSizes before = sizes_;
   measured_ = corrected(measured_, by);
   choose_sizes();
+  if (sizes_.usual == before.usual && sizes_.alone == before.alone && sizes_.smallest == before.smallest) return false;
   if (is_logged(LogLevel::kInfo) && group_.rank() == 0) {
     log(LogLevel::kInfo, group_.name() +
                              ": the look at the network before the first step was disturbed; with new figures fusion "

@@ -41,7 +41,7 @@ class FusionPlan {
   Group::Handle last_sample() const { return second_look_ ? second_look_->last() : nullptr; }
   // Once that has ended.
   void end_look();
-  // What was told in the step before. True: all is laid out anew.
+  // Takes what was told in the step before. True: all is laid out anew, as other sizes are better.
   bool take_news(const StepNotes& notes);
 
  private:
