@@ -153,7 +153,7 @@ def _read(folder: Path, state: dict[str, dict[str, Any]]) -> None:
 
 
 def _saved(folder: Path) -> dict[str, _Described]:
-    """Tell what a checkpoint holds, by keys as torch makes them: 'model.h.0.weight'."""
+    """Returns what a checkpoint holds, by the keys that torch makes: 'model.h.0.weight'."""
     if not (folder / _METADATA).is_file():
         raise ValueError(
             f"[smdp] {folder} holds no complete checkpoint: {_METADATA}, which is written last, is not there;"

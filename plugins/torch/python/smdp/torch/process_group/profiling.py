@@ -1,4 +1,4 @@
-"""Ranges in torch's profiler, named as those of torch's own backends: `smdp:all_reduce`."""
+"""Ranges in torch's profiler, with names like those of torch's backends: `smdp:all_reduce`."""
 
 from __future__ import annotations
 

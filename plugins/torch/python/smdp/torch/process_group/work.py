@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 def seconds_of(timeout: timedelta) -> float:
-    """Returns a time limit of torch's as the core takes it.
+    """Returns torch's time limit in the unit that the core takes: seconds.
 
     Raises:
         ValueError: It is not above 0.

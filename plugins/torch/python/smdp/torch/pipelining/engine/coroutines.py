@@ -141,7 +141,7 @@ class CoroutinePool:
         self._idle: list[_Worker] = []
 
     def start(self, function: Callable[[], None]) -> Coroutine:
-        """Give a coroutine that runs nothing before its first resume()."""
+        """Returns a coroutine that runs nothing before its first resume()."""
         return Coroutine(self, function)
 
     def take(self) -> _Worker:
