@@ -198,6 +198,14 @@ def _install(python: str, requirements: Sequence[str], constraints: Sequence[str
         raise InstallError(f"packages of the image do not fit each other: {'; '.join(new)}")
 
 
+def check_framework(folder: Path) -> None:
+    """Raises InstallError where there is no image of that name."""
+    if (folder / "requirements.txt").is_file():
+        return
+    known = sorted(path.parent.name for path in folder.parent.glob("*/requirements.txt"))
+    raise InstallError(f"FRAMEWORK={folder.name} is not valid; allowed: {', '.join(known)}")
+
+
 def main() -> None:
     """Install as the command line says; a message and exit code 78 when it cannot be done."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -212,6 +220,7 @@ def main() -> None:
         if options.cuda not in ("0", "1"):
             raise InstallError(f"CUDA={options.cuda} is not valid; allowed: 0, 1")
         if options.folder is not None:
+            check_framework(options.folder)
             install_image(options.folder, options.cuda == "1")
         if options.file is not None:
             present = installed("python3")

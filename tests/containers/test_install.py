@@ -82,6 +82,13 @@ def test_only_numbers_that_mean_something() -> None:
     assert (done.returncode, done.stderr) == (78, "[smdp] CUDA=12.8 is not valid; allowed: 0, 1.\n")
 
 
+def test_a_framework_without_an_image_is_refused() -> None:
+    allowed = "allowed: huggingface, pytorch, tensorflow"
+    with pytest.raises(install.InstallError, match=f"FRAMEWORK=torhc is not valid; {allowed}"):
+        install.check_framework(COMMON.parent / "torhc")
+    install.check_framework(COMMON.parent / "pytorch")
+
+
 def base(script: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Run a line with the functions of base.sh, with a PATH of one's own."""
     code = f'set -euo pipefail; . "{COMMON}/say.sh"; . "{COMMON}/base.sh"; {script}'
