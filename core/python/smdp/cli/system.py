@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-# Where there is no limit, version 1 reports a number of bytes above this one.
+# Without a limit, version 1 of cgroups reports more bytes than this.
 _NO_LIMIT = 1 << 60
 # The instruction sets that the reduction kernels care about, as /proc/cpuinfo spells them.
 _FEATURES = (

@@ -1,7 +1,7 @@
 """Checkpoints of a model in stages, which any other number of stages, replicas or processes can load.
 
-The format is that of `torch.distributed.checkpoint`. Entries have their names in the whole model, so stages
-leave no trace; the optimizer's are those of torch's flat state dict.
+The format is that of `torch.distributed.checkpoint`. An entry has the name that it has in the whole model, so
+a checkpoint does not depend on the stages. The optimizer's entries have the names of torch's flat state dict.
 
     checkpoint.save("step-100", pipe, optimizer)
     checkpoint.load("step-100", pipe, optimizer)     # in a job of 2, 4 or 1 stages

@@ -1,4 +1,4 @@
-"""Ranges in torch's profiler, with names like those of torch's backends: `smdp:all_reduce`."""
+"""Ranges for torch's profiler, under the names that its tools look for: `smdp:all_reduce`."""
 
 from __future__ import annotations
 
