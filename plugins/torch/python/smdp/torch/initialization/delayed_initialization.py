@@ -34,7 +34,7 @@ def delayed_initialization() -> Iterator[None]:
 
     Example:
         >>> import torch
-        >>> from smdp.torch.model_parallel.delayed_initialization import delayed_initialization
+        >>> from smdp.torch import delayed_initialization
         >>> with delayed_initialization():
         ...     model = torch.nn.Linear(1000, 1000)
         >>> model.weight.is_meta
