@@ -63,7 +63,7 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
   try {
     thread_ = service_thread("smdp-store", [this] { accept_loop(); });
   } catch (const ShortageError& error) {
-    turn_all_away(error);
+    turn_all_away(error, steady_clock::now() + kRefusals);
     throw;
   }
 }
@@ -71,6 +71,7 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
 TcpStore::Server::~Server() {
   stopping_.store(true);
   thread_.join();
+  answer_who_calls_again();
   // Without mutex_, which sessions take to log; nobody else changes the list once the accepting thread is gone.
   for (Session& session : sessions_) ::shutdown(session.socket.get(), SHUT_RDWR);
   for (Session& session : sessions_) session.thread.join();
@@ -134,12 +135,19 @@ void TcpStore::Server::turn_away(const FileDescriptor& socket, const ShortageErr
   }
 }
 
-void TcpStore::Server::turn_all_away(const ShortageError& error) {
-  const Deadline soon = steady_clock::now() + kRefusals;
-  while (steady_clock::now() < soon) {
-    const FileDescriptor socket = accept_from({&listener_, 1}, soon);
+void TcpStore::Server::turn_all_away(const ShortageError& error, Deadline end) {
+  while (steady_clock::now() < end) {
+    const FileDescriptor socket = accept_from({&listener_, 1}, end);
     if (socket.get() >= 0) turn_away(socket, error);
   }
+}
+
+void TcpStore::Server::answer_who_calls_again() {
+  std::unique_lock lock(mutex_);
+  const std::optional<ShortageError> error = unanswered_;
+  const Deadline end = call_again_until_;
+  lock.unlock();
+  if (error) turn_all_away(*error, end);
 }
 
 void TcpStore::Server::refuse(const std::string& address, const std::string& why) {
@@ -157,7 +165,13 @@ void TcpStore::Server::serve(Session& session) {
       session.is_authenticated = true;
     });
   } catch (const std::exception& error) {
-    if (const auto* lack = dynamic_cast<const ShortageError*>(&error)) note_shortage(*lack);
+    if (const auto* lack = dynamic_cast<const ShortageError*>(&error)) {
+      note_shortage(*lack);
+      // The client calls again, by when this rank may be about to end.
+      const std::lock_guard lock(mutex_);
+      unanswered_ = *lack;
+      call_again_until_ = steady_clock::now() + kRefusal;
+    }
     if (!stopping_.load()) refuse(session.address, error.what());
     ::shutdown(session.socket.get(), SHUT_RDWR);
     session.ended.store(true);

@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "common/shortage.h"
 #include "rendezvous/unauthenticated.h"
 #include "smdp/tcp_store.h"
+#include "transport/tcp/socket.h"
 
 namespace smdp {
 
@@ -35,8 +37,10 @@ class TcpStore::Server {
   void serve(Session& session);
   // Sends the client the reason why it cannot be served, from this thread.
   void turn_away(const FileDescriptor& socket, const ShortageError& error);
-  // The same to all that call within a moment.
-  void turn_all_away(const ShortageError& error);
+  // The same to all that call before `end`.
+  void turn_all_away(const ShortageError& error, Deadline end);
+  // Tells the clients whose handshakes failed for a shortage, once they call again.
+  void answer_who_calls_again();
   void refuse(const std::string& address, const std::string& why);
 
   const std::string secret_;
@@ -45,9 +49,11 @@ class TcpStore::Server {
   FileDescriptor listener_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
-  std::list<Session> sessions_;    // guarded by mutex_
-  std::set<std::string> refused_;  // guarded by mutex_: addresses already logged
-  bool has_said_full_ = false;     // accepting thread only: that not all can be served
+  std::list<Session> sessions_;              // guarded by mutex_
+  std::set<std::string> refused_;            // guarded by mutex_: addresses already logged
+  std::optional<ShortageError> unanswered_;  // guarded by mutex_: what cut a client's handshake short
+  Deadline call_again_until_;                // guarded by mutex_: how long to wait for that client
+  bool has_said_full_ = false;               // accepting thread only: that not all can be served
   std::thread thread_;
 };
 

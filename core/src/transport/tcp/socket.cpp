@@ -241,7 +241,7 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
       denied = lack;
     }
     if (error == ECONNREFUSED && patience && std::chrono::steady_clock::now() - begin >= *patience) {
-      throw Error("[smdp] nobody listens at " + place + ", any more.");
+      throw Error("[smdp] nobody listens at " + place + " any longer.");
     }
     if (std::chrono::steady_clock::now() + pause >= deadline) {
       if (denied) throw TimeoutError(denied->what());
