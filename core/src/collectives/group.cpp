@@ -190,7 +190,7 @@ Connections meet(Store& store, int rank, int size, GroupOptions options) {
     // What the ranks' own settings are is why others leave, and not the other way round.
     if (error.kind() == ErrorKind::kConfig || error.kind() == ErrorKind::kMismatch) throw;
     meeting.check(true);  // and not what a store makes of it
-    if (!options.obstacle || error.kind() != ErrorKind::kInternal) throw;
+    if (!options.obstacle || (error.kind() != ErrorKind::kInternal && error.kind() != ErrorKind::kPeerLost)) throw;
     for (const auto end = Clock::now() + kNews; Clock::now() < end;) {
       std::this_thread::sleep_for(kNewsPause);
       meeting.check(true);

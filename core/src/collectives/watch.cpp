@@ -36,6 +36,8 @@ Obstacle watch(const std::shared_ptr<Engine>& base, std::vector<int> ranks, bool
       departure = engine->departure_of(ranks);
       last_chance = Clock::now() + kArrival;
     }
+    // Rank 0 may serve the store that has failed.
+    if (!departure && has_failed) departure = engine->departure_of({0});
     return has_failed || Clock::now() >= last_chance ? departure : nullptr;
   };
 }

@@ -57,8 +57,8 @@ void place(const Hello& hello, FileDescriptor& socket, Connections& out) {
                           : hello.purpose == Purpose::kMail  ? out.mail[rank]
                                                              : out.data[rank][static_cast<std::size_t>(hello.index)];
   if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
-  if (hello.purpose == Purpose::kControl) prepare_control(socket);
   place = std::move(socket);
+  if (hello.purpose == Purpose::kControl) prepare_control(place);  // if that fails, the peer hears of it over this
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "transport/tcp/socket.h"
@@ -29,6 +31,12 @@ constexpr std::chrono::seconds kSeparate{4};
 // Of a list of waits that travels: one cycle is enough.
 constexpr std::size_t kMaxWaits = 64;
 constexpr std::size_t kMaxMessage = kMaxText + 65'536;
+
+// How long a rank that leaves tries to say so where the kernel is short of memory or a peer does not read.
+constexpr std::chrono::milliseconds kLastWords{500};
+constexpr std::chrono::milliseconds kLastWordsPause{1};
+
+bool may_pass(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM; }
 
 template <class T>
 void put(std::string& body, T value) {
@@ -146,6 +154,14 @@ void Control::refuse(std::uint64_t sequence, const std::string& text) {
 
 void Control::leave(const std::string& reason) {
   broadcast(start(Type::kLeft, members_.rank) + reason.substr(0, kMaxText), -1);
+  const auto end = std::chrono::steady_clock::now() + kLastWords;
+  const auto is_unsent = [](const Peer& peer) { return peer.socket.get() >= 0 && !peer.outgoing.empty(); };
+  while (std::any_of(peers_.begin(), peers_.end(), is_unsent) && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kLastWordsPause);
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+      if (is_unsent(peers_[rank])) flush(static_cast<int>(rank));
+    }
+  }
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) close(static_cast<int>(rank));
 }
 
@@ -173,7 +189,8 @@ void Control::flush(int rank) {
     const ssize_t written =
         ::send(peer.socket.get(), peer.outgoing.data(), peer.outgoing.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) break;  // EAGAIN: later; an error shows up as an event, too
+    if (written < 0 && !may_pass(errno)) peer.outgoing.clear();  // the connection is broken, as an event tells
+    if (written < 0) break;
     peer.outgoing.erase(0, static_cast<std::size_t>(written));
   }
   if (peer.awaits_room == !peer.outgoing.empty()) return;
