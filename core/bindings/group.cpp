@@ -21,6 +21,7 @@
 #include "interruption.h"
 #include "released.h"
 #include "smdp/error.h"
+#include "smdp/internal/group_setup.h"
 #include "smdp/sparse_sum.h"
 
 namespace nb = nanobind;
@@ -224,14 +225,14 @@ void bind_group(nb::module_& m) {
           "__init__",
           [](Group* self, Store& store, int rank, int size, const std::string& name, double timeout,
              const std::map<std::string, std::string>& values, const Group* parent, const std::vector<int>& ranks) {
-            GroupOptions options = GroupOptions::from(values);
-            options.name = name;
-            if (timeout >= 0) options.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
-            options.interrupted = is_interrupted;
-            if (parent != nullptr) options.obstacle = parent->watch(ranks);
+            GroupSetup setup(GroupOptions::from(values));
+            setup.name = name;
+            if (timeout >= 0) setup.timeout = std::chrono::milliseconds(static_cast<long long>(timeout * 1000));
+            setup.interrupted = is_interrupted;
+            if (parent != nullptr) setup.obstacle = parent->watch(ranks);
             std::shared_ptr<Store> shared = share(store);
             const Released release;
-            new (self) Group(std::move(shared), rank, size, options);
+            new (self) Group(std::move(shared), rank, size, setup);
           },
           nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"),
           nb::arg("parent") = nb::none(), nb::arg("ranks") = std::vector<int>())

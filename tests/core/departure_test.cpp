@@ -11,6 +11,7 @@
 
 #include "ranks.h"
 #include "smdp/error.h"
+#include "smdp/internal/group_setup.h"
 
 namespace smdp {
 namespace {
@@ -148,13 +149,13 @@ TEST(RankZero, WaitsNotForEverAndCtrlCEndsIt) {
       Group group(store.view_of(1), 1, 2, quick_options());
       if (!is_interrupted) group.barrier();
     });
-    GroupOptions options = quick_options();
-    options.interrupted = [&] { return is_interrupted && store.is_awaited(); };
+    GroupSetup setup(quick_options());
+    setup.interrupted = [&] { return is_interrupted && store.is_awaited(); };
     const auto begin = std::chrono::steady_clock::now();
     if (is_interrupted) {
-      EXPECT_THROW(Group(store.view_of(0), 0, 2, options), ClosedError);
+      EXPECT_THROW(Group(store.view_of(0), 0, 2, setup), ClosedError);
     } else {
-      Group(store.view_of(0), 0, 2, options).barrier();
+      Group(store.view_of(0), 0, 2, setup).barrier();
     }
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(is_interrupted ? 2000 : 4500));
     other.join();

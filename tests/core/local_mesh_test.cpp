@@ -37,7 +37,7 @@ class Host {
   const std::string& name() const { return name_; }
   std::vector<Record>& records() { return records_; }
 
-  bool connect(int rank, const GroupOptions& options = {}) const {
+  bool connect(int rank, const GroupSetup& options = {}) const {
     Connections connections;
     Members& members = connections.members;
     members.rank = rank;
@@ -124,7 +124,7 @@ TEST(LocalMesh, OtherNamespacesOfUsersAreNoReason) {
 
 TEST(LocalMesh, AnInterruptionEndsTheWaitForARank) {
   const Host host;
-  GroupOptions options;
+  GroupSetup options;
   const auto start = steady_clock::now();
   options.interrupted = [start] { return steady_clock::now() - start > milliseconds(300); };
   EXPECT_THROW(host.connect(0, options), ClosedError);

@@ -33,7 +33,7 @@ class Pair {
 
   std::uint16_t port() const { return local_port(listeners_.front()); }
 
-  Connections connect(int rank, const GroupOptions& options = {}) const {
+  Connections connect(int rank, const GroupSetup& options = {}) const {
     Connections connections;
     Members& members = connections.members;
     members.rank = rank;
@@ -103,7 +103,7 @@ TEST(RemoteMesh, SilentStrangersLeaveDescriptorsToRanks) {
 
 TEST(RemoteMesh, AnInterruptionEndsTheWaitForARank) {
   const Pair pair;
-  GroupOptions options;
+  GroupSetup options;
   const auto start = steady_clock::now();
   options.interrupted = [start] { return steady_clock::now() - start > milliseconds(300); };
   EXPECT_THROW(pair.connect(0, options), ClosedError);

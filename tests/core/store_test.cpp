@@ -17,7 +17,7 @@
 
 #include "rendezvous/store_wire.h"
 #include "smdp/error.h"
-#include "smdp/group.h"
+#include "smdp/internal/group_setup.h"
 #include "smdp/tcp_store.h"
 #include "transport/handshake.h"
 #include "transport/tcp/socket.h"
@@ -386,11 +386,11 @@ TEST(TcpStore, AServerThatEndsDuringTheHandshakeIsNotWaitedFor) {
 }
 
 TEST(Group, AnInterruptionEndsItsStart) {
-  GroupOptions options;
-  options.interrupted = interrupted_after(milliseconds(300));
+  GroupSetup setup;
+  setup.interrupted = interrupted_after(milliseconds(300));
   for (const int rank : {0, 1}) {
     const auto start = steady_clock::now();
-    EXPECT_THROW(Group(make_memory_store(), rank, 2, options), ClosedError);
+    EXPECT_THROW(Group(make_memory_store(), rank, 2, setup), ClosedError);
     EXPECT_LT(steady_clock::now() - start, seconds(3));
   }
 }

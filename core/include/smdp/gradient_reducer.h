@@ -51,9 +51,10 @@ struct GradientReducerOptions {
   double topk_momentum = 0;
   // Whether names must be equal on all ranks. TensorFlow's depend on what else a process has built.
   bool compares_names = true;
-  // See GroupOptions. Empty: the gradients' names.
+  // What the reducer is for, as messages say it. Empty: the gradients' names.
   std::string purpose = {};
-  // Groups of reducers of the same parameters: see GroupOptions.
+  // Groups of other reducers of these parameters, whose place this one takes: this rank calls no operation of those
+  // before all ranks have come.
   std::vector<std::string> replaced = {};
 };
 

@@ -23,6 +23,7 @@ namespace smdp {
 
 class Batch;
 class SparseSum;
+struct GroupSetup;
 
 // How a group is made. Values that come from SMDP_* variables keep their name without the prefix.
 struct GroupOptions {
@@ -32,20 +33,10 @@ struct GroupOptions {
   int world_rank = -1;
   // Ranks of the world, for traces, likewise. -1: as many as the group has.
   int world_size = -1;
-  // What it is for, e.g. "gradient 'w'", where not all ranks come, or wait elsewhere for this one. May be empty.
-  std::string purpose;
-  // Groups whose place this one takes: a rank that makes it calls no operation of those before all ranks have come. A
-  // rank that is in one of those, waiting for this one, then hears within seconds that neither can end.
-  std::vector<std::string> replaced;
   // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};
   // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
   std::chrono::milliseconds init_timeout{300'000};
-  // Asked now and then while this group, or one that is made of it, waits for its store: true ends that with
-  // ClosedError. May be empty.
-  std::function<bool()> interrupted = {};
-  // Asked likewise: an error ends the wait with it. See Group::watch().
-  Obstacle obstacle = {};
   // Shared secret that every connection must prove. Empty: rank 0 draws one and hands it out through the store.
   std::string secret;
   // Address (name or number) by which others reach rank 0. Empty: taken from the route to it, else the loopback.
@@ -118,6 +109,8 @@ class SMDP_API Group {
 
   // Blocks until all `size` ranks have called it with the same name and store.
   Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options);
+  // For smdp's own bindings, which know more of how it is made.
+  Group(std::shared_ptr<Store> store, int rank, int size, const GroupSetup& setup);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   // Leaves the group, as shutdown() does, unless find() has given it to somebody else.

@@ -22,7 +22,9 @@ using Obstacle = std::function<std::exception_ptr(bool has_failed)>;
 // too.
 class SMDP_API Meeting {
  public:
-  // The others: as in GroupOptions.
+  // obstacle: asked by check(). world_rank: of this rank, -1: not known. purpose: what the group is for, as messages
+  // say it; may be empty. replaced: groups whose place it takes, of which this rank calls no operation before all have
+  // come.
   Meeting(std::string group, int size, Obstacle obstacle = {}, int world_rank = -1, std::string purpose = {},
           std::vector<std::string> replaced = {});
   ~Meeting();

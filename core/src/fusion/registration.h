@@ -15,7 +15,7 @@ bool has_mean(DType dtype);
 
 // Of these and those between, for messages.
 std::string names_of(const Gradient& first, const Gradient& last);
-// Of the group that averages them: see GroupOptions.
+// Of the group that averages them: see GroupSetup.
 std::string purpose_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 
 // Throws InvalidArgument, the text after `prefix`.

@@ -41,7 +41,7 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
 
 // Each host for itself. Where ranks of one cannot share memory, each counts as a host of its own.
 void connect_hosts(Store& store, const std::vector<Record>& records, int rank, const std::string& secret,
-                   const FileDescriptor& listener, const GroupOptions& options, Deadline deadline,
+                   const FileDescriptor& listener, const GroupSetup& options, Deadline deadline,
                    Connections& connections) {
   Members& members = connections.members;
   const auto shared_key = [](int leader) { return "shared/" + std::to_string(leader); };
@@ -76,8 +76,8 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
 }
 
 // What waits for connections looks for failures, too; what waits for the store does so by itself.
-GroupOptions watching(GroupView& store, const GroupOptions& options) {
-  GroupOptions watching = options;
+GroupSetup watching(GroupView& store, const GroupSetup& options) {
+  GroupSetup watching = options;
   watching.interrupted = [&store, asked = options.interrupted,
                           next = std::chrono::steady_clock::now() + kFailureCheck]() mutable {
     if (const auto now = std::chrono::steady_clock::now(); now >= next) {
@@ -90,7 +90,7 @@ GroupOptions watching(GroupView& store, const GroupOptions& options) {
 }
 
 // All of bootstrap() but what is said of a failure, for which there are the connections that were made by then.
-void meet(GroupView& store, int rank, int size, const GroupOptions& options,
+void meet(GroupView& store, int rank, int size, const GroupSetup& options,
           const std::function<std::shared_ptr<Progress>()>& take_progress, Connections& connections) {
   const Deadline deadline = std::chrono::steady_clock::now() + options.init_timeout;
   Members& members = connections.members;
@@ -144,7 +144,7 @@ void meet(GroupView& store, int rank, int size, const GroupOptions& options,
   connections.mail.resize(count);
   connections.control.resize(rank == 0 ? count : 1);
 
-  const GroupOptions watched = watching(store, options);
+  const GroupSetup watched = watching(store, options);
   connect_hosts(store, records, rank, secret, local_listener, watched, deadline, connections);
   members.local_index = members.local_index_of(rank);
   if (members.hosts.size() > 1) {
@@ -161,7 +161,7 @@ void await_failure(GroupView& store) {
 }
 
 // Returns this rank's error, and sends it to the other ranks unless one of them reported it.
-ShortageError end_meeting(GroupView& store, int rank, int size, const GroupOptions& options,
+ShortageError end_meeting(GroupView& store, int rank, int size, const GroupSetup& options,
                           const Connections& connections, const Error& error) {
   const std::string tag = tag_of_self(rank, size, options);
   const std::string reason = without_tag(tag) + ": " + without_tag(error.what());
@@ -174,7 +174,7 @@ ShortageError end_meeting(GroupView& store, int rank, int size, const GroupOptio
 
 }  // namespace
 
-Connections bootstrap(Store& base, int rank, int size, const GroupOptions& options,
+Connections bootstrap(Store& base, int rank, int size, const GroupSetup& options,
                       const std::function<std::shared_ptr<Progress>()>& take_progress) {
   GroupView store(std::shared_ptr<Store>(&base, [](Store*) {}), options.name, options.interrupted);
   Connections connections;

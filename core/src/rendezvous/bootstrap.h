@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/file_descriptor.h"
-#include "smdp/group.h"
+#include "smdp/internal/group_setup.h"
 #include "smdp/store.h"
 #include "transport/members.h"
 #include "transport/progress.h"
@@ -30,7 +30,7 @@ struct Connections {
 // Rank 0 has await_departures() to call, once it can tell who is gone. take_progress gives the progress thread of the
 // group. Throws TimeoutError, which lists who came and who did not, ConfigError, or Error. What a rank lacks is a
 // ShortageError on all ranks, which names that rank.
-Connections bootstrap(Store& store, int rank, int size, const GroupOptions& options,
+Connections bootstrap(Store& store, int rank, int size, const GroupSetup& options,
                       const std::function<std::shared_ptr<Progress>()>& take_progress);
 
 }  // namespace smdp

@@ -118,7 +118,7 @@ bool have_given_up(Store& store, const std::vector<int>& ranks, Acceptor& accept
 // Makes the memory, and hands it and all doorbells to every other rank once all have come. Returns the connections, in
 // the order of `ranks`; none where not all can come.
 std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks,
-                                 const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
+                                 const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
                                  Deadline deadline, Connections& out) {
   Offer offer;
   std::memcpy(&offer.nonce, random_bytes(sizeof offer.nonce).data(), sizeof offer.nonce);
@@ -173,7 +173,7 @@ FileDescriptor follow(const std::vector<Record>& records, std::size_t index, con
 }  // namespace
 
 bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
-                         const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
+                         const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
                          Deadline deadline, Connections& connections) {
   const auto left = [&] {
     return std::max(std::chrono::milliseconds(1),

@@ -8,6 +8,7 @@
 #include "rendezvous/bootstrap.h"
 #include "rendezvous/roster.h"
 #include "smdp/error.h"
+#include "smdp/internal/group_setup.h"
 
 namespace smdp {
 
@@ -15,7 +16,7 @@ namespace smdp {
 // among them), and on rank 0's host `control`. Returns false if shared memory could not be established with one of
 // them; all of them then return false.
 bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
-                         const std::string& secret, const FileDescriptor& listener, const GroupOptions& options,
+                         const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
                          std::chrono::steady_clock::time_point deadline, Connections& connections);
 
 }  // namespace smdp

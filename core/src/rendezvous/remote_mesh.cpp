@@ -64,7 +64,7 @@ void place(const Hello& hello, FileDescriptor& socket, Connections& out) {
 }  // namespace
 
 void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
-                          std::span<const FileDescriptor> listeners, const GroupOptions& options, Deadline deadline,
+                          std::span<const FileDescriptor> listeners, const GroupSetup& options, Deadline deadline,
                           Connections& connections) {
   const Members& members = connections.members;
   const std::string purpose = "group " + options.name;

@@ -8,6 +8,7 @@
 
 #include "rendezvous/bootstrap.h"
 #include "rendezvous/roster.h"
+#include "smdp/internal/group_setup.h"
 
 namespace smdp {
 
@@ -15,7 +16,7 @@ namespace smdp {
 // at least one per rail that both have. All else goes over the first rail. Fills data, mail and, for ranks not on rank
 // 0's host, control. Connections that do not prove the secret are refused, and logged once per address.
 void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
-                          std::span<const FileDescriptor> listeners, const GroupOptions& options,
+                          std::span<const FileDescriptor> listeners, const GroupSetup& options,
                           std::chrono::steady_clock::time_point deadline, Connections& connections);
 
 }  // namespace smdp

@@ -188,7 +188,7 @@ std::vector<std::string> addresses_of_master(const Record& own, const std::vecto
 }
 
 std::vector<Record> exchange_records(
-    Store& store, int rank, int size, Record own, const GroupOptions& options,
+    Store& store, int rank, int size, Record own, const GroupSetup& options,
     const std::function<void(Record& own, const std::vector<Record>& others)>& complete) {
   std::string roster;
   std::vector<int> came;

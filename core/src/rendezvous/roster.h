@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "smdp/group.h"
+#include "smdp/internal/group_setup.h"
 #include "smdp/store.h"
 #include "transport/members.h"
 
@@ -53,7 +53,7 @@ std::vector<std::string> addresses_of_master(const Record& own, const std::vecto
 // others, to fill in where it listens: the others know best how it is reached. Throws TimeoutError, which lists who
 // came and who did not.
 std::vector<Record> exchange_records(
-    Store& store, int rank, int size, Record own, const GroupOptions& options,
+    Store& store, int rank, int size, Record own, const GroupSetup& options,
     const std::function<void(Record& own, const std::vector<Record>& others)>& complete);
 
 // What the ranks know of each other so far, for messages. Fills host_names and world_ranks.

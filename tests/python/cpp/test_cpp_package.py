@@ -50,6 +50,14 @@ def test_a_program_builds_by_pkg_config(tmp_path: Path) -> None:
     check(tmp_path / "all_reduce")
 
 
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="needs pkg-config")
+def test_only_public_headers_are_shipped() -> None:
+    include = output("pkg-config", "--cflags-only-I", "smdp", PKG_CONFIG_PATH=folder("--pkg-config")).strip()
+    shipped = Path(include.removeprefix("-I")) / "smdp"
+    assert (shipped / "group.h").is_file()
+    assert not (shipped / "internal").exists()
+
+
 def test_what_is_asked_for_must_be_named() -> None:
     with pytest.raises(SystemExit):
         cpp.main([])
