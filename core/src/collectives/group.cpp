@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "collectives/chunks.h"
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "collectives/group_arguments.h"
 #include "collectives/group_impl.h"
 #include "collectives/watch.h"
@@ -121,7 +121,7 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::st
   if (setup.chunk_bytes == 0) setup.chunk_bytes = kChunkBesideCompute;
   setup.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
 
-  if (const std::exception_ptr obstacle = impl_->engine->obstacle()) std::rethrow_exception(obstacle);
+  if (const std::exception_ptr obstacle = impl_->engine->failures().obstacle()) std::rethrow_exception(obstacle);
   std::vector<int> everybody(static_cast<std::size_t>(size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   setup.obstacle = watch_base(impl_->engine, std::move(everybody));
@@ -139,6 +139,6 @@ std::string Group::batch_algorithm(std::size_t bytes) const {
 
 void Group::abort(const std::string& reason) { impl_->engine->abort(reason); }
 void Group::shutdown(const std::string& reason) { impl_->engine->shutdown(reason); }
-std::exception_ptr Group::error() const { return impl_->engine->error(); }
+std::exception_ptr Group::error() const { return impl_->engine->failures().error(); }
 
 }  // namespace smdp

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "collectives/group_arguments.h"
 #include "collectives/group_impl.h"
 #include "collectives/hierarchical.h"

@@ -93,10 +93,10 @@ void Group::Impl::part(const std::string& name) const {
   if (members().rank != 0) return announce_departure(view, members().rank);
   bool is_told = false;
   await_departures(view, all_but_first(members().size), setup.interrupted, [&](int rank) {
-    if (const std::exception_ptr error = engine->error(); error && !std::exchange(is_told, true)) {
+    if (const std::exception_ptr error = engine->failures().error(); error && !std::exchange(is_told, true)) {
       view.fail(without_tag(Failure::of(error).text));  // who is on its way has no connection to hear of it
     }
-    return engine->death_of({rank}) || engine->departure_of({rank});
+    return engine->failures().death_of({rank}) || engine->failures().departure_of({rank});
   });
 }
 

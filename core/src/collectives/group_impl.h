@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "smdp/group.h"
 #include "smdp/internal/group_setup.h"
 

@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "collectives/group_arguments.h"
 #include "collectives/group_impl.h"
 #include "smdp/error.h"
@@ -41,12 +41,12 @@ Group::Handle Group::send(ConstBuffer data, DType dtype, int destination, std::i
 
 Group::Handle Group::offer(ConstBuffer data, DType dtype, int destination, std::int64_t tag) {
   if (data.count == 0) throw InvalidArgument(impl_->members().prefix() + "cannot offer a message of no elements.");
-  return impl_->engine->offer(outgoing("offer", impl_->members(), data, dtype, destination, tag));
+  return impl_->engine->mail().offer(outgoing("offer", impl_->members(), data, dtype, destination, tag));
 }
 
 void Group::refuse(int source, std::int64_t tag) {
   check_source(impl_->members(), source);
-  impl_->engine->refuse(source, tag);
+  impl_->engine->mail().refuse(source, tag);
 }
 
 Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call) {
@@ -62,6 +62,6 @@ Group::Handle Group::recv(Buffer data, DType dtype, int source, std::int64_t tag
   return impl_->engine->receive(std::move(request), call);
 }
 
-void Group::push_offers() { impl_->engine->push_offers(); }
+void Group::push_offers() { impl_->engine->mail().push_offers(); }
 
 }  // namespace smdp

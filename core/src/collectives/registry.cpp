@@ -1,12 +1,12 @@
 #include "collectives/registry.h"
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "common/completion.h"
 #include "common/fork_guard.h"
+#include "common/mutex.h"
 #include "observability/trace.h"
 #include "smdp/group.h"
 
@@ -14,11 +14,11 @@ namespace smdp {
 namespace {
 
 struct Registry {
-  std::mutex mutex;  // guards all below; taken before an engine's
-  std::vector<std::weak_ptr<Engine>> engines;
-  std::vector<std::shared_ptr<Progress>> threads;
-  std::size_t turn = 0;
-  std::uint64_t generation = 0;
+  Mutex mutex;  // no other is taken under it
+  std::vector<std::weak_ptr<Engine>> engines SMDP_GUARDED_BY(mutex);
+  std::vector<std::shared_ptr<Progress>> threads SMDP_GUARDED_BY(mutex);
+  std::size_t turn SMDP_GUARDED_BY(mutex) = 0;
+  std::uint64_t generation SMDP_GUARDED_BY(mutex) = 0;
 };
 
 Registry& registry() {
@@ -30,7 +30,7 @@ Registry& registry() {
 
 std::shared_ptr<Progress> shared_progress(int threads) {
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   if (all.generation != ForkGuard::generation()) {
     // The parent's threads do not exist here: forget them without joining.
     for (auto& thread : all.threads) new std::shared_ptr<Progress>(std::move(thread));
@@ -46,17 +46,18 @@ std::shared_ptr<Progress> shared_progress(int threads) {
 
 void register_engine(const std::shared_ptr<Engine>& engine) {
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   all.engines.erase(std::remove_if(all.engines.begin(), all.engines.end(), [](const auto& e) { return e.expired(); }),
                     all.engines.end());
   all.engines.push_back(engine);
 }
 
 void look_at_engines(const std::function<bool(Engine&)>& look) {
+  Registry& all = registry();
   std::vector<std::shared_ptr<Engine>> engines;
   {
-    const std::lock_guard lock(registry().mutex);
-    for (const auto& weak : registry().engines) {
+    const Lock lock(all.mutex);
+    for (const auto& weak : all.engines) {
       if (auto engine = weak.lock()) engines.push_back(std::move(engine));
     }
   }
@@ -68,13 +69,14 @@ void look_at_engines(const std::function<bool(Engine&)>& look) {
 }
 
 void shutdown_all(const std::string& reason) {
+  Registry& all = registry();
   std::vector<std::shared_ptr<Engine>> engines;
   {
-    const std::lock_guard lock(registry().mutex);
-    for (const auto& weak : registry().engines) {
+    const Lock lock(all.mutex);
+    for (const auto& weak : all.engines) {
       if (auto engine = weak.lock()) engines.push_back(std::move(engine));
     }
-    registry().engines.clear();
+    all.engines.clear();
   }
   for (const auto& engine : engines) engine->shutdown(reason);
   trace::finish();  // what came after the last group's end, and this program's too

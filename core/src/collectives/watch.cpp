@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "collectives/registry.h"
 
 namespace smdp {
@@ -24,20 +24,21 @@ Obstacle watch(const std::shared_ptr<Engine>& base, std::vector<int> ranks, bool
           next_look](bool has_failed) mutable -> std::exception_ptr {
     const std::shared_ptr<Engine> engine = weak.lock();
     if (!engine) return nullptr;
-    if (const std::exception_ptr end = needs_base ? engine->error() : engine->death_of(ranks)) return end;
+    if (const std::exception_ptr end = needs_base ? engine->failures().error() : engine->failures().death_of(ranks))
+      return end;
     if (Clock::now() >= next_look) {
       next_look = Clock::now() + kLook;
       look_at_engines([](Engine& any) {
-        any.look_for_deadlock();
+        any.diagnosis().look_for_deadlock();
         return false;
       });
     }
     if (!departure) {
-      departure = engine->departure_of(ranks);
+      departure = engine->failures().departure_of(ranks);
       last_chance = Clock::now() + kArrival;
     }
     // Rank 0 may serve the store that has failed.
-    if (!departure && has_failed) departure = engine->departure_of({0});
+    if (!departure && has_failed) departure = engine->failures().departure_of({0});
     return has_failed || Clock::now() >= last_chance ? departure : nullptr;
   };
 }

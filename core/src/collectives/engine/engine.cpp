@@ -1,4 +1,4 @@
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -47,20 +47,31 @@ Engine::Engine(Connections connections, const GroupOptions& options)
       board_(connections_.segment, members_, raw(connections_.doorbells)),
       links_(static_cast<std::size_t>(members_.size)),
       context_{members_, board_, links_},
-      spins_(!members_.is_oversubscribed()),
-      fork_generation_(ForkGuard::generation()) {
+      thread_(progress_),
+      failures_(members_, {[this] { wake_caller(); },
+                           [this] {
+                             thread_.post([this] {
+                               tell_failure();
+                               fail_everything();
+                             });
+                           },
+                           [this] { return queue_.in_flight(); }}),
+      queue_(members_, options_, failures_),
+      diagnosis_(members_, options_.stall_time, queue_, failures_, thread_,
+                 [this](std::uint64_t sequence, std::function<void(const Control::Verdict&)> answer) {
+                   control_->inquire(sequence, std::move(answer));
+                 }),
+      mail_(members_, options_.timeout, failures_, diagnosis_, thread_),
+      spins_(!members_.is_oversubscribed()) {
   note_caller(members_.world_rank(members_.rank));
   for (const auto& to_one : connections_.data) streams_ = std::max(streams_, to_one.size());
   warn_of_idle_algorithm(planner_, members_);
-  const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
-  const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
-  mailbox_ = std::make_unique<Mailbox>(members_, on_broken, on_error);
   control_ = std::make_unique<Control>(
       *progress_, members_, std::move(connections_.control),
       Control::Callbacks{[this](const Failure& failure) { on_abort(failure); },
                          [this](std::uint64_t sequence, const std::string& text) { on_refused(sequence, text); },
-                         [this](int rank, const std::string& reason) { on_left(rank, reason); },
-                         [this] { return status(); }});
+                         [this](int rank, const std::string& reason) { failures_.on_left(rank, reason); },
+                         [this] { return diagnosis_.status(); }});
   std::exception_ptr failure;
   try {
     progress_->run([this] { connect(); });
@@ -70,14 +81,14 @@ Engine::Engine(Connections connections, const GroupOptions& options)
   } catch (...) {
     failure = std::current_exception();
   }
-  fail(std::move(failure), Tell::kEveryone);
+  failures_.fail(std::move(failure), Tell::kEveryone);
   shutdown("");
-  std::rethrow_exception(error_);
+  failures_.check_usable();
 }
 
 void Engine::connect() {
-  const auto on_broken = [this](int rank, const std::string& reason) { this->on_broken(rank, reason); };
-  const auto on_error = [this](std::exception_ptr error) { fail(std::move(error), Tell::kEveryone); };
+  const auto on_broken = [this](int rank, const std::string& reason) { failures_.on_broken(rank, reason); };
+  const auto on_error = [this](std::exception_ptr error) { failures_.fail(std::move(error), Tell::kEveryone); };
   const auto on_mismatch = [this](std::uint64_t sequence, std::exception_ptr error) {
     this->on_mismatch(sequence, std::move(error));
   };
@@ -95,35 +106,21 @@ void Engine::connect() {
     links_[index] = std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken,
                                            on_mismatch, on_error);
   }
-  mailbox_->open(std::move(streams));
+  mail_.open(std::move(streams));
   control_->open();
   progress_->add(this);
 }
 
 Engine::~Engine() { shutdown(""); }
 
-std::exception_ptr Engine::inherited_error() const {
-  if (!ForkGuard::in_forked_child(fork_generation_)) return nullptr;
-  return std::make_exception_ptr(
-      ClosedError("[smdp] this process is a forked child of rank " +
-                  std::to_string(members_.world_rank(members_.rank)) + " and cannot use its group '" + members_.name +
-                  "'. Communicate in the parent, or start the child with spawn and its own smdp.init()."));
-}
-
-void Engine::check_usable() const {
-  if (const std::exception_ptr inherited = inherited_error()) std::rethrow_exception(inherited);
-  const std::lock_guard lock(mutex_);
-  if (error_) std::rethrow_exception(error_);
-}
-
 Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Body body, const Call& call,
                                  std::function<bool()> is_open) {
-  if (const std::exception_ptr inherited = inherited_error()) std::rethrow_exception(inherited);
+  if (const std::exception_ptr inherited = failures_.inherited_error()) std::rethrow_exception(inherited);
   if (call.arrival) call.arrival->wake_by([progress = progress_] { progress->wake(); });
   auto collective = std::make_unique<Collective>();
   collective->fingerprint = fingerprint;
   collective->fingerprint.set_name(call.name.empty() ? call_name() : call.name);
-  const bool is_by_name = call.by_name && members_.size > 1;
+  collective->is_by_name = call.by_name && members_.size > 1;
   if (call.by_name && collective->fingerprint.name == 0) {
     throw InvalidArgument(members_.prefix() + name_of(fingerprint.kind) + " by name has no name.");
   }
@@ -136,79 +133,48 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->body = std::move(body);
   collective->timeout = call.timeout.value_or(options_.timeout);
   const Group::Handle handle = collective->handle;
-  std::unique_lock lock(mutex_);
-  if (error_) std::rethrow_exception(error_);
-  // It would wait for what this very thread has to end first, at once or in its handle's wait().
-  if (driver_ == Driver::kCaller && caller_ == std::this_thread::get_id()) {
-    throw Error(members_.prefix() + "a signal handler called " + name_of(fingerprint.kind) + " while " +
-                last_.describe() +
-                " is under way in the same thread, which it would wait for. Let the handler note the signal, and make "
-                "the call after the step, on all ranks.");
+  const bool must_queue = collective->is_by_name || call.async || call.arrival || members_.hosts.size() > 1;
+  try {
+    collective = queue_.enter(std::move(collective), must_queue);
+  } catch (const MismatchError&) {
+    failures_.fail(std::current_exception(), Tell::kEveryone);  // two calls by one name: other ranks may wait for both
+    throw;
   }
-  if (last_caller_ != this_thread()) {
-    last_caller_ = this_thread();
-    note_caller(members_.world_rank(members_.rank));
-  }
-  if (!is_by_name && !call.async && !call.arrival && members_.hosts.size() == 1 && driver_ == Driver::kNone &&
-      queue_.empty()) {
-    driver_ = Driver::kCaller;
-    caller_ = std::this_thread::get_id();
-    begin(*collective);
-    lock.unlock();
+  if (collective) {
     drive_inline(*collective, call);
     const std::exception_ptr failure = error_of(*collective);
     if (failure) end_failed(*collective, failure);
-    const Clock::time_point end = record(*collective);
-    lock.lock();
-    driver_ = Driver::kNone;
-    running_ = nullptr;
-    last_end_ = end;
-    const bool more = !queue_.empty();
-    const bool stopping = error_ != nullptr;
-    lock.unlock();
-    if (stopping) idle_.notify_all();
-    if (more) progress_->wake();
+    if (queue_.leave(record(*collective))) progress_->wake();
     if (failure) std::rethrow_exception(failure);
     return nullptr;
   }
-  const auto now = Clock::now();
-  collective->deadline = now + collective->timeout;
-  if (is_by_name) {  // it may be set aside, and is looked at meanwhile
-    collective->since = now;
-    set_looks(*collective);
-  }
-  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);  // those before it ask earlier
-  if (is_by_name) {
-    if (const std::exception_ptr refused = queue_by_name(std::move(collective))) {
-      lock.unlock();
-      fail(refused, Tell::kEveryone);
-      std::rethrow_exception(refused);
-    }
-  } else {
-    queue_.push_back(std::move(collective));
-  }
-  lock.unlock();
   progress_->wake();
   if (call.async) return handle;
   wait(*handle, call);
   return nullptr;
 }
 
+Group::Handle Engine::send(Mailbox::Request request, const Call& call) {
+  const Group::Handle handle = mail_.send(std::move(request), call);
+  if (!call.async) wait(*handle, call);
+  return handle;
+}
+
+Group::Handle Engine::receive(Mailbox::Request request, const Call& call) {
+  const Group::Handle handle = mail_.receive(std::move(request), call);
+  if (!call.async) wait(*handle, call);
+  return handle;
+}
+
 void Engine::wait(Operation& operation, const Call& call) {
-  if (call.interrupted && !operation.wait_unless(call.interrupted)) fail(interruption(), Tell::kEveryone);
+  if (call.interrupted && !operation.wait_unless(call.interrupted)) failures_.fail(interruption(), Tell::kEveryone);
   operation.wait();
 }
 
-// Under mutex_.
-void Engine::begin(Collective& collective) {
-  collective.fingerprint.sequence = last_.sequence + 1;
-  last_ = collective.fingerprint;
-  is_given_up_ = false;
-  running_ = is_patient(collective) ? collective.handle.get() : nullptr;
-  if (driver_ == Driver::kProgress) collective.handle->begin();  // else nobody else has the handle
-  collective.began = collective.since = Clock::now();
-  collective.deadline = collective.since + collective.timeout;  // those before it have taken their own time
-  set_looks(collective);
+std::exception_ptr Engine::interruption() const {
+  const Fingerprint last = queue_.last();
+  const std::string where = last.kind == OpKind::kNone ? "" : " in " + last.describe();
+  return std::make_exception_ptr(ClosedError(members_.prefix() + "interrupted" + where + "."));
 }
 
 Task Engine::run(Collective& collective) {
@@ -263,16 +229,6 @@ void Engine::drive_inline(Collective& collective, const Call& call) {
   }
 }
 
-std::string Engine::Collective::describe() const {
-  return fingerprint.describe() + (label ? " (" + label() + ")" : "");
-}
-
-int Engine::Collective::awaited() const {
-  int peer = -1;
-  for (const Scheduler::Wait& wait : scheduler.waits()) peer = std::max(peer, wait.peer);
-  return peer;
-}
-
 Clock::time_point Engine::record(const Collective& collective) const {
   const Clock::time_point now = Clock::now();
   const char* kind = name_of(collective.fingerprint.kind);
@@ -292,14 +248,8 @@ Clock::time_point Engine::record(const Collective& collective) const {
 }
 
 bool Engine::poll_collective() {
-  if (!active_) {
-    const std::lock_guard lock(mutex_);
-    if (driver_ != Driver::kNone || queue_.empty() || error_) return false;
-    active_ = std::move(queue_.front());
-    queue_.pop_front();
-    driver_ = Driver::kProgress;
-    begin(*active_);
-  }
+  if (!active_) active_ = queue_.take();
+  if (!active_) return false;
   Collective& collective = *active_;
   bool moved = false;
   if (!collective.root.handle()) {
@@ -326,25 +276,19 @@ bool Engine::poll_collective() {
   if (failure) end_failed(collective, failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
   const Clock::time_point end = record(*ended);  // before a caller may drive the next, which shares the context
-  {
-    const std::lock_guard lock(mutex_);
-    driver_ = Driver::kNone;
-    running_ = nullptr;
-    last_end_ = end;
-    if (!failure) end_by_name(*ended);  // else the group is closed, if it was called by name
-  }
+  queue_.end(*ended, end, failure != nullptr);
   ended->handle->complete(failure);
   return true;
 }
 
 bool Engine::poll() {
   bool moved = poll_collective();
-  moved |= mailbox_->poll();
+  moved |= mail_.poll();
   const auto now = Clock::now();
   check_queue(now);
-  if (stop_.load()) check_departed_aside();
-  check_mail(now);
-  if (!suspects_.empty()) check_suspects(now);
+  if (failures_.is_news()) check_announced();
+  mail_.check(now);
+  failures_.check_suspects(now);
   return moved;
 }
 
@@ -357,22 +301,8 @@ void Engine::arm() {
 }
 
 Clock::time_point Engine::deadline() {
-  Clock::time_point first = Clock::time_point::max();
-  if (active_) first = active_->next_look();
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& queued : queue_) first = std::min({first, queued->next_inquiry, queued->deadline});
-    for (const auto& [name, aside] : aside_) {
-      first = std::min({first, aside->next_inquiry, aside->deadline});
-      if (announced_.name != 0) first = std::min(first, aside->next_stall);
-    }
-  }
-  const Clock::time_point mail = mailbox_->deadline();
-  if (mail != Clock::time_point::max()) {
-    first = std::min(first, mail_inquired_ ? mail : mail - Control::kInquiry - std::chrono::milliseconds(300));
-  }
-  for (const auto& [rank, suspect] : suspects_) first = std::min(first, suspect.first);
-  return first;
+  const Clock::time_point active = active_ ? active_->next_look() : Clock::time_point::max();
+  return std::min({active, queue_.deadline(), mail_.deadline(), failures_.deadline()});
 }
 
 void Engine::wake_caller() { ring_doorbell(board_.my_sleep(), progress_->doorbell().get()); }

@@ -7,32 +7,28 @@
 #include <memory>
 #include <utility>
 
-#include "collectives/engine.h"
+#include "collectives/engine/call_queue.h"
 #include "collectives/routes.h"
 #include "smdp/error.h"
 
 namespace smdp {
 namespace {
 
-constexpr int kOrderingRank = 0;
-
 Bytes bytes_of(Fingerprint& named) { return {reinterpret_cast<std::byte*>(&named), sizeof named}; }
 
 }  // namespace
 
-std::exception_ptr Engine::queue_by_name(std::unique_ptr<Collective> collective) {
+void CallQueue::queue_by_name(std::unique_ptr<Collective> collective) {
   const Fingerprint& print = collective->fingerprint;
   if (!names_.insert(print.name).second) {
-    return std::make_exception_ptr(
-        MismatchError(members_.prefix() + "two calls of " + print.describe_name() +
-                      " are under way at once, and nothing says which call of another rank each of them belongs to. "
-                      "Give each a name of its own, or let one wait for the other."));
+    throw MismatchError(members_.prefix() + "two calls of " + print.describe_name() +
+                        " are under way at once, and nothing says which call of another rank each of them belongs to. "
+                        "Give each a name of its own, or let one wait for the other.");
   }
-  collective->is_by_name = true;
   if (members_.rank == kOrderingRank) {
     queue_next_name(print);
     queue_.push_back(std::move(collective));
-    return nullptr;
+    return;
   }
   const std::uint64_t name = print.name;
   aside_.emplace(name, std::move(collective));
@@ -41,10 +37,9 @@ std::exception_ptr Engine::queue_by_name(std::unique_ptr<Collective> collective)
   } else if (!is_asking_for_next_ && announced_.name == 0) {
     queue_next_name(Fingerprint{});
   }
-  return nullptr;
 }
 
-void Engine::queue_next_name(const Fingerprint& named) {
+void CallQueue::queue_next_name(const Fingerprint& named) {
   auto collective = std::make_unique<Collective>();
   const auto next = collective->announced_name = std::make_shared<Fingerprint>(named);
   Fingerprint& print = collective->fingerprint;
@@ -60,12 +55,12 @@ void Engine::queue_next_name(const Fingerprint& named) {
   }
   collective->timeout = options_.timeout;
   collective->deadline = Clock::now() + collective->timeout;
-  collective->next_inquiry = inquiry_time(collective->deadline, collective->timeout);
+  collective->next_inquiry = collective->final_inquiry();
   is_asking_for_next_ = members_.rank != kOrderingRank;
   queue_.push_back(std::move(collective));
 }
 
-void Engine::end_by_name(const Collective& ended) {
+void CallQueue::end_by_name(const Collective& ended) {
   if (ended.is_by_name) names_.erase(ended.fingerprint.name);
   if (!ended.announced_name || members_.rank == kOrderingRank) return;
   is_asking_for_next_ = false;
@@ -73,7 +68,7 @@ void Engine::end_by_name(const Collective& ended) {
   queue_from_aside();
 }
 
-void Engine::queue_from_aside() {
+void CallQueue::queue_from_aside() {
   const auto found = aside_.find(announced_.name);
   if (found == aside_.end()) return;  // this rank has not called it yet
   queue_.push_back(std::move(found->second));
@@ -82,22 +77,16 @@ void Engine::queue_from_aside() {
   if (!aside_.empty()) queue_next_name(Fingerprint{});
 }
 
-std::string Engine::reason_for_waiting_aside() const {
+std::string CallQueue::reason_for_waiting_aside() const {
   return "it waits for " + announced_.describe_name() + ", which " + members_.who(kOrderingRank) +
          " called before it and this rank has not called";
 }
 
-void Engine::check_departed_aside() {
+std::string CallQueue::waiting_for_the_announced() const {
   // What rank 0 has sent for the announced call may still lie in a stream, but it announces nothing more.
-  std::string what;
-  {
-    const std::lock_guard lock(mutex_);
-    if (error_ || aside_.empty() || announced_.name == 0 || !left_.contains(kOrderingRank)) return;
-    what = aside_.begin()->second->fingerprint.describe();
-  }
-  const std::string who = members_.who(kOrderingRank) + left_reason(kOrderingRank);
-  const std::string text = members_.prefix() + what + " cannot finish: " + who;
-  fail(std::make_exception_ptr(PeerLostError(text, {kOrderingRank})), Tell::kEveryone);
+  const Lock lock(mutex_);
+  const bool waits = !aside_.empty() && announced_.name != 0 && failures_.has_left(kOrderingRank);
+  return waits ? aside_.begin()->second->fingerprint.describe() : "";
 }
 
 }  // namespace smdp
