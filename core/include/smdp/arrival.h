@@ -5,8 +5,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <vector>
 
 #include "smdp/export.h"
 
@@ -17,6 +15,11 @@ namespace smdp {
 // Thread-safe; make it with std::make_shared.
 class SMDP_API Arrival : public std::enable_shared_from_this<Arrival> {
  public:
+  Arrival();
+  Arrival(const Arrival&) = delete;
+  Arrival& operator=(const Arrival&) = delete;
+  ~Arrival();
+
   // The values are in place. Their memory must still be there, whether the operations have failed or not. Later calls
   // do nothing.
   void arrive();
@@ -27,10 +30,10 @@ class SMDP_API Arrival : public std::enable_shared_from_this<Arrival> {
   void wake_by(std::function<void()> function);
 
  private:
+  struct Functions;
+
   std::atomic<bool> is_there_{false};
-  std::mutex mutex_;
-  std::vector<std::function<void()>> prepare_;  // guarded by mutex_, as below
-  std::function<void()> wake_;
+  const std::unique_ptr<Functions> functions_;
 };
 
 }  // namespace smdp

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "collectives/chunks.h"
 #include "common/counted.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/per_process.h"
 #include "cost/collective_cost.h"
 #include "smdp/error.h"
@@ -25,8 +25,8 @@ constexpr std::pair<const char*, Algorithm> kNames[] = {
 
 // What SMDP_LOG_LEVEL=debug has printed.
 struct Announced {
-  std::mutex mutex;
-  std::set<std::string> texts;
+  Mutex mutex;
+  std::set<std::string> texts SMDP_GUARDED_BY(mutex);
 };
 
 // A program whose sizes never repeat must not fill memory.
@@ -38,7 +38,7 @@ Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, co
   const std::string text =
       what + std::to_string(bytes) + " bytes between " + std::to_string(parties) + " " + where + ": " + name_of(choice);
   auto& known = per_process<Announced>();
-  const std::lock_guard lock(known.mutex);
+  const Lock lock(known.mutex);
   if (known.texts.size() == kMostAnnounced) known.texts.clear();
   if (known.texts.insert(text).second) log(LogLevel::kDebug, text);
   return choice;

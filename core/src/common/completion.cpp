@@ -1,20 +1,19 @@
 #include "common/completion.h"
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <utility>
 
 #include "common/fork_guard.h"
+#include "common/mutex.h"
 #include "common/service_thread.h"
 
 namespace smdp {
 namespace {
 
 struct Completion {
-  std::mutex mutex;  // guards `callbacks`; nothing is called under it
-  std::condition_variable condition;
-  std::deque<std::function<void()>> callbacks;
+  Mutex mutex;  // nothing is called under it
+  Condition condition;
+  std::deque<std::function<void()>> callbacks SMDP_GUARDED_BY(mutex);
   const std::uint64_t generation = ForkGuard::generation();
 
   Completion() {
@@ -24,8 +23,8 @@ struct Completion {
   }
 
   std::function<void()> next() {
-    std::unique_lock lock(mutex);
-    condition.wait(lock, [this] { return !callbacks.empty(); });
+    Lock lock(mutex);
+    condition.wait(lock, [this]() SMDP_REQUIRES(mutex) { return !callbacks.empty(); });
     std::function<void()> callback = std::move(callbacks.front());
     callbacks.pop_front();
     return callback;
@@ -34,9 +33,9 @@ struct Completion {
 
 Completion& completion() {
   // Never destroyed: the thread may outlive main.
-  static std::mutex& mutex = *new std::mutex;
-  static Completion* current = nullptr;
-  const std::lock_guard lock(mutex);
+  static Mutex& mutex = *new Mutex;
+  static Completion* current SMDP_GUARDED_BY(mutex) = nullptr;
+  const Lock lock(mutex);
   if (current == nullptr || ForkGuard::in_forked_child(current->generation)) current = new Completion;
   return *current;
 }
@@ -45,7 +44,7 @@ Completion& completion() {
 
 void run_on_completion_thread(std::function<void()> callback) {
   Completion& all = completion();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   all.callbacks.push_back(std::move(callback));
   all.condition.notify_one();
 }

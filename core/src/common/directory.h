@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
+
+#include "common/mutex.h"
 
 namespace smdp {
 
@@ -18,7 +19,7 @@ class Directory {
   }
 
   std::uint64_t add(const std::shared_ptr<T>& object) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     std::erase_if(objects_, [](const auto& entry) { return entry.second.expired(); });
     objects_[++last_] = object;
     return last_;
@@ -26,15 +27,15 @@ class Directory {
 
   // Null if it is gone or never was.
   std::shared_ptr<T> find(std::uint64_t number) const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const auto found = objects_.find(number);
     return found == objects_.end() ? nullptr : found->second.lock();
   }
 
  private:
-  mutable std::mutex mutex_;  // guards all below
-  std::map<std::uint64_t, std::weak_ptr<T>> objects_;
-  std::uint64_t last_ = 0;
+  mutable Mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<T>> objects_ SMDP_GUARDED_BY(mutex_);
+  std::uint64_t last_ SMDP_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace smdp

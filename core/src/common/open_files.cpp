@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <mutex>
 #include <optional>
 
 #include "common/file_descriptor.h"
+#include "common/mutex.h"
 #include "common/per_process.h"
 
 namespace smdp {
@@ -19,10 +19,10 @@ namespace {
 constexpr std::size_t kReserve = 4;
 
 struct OpenFiles {
-  std::mutex mutex;  // guards all below
-  std::array<FileDescriptor, kReserve> reserve;
-  std::optional<ShortageError> noted;
-  bool has_meeting = false;
+  Mutex mutex;
+  std::array<FileDescriptor, kReserve> reserve SMDP_GUARDED_BY(mutex);
+  std::optional<ShortageError> noted SMDP_GUARDED_BY(mutex);
+  bool has_meeting SMDP_GUARDED_BY(mutex) = false;
 };
 
 OpenFiles& open_files() { return per_process<OpenFiles>(); }
@@ -41,7 +41,7 @@ void raise_open_files_limit() {
 void prepare_open_files() {
   raise_open_files_limit();
   OpenFiles& files = open_files();
-  const std::lock_guard lock(files.mutex);
+  const Lock lock(files.mutex);
   files.has_meeting = true;
   for (FileDescriptor& spare : files.reserve) {
     if (spare.get() >= 0) continue;
@@ -52,13 +52,13 @@ void prepare_open_files() {
 
 void free_reserve() {
   OpenFiles& files = open_files();
-  const std::lock_guard lock(files.mutex);
+  const Lock lock(files.mutex);
   for (FileDescriptor& spare : files.reserve) spare.reset();
 }
 
 void note_shortage(const ShortageError& error) {
   OpenFiles& files = open_files();
-  const std::lock_guard lock(files.mutex);
+  const Lock lock(files.mutex);
   if (files.has_meeting && !files.noted) files.noted = error;
 }
 
@@ -66,7 +66,7 @@ void throw_noted_shortage() {
   OpenFiles& files = open_files();
   std::optional<ShortageError> noted;
   {
-    const std::lock_guard lock(files.mutex);
+    const Lock lock(files.mutex);
     noted.swap(files.noted);
   }
   if (noted) throw ShortageError(*noted);
@@ -75,7 +75,7 @@ void throw_noted_shortage() {
 void release_open_files() {
   free_reserve();
   OpenFiles& files = open_files();
-  const std::lock_guard lock(files.mutex);
+  const Lock lock(files.mutex);
   files.noted.reset();
   files.has_meeting = false;
 }

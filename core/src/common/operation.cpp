@@ -1,10 +1,8 @@
 #include "smdp/operation.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "common/completion.h"
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "common/mutex.h"
 #include "common/per_process.h"
 #include "common/thread_wait.h"
 #include "common/wait_clock.h"
@@ -22,14 +21,14 @@ namespace {
 
 // Lock order: an operation's mutex is released before this one is taken.
 struct CompletionQueue {
-  std::mutex mutex;
-  std::condition_variable condition;
-  std::deque<std::uint64_t> tokens;  // guarded by mutex
+  Mutex mutex;
+  Condition condition;
+  std::deque<std::uint64_t> tokens SMDP_GUARDED_BY(mutex);
 };
 
 void push_completion(std::uint64_t token) {
   auto& queue = per_process<CompletionQueue>();
-  const std::lock_guard lock(queue.mutex);
+  const Lock lock(queue.mutex);
   queue.tokens.push_back(token);
   queue.condition.notify_one();
 }
@@ -41,20 +40,24 @@ void push_completion(std::uint64_t token) {
 struct Operation::State {
   std::atomic<bool> is_urgent = false;
   const std::uint64_t fork_generation = ForkGuard::generation();
-  mutable std::mutex mutex;
-  std::condition_variable condition;
+  mutable Mutex mutex;
+  Condition condition;
   std::atomic<bool> done = false;  // written under mutex, after all else that complete() leaves
-  std::exception_ptr error;        // guarded by mutex until done, as all below
-  int source = -1;
-  std::vector<std::uint64_t> tokens;
-  std::vector<std::function<void()>> callbacks;
-  std::chrono::steady_clock::time_point began{};
-  std::chrono::steady_clock::time_point ended{};
+  struct Outcome {
+    std::exception_ptr error;
+    int source = -1;
+    std::chrono::steady_clock::time_point began{};
+    std::chrono::steady_clock::time_point ended{};
+  };
+  Outcome outcome SMDP_GUARDED_BY(mutex);
+  std::vector<std::uint64_t> tokens SMDP_GUARDED_BY(mutex);
+  std::vector<std::function<void()>> callbacks SMDP_GUARDED_BY(mutex);
 
   bool is_inherited() const { return ForkGuard::in_forked_child(fork_generation); }
-  // Of an inherited one.
+  // Of an inherited one, which no other thread changes.
+  const Outcome& inherited_outcome() const SMDP_NO_THREAD_SAFETY_ANALYSIS { return outcome; }
   std::exception_ptr inherited_error() const {
-    if (done.load()) return error;
+    if (done.load()) return inherited_outcome().error;
     return std::make_exception_ptr(
         ClosedError("[smdp] this process is a forked child of the one that started the operation and cannot wait for "
                     "it. Communicate in the parent, or start the child with spawn and its own smdp.init()."));
@@ -76,7 +79,7 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
     return;
   }
   hurry();
-  std::unique_lock lock(state_->mutex);
+  Lock lock(state_->mutex);
   const auto is_done = [this] { return state_->done.load(); };
   if (!timeout) {
     if (!state_->condition.wait_until(lock, WaitClock::now() + kShortWait, is_done)) {
@@ -87,13 +90,13 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
     throw TimeoutError("[smdp] wait() gave up after " + seconds(*timeout) +
                        "; the operation is still running. Wait again, or longer.");
   }
-  if (state_->error) std::rethrow_exception(state_->error);
+  if (state_->outcome.error) std::rethrow_exception(state_->outcome.error);
 }
 
 bool Operation::wait_for(std::chrono::milliseconds timeout) {
   if (state_->is_inherited()) return true;
   hurry();
-  std::unique_lock lock(state_->mutex);
+  Lock lock(state_->mutex);
   return state_->condition.wait_until(lock, WaitClock::now() + timeout, [this] { return state_->done.load(); });
 }
 
@@ -110,19 +113,19 @@ bool Operation::done() const { return state_->done.load() || state_->is_inherite
 
 std::exception_ptr Operation::error() const {
   if (state_->is_inherited()) return state_->inherited_error();
-  const std::lock_guard lock(state_->mutex);
-  return state_->error;
+  const Lock lock(state_->mutex);
+  return state_->outcome.error;
 }
 
 int Operation::source() const {
-  if (state_->is_inherited()) return state_->done.load() ? state_->source : -1;
-  const std::lock_guard lock(state_->mutex);
-  return state_->source;
+  if (state_->is_inherited()) return state_->done.load() ? state_->inherited_outcome().source : -1;
+  const Lock lock(state_->mutex);
+  return state_->outcome.source;
 }
 
 void Operation::notify(std::uint64_t token) {
   if (!state_->is_inherited()) {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     if (!state_->done) {
       state_->tokens.push_back(token);
       return;
@@ -133,7 +136,7 @@ void Operation::notify(std::uint64_t token) {
 
 void Operation::then(std::function<void()> callback) {
   if (!state_->is_inherited()) {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     if (!state_->done) {
       state_->callbacks.push_back(std::move(callback));
       return;
@@ -143,20 +146,20 @@ void Operation::then(std::function<void()> callback) {
 }
 
 std::chrono::steady_clock::time_point Operation::began() const {
-  if (state_->is_inherited()) return state_->began;
-  const std::lock_guard lock(state_->mutex);
-  return state_->began;
+  if (state_->is_inherited()) return state_->inherited_outcome().began;
+  const Lock lock(state_->mutex);
+  return state_->outcome.began;
 }
 
 std::chrono::steady_clock::time_point Operation::ended() const {
-  if (state_->is_inherited()) return state_->ended;
-  const std::lock_guard lock(state_->mutex);
-  return state_->ended;
+  if (state_->is_inherited()) return state_->inherited_outcome().ended;
+  const Lock lock(state_->mutex);
+  return state_->outcome.ended;
 }
 
 void Operation::begin() {
-  const std::lock_guard lock(state_->mutex);
-  state_->began = std::chrono::steady_clock::now();
+  const Lock lock(state_->mutex);
+  state_->outcome.began = std::chrono::steady_clock::now();
 }
 
 void Operation::complete(std::exception_ptr error, int source) {
@@ -164,11 +167,11 @@ void Operation::complete(std::exception_ptr error, int source) {
   std::vector<std::function<void()>> callbacks;
   if (state_->is_inherited()) return;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     if (state_->done) return;
-    state_->ended = std::chrono::steady_clock::now();
-    state_->error = std::move(error);
-    state_->source = source;
+    state_->outcome.ended = std::chrono::steady_clock::now();
+    state_->outcome.error = std::move(error);
+    state_->outcome.source = source;
     tokens.swap(state_->tokens);
     callbacks.swap(state_->callbacks);
     state_->done = true;
@@ -180,8 +183,9 @@ void Operation::complete(std::exception_ptr error, int source) {
 
 std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout) {
   auto& queue = per_process<CompletionQueue>();
-  std::unique_lock lock(queue.mutex);
-  if (!queue.condition.wait_until(lock, WaitClock::now() + timeout, [&] { return !queue.tokens.empty(); })) {
+  Lock lock(queue.mutex);
+  if (!queue.condition.wait_until(lock, WaitClock::now() + timeout,
+                                  [&]() SMDP_REQUIRES(queue.mutex) { return !queue.tokens.empty(); })) {
     return std::nullopt;
   }
   const std::uint64_t token = queue.tokens.front();

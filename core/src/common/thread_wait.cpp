@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <random>
 #include <set>
 #include <utility>
 
+#include "common/mutex.h"
 #include "common/per_process.h"
 #include "smdp/operation.h"
 
@@ -20,10 +20,10 @@ std::uint64_t random_start() {
 }
 
 struct Waits {
-  std::mutex mutex;  // guards all below; nothing is called under it
-  std::map<std::uint64_t, ThreadWait> by_thread;
-  std::map<int, std::set<std::uint64_t>> callers;  // by rank of the world
-  std::uint64_t last_id = random_start();
+  Mutex mutex;  // nothing is called under it
+  std::map<std::uint64_t, ThreadWait> by_thread SMDP_GUARDED_BY(mutex);
+  std::map<int, std::set<std::uint64_t>> callers SMDP_GUARDED_BY(mutex);  // by rank of the world
+  std::uint64_t last_id SMDP_GUARDED_BY(mutex) = random_start();
 };
 
 Waits& waits() { return per_process<Waits>(); }
@@ -56,7 +56,7 @@ void WaitScope::enter(ThreadWait wait) {
   wait.since = std::chrono::steady_clock::now();
   wait.has_other_threads = has_other_threads_here;
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   wait.id = ++all.last_id;
   if (wait.id == 0) wait.id = ++all.last_id;
   id_ = wait.id;
@@ -67,7 +67,7 @@ void WaitScope::enter(ThreadWait wait) {
 
 WaitScope::~WaitScope() {
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   if (outer_) {
     all.by_thread[this_thread()] = std::move(*outer_);
   } else {
@@ -86,7 +86,7 @@ void note_caller(int world_rank) {
   struct Life {
     ~Life() {
       Waits& all = waits();
-      const std::lock_guard lock(all.mutex);
+      const Lock lock(all.mutex);
       for (auto& [rank, callers] : all.callers) callers.erase(thread);
     }
     const std::uint64_t thread = this_thread();
@@ -94,20 +94,20 @@ void note_caller(int world_rank) {
   thread_local const Life life;
   (void)life;
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   all.callers[world_rank].insert(this_thread());
 }
 
 bool is_only_caller(int world_rank, std::uint64_t thread) {
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   const std::set<std::uint64_t>& callers = all.callers[world_rank];
   return callers.size() == 1 && *callers.begin() == thread;
 }
 
 std::optional<ThreadWait> wait_of(std::uint64_t thread) {
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   const auto found = all.by_thread.find(thread);
   if (found == all.by_thread.end()) return std::nullopt;
   return found->second;
@@ -115,7 +115,7 @@ std::optional<ThreadWait> wait_of(std::uint64_t thread) {
 
 std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::duration age) {
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   std::optional<ThreadWait> oldest;
   auto before = std::chrono::steady_clock::now() - age;
   for (const auto& [thread, wait] : all.by_thread) {
@@ -129,14 +129,14 @@ std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::
 void note_other_threads(bool has_other_threads) {
   has_other_threads_here = has_other_threads;
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   const auto found = all.by_thread.find(this_thread());
   if (found != all.by_thread.end()) found->second.has_other_threads = has_other_threads;
 }
 
 void break_wait(std::uint64_t id, std::exception_ptr error) {
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   for (auto& [thread, wait] : all.by_thread) {
     if (wait.id == id) wait.broken = std::move(error);
   }
@@ -144,7 +144,7 @@ void break_wait(std::uint64_t id, std::exception_ptr error) {
 
 std::exception_ptr broken_wait(std::uint64_t id) {
   Waits& all = waits();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   for (const auto& [thread, wait] : all.by_thread) {
     if (wait.id == id) return wait.broken;
   }

@@ -21,7 +21,7 @@ DeviceStaging::DeviceStaging(int device, Arrived arrived)
 
 DeviceStaging::~DeviceStaging() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     is_closing_ = true;
   }
   changed_.notify_all();
@@ -36,7 +36,7 @@ void DeviceStaging::pin(FusionBuffer& buffer) const {
 
 void DeviceStaging::gather(std::size_t number, const FusionBuffer& buffer, const Piece& piece, const void* data,
                            cuda::Handle event) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (event != nullptr) loading_.wait(event);
   Gathered& gathered = gathered_[number];
   gathered.indices.push_back(piece.index);
@@ -60,7 +60,7 @@ void DeviceStaging::gather(std::size_t number, const FusionBuffer& buffer, const
 }
 
 void DeviceStaging::flush(std::size_t number) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = gathered_.find(number);
   if (found == gathered_.end()) return;
   Gathered gathered = std::move(found->second);
@@ -79,9 +79,9 @@ void DeviceStaging::flush(std::size_t number) {
 }
 
 void DeviceStaging::receive() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return is_closing_ || !sent_.empty(); });
+    changed_.wait(lock, [this]() SMDP_REQUIRES(mutex_) { return is_closing_ || !sent_.empty(); });
     if (is_closing_) return;
     const Sent sent = std::move(sent_.front());
     sent_.pop_front();
@@ -119,6 +119,11 @@ void DeviceStaging::settle() noexcept {
     } catch (const std::exception&) {  // the device is lost, and nothing is under way
     }
   }
+}
+
+void DeviceStaging::forget_buffers() {
+  const Lock lock(mutex_);
+  fused_.clear();
 }
 
 }  // namespace smdp

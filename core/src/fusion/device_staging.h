@@ -2,17 +2,16 @@
 // device, copied to the host once per buffer and run of neighbours, on streams of their own.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "common/mutex.h"
 #include "device/cuda_device.h"
 #include "fusion/fusion_buffer.h"
 
@@ -53,7 +52,7 @@ class DeviceStaging {
   // Once this returns, no memory of a gradient is touched any more: all copies are over, or the device is lost.
   void settle() noexcept;
   // The layout changes: nothing may be under way.
-  void forget_buffers() { fused_.clear(); }
+  void forget_buffers();
 
   const cuda::Device& device() const { return *device_; }
 
@@ -80,12 +79,12 @@ class DeviceStaging {
   const cuda::Stream storing_;
   bool has_stored_ = false;  // since synchronize()
 
-  std::mutex mutex_;  // guards the rest; the driver is called under it, for its order in a stream
-  std::condition_variable changed_;
-  std::map<std::size_t, cuda::Memory> fused_;  // by number of the buffer
-  std::map<std::size_t, Gathered> gathered_;   // as above
-  std::deque<Sent> sent_;
-  bool is_closing_ = false;
+  Mutex mutex_;  // the driver is called under it, for its order in a stream
+  Condition changed_;
+  std::map<std::size_t, cuda::Memory> fused_ SMDP_GUARDED_BY(mutex_);  // by number of the buffer
+  std::map<std::size_t, Gathered> gathered_ SMDP_GUARDED_BY(mutex_);   // as above
+  std::deque<Sent> sent_ SMDP_GUARDED_BY(mutex_);
+  bool is_closing_ SMDP_GUARDED_BY(mutex_) = false;
   std::thread receiver_;
 };
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "common/directory.h"
+#include "common/mutex.h"
 #include "smdp/error.h"
 
 namespace smdp {
@@ -53,7 +53,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   std::uint64_t begin() {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     check_usable();
     // One that broke off before its first gradient, e.g. at the end of the data, is begun anew.
     if (!steps_.empty() && steps_.back().is_untouched()) {
@@ -75,7 +75,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
 
   void ready(std::uint64_t number, std::size_t index, void* data, std::function<void()> release) {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       check_usable();
       Step& step = find(number, index);
       GivenGradient& gradient = step.given[index];
@@ -92,7 +92,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
   void mean(std::uint64_t number, std::size_t index, Done done) {
     std::exception_ptr error;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (number >= first_ && !error_) {
         GivenGradient& gradient = find(number, index).given[index];
         if (!gradient.has_mean) {
@@ -107,7 +107,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
 
   void finish(std::uint64_t number) {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       check_usable();
       Step& step = find(number, 0);
       step.is_finished = true;
@@ -118,7 +118,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
 
   void leave(std::uint64_t number) {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (error_ || number < first_ || number - first_ >= steps_.size()) return;
       Step& step = steps_[number - first_];
       if (--step.runs > 0 || step.is_finished || step.is_untouched()) return;
@@ -152,14 +152,14 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
            " of these gradients was begun, but not all of them came. An operation of it failed";
   }
 
-  // Number of the newest step. Under mutex_, as the next two.
-  std::uint64_t last() const { return first_ + steps_.size() - 1; }
+  // Number of the newest step.
+  std::uint64_t last() const SMDP_REQUIRES(mutex_) { return first_ + steps_.size() - 1; }
 
-  void check_usable() const {
+  void check_usable() const SMDP_REQUIRES(mutex_) {
     if (error_) std::rethrow_exception(error_);
   }
 
-  Step& find(std::uint64_t number, std::size_t index) {
+  Step& find(std::uint64_t number, std::size_t index) SMDP_REQUIRES(mutex_) {
     if (index >= names_.size() && !names_.empty()) {
       throw InvalidArgument(prefix_ + "there is no gradient " + std::to_string(index) + "; there are " +
                             std::to_string(names_.size()) + ".");
@@ -193,7 +193,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
   void on_means(const std::vector<std::size_t>& indices) {
     std::vector<Done> waiting;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (error_) return;
       for (const std::size_t index : indices) {
         GivenGradient& gradient = steps_.front().given[index];
@@ -209,7 +209,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     if (error) return fail(std::move(error));
     Step ended;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (error_) return;
       ended = std::move(steps_.front());
       steps_.pop_front();
@@ -227,7 +227,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     for (;;) {
       std::vector<std::pair<std::size_t, void*>> queued;
       {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         if (error_ || steps_.empty()) return;
         Step& step = steps_.front();
         for (const std::size_t index : step.queued) queued.emplace_back(index, step.given[index].data);
@@ -246,7 +246,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
   void fail(std::exception_ptr error) {
     std::deque<Step> steps;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (error_) return;
       error_ = error;
       steps.swap(steps_);
@@ -264,11 +264,11 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
   const std::vector<std::string> names_;
   GradientReducer reducer_;
 
-  std::mutex mutex_;          // guards all below; nothing is called under it
-  std::deque<Step> steps_;    // the first is the reducer's
-  std::uint64_t first_ = 1;   // its number
-  bool is_open_ = false;      // the first step's gradients go to the reducer at once
-  std::exception_ptr error_;  // of whatever failed first
+  Mutex mutex_;                                       // nothing is called under it
+  std::deque<Step> steps_ SMDP_GUARDED_BY(mutex_);    // the first is the reducer's
+  std::uint64_t first_ SMDP_GUARDED_BY(mutex_) = 1;   // its number
+  bool is_open_ SMDP_GUARDED_BY(mutex_) = false;      // the first step's gradients go to the reducer at once
+  std::exception_ptr error_ SMDP_GUARDED_BY(mutex_);  // of whatever failed first
 };
 
 GradientSteps::GradientSteps(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options)

@@ -43,8 +43,8 @@ GradientReducer::Impl::~Impl() {
 
 void GradientReducer::Impl::ready(std::size_t index, void* data, bool is_used) {
   check_gradient(index, data);
-  const std::shared_lock filling(fills_);
-  std::unique_lock lock(mutex_);
+  const SharedLock filling(fills_);
+  Lock lock(mutex_);
   FusionBuffer& buffer = claim(index, is_used);
   targets_[index] = {buffer.plan.is_alone ? nullptr : data, nullptr};
   lock.unlock();  // the copy of one gradient must not hold up another's
@@ -57,8 +57,8 @@ void GradientReducer::Impl::ready(std::size_t index, void* data, bool is_used) {
 
 void GradientReducer::Impl::ready(std::size_t index, void* data, int device, void* event, bool is_used) {
   check_gradient(index, data);
-  const std::shared_lock filling(fills_);
-  std::unique_lock lock(mutex_);
+  const SharedLock filling(fills_);
+  Lock lock(mutex_);
   DeviceStaging& staging = devices_->at(device);
   FusionBuffer& buffer = claim(index, is_used);
   const Gradient& gradient = gradients_[index];
@@ -66,15 +66,16 @@ void GradientReducer::Impl::ready(std::size_t index, void* data, int device, voi
     if (!buffer.memory) buffer.memory = allocate_zeros(gradient.count * size_of(gradient.dtype));
     staging.pin(buffer);
     targets_[index] = {data, &staging};
-    lock.unlock();
-    staging.gather(number_of(buffer), buffer, {index, gradient, plan_->place(index).offset}, data, event);
-    lock.lock();
   });
+  lock.unlock();
+  or_abort(
+      [&] { staging.gather(number_of(buffer), buffer, {index, gradient, plan_->place(index).offset}, data, event); });
+  lock.lock();
   flush_complete(buffer);
 }
 
 void GradientReducer::Impl::finish() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   begin_step();
   if (is_finished_) {
     rethrow_failure();
@@ -208,14 +209,14 @@ void GradientReducer::Impl::abort(const std::string& reason) {
   group_->abort(reason);
   Group::Handle handle;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     is_aborted_ = true;
     if (batch_) handle = batch_->handle();
   }
-  const std::unique_lock filled(fills_);
+  const ExclusiveLock filled(fills_);
   while (handle && !handle->wait_for(kStepCheck)) {
   }
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   devices_->settle();
 }
 
@@ -237,8 +238,9 @@ void GradientReducer::Impl::prepare(int streams) {
   batch_ = std::make_unique<StepBatch>(*group_, gradients_, *plan_, buffers_, notes_);
   take_buffers();
   if (!kept_->has_state()) plan_->look_again();
-  used_.resize(gradients_.size());
   targets_.resize(gradients_.size());
+  const Lock lock(mutex_);
+  used_.resize(gradients_.size());
 }
 
 void GradientReducer::Impl::end_step(TimePoint begin) {
@@ -253,8 +255,9 @@ void GradientReducer::Impl::end_step(TimePoint begin) {
   plan_->end_look();
   kept_->end_step(notes_);
   ++steps_;
-  is_in_step_ = false;
   last_wait_ = Clock::now();
+  const Lock lock(mutex_);
+  is_in_step_ = false;
 }
 
 void GradientReducer::Impl::trace_wait(TimePoint begin) {
@@ -328,9 +331,9 @@ void GradientReducer::Impl::add_exposed(double seconds) {
 }
 
 bool GradientReducer::Impl::write_back_unless_aborted(FusionBuffer& buffer, std::span<const std::size_t> indices) {
-  const std::shared_lock writing(fills_);
+  const SharedLock writing(fills_);
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (is_aborted_) return false;
   }
   kept_->look_at(buffer);
@@ -395,16 +398,16 @@ void GradientReducer::Impl::or_settle(const std::function<void()>& work) {
     work();
   } catch (...) {
     group_->abort(without_tag(Failure::of(std::current_exception()).text));
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     devices_->settle();
     throw;
   }
 }
 
 void GradientReducer::Impl::from_device(const std::vector<std::size_t>& indices, const std::exception_ptr& error) {
-  const std::shared_lock filling(fills_);
+  const SharedLock filling(fills_);
   if (error) return group_->abort(without_tag(Failure::of(error).text));
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (is_aborted_) return;
   FusionBuffer& buffer = buffers_[plan_->place(indices.front()).buffer];
   lock.unlock();
@@ -437,11 +440,11 @@ void GradientReducer::Impl::rethrow_failure() const {
 }
 
 void GradientReducer::Impl::check_finished(const CudaStream* stream) {
-  if (stream != nullptr) {
-    const std::lock_guard lock(mutex_);
-    devices_->at(stream->device);
+  {
+    const Lock lock(mutex_);
+    if (stream != nullptr) devices_->at(stream->device);
+    if (is_in_step_ && is_finished_ && batch_->handle()) return;  // null: finish() itself has thrown
   }
-  if (is_in_step_ && is_finished_ && batch_->handle()) return;  // null: finish() itself has thrown
   rethrow_failure();
   throw Error("[smdp] wait() before finish(): say that backward is over first.");
 }

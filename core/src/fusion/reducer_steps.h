@@ -7,13 +7,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/mutex.h"
 #include "fusion/device_gradients.h"
 #include "fusion/fusion_buffer.h"
 #include "fusion/fusion_plan.h"
@@ -70,17 +69,15 @@ class GradientReducer::Impl {
   // As the plan has them.
   void take_buffers();
 
-  // Under mutex_.
-  void begin_step();
+  void begin_step() SMDP_REQUIRES(mutex_);
 
   // data: null for one that is not there.
   void fill(FusionBuffer& buffer, std::size_t index, void* data) const;
 
-  // A gradient has filled its place. Under mutex_.
-  static void came(FusionBuffer& buffer);
+  // A gradient has filled its place.
+  void came(FusionBuffer& buffer) SMDP_REQUIRES(mutex_);
 
-  // Under mutex_.
-  void send_filled() { batch_->send_filled(is_finished_); }
+  void send_filled() SMDP_REQUIRES(mutex_) { batch_->send_filled(is_finished_); }
 
   // A gradient that is not copied is scaled with the sum, which saves a pass over it, where that gives the same bits as
   // scaling first: dividing by a power of two does (but for sums that overflow and subnormal numbers). fp16 overflows
@@ -99,11 +96,11 @@ class GradientReducer::Impl {
   // False: it was there already, or lies where it is.
   bool write_back(std::size_t index);
 
-  // A gradient is ready. Under mutex_.
-  FusionBuffer& claim(std::size_t index, bool is_used);
+  // A gradient is ready.
+  FusionBuffer& claim(std::size_t index, bool is_used) SMDP_REQUIRES(mutex_);
 
-  // One more of a buffer is here or on its way to a device's memory; all of them: what is there is sent. Under mutex_.
-  void flush_complete(FusionBuffer& buffer);
+  // One more of a buffer is here or on its way to a device's memory; all of them: what is there is sent.
+  void flush_complete(FusionBuffer& buffer) SMDP_REQUIRES(mutex_);
 
   std::size_t number_of(const FusionBuffer& buffer) const {
     return static_cast<std::size_t>(&buffer - buffers_.data());
@@ -149,14 +146,16 @@ class GradientReducer::Impl {
   double exposed_before_ = 0;      // this step
   std::exception_ptr part_error_;  // on the completion thread, of copies back to devices
 
-  std::shared_mutex fills_;  // shared by who copies a gradient, here or back; taken before mutex_
-  std::mutex mutex_;         // guards the step's state below, and the order of what is sent
-  bool is_aborted_ = false;
-  bool is_in_step_ = false;
-  bool is_finished_ = false;
-  std::vector<std::uint8_t> used_;            // gradients that came in this step
-  std::vector<Target> targets_;               // where they came from
-  std::vector<std::size_t> seen_;             // their order in the first step
+  // Shared by who copies a gradient, here or back.
+  SharedMutex fills_ SMDP_ACQUIRED_BEFORE(mutex_);
+  Mutex mutex_;  // also for the order of what is sent
+  bool is_aborted_ SMDP_GUARDED_BY(mutex_) = false;
+  bool is_in_step_ SMDP_GUARDED_BY(mutex_) = false;
+  bool is_finished_ SMDP_GUARDED_BY(mutex_) = false;
+  std::vector<std::uint8_t> used_ SMDP_GUARDED_BY(mutex_);  // gradients that came in this step
+  std::vector<std::size_t> seen_ SMDP_GUARDED_BY(mutex_);   // their order in the first step
+  // Where gradients came from. One belongs to who has claimed its gradient, and after finish() to who waits.
+  std::vector<Target> targets_;
   std::unique_ptr<DeviceGradients> devices_;  // its locks are taken after mutex_
 };
 

@@ -2,19 +2,20 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <utility>
+
+#include "common/mutex.h"
 
 namespace smdp {
 namespace {
 
 struct Counters {
-  std::mutex mutex;  // guards everything below; a leaf
-  std::map<std::pair<const char*, const char*>, OperationCount> operations;
-  StepCount steps;
-  double exposed_seconds = 0;  // of steps that may not have ended
-  TimePoint last_finish{};     // seconds_computed() was called
-  double exposed_at_finish = 0;
+  Mutex mutex;  // a leaf
+  std::map<std::pair<const char*, const char*>, OperationCount> operations SMDP_GUARDED_BY(mutex);
+  StepCount steps SMDP_GUARDED_BY(mutex);
+  double exposed_seconds SMDP_GUARDED_BY(mutex) = 0;  // of steps that may not have ended
+  TimePoint last_finish SMDP_GUARDED_BY(mutex){};     // seconds_computed() was called
+  double exposed_at_finish SMDP_GUARDED_BY(mutex) = 0;
 };
 
 Counters& counters() {
@@ -26,7 +27,7 @@ Counters& counters() {
 
 void count_operation(const char* operation, const char* algorithm, std::size_t bytes, double seconds) {
   Counters& all = counters();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   OperationCount& one = all.operations[{operation, algorithm}];
   ++one.calls;
   one.bytes += bytes;
@@ -35,20 +36,20 @@ void count_operation(const char* operation, const char* algorithm, std::size_t b
 
 void count_exposed(double seconds) {
   Counters& all = counters();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   all.exposed_seconds += seconds;
 }
 
 double seconds_computed(TimePoint now) {
   Counters& all = counters();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   const double passed = std::chrono::duration<double>(now - std::exchange(all.last_finish, now)).count();
   return passed - (all.exposed_seconds - std::exchange(all.exposed_at_finish, all.exposed_seconds));
 }
 
 void count_step(std::size_t bytes, double exposed_seconds, const std::vector<double>& rank_seconds) {
   Counters& all = counters();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   StepCount& steps = all.steps;
   ++steps.steps;
   steps.bytes += bytes;
@@ -80,7 +81,7 @@ void count_reduced_step(const ReducedStep& step) {
 void count_input(TimePoint begin, TimePoint end) {
   {
     Counters& all = counters();
-    const std::lock_guard lock(all.mutex);
+    const Lock lock(all.mutex);
     all.steps.input_seconds += std::chrono::duration<double>(end - begin).count();
   }
   if (trace::is_on()) trace::span("step", "input", "wait for data", begin, end);
@@ -88,7 +89,7 @@ void count_input(TimePoint begin, TimePoint end) {
 
 std::vector<OperationCount> operation_counts() {
   Counters& all = counters();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   std::vector<OperationCount> result;
   for (const auto& [key, count] : all.operations) {
     result.push_back(count);
@@ -100,7 +101,7 @@ std::vector<OperationCount> operation_counts() {
 
 StepCount step_count() {
   Counters& all = counters();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   return all.steps;
 }
 

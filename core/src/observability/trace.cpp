@@ -11,11 +11,11 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/per_process.h"
 #include "common/shortage.h"
 #include "smdp/error.h"
@@ -41,7 +41,7 @@ std::string boot_id() {
 class File {
  public:
   void open(const std::string& directory, int rank, int size, const std::string& host) {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     if (descriptor_ >= 0) return;
     std::error_code error;
     std::filesystem::create_directories(directory, error);
@@ -62,12 +62,14 @@ class File {
                  ",\"clock\":" + quoted(boot_id()) + "}");
     write_pending();
     if (!is_full_) on.store(true);
-    tell(lock);
+    const std::string trouble = take_trouble();
+    lock.unlock();
+    tell(trouble);
   }
 
   void span(const std::string& track, const std::string& category, const std::string& name, TimePoint begin,
             TimePoint end, const Arguments& arguments) {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     if (descriptor_ < 0 || is_full_) return;
     is_finished_ = false;
     const std::string thread = number_of(track);
@@ -85,18 +87,22 @@ class File {
     if (pending_.size() >= kFlushBytes || is_full_ || end - flushed_ >= kFlushTime) {
       write_pending();
       flushed_ = end;
-      tell(lock);
+      const std::string trouble = take_trouble();
+      lock.unlock();
+      tell(trouble);
     }
   }
 
   // `smdp trace` takes a file whose last event is another one for cut off.
   void finish() {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     if (descriptor_ < 0 || is_full_ || is_finished_) return;
     mark("trace ends", TimePoint::clock::now(), "{}");
     write_pending();
     is_finished_ = true;
-    tell(lock);
+    const std::string trouble = take_trouble();
+    lock.unlock();
+    tell(trouble);
   }
 
  private:
@@ -107,39 +113,39 @@ class File {
     return text.data();
   }
 
-  void metadata(const std::string& name, const std::string& thread, const std::string& arguments) {
+  void metadata(const std::string& name, const std::string& thread, const std::string& arguments)
+      SMDP_REQUIRES(mutex_) {
     pending_ += R"({"ph":"M","pid":)" + rank_ + R"(,"tid":)" + thread + R"(,"name":)" + quoted(name) + R"(,"args":)" +
                 arguments + "},\n";
   }
 
   // `smdp trace` warns of it.
-  void fill_up(TimePoint now, std::size_t most) {
+  void fill_up(TimePoint now, std::size_t most) SMDP_REQUIRES(mutex_) {
     is_full_ = true;
     on.store(false);
     mark("trace is full", now, R"({"limit_bytes":)" + std::to_string(most) + "}");
   }
 
-  void mark(const std::string& name, TimePoint now, const std::string& arguments) {
+  void mark(const std::string& name, TimePoint now, const std::string& arguments) SMDP_REQUIRES(mutex_) {
     pending_ += R"({"ph":"i","s":"p","pid":)" + rank_ + R"(,"tid":0,"cat":"smdp","name":)" + quoted(name) +
                 R"(,"ts":)" + microseconds(now.time_since_epoch()) + R"(,"args":)" + arguments + "},\n";
   }
 
-  std::string number_of(const std::string& track) {
+  std::string number_of(const std::string& track) SMDP_REQUIRES(mutex_) {
     const auto [found, is_new] = tracks_.try_emplace(track, tracks_.size() + 1);
     const std::string number = std::to_string(found->second);
     if (is_new) metadata("thread_name", number, "{\"name\":" + quoted(track) + "}");
     return number;
   }
 
-  // After the lock, which is a leaf.
-  void tell(std::unique_lock<std::mutex>& lock) {
-    const std::string trouble = std::exchange(trouble_, {});
-    lock.unlock();
+  // What tell() is given, once the mutex, which is a leaf, is free.
+  std::string take_trouble() SMDP_REQUIRES(mutex_) { return std::exchange(trouble_, {}); }
+  static void tell(const std::string& trouble) {
     if (!trouble.empty()) log(LogLevel::kWarning, trouble);
   }
 
   // A full disk ends the trace, not the training.
-  void write_pending() {
+  void write_pending() SMDP_REQUIRES(mutex_) {
     std::size_t done = 0;
     while (done < pending_.size()) {
       const ssize_t wrote = ::write(descriptor_, pending_.data() + done, pending_.size() - done);
@@ -157,16 +163,16 @@ class File {
     pending_.clear();
   }
 
-  std::mutex mutex_;  // guards everything below; a leaf
-  int descriptor_ = -1;
-  std::string rank_;
-  std::string pending_;
-  std::size_t written_ = 0;
-  TimePoint flushed_{};
-  bool is_full_ = false;
-  bool is_finished_ = false;
-  std::string trouble_;  // not told yet
-  std::map<std::string, std::size_t> tracks_;
+  Mutex mutex_;  // a leaf
+  int descriptor_ SMDP_GUARDED_BY(mutex_) = -1;
+  std::string rank_ SMDP_GUARDED_BY(mutex_);
+  std::string pending_ SMDP_GUARDED_BY(mutex_);
+  std::size_t written_ SMDP_GUARDED_BY(mutex_) = 0;
+  TimePoint flushed_ SMDP_GUARDED_BY(mutex_){};
+  bool is_full_ SMDP_GUARDED_BY(mutex_) = false;
+  bool is_finished_ SMDP_GUARDED_BY(mutex_) = false;
+  std::string trouble_ SMDP_GUARDED_BY(mutex_);  // not told yet
+  std::map<std::string, std::size_t> tracks_ SMDP_GUARDED_BY(mutex_);
 };
 
 // What a forked child has inherited is its parent's: it opens another one, or has none.

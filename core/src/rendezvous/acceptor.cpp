@@ -44,13 +44,13 @@ Acceptor::~Acceptor() {
 bool Acceptor::is_over_within(milliseconds time) { return is_over_.wait_for(time) == std::future_status::ready; }
 
 bool Acceptor::have_all_come() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (failure_) throw ShortageError(*failure_);
   return missing_ == 0;
 }
 
 void Acceptor::run_apart(const std::function<void()>& work) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   work();
 }
 
@@ -71,23 +71,23 @@ void Acceptor::loop() {
     }
   }
   hang_up();
-  for (Session& session : sessions_) session.thread.join();
+  join_all();
   over_.set_value();
 }
 
 bool Acceptor::is_wanted() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return !stop_.load() && !failure_ && missing_ > 0 && steady_clock::now() < deadline_;
 }
 
 bool Acceptor::has_room() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   forget_ended(sessions_);
   return has_room_for_unauthenticated(sessions_, most_unauthenticated_);
 }
 
 void Acceptor::take(FileDescriptor socket) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Session& session = sessions_.emplace_back();
   session.socket = std::move(socket);
   session.address = setup_.name(session.socket);
@@ -103,16 +103,16 @@ void Acceptor::greet(Session& session) {
   try {
     const Deadline soon = std::min(deadline_, steady_clock::now() + kGreeting);
     const std::function<void()> place = setup_.greet(session.socket, soon, [&] {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       session.is_authenticated = true;
     });
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     place();
     if (--missing_ == 0) ::eventfd_write(wake_.get(), 1);
   } catch (const ShortageError& error) {
     fail(error);
   } catch (const std::exception& error) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (missing_ > 0 && !stop_.load()) refuse(session.address, error.what());
     session.socket.reset();
   }
@@ -121,7 +121,7 @@ void Acceptor::greet(Session& session) {
 
 // Who is not known by now is nobody that is waited for.
 void Acceptor::hang_up() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (const Session& session : sessions_) {
     if (session.socket.get() < 0) continue;
     if (missing_ == 0) refuse(session.address, "all ranks have come, and it has not said that it is one of them.");
@@ -129,8 +129,13 @@ void Acceptor::hang_up() {
   }
 }
 
+// Without mutex_, which the sessions take. No other thread changes the list.
+void Acceptor::join_all() SMDP_NO_THREAD_SAFETY_ANALYSIS {
+  for (Session& session : sessions_) session.thread.join();
+}
+
 void Acceptor::fail(const ShortageError& error) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!failure_) failure_ = error;
   ::eventfd_write(wake_.get(), 1);
 }

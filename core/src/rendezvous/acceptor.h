@@ -8,7 +8,6 @@
 #include <functional>
 #include <future>
 #include <list>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "common/file_descriptor.h"
+#include "common/mutex.h"
 #include "common/shortage.h"
 #include "rendezvous/unauthenticated.h"
 #include "transport/tcp/socket.h"
@@ -57,18 +57,20 @@ class Acceptor {
   void take(FileDescriptor socket);
   void greet(Session& session);
   void hang_up();
-  void refuse(const std::string& who, const std::string& why);  // under mutex_
+  void join_all();
+  void refuse(const std::string& who, const std::string& why) SMDP_REQUIRES(mutex_);
   void fail(const ShortageError& error);
 
   const Setup setup_;
   const Deadline deadline_;
   const std::size_t most_unauthenticated_ = most_unauthenticated();
   const FileDescriptor wake_;  // an eventfd, set when nothing more is to be accepted
-  std::mutex mutex_;
-  std::size_t missing_;                   // guarded by mutex_, as all that is put in its place while the threads run
-  std::list<Session> sessions_;           // guarded by mutex_
-  std::set<std::string> refused_;         // guarded by mutex_
-  std::optional<ShortageError> failure_;  // guarded by mutex_
+  Mutex mutex_;
+  // Guards what is put in its place while the threads run, too.
+  std::size_t missing_ SMDP_GUARDED_BY(mutex_);
+  std::list<Session> sessions_ SMDP_GUARDED_BY(mutex_);
+  std::set<std::string> refused_ SMDP_GUARDED_BY(mutex_);
+  std::optional<ShortageError> failure_ SMDP_GUARDED_BY(mutex_);
   std::atomic<bool> stop_{false};
   std::promise<void> over_;  // the thread has nothing more to do
   const std::future<void> is_over_ = over_.get_future();

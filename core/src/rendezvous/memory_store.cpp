@@ -1,9 +1,8 @@
-#include <condition_variable>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
 #include "common/fork_guard.h"
+#include "common/mutex.h"
 #include "common/wait_clock.h"
 #include "rendezvous/inherited_store.h"
 #include "smdp/error.h"
@@ -16,14 +15,14 @@ class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override {
     check_owner();
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     values_[key] = value;
     changed_.notify_all();
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     check_owner();
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
     while (values_.count(key) == 0) {
       const auto left = timeout - (std::chrono::steady_clock::now() - start);
@@ -38,7 +37,7 @@ class MemoryStore final : public Store {
 
   bool check(const std::string& key) override {
     check_owner();
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return values_.count(key) != 0;
   }
 
@@ -49,9 +48,9 @@ class MemoryStore final : public Store {
 
  private:
   const std::uint64_t generation_ = ForkGuard::generation();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;  // guarded by mutex_
+  Mutex mutex_;
+  Condition changed_;
+  std::map<std::string, std::string> values_ SMDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace

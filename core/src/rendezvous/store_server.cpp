@@ -80,7 +80,7 @@ TcpStore::Server::~Server() {
 std::uint16_t TcpStore::Server::port() const { return local_port(listener_); }
 
 bool TcpStore::Server::has_room() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return has_room_for_unauthenticated(sessions_, most_unauthenticated_);
 }
 
@@ -107,7 +107,7 @@ void TcpStore::Server::accept_loop() {
 }
 
 void TcpStore::Server::receive(FileDescriptor socket) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   forget_ended(sessions_);
   if (socket.get() < 0 || sessions_.size() >= kMostSessions) return;
   Session& session = sessions_.emplace_back();
@@ -143,7 +143,7 @@ void TcpStore::Server::turn_all_away(const ShortageError& error, Deadline end) {
 }
 
 void TcpStore::Server::answer_who_calls_again() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   const std::optional<ShortageError> error = unanswered_;
   const Deadline end = call_again_until_;
   lock.unlock();
@@ -152,7 +152,7 @@ void TcpStore::Server::answer_who_calls_again() {
 
 void TcpStore::Server::refuse(const std::string& address, const std::string& why) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (refused_.size() >= kMostRefused || !refused_.insert(address).second) return;
   }
   log(LogLevel::kWarning, "refused a connection from " + address + ": " + why);
@@ -161,14 +161,14 @@ void TcpStore::Server::refuse(const std::string& address, const std::string& why
 void TcpStore::Server::serve(Session& session) {
   try {
     handshake(session.socket, Role::kServer, secret_, "store", steady_clock::now() + kHandshake, {}, [&] {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       session.is_authenticated = true;
     });
   } catch (const std::exception& error) {
     if (const auto* lack = dynamic_cast<const ShortageError*>(&error)) {
       note_shortage(*lack);
       // The client calls again, by when this rank may be about to end.
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       unanswered_ = *lack;
       call_again_until_ = steady_clock::now() + kRefusal;
     }

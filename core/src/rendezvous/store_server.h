@@ -4,13 +4,13 @@
 #include <atomic>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <thread>
 
 #include "common/file_descriptor.h"
+#include "common/mutex.h"
 #include "common/shortage.h"
 #include "rendezvous/unauthenticated.h"
 #include "smdp/tcp_store.h"
@@ -48,12 +48,12 @@ class TcpStore::Server {
   const std::shared_ptr<Store> values_ = make_memory_store();
   FileDescriptor listener_;
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::list<Session> sessions_;              // guarded by mutex_
-  std::set<std::string> refused_;            // guarded by mutex_: addresses already logged
-  std::optional<ShortageError> unanswered_;  // guarded by mutex_: what cut a client's handshake short
-  Deadline call_again_until_;                // guarded by mutex_: how long to wait for that client
-  bool has_said_full_ = false;               // accepting thread only: that not all can be served
+  Mutex mutex_;
+  std::list<Session> sessions_ SMDP_GUARDED_BY(mutex_);
+  std::set<std::string> refused_ SMDP_GUARDED_BY(mutex_);            // addresses already logged
+  std::optional<ShortageError> unanswered_ SMDP_GUARDED_BY(mutex_);  // what cut a client's handshake short
+  Deadline call_again_until_ SMDP_GUARDED_BY(mutex_);                // how long to wait for that client
+  bool has_said_full_ = false;  // accepting thread only: that not all can be served
   std::thread thread_;
 };
 

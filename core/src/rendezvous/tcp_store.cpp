@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "common/failure.h"
 #include "common/fork_guard.h"
+#include "common/mutex.h"
 #include "common/open_files.h"
 #include "common/shortage.h"
 #include "rendezvous/inherited_store.h"
@@ -98,7 +98,7 @@ class TcpStore::Client {
     send_message(socket, request, deadline, interrupted);
     StoreMessage reply = receive_message(socket, deadline, interrupted);
     if (static_cast<StoreStatus>(reply.header.code) != StoreStatus::kFailed) {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       idle_.push_back(std::move(socket));
     }
     return reply;
@@ -134,7 +134,7 @@ class TcpStore::Client {
 
   FileDescriptor take(Deadline deadline, const Interrupted& interrupted) {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (!idle_.empty()) {
         FileDescriptor socket = std::move(idle_.back());
         idle_.pop_back();
@@ -149,8 +149,8 @@ class TcpStore::Client {
   const std::string host_;
   const std::uint16_t port_;
   const std::string secret_;
-  std::mutex mutex_;
-  std::vector<FileDescriptor> idle_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<FileDescriptor> idle_ SMDP_GUARDED_BY(mutex_);
 };
 
 // The rank that serves uses what is stored directly: it needs no connection to itself.

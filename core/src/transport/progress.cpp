@@ -45,7 +45,7 @@ Progress::Progress()
 
 Progress::~Progress() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   wake();
@@ -58,7 +58,7 @@ Progress::~Progress() {
 
 void Progress::post(std::function<void()> work) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     posted_.push_back(std::move(work));
   }
   wake();
@@ -70,10 +70,10 @@ void Progress::run(const std::function<void()>& work) {
     return;
   }
   struct Done {
-    std::mutex mutex;
-    std::condition_variable condition;
-    bool done = false;
-    std::exception_ptr error;
+    Mutex mutex;
+    Condition condition;
+    bool done SMDP_GUARDED_BY(mutex) = false;
+    std::exception_ptr error SMDP_GUARDED_BY(mutex);
   } state;
   post([&] {
     std::exception_ptr error;
@@ -82,13 +82,13 @@ void Progress::run(const std::function<void()>& work) {
     } catch (...) {
       error = std::current_exception();
     }
-    const std::lock_guard lock(state.mutex);
+    const Lock lock(state.mutex);
     state.error = error;
     state.done = true;
     state.condition.notify_one();
   });
-  std::unique_lock lock(state.mutex);
-  state.condition.wait(lock, [&] { return state.done; });
+  Lock lock(state.mutex);
+  state.condition.wait(lock, [&]() SMDP_REQUIRES(state.mutex) { return state.done; });
   if (state.error) std::rethrow_exception(state.error);
 }
 
@@ -118,7 +118,7 @@ void Progress::remove(Client* client) {
 bool Progress::run_posted() {
   std::vector<std::function<void()>> work;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     work.swap(posted_);
   }
   for (const auto& item : work) item();
@@ -143,7 +143,7 @@ void Progress::loop() {
   for (;;) {
     bool worked = run_posted();
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (stopping_) return;
     }
     worked |= poll_clients();

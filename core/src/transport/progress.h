@@ -5,17 +5,16 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "common/file_descriptor.h"
+#include "common/mutex.h"
 
 namespace smdp {
 
@@ -74,9 +73,9 @@ class Progress {
   FileDescriptor epoll_;
   FileDescriptor wakeup_;
   const std::string doorbell_name_;
-  std::mutex mutex_;  // guards posted_ and stopping_
-  std::vector<std::function<void()>> posted_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  std::vector<std::function<void()>> posted_ SMDP_GUARDED_BY(mutex_);
+  bool stopping_ SMDP_GUARDED_BY(mutex_) = false;
   std::unordered_map<int, std::shared_ptr<Callback>> callbacks_;  // progress thread only
   std::vector<Client*> clients_;                                  // progress thread only
   std::thread thread_;

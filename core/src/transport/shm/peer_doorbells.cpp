@@ -1,24 +1,24 @@
 #include "transport/shm/peer_doorbells.h"
 
 #include <map>
-#include <mutex>
 #include <utility>
 
+#include "common/mutex.h"
 #include "common/per_process.h"
 
 namespace smdp {
 namespace {
 
 struct Doorbells {
-  std::mutex mutex;
-  std::map<std::string, std::weak_ptr<const FileDescriptor>> known;  // guarded by mutex, by name
+  Mutex mutex;
+  std::map<std::string, std::weak_ptr<const FileDescriptor>> known SMDP_GUARDED_BY(mutex);  // by name
 };
 
 }  // namespace
 
 Doorbell keep_doorbell(const std::string& name, FileDescriptor received) {
   Doorbells& doorbells = per_process<Doorbells>();
-  const std::lock_guard lock(doorbells.mutex);
+  const Lock lock(doorbells.mutex);
   std::erase_if(doorbells.known, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<const FileDescriptor>& known = doorbells.known[name];
   if (Doorbell kept = known.lock()) return kept;
