@@ -8,10 +8,14 @@ from pipeline_models import Chain, adam, differences, made, only_x, rows, square
 from torch_spawn import run
 
 import smdp.torch
-from smdp.torch.pipelining.engine.actions import Action
+from smdp.pipeline import Schedule, generate
+from smdp.torch.pipelining.engine.actions import Action, read_row
 from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.handlers import ActionHandler, Handlers
+from smdp.torch.pipelining.engine.lowering import Passes, lower
 from smdp.torch.pipelining.engine.step_run import StepRun
+from smdp.torch.pipelining.engine.transfer_actions import TransferActions
+from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class Gathering(ActionHandler):
@@ -22,7 +26,7 @@ class Gathering(ActionHandler):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []
 
-    def lower(self, row: list[Action]) -> list[Action]:
+    def lower(self, row: list[Action], table: Schedule, rank: int, plan: Plan) -> list[Action]:
         lowered = []
         for action in row:
             if action.kind == "F":
@@ -68,4 +72,52 @@ def test_an_action_has_one_handler() -> None:
     with pytest.raises(ValueError, match="Computations and Computations both perform B"):
         handlers.add(Computations())
     with pytest.raises(ValueError, match="no handler performs action 0GATHER1"):
-        handlers.lower([Action("GATHER", 0, 1, 0, "0GATHER1")])
+        handlers.check([Action("GATHER", 0, 1, 0, "0GATHER1")])
+
+
+class Sharding(ActionHandler):
+    """As one that keeps at most two stages' parameters whole; the core's pass says when."""
+
+    kinds = frozenset({"UNSHARD", "RESHARD"})
+
+    def __init__(self) -> None:
+        self.performed: list[str] = []
+
+    def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
+        return {"unshard": 2}
+
+    def perform(self, action: Action, run: StepRun) -> None:
+        self.performed.append(action.text)
+
+
+def check_passes() -> None:
+    batch = rows(1)[0]
+    alone = made(Chain)
+    train_alone(alone, [batch], 4, square_loss, call=only_x)
+    pipe = smdp.torch.pipeline(made(Chain), 2, 4, example_inputs=batch)
+    sharding = Sharding()
+    pipe._steps.handlers.add(sharding)
+    optimizer = adam(pipe)
+    pipe.train_step(batch, square_loss)
+    optimizer.step()
+    assert differences(pipe, alone) == {}
+    stage = dist.get_rank()
+    assert sharding.performed == [f"{stage}UNSHARD", f"{stage}RESHARD"]
+
+
+def test_the_passes_over_a_table_follow_from_its_handlers() -> None:
+    run(check_passes)
+
+
+def test_only_the_passes_run_that_a_feature_asks_for() -> None:
+    schedule = generate("1f1b", stages=2, microbatches=2)
+    table, row = lower(schedule, [Computations()], Plan(), 0, has_backward=True)
+    assert [action.text for action in row] == table.rows[0] == schedule.rows[0]
+    table, _ = lower(schedule, [Computations(), TransferActions()], Plan(), 0, has_backward=True)
+    assert {action.kind for action in read_row(table.rows[0])} == {"F", "B", "SEND_F", "RECV_B"}
+    with pytest.raises(ValueError, match="Sharding and Both both ask for the pass 'unshard'"):
+        lower(schedule, [Sharding(), Both()], Plan(), 0, has_backward=True)
+
+
+class Both(Sharding):
+    """Another one of them."""

@@ -1,19 +1,23 @@
 """What performs the actions of a schedule: each handler some kinds of them.
 
-A feature that adds actions of its own, such as gathering sharded parameters before a stage computes, is a
-handler more. The executor knows none of them.
+A feature with actions of its own, such as gathering sharded parameters before a stage computes, is one more
+handler. The handler also says how its actions get into the table, see `lowering.py`. The executor knows no
+handler by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from smdp import pipeline as schedules
 from smdp.torch.pipelining.engine.actions import Action
+from smdp.torch.pipelining.engine.lowering import Passes
 from smdp.torch.pipelining.engine.step_run import StepRun
+from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class ActionHandler:
-    """Performs actions of some kinds.
+    """Performs actions of some kinds, and is the feature of `lowering.py` that adds them.
 
     Attributes:
         kinds: Names of those, as a row has them.
@@ -21,8 +25,12 @@ class ActionHandler:
 
     kinds: frozenset[str] = frozenset()
 
-    def lower(self, row: list[Action]) -> list[Action]:
-        """Returns a rank's row with the actions of this handler in it. Default: as the schedule has it."""
+    def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
+        """Returns the passes over the table that add this handler's actions. Default: none."""
+        return {}
+
+    def lower(self, row: list[Action], table: schedules.Schedule, rank: int, plan: Plan) -> list[Action]:
+        """Returns a rank's row with actions that no pass adds. Default: as the table has it."""
         return row
 
     def post(self, action: Action, run: StepRun) -> None:
@@ -55,19 +63,18 @@ class Handlers:
         self._all.append(handler)
         self._by_kind.update(dict.fromkeys(handler.kinds, handler))
 
-    def lower(self, row: Sequence[Action]) -> list[Action]:
-        """Returns a row with the actions of all handlers in it.
+    def check(self, row: Sequence[Action]) -> None:
+        """Checks that each action of a row has a handler.
 
         Raises:
-            ValueError: Nobody performs one of its actions.
+            ValueError: One has none.
         """
-        lowered = list(row)
-        for handler in self._all:
-            lowered = handler.lower(lowered)
-        for action in lowered:
+        for action in row:
             if action.kind not in self._by_kind:
                 raise ValueError(f"[smdp] no handler performs action {action.text}")
-        return lowered
+
+    def __iter__(self) -> Iterator[ActionHandler]:
+        return iter(self._all)
 
     def __getitem__(self, kind: str) -> ActionHandler:
         return self._by_kind[kind]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smdp.torch.pipelining.engine.actions import Action
 from smdp.torch.pipelining.engine.handlers import ActionHandler
+from smdp.torch.pipelining.engine.lowering import Passes
 from smdp.torch.pipelining.engine.step_run import StepRun
 from smdp.torch.pipelining.gradients.gradient_reduction import GradientReduction
 from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
+from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class ReductionActions(ActionHandler):
@@ -15,13 +19,21 @@ class ReductionActions(ActionHandler):
     Args:
         replicas: Averages the gradients of a stage over data-parallel replicas.
         tied: Adds the gradients of a group of tied weights.
+        groups: Virtual stages that share weights, for each group.
     """
 
     kinds = frozenset({"REDUCE_GRAD", "REDUCE_TIED"})
 
-    def __init__(self, replicas: GradientReduction, tied: TiedGradients) -> None:
+    def __init__(
+        self, replicas: GradientReduction, tied: TiedGradients, groups: Sequence[Sequence[int]]
+    ) -> None:
         self._replicas = replicas
         self._tied = tied
+        self._groups = groups
+
+    def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
+        """Returns the passes that add reductions, where there are gradients."""
+        return {"reduce_grad": True, "tied": self._groups} if has_backward else {}
 
     def perform(self, action: Action, run: StepRun) -> None:
         """Begins the reduction of a stage, or adds up a group of tied weights, whose means must be there."""

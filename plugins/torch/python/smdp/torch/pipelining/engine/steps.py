@@ -15,10 +15,10 @@ from smdp import _core
 from smdp import pipeline as schedules
 from smdp._errors import SmdpError
 from smdp.torch.mesh.layout import Layout
-from smdp.torch.pipelining.engine.actions import read_row
 from smdp.torch.pipelining.engine.coroutines import CoroutinePool
 from smdp.torch.pipelining.engine.executor import Executor, Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
+from smdp.torch.pipelining.engine.lowering import lower
 from smdp.torch.pipelining.engine.microbatch import Microbatch
 from smdp.torch.pipelining.engine.one_step import Step
 from smdp.torch.pipelining.engine.recordings import Recording, Recordings
@@ -208,7 +208,7 @@ class Steps:
             prepared.timeline.write(executor.timeline, time.monotonic_ns())
 
     def _prepare(self, prepared: Recording, step: Step) -> None:
-        """Add transfers to the schedule, for the edges that the recording has found, and prove it."""
+        """Lowers the schedule, now that the recording has found what the step does."""
         prepared.has_backward = step.needs_grad and prepared.plan.loss_stage >= 0
         tables = self._tables(step.microbatches)
         schedule = tables.training if prepared.has_backward else tables.evaluation
@@ -217,15 +217,13 @@ class Steps:
                 f"[smdp] schedule {schedule.name!r} has no backward; allowed: a step without gradients, or"
                 " another schedule"
             )
-        lowered = schedule.lower(
-            skip_edges=prepared.plan.skip_edges(),
-            reduce_grad=prepared.has_backward,
-            tied=self._split.tied() if prepared.has_backward else (),
+        rank = self._layout.stage_rank
+        table, prepared.row = lower(
+            schedule, self.handlers, prepared.plan, rank, has_backward=prepared.has_backward
         )
-        schedules.verify(lowered)
+        self.handlers.check(prepared.row)
         if prepared.has_backward and _core.trace_is_on():
-            prepared.timeline = Timeline(lowered, self._split.partition, self._layout.stage_rank)
-        prepared.row = self.handlers.lower(read_row(lowered.rows[self._layout.stage_rank]))
+            prepared.timeline = Timeline(table, self._split.partition, rank)
         # Once and for all: the next recording may find a number that happens to be as it was.
         self._writes_late |= prepared.plan.writes_late
         if not self._writes_late and all(call.output is not None for call in prepared.plan.calls):

@@ -6,7 +6,9 @@ import torch
 
 from smdp.torch.pipelining.engine.actions import Action
 from smdp.torch.pipelining.engine.handlers import ActionHandler
+from smdp.torch.pipelining.engine.lowering import Passes
 from smdp.torch.pipelining.engine.step_run import StepRun
+from smdp.torch.pipelining.interpreter.plan import Plan
 from smdp.torch.pipelining.transfers.transfers import room_for, strides_of
 
 
@@ -14,6 +16,10 @@ class TransferActions(ActionHandler):
     """Performs SEND_F and SEND_B, and begins RECV_F and RECV_B ahead of their places."""
 
     kinds = frozenset({"SEND_F", "SEND_B", "RECV_F", "RECV_B"})
+
+    def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
+        """Returns the pass that adds transfers, also of values that pass stages by."""
+        return {"send_recv": True, "skip_edges": plan.skip_edges()}
 
     def post(self, action: Action, run: StepRun) -> None:
         """Posts a receive."""

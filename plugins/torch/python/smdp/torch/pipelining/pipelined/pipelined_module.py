@@ -99,7 +99,7 @@ class PipelinedModule(nn.Module):
             layout,
             replicas,
             tied,
-            Handlers([Computations(), TransferActions(), ReductionActions(replicas, tied)]),
+            Handlers([Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]),
             device=self.device,
             seed=seed,
             postpones=postpones,
