@@ -34,21 +34,21 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
         consumer = value.consumer_after(stage)
         if value.has_gradient and consumer is not None:
             roots.append(tensor)
-            gradients.append(microbatch.take_gradient(value, consumer))
+            gradients.append(microbatch.gradients.take(value, consumer))
 
     for value in plan.exports(stage):
-        add_root(value, microbatch.take_export(value))
+        add_root(value, microbatch.values.take_export(value))
     leaves = []
     for value in plan.imports(stage):
-        leaf, used = microbatch.take_leaf(value, stage)
+        leaf, used = microbatch.values.take_leaf(value, stage)
         leaves.append((value, leaf))
         if value.has_gradient and stage not in value.gradient_strides:
             leaf.register_hook(functools.partial(_note_strides, value, stage))
         add_root(value, used)
-    if microbatch.loss is not None and microbatch.loss_stage == stage:
-        roots.append(scale(microbatch.loss.reshape(())))
+    if (loss := microbatch.loss.take_root(stage)) is not None:
+        roots.append(scale(loss.reshape(())))
         gradients.append(None)
-        microbatch.loss = None
+        del loss
     if roots:
         with without_autocast():
             torch.autograd.backward(roots, gradients)
@@ -60,7 +60,7 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
             if stage not in value.gradient_strides:
                 _note_strides(value, stage, gradient)
             strides = value.gradient_strides[stage]
-            microbatch.gradients[value.index, stage] = laid_out(gradient, strides)
+            microbatch.gradients.put(value, stage, laid_out(gradient, strides))
         elif leaf.grad is not None:
             raise RuntimeError(
                 f"[smdp] {value.text()} of stage {value.stage} has a gradient on stage {stage} in microbatch"
@@ -76,7 +76,7 @@ def _note_strides(value: Value, stage: int, gradient: Tensor) -> None:
 
 def backward_weight(microbatch: Microbatch, stage: int) -> None:
     """Accumulate the gradients that backward() has postponed."""
-    postponed = microbatch.postponed.pop(stage, None)
+    postponed = microbatch.gradients.take_postponed(stage)
     if postponed is not None:
         with without_autocast():
             postponed.compute()

@@ -34,5 +34,5 @@ def _forward(action: Action, run: StepRun) -> None:
 def _backward_input(action: Action, run: StepRun) -> None:
     microbatch = run.microbatches[action.microbatch]
     # Who is to send the gradient may wait for a value that this rank has yet to hand round.
-    run.wait_until(lambda: run.step.reading <= 0 or microbatch.has_gradients(action.stage))
+    run.wait_until(lambda: run.step.reading <= 0 or microbatch.gradients.are_there(action.stage))
     backward(run.plan, microbatch, action.stage, run.scale)

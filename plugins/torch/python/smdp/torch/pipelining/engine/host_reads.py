@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from smdp.torch.pipelining.engine.one_step import Step
+from smdp.torch.pipelining.engine.program_control import ProgramControl
 from smdp.torch.pipelining.engine.same_program import SameProgram
 from smdp.torch.pipelining.ghosts.descriptions import described, drawn, packed, unpacked
 from smdp.torch.pipelining.tensors.values import Value
 from smdp.torch.pipelining.transfers.late_results import expect, offer
-from smdp.torch.pipelining.transfers.transfers import Arrival, dense_strides, laid_out, room_for
+from smdp.torch.pipelining.transfers.transfers import dense_strides, laid_out, room_for
 
 _MOST_READS = 1 << 12
 # Of a host read that the plan does not have: ranks that agree on it are never that far apart.
@@ -26,19 +27,17 @@ class HostReads:
     Args:
         step: What the microbatch shares with the others.
         index: Its number.
-        suspend: Lets this rank do something else, until it has reason to think that an answer has come.
+        control: Suspends the program until an answer has come.
 
     Attributes:
-        awaited: What the program waits for now.
         same: Compares the program with those of other ranks while it is recorded; nothing suspends then.
     """
 
-    def __init__(self, step: Step, index: int, suspend: Callable[[], None]) -> None:
-        self.awaited: Arrival | None = None
+    def __init__(self, step: Step, index: int, control: ProgramControl) -> None:
         self.same: SameProgram | None = None
         self._step = step
         self._index = index
-        self._suspend = suspend
+        self._control = control
         self._fetched: dict[int, Tensor] = {}
         self._count = 0
 
@@ -104,29 +103,24 @@ class HostReads:
             RuntimeError: It is not in the plan, and its owner does not read it.
             smdp.SmdpError: The owner is gone, or the deadline has passed.
         """
-        if self.awaited is None:
+        awaited = self._control.read
+        if awaited is None:
             return
-        if not is_planned and not self.awaited.wait_for(_LONGEST_DETOUR):
+        if not is_planned and not awaited.wait_for(_LONGEST_DETOUR):
             raise RuntimeError(
                 f"[smdp] in microbatch {self._index} the code around the model reads a value on this rank's"
                 " host that it did not read in the first one, and its owner has not in"
                 f" {_LONGEST_DETOUR:.0f} s."
                 " All ranks run the same program: read on every rank, and print on one."
             )
-        self.awaited.wait()
+        awaited.wait()
 
     def _await(self, tensor: Tensor, rank: int, tag: int, what: str) -> Tensor:
         arrival = self._step.reads.receive(tensor, rank, tag, what)
         if self.same is not None:
             self.same.check_answer(arrival, rank, what)
             return arrival.wait()
-        self.awaited = arrival
-        self._step.reading += 1
-        while not arrival.is_there():
-            self._suspend()
-        self._step.reading -= 1
-        self.awaited = None
-        return arrival.wait()
+        return self._control.wait_for_read(arrival)
 
     def _next_tag(self) -> int:
         self._count += 1

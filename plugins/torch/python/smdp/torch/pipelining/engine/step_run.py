@@ -65,11 +65,12 @@ class StepRun:
         """Lets microbatches go on, in their order, whose host reads have been answered."""
         for index in sorted(self.under_way):
             microbatch = self.under_way[index]
-            while microbatch.is_suspended:
-                if microbatch.is_blocked():
+            control = microbatch.control
+            while control.is_suspended:
+                if control.is_blocked():
                     break  # a later one may go on, inside the model; after it turns keep the order
-                microbatch.go_on()
-            if microbatch.is_finished:
+                control.resume()
+            if control.is_finished:
                 del self.under_way[index]
 
     def finish(self) -> None:

@@ -230,13 +230,13 @@ class Steps:
             prepared.end = prepared.plan.last_needed(sorted(self._own))
 
     def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
-        if microbatches[0].loss_stage < 0:
+        if microbatches[0].loss.stage < 0:
             raise ValueError("[smdp] the program of a step with a mean loss has called no backward(loss)")
-        owner = step.rank_of[microbatches[0].loss_stage]
+        owner = step.rank_of[microbatches[0].loss.stage]
         # A mean of losses in bf16 would be good for three digits.
-        dtype = torch.promote_types(microbatches[0].loss_dtype, torch.float32)
+        dtype = torch.promote_types(microbatches[0].loss.dtype, torch.float32)
         if owner == step.rank:
-            losses = [m.loss_value for m in microbatches if m.loss_value is not None]
+            losses = [m.loss.value for m in microbatches if m.loss.value is not None]
             mean = torch.stack(losses).mean(dtype=dtype)
         else:
             mean = torch.zeros((), dtype=dtype, device=self._device)
@@ -250,4 +250,4 @@ class Steps:
         notes = " ".join(getattr(error, "__notes__", []))
         self._layout.abort(f"{type(error).__name__}: {error} {notes}".rstrip())
         for microbatch in microbatches:
-            microbatch.abandon()
+            microbatch.control.abandon()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from smdp.torch.pipelining.engine.actions import Action
 from smdp.torch.pipelining.engine.handlers import ActionHandler
 from smdp.torch.pipelining.engine.lowering import Passes
 from smdp.torch.pipelining.engine.step_run import StepRun
 from smdp.torch.pipelining.interpreter.plan import Plan
-from smdp.torch.pipelining.transfers.transfers import room_for, strides_of
 
 
 class TransferActions(ActionHandler):
@@ -23,48 +20,18 @@ class TransferActions(ActionHandler):
 
     def post(self, action: Action, run: StepRun) -> None:
         """Posts a receive."""
-        if action.kind == "RECV_F":
-            if not run.was_recorded(action.microbatch):
-                run.microbatches[action.microbatch].receive_values(action.stage, action.other)
+        microbatch = run.microbatches[action.microbatch]
+        is_recorded = run.was_recorded(action.microbatch)
+        if action.kind == "RECV_F" and not is_recorded:
+            microbatch.values.receive_from(action.other, action.stage)
         elif action.kind == "RECV_B":
-            _receive_backward(action, run)
+            microbatch.gradients.receive_from(action.other, action.stage, is_first=is_recorded)
 
     def perform(self, action: Action, run: StepRun) -> None:
         """Sends; what is received is waited for where it is used."""
-        if action.kind == "SEND_F":
-            if not run.was_recorded(action.microbatch):
-                run.microbatches[action.microbatch].send_values(action.stage, action.other)
+        microbatch = run.microbatches[action.microbatch]
+        is_recorded = run.was_recorded(action.microbatch)
+        if action.kind == "SEND_F" and not is_recorded:
+            microbatch.values.send_to(action.stage, action.other)
         elif action.kind == "SEND_B":
-            _send_backward(action, run)
-
-
-def _send_backward(action: Action, run: StepRun) -> None:
-    microbatch = run.microbatches[action.microbatch]
-    values = run.step.values
-    to = run.step.rank_of[action.other]
-    for value in run.plan.gradient_edges().get((action.stage, action.other), ()):
-        gradient = microbatch.take_gradient(value, action.stage)
-        tag = run.plan.tag(value, action.stage, action.microbatch, is_gradient=True)
-        what = f"the gradient of {value.text()} to stage {action.other}, microbatch {action.microbatch}"
-        values.send(gradient, to, tag, what)
-        if run.was_recorded(action.microbatch):
-            data = torch.tensor(gradient.stride(), dtype=torch.int64, device="cpu")
-            values.send(data, to, tag, f"the strides of {what}")
-
-
-def _receive_backward(action: Action, run: StepRun) -> None:
-    microbatch = run.microbatches[action.microbatch]
-    values = run.step.values
-    source = run.step.rank_of[action.other]
-    for value in run.plan.gradient_edges().get((action.other, action.stage), ()):
-        tag = run.plan.tag(value, action.other, action.microbatch, is_gradient=True)
-        what = (
-            f"the gradient of {value.text()} from stage {action.other} on rank {source},"
-            f" microbatch {action.microbatch}"
-        )
-        key = value.index, action.other
-        room = room_for(value, strides_of(value))
-        microbatch.gradients[key] = values.receive(room, source, tag, what)
-        if run.was_recorded(action.microbatch):
-            room = torch.empty(len(value.shape), dtype=torch.int64, device="cpu")
-            microbatch.layouts[key] = values.receive(room, source, tag, what)
+            microbatch.gradients.send_to(action.stage, action.other, is_first=is_recorded)

@@ -58,6 +58,12 @@ class _Elsewhere:
     def watch(self) -> None:
         pass
 
+    def export(self, value: Value, tensor: Tensor) -> None:
+        raise AssertionError
+
+    def note_returned(self, value: Value, tensor: Tensor) -> None:
+        raise AssertionError
+
     def send(self, value: Value, tensor: Tensor, stage: int) -> None:
         raise AssertionError
 
@@ -67,7 +73,7 @@ class _Elsewhere:
     def fetch(self, value: Value, tensor: Tensor) -> Tensor:
         raise _Unknown
 
-    def describe(self, unit: Unit, result: Any) -> Any:
+    def describe(self, unit: Unit, stage: int, result: Any) -> Any:
         raise _Unknown
 
 

@@ -31,6 +31,12 @@ class ExecutionContext(Protocol):
     def computing(self, stage: int) -> AbstractContextManager[None]:
         """Give the context in which a stage of this rank computes."""
 
+    def export(self, value: Value, tensor: Tensor) -> None:
+        """Keep a value of this rank that other stages use, or that they may turn out to use."""
+
+    def note_returned(self, value: Value, tensor: Tensor) -> None:
+        """Keep a value that the host reads, and of which the model may return a placeholder."""
+
     def send(self, value: Value, tensor: Tensor, stage: int) -> None:
         """Send a value that the recording has just found to be used by another rank's stage."""
 
@@ -43,5 +49,5 @@ class ExecutionContext(Protocol):
     def watch(self) -> None:
         """Note what attributes hold: if this rank has no part in what follows, it ends the forward here."""
 
-    def describe(self, unit: Unit, result: Any) -> Any:
+    def describe(self, unit: Unit, stage: int, result: Any) -> Any:
         """Tell all ranks what a unit gives whose result is unpredictable; `result` is None on others."""

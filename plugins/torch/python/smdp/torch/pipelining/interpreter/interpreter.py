@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
 from smdp.torch.pipelining.ghosts.ghosts import Ghosts, Prediction, Unpredictable
@@ -66,8 +65,6 @@ class Interpreter(TorchFunctionMode):
         self.is_recording = not plan.is_complete
         self.is_in_model = False
         self.is_detour = False
-        self.exports: dict[int, Tensor | GradientEdge | None] = {}
-        self.returned: dict[int, Tensor] = {}
         self._plan = plan
         self._context = context
         self._ghosts = ghosts
@@ -239,7 +236,7 @@ class Interpreter(TorchFunctionMode):
             operation.draws = True
             computed = self._compute(operation, args, kwargs, call) if is_mine else None
             real = None if computed is None else (computed.result, computed.observed)
-            predicted = Prediction(*self._context.describe(function, real))
+            predicted = Prediction(*self._context.describe(function, stage, real))
         operation.draws = predicted.draws
         operation.changes = predicted.changes
         operation.same = predicted.same
@@ -347,10 +344,10 @@ class Interpreter(TorchFunctionMode):
                 continue
             mark(tensor, value)
             if value.consumers or (self.is_recording and not self.is_detour):
-                self.exports[value.index] = tensor
+                self._context.export(value, tensor)
             if value.is_handed_round and self.is_in_model:
                 # Where this rank ends the model's forward early, the model returns placeholders only.
-                self.returned[value.index] = tensor
+                self._context.note_returned(value, tensor)
         return _with_inputs(operation, real.result, real.inputs)
 
     def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:

@@ -1,0 +1,91 @@
+"""What the interpreter of a microbatch asks of the engine."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from smdp.torch.pipelining.engine.host_reads import HostReads
+from smdp.torch.pipelining.engine.one_step import Step
+from smdp.torch.pipelining.engine.program_control import ProgramControl
+from smdp.torch.pipelining.engine.stage_gradients import StageGradients
+from smdp.torch.pipelining.engine.stage_values import StageValues
+from smdp.torch.pipelining.tensors.values import Value
+from smdp.torch.pipelining.units.side_effects import Watch
+
+
+class StageContext:
+    """The `ExecutionContext` of a microbatch: hands each question to the part that answers it.
+
+    It does not know the microbatch, whose interpreter holds it, so that nothing of a microbatch outlives its
+    step until the garbage collector comes.
+
+    Args:
+        step: What the microbatch shares with the others.
+        control: Suspends the program.
+        values: Exchanges values with other stages.
+        gradients: Keeps what stages postpone.
+        reads: Hands values round that the host reads.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        control: ProgramControl,
+        values: StageValues,
+        gradients: StageGradients,
+        reads: HostReads,
+    ) -> None:
+        self.own = step.own
+        self.postpones = step.postpones
+        self.wording = step.wording
+        self._step = step
+        self._control = control
+        self._values = values
+        self._gradients = gradients
+        self._reads = reads
+        self._watch: Watch | None = None
+
+    def enter(self, stage: int) -> None:
+        """Suspends until the schedule lets a stage run."""
+        self._control.enter(stage)
+
+    def computing(self, stage: int) -> AbstractContextManager[None]:
+        """Returns the context in which a stage of this rank computes."""
+        return self._gradients.computing(stage)
+
+    def export(self, value: Value, tensor: Tensor) -> None:
+        """Keeps a value of this rank that other stages use."""
+        self._values.export(value, tensor)
+
+    def note_returned(self, value: Value, tensor: Tensor) -> None:
+        """Keeps a value that the model returns."""
+        self._values.note_returned(value, tensor)
+
+    def send(self, value: Value, tensor: Tensor, stage: int) -> None:
+        """Sends a value to a stage of another rank."""
+        self._values.send(value, tensor, stage)
+
+    def bring(self, value: Value, stage: int) -> Tensor:
+        """Returns another stage's value, cut from its graph."""
+        return self._values.bring(value, stage)
+
+    def fetch(self, value: Value, tensor: Tensor, *, later: bool = False) -> Tensor:
+        """Returns the contents of a value on every rank; others may fetch them `later`."""
+        return self._reads.fetch(value, lambda: self._values.own(value, tensor), later=later)
+
+    def describe(self, unit: Any, stage: int, result: Any) -> Any:
+        """Hands shapes and dtypes round of what a unit gave."""
+        self._step.has_begun = True
+        return self._reads.describe(unit, stage, result)
+
+    def watch(self) -> None:
+        """Notes what attributes of modules hold, from where this rank has no part in the forward any more."""
+        self._watch = Watch(self._step.glue)
+
+    def has_seen_writes(self) -> bool:
+        """Returns whether the forward has written to attributes since the last watch(), which ends here."""
+        watch, self._watch = self._watch, None
+        return watch is not None and watch.has_seen_writes()
