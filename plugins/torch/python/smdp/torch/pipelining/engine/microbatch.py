@@ -16,7 +16,8 @@ from smdp.torch.pipelining.engine.same_program import SameProgram
 from smdp.torch.pipelining.engine.stage_context import StageContext
 from smdp.torch.pipelining.engine.stage_gradients import StageGradients
 from smdp.torch.pipelining.engine.stage_values import StageValues
-from smdp.torch.pipelining.interpreter.interpreter import EndOfForward, Interpreter
+from smdp.torch.pipelining.interpreter.interpreter import Interpreter
+from smdp.torch.pipelining.interpreter.replayer import EndOfForward
 from smdp.torch.pipelining.tensors.containers import map_tensors, tensors_in
 from smdp.torch.pipelining.tensors.random_streams import RandomStream
 from smdp.torch.pipelining.tensors.values import value_of
@@ -83,7 +84,7 @@ class Microbatch:
         control = self.control
         control.allow(stage)
         while not control.is_past(stage):
-            if control.is_suspended and self._interpreter.place >= self._step.plan.end_of(stage):
+            if control.is_suspended and self._interpreter.position.place >= self._step.plan.end_of(stage):
                 # Its backward begins with the loss, which the loss function has not given yet.
                 is_open = stage == self._step.plan.loss_stage and self.loss.stage < 0
                 if not is_open:
@@ -97,7 +98,7 @@ class Microbatch:
         """Runs to the end: all stages have run, only host reads may be waited for."""
         self.control.allow_all()
         while not self.control.is_finished:
-            self._reads.wait(is_planned=not self._interpreter.is_detour)
+            self._reads.wait(is_planned=not self._interpreter.position.is_detour)
             self.control.resume()
 
     # What the program calls.
@@ -112,9 +113,9 @@ class Microbatch:
                 "[smdp] the model is called twice in one microbatch; values flow through its stages once."
                 " Concatenate the two batches, or make them two steps."
             )
-        known = None if interpreter.is_recording else plan.calls[self._model_calls]
+        known = None if interpreter.position.is_recording else plan.calls[self._model_calls]
         self._model_calls += 1
-        interpreter.enter_model()
+        interpreter.position.enter_model()
         try:
             output = model(*args, **kwargs)
         except EndOfForward:
@@ -122,7 +123,7 @@ class Microbatch:
             # The program may change what it is given; the placeholders are everybody's.
             output = known.output if isinstance(known.output, Tensor) else copy.copy(known.output)
         output = map_tensors(interpreter.renewed, output)
-        call = interpreter.leave_model(known)
+        call = interpreter.position.leave_model(known)
         if known is None:
             plan.calls.append(dataclasses.replace(call, output=_ghostly(output)))
             plan.writes_late = self._context.has_seen_writes()

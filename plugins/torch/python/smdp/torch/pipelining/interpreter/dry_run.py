@@ -113,7 +113,7 @@ def users_outside_units(
             interpreter,
             contextlib.suppress(_Unknown),
         ):
-            interpreter.enter_model()
+            interpreter.position.enter_model()
             model(*args, **kwargs)
     finally:
         for unit in units:
