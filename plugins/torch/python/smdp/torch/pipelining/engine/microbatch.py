@@ -94,12 +94,24 @@ class Microbatch:
             control.resume()
         return True
 
+    def catch_up(self, stage: int) -> None:
+        """Runs all that follows a stage, up to the next one, and waits for the host reads in it."""
+        if stage == len(self._step.rank_of) - 1:
+            self.finish()
+            return
+        end = self._step.plan.end_of_reads(stage)
+        while self.control.read is not None and self._interpreter.position.place <= end:
+            self._go_on()
+
     def finish(self) -> None:
         """Runs to the end: all stages have run, only host reads may be waited for."""
         self.control.allow_all()
         while not self.control.is_finished:
-            self._reads.wait(is_planned=not self._interpreter.position.is_detour)
-            self.control.resume()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._reads.wait(is_planned=not self._interpreter.position.is_detour)
+        self.control.resume()
 
     # What the program calls.
 

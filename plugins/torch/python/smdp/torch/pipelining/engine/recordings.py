@@ -30,6 +30,7 @@ class Recording:
     Attributes:
         plan: Grows while it is recorded.
         row: This rank's actions.
+        is_in_lockstep: The row says where microbatches go on after host reads.
         timeline: Of the trace; None without one.
         end: The last operation that this rank needs of a forward.
         has_backward: It is a training step with a loss.
@@ -38,6 +39,7 @@ class Recording:
     def __init__(self) -> None:
         self.plan = Plan()
         self.row: list[Action] = []
+        self.is_in_lockstep = False
         self.timeline: Timeline | None = None
         self.end = 1 << 30
         self.has_backward = False

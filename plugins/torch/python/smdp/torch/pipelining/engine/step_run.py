@@ -23,6 +23,8 @@ class StepRun:
         microbatches: All of the step.
         is_recorded: Microbatch 0 has run its forward already.
         scale: Makes of a microbatch's loss what its backward begins with.
+        is_in_lockstep: The row says where microbatches go on after host reads. Otherwise they go on when
+            the values have come.
 
     Attributes:
         under_way: Microbatches that have begun, by index, until they end.
@@ -35,6 +37,7 @@ class StepRun:
         *,
         is_recorded: bool,
         scale: Callable[[Tensor], Tensor],
+        is_in_lockstep: bool = False,
     ) -> None:
         self.step = step
         self.plan: Plan = step.plan
@@ -42,6 +45,7 @@ class StepRun:
         self.scale = scale
         self.under_way: dict[int, Microbatch] = {}
         self._is_recorded = is_recorded
+        self._is_in_lockstep = is_in_lockstep
         self._paused = 0.0
 
     @property
@@ -62,7 +66,9 @@ class StepRun:
             self._paused += time.perf_counter() - start
 
     def serve_reads(self) -> None:
-        """Lets microbatches go on, in their order, whose host reads have been answered."""
+        """Lets microbatches go on, in their order, whose host reads have been answered; not in lockstep."""
+        if self._is_in_lockstep:
+            return
         for index in sorted(self.under_way):
             microbatch = self.under_way[index]
             control = microbatch.control

@@ -18,6 +18,7 @@ from smdp.torch.mesh.layout import Layout
 from smdp.torch.pipelining.engine.coroutines import CoroutinePool
 from smdp.torch.pipelining.engine.executor import Executor, Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
+from smdp.torch.pipelining.engine.lockstep import Lockstep
 from smdp.torch.pipelining.engine.lowering import lower
 from smdp.torch.pipelining.engine.microbatch import Microbatch
 from smdp.torch.pipelining.engine.one_step import Step
@@ -198,7 +199,15 @@ class Steps:
         if prepared.has_backward:
             self._replicas.prepare()
             self._tied.put_aside()
-        executor.execute(StepRun(step, microbatches, is_recorded=is_new, scale=scale))
+        executor.execute(
+            StepRun(
+                step,
+                microbatches,
+                is_recorded=is_new,
+                scale=scale,
+                is_in_lockstep=prepared.is_in_lockstep,
+            )
+        )
         if is_new and self._recordings:
             # Later signatures wait for no other rank: only a model that branches on them differs.
             same.check(prepared.plan)
@@ -222,6 +231,7 @@ class Steps:
             schedule, self.handlers, prepared.plan, rank, has_backward=prepared.has_backward
         )
         self.handlers.check(prepared.row)
+        prepared.is_in_lockstep = any(action.kind in Lockstep.kinds for action in prepared.row)
         if prepared.has_backward and _core.trace_is_on():
             prepared.timeline = Timeline(table, self._split.partition, rank)
         # Once and for all: the next recording may find a number that happens to be as it was.

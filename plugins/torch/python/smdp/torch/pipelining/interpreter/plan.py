@@ -154,6 +154,19 @@ class Plan:
                     self._ends[operation.stage] = place + 1
         return self._ends.get(stage, 0)
 
+    def reading_stages(self) -> set[int]:
+        """Returns the stages after which the host reads values, within the model or around it."""
+        return {operation.stage for operation in self.operations if operation.kind is Kind.READ}
+
+    def end_of_reads(self, stage: int) -> int:
+        """Returns the place after the last host read that follows a stage, or an earlier one; else 0."""
+        places = [
+            place + 1
+            for place, operation in enumerate(self.operations)
+            if operation.kind is Kind.READ and operation.stage <= stage
+        ]
+        return places[-1] if places else 0
+
     def last_needed(self, stages: Sequence[int]) -> int:
         """Give the place after the last operation that a rank with these stages has a part in."""
         needed = [
