@@ -1,5 +1,4 @@
-// Mutexes that clang's thread safety analysis can follow: it knows nothing of those of libstdc++. They cost what those
-// cost.
+// Mutexes that clang's thread safety analysis can follow, which those of libstdc++ are not. They cost the same.
 #pragma once
 
 #include <chrono>
@@ -32,7 +31,7 @@ class SMDP_CAPABILITY("shared mutex") SharedMutex {
   std::shared_mutex mutex_;
 };
 
-// Holds a mutex, from its construction on, unless unlock() was called last.
+// Holds a mutex from its construction to its end, except between unlock() and lock().
 class SMDP_SCOPED_CAPABILITY Lock {
  public:
   explicit Lock(Mutex& mutex) SMDP_ACQUIRE(mutex) : lock_(mutex.mutex_) {}

@@ -58,8 +58,8 @@ class CallQueue {
   CallQueue(const Members& members, const GroupOptions& options, const Failures& failures)
       : members_(members), options_(options), failures_(failures) {}
 
-  // A caller. Begins it and returns it, for this thread to drive up to leave(); or queues it for the progress thread,
-  // and returns null. It is queued if it must be, or if it cannot begin at once. Throws the group's error, a
+  // Called by a caller. Begins the collective and returns it: this thread drives it, then calls leave(). Or queues it
+  // for the progress thread and returns null, if it must be queued or cannot begin at once. Throws the group's error, a
   // MismatchError if another call by its name is under way, or an Error in a signal handler that interrupts a caller.
   std::unique_ptr<Collective> enter(std::unique_ptr<Collective> collective, bool must_queue) SMDP_EXCLUDES(mutex_);
   // Such a caller drives no more. True if others are queued.
