@@ -220,16 +220,6 @@ void GradientReducer::Impl::abort(const std::string& reason) {
   devices_->settle();
 }
 
-bool GradientReducer::Impl::copy_kept(std::size_t index, std::size_t part, float* out) {
-  check_index(index);
-  return kept_->copy(index, part, out);
-}
-
-void GradientReducer::Impl::set_kept(std::size_t index, std::size_t part, const float* values) {
-  check_index(index);
-  kept_->set(index, part, values);
-}
-
 void GradientReducer::Impl::prepare(int streams) {
   factor_ = options_.factor != 0 ? options_.factor : 1.0 / group_->size();
   check_same_gradients(*group_, gradients_, options_);

@@ -50,8 +50,14 @@ class GradientReducer::Impl {
 
   void rescale(double factor) { kept_->rescale(checked_rescale(factor)); }
 
-  bool copy_kept(std::size_t index, std::size_t part, float* out);
-  void set_kept(std::size_t index, std::size_t part, const float* values);
+  bool copy_kept(std::size_t index, std::size_t part, float* out) {
+    check_index(index);
+    return kept_->copy(index, part, out);
+  }
+  void set_kept(std::size_t index, std::size_t part, const float* values) {
+    check_index(index);
+    kept_->set(index, part, values);
+  }
 
   Stats stats() const { return stats_; }
   const std::string& group_name() const { return group_->name(); }
