@@ -14,10 +14,10 @@
 #include "transport/control.h"
 #include "transport/handshake.h"
 #include "transport/mail/mailbox.h"
-#include "transport/mail/socket_stream.h"
 #include "transport/tcp/frame.h"
-#include "transport/tcp/link.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/socket_stream.h"
+#include "transport/tcp/tcp_link.h"
 
 namespace smdp {
 namespace {
@@ -90,9 +90,10 @@ TEST(Fuzz, FramesOfCollectives) {
       std::vector<FileDescriptor> streams;
       streams.push_back(std::move(ours_a));
       streams.push_back(std::move(ours_b));
-      link = std::make_unique<Link>(
-          progress, members, 1, std::move(streams), [](int, const std::string&) {},
-          [](std::uint64_t, const std::exception_ptr&) {}, [](const std::exception_ptr&) {});
+      link = std::make_unique<TcpLink>(
+          progress, members, 1, std::move(streams),
+          Link::Handlers{[](int, const std::string&) {}, [](std::uint64_t, const std::exception_ptr&) {},
+                         [](const std::exception_ptr&) {}});
       link->enter(fingerprint);
       for (std::size_t i = 0; i < buffers.size(); ++i) {
         link->receive(i, buffers[i].data(), buffers[i].size(), pending[i]);

@@ -1,6 +1,4 @@
 // What a link says of frames that do not fit, however late they come.
-#include "transport/tcp/link.h"
-
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -15,6 +13,7 @@
 
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/tcp_link.h"
 
 namespace smdp {
 namespace {
@@ -37,6 +36,11 @@ Members two_hosts() {
   return members;
 }
 
+Link::Handlers ignored() {
+  return {[](int, const std::string&) {}, [](std::uint64_t, const std::exception_ptr&) {},
+          [](const std::exception_ptr&) {}};
+}
+
 // What this rank, which is in operation `current`, says when a frame of operation `late` comes.
 std::string error_of_late_frame(std::uint64_t current, const Fingerprint& late) {
   int both[2] = {-1, -1};
@@ -49,17 +53,16 @@ std::string error_of_late_frame(std::uint64_t current, const Fingerprint& late) 
   progress.run([&] {
     std::vector<FileDescriptor> streams;
     streams.emplace_back(both[1]);
-    link = std::make_unique<Link>(
-        progress, members, 0, std::move(streams), [](int, const std::string&) {},
-        [&](std::uint64_t, const std::exception_ptr& raised) {
-          try {
-            std::rethrow_exception(raised);
-          } catch (const MismatchError& mismatch) {
-            error.set_value(mismatch.what());
-          }
-          link->abandon();
-        },
-        [](const std::exception_ptr&) {});
+    Link::Handlers handlers = ignored();
+    handlers.on_mismatch = [&](std::uint64_t, const std::exception_ptr& raised) {
+      try {
+        std::rethrow_exception(raised);
+      } catch (const MismatchError& mismatch) {
+        error.set_value(mismatch.what());
+      }
+      link->abandon();
+    };
+    link = std::make_unique<TcpLink>(progress, members, 0, std::move(streams), std::move(handlers));
     for (std::uint64_t sequence = 1; sequence <= current; ++sequence) link->enter(operation(sequence));
   });
   Frame frame;
@@ -90,13 +93,10 @@ TEST(Link, EndsWhatItHasBegunOfAnOperationThatIsDropped) {
   Link::Pending later = 0;
   Progress progress;
   std::unique_ptr<Link> link;
-  const auto ignore = [](std::uint64_t, const std::exception_ptr&) {};
   progress.run([&] {
     std::vector<FileDescriptor> streams;
     streams.emplace_back(both[1]);
-    link = std::make_unique<Link>(
-        progress, members, 0, std::move(streams), [](int, const std::string&) {}, ignore,
-        [](const std::exception_ptr&) {});
+    link = std::make_unique<TcpLink>(progress, members, 0, std::move(streams), ignored());
     link->enter(operation(1));
     link->receive(0, received.data(), received.size(), pending);
     link->send(0, sent.data(), kBytes, pending, 1);

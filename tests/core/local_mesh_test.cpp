@@ -38,18 +38,18 @@ class Host {
   std::vector<Record>& records() { return records_; }
 
   bool connect(int rank, const GroupSetup& options = {}) const {
-    Connections connections;
-    Members& members = connections.members;
+    Wires wires;
+    Members& members = wires.members;
     members.rank = rank;
     members.size = kRanks;
     members.name = options.name;
     members.host_names.assign(kRanks, "a");
     members.hosts = {{0, 1, 2}};
     members.local_cores = kRanks;
-    connections.control.resize(rank == 0 ? kRanks : 1);
-    connections.progress = progress_;
+    wires.control.resize(rank == 0 ? kRanks : 1);
+    wires.progress = progress_;
     return connect_local_ranks(*store_, records_, {0, 1, 2}, rank, "secret", listener_, options,
-                               steady_clock::now() + seconds(30), connections);
+                               steady_clock::now() + seconds(30), wires);
   }
 
  private:

@@ -33,22 +33,22 @@ class Pair {
 
   std::uint16_t port() const { return local_port(listeners_.front()); }
 
-  Connections connect(int rank, const GroupSetup& options = {}) const {
-    Connections connections;
-    Members& members = connections.members;
+  Wires connect(int rank, const GroupSetup& options = {}) const {
+    Wires wires;
+    Members& members = wires.members;
     members.rank = rank;
     members.size = 2;
     members.name = options.name;
     members.host_names = {"a", "b"};
     members.hosts = {{0}, {1}};
     members.host_index = static_cast<std::size_t>(rank);
-    connections.data.resize(2);
-    connections.mail.resize(2);
-    connections.control.resize(rank == 0 ? 2 : 1);
+    wires.data.resize(2);
+    wires.mail.resize(2);
+    wires.control.resize(rank == 0 ? 2 : 1);
     std::span<const FileDescriptor> own = listeners_;
     if (rank != 0) own = {};
-    connect_remote_ranks(records_, "secret", own, options, steady_clock::now() + seconds(30), connections);
-    return connections;
+    connect_remote_ranks(records_, "secret", own, options, steady_clock::now() + seconds(30), wires);
+    return wires;
   }
 
  private:
@@ -58,12 +58,12 @@ class Pair {
 
 void expect_connected(const Pair& pair) {
   std::thread other([&pair] {
-    const Connections connections = pair.connect(1);
-    EXPECT_GE(connections.mail[0].get(), 0);
+    const Wires wires = pair.connect(1);
+    EXPECT_GE(wires.mail[0].get(), 0);
   });
-  const Connections connections = pair.connect(0);
-  EXPECT_GE(connections.mail[1].get(), 0);
-  EXPECT_GE(connections.control[1].get(), 0);
+  const Wires wires = pair.connect(0);
+  EXPECT_GE(wires.mail[1].get(), 0);
+  EXPECT_GE(wires.control[1].get(), 0);
   other.join();
 }
 

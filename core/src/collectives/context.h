@@ -9,8 +9,7 @@
 
 #include "common/task.h"
 #include "transport/members.h"
-#include "transport/shm/board.h"
-#include "transport/tcp/link.h"
+#include "transport/transport.h"
 
 namespace smdp {
 

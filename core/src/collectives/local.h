@@ -7,7 +7,7 @@
 
 #include "common/task.h"
 #include "reduce/reduce.h"
-#include "transport/shm/board.h"
+#include "transport/transport.h"
 
 namespace smdp {
 

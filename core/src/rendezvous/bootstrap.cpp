@@ -18,9 +18,11 @@
 #include "rendezvous/local_mesh.h"
 #include "rendezvous/remote_mesh.h"
 #include "rendezvous/roster.h"
+#include "rendezvous/wires.h"
 #include "smdp/error.h"
 #include "transport/control.h"
 #include "transport/shm/fd_passing.h"
+#include "transport/shm_tcp_transport.h"
 #include "transport/tcp/socket.h"
 
 namespace smdp {
@@ -41,14 +43,12 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
 
 // Each host for itself. Where ranks of one cannot share memory, each counts as a host of its own.
 void connect_hosts(Store& store, const std::vector<Record>& records, int rank, const std::string& secret,
-                   const FileDescriptor& listener, const GroupSetup& options, Deadline deadline,
-                   Connections& connections) {
-  Members& members = connections.members;
+                   const FileDescriptor& listener, const GroupSetup& options, Deadline deadline, Wires& wires) {
+  Members& members = wires.members;
   const auto shared_key = [](int leader) { return "shared/" + std::to_string(leader); };
   const std::vector<int> neighbours = members.local_ranks();
   const bool leads = rank == neighbours.front();
-  const bool shared =
-      connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, connections);
+  const bool shared = connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, wires);
   if (members.size == 1) return;
   if (leads) store.set(shared_key(rank), shared ? "1" : "0");
   std::vector<std::vector<int>> hosts;
@@ -67,12 +67,12 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
   members.hosts = hosts;
   members.host_index = members.host_of(rank);
   if (shared) return;
-  Connections alone;
+  Wires alone;
   alone.members = members;
-  alone.progress = connections.progress;
+  alone.progress = wires.progress;
   connect_local_ranks(store, records, {rank}, rank, secret, listener, options, deadline, alone);
-  connections.segment = std::move(alone.segment);
-  connections.doorbells = std::move(alone.doorbells);
+  wires.segment = std::move(alone.segment);
+  wires.doorbells = std::move(alone.doorbells);
 }
 
 // What waits for connections looks for failures, too; what waits for the store does so by itself.
@@ -91,17 +91,17 @@ GroupSetup watching(GroupView& store, const GroupSetup& options) {
 
 // All of bootstrap() but what is said of a failure, for which there are the connections that were made by then.
 void meet(GroupView& store, int rank, int size, const GroupSetup& options,
-          const std::function<std::shared_ptr<Progress>()>& take_progress, Connections& connections) {
+          const std::function<std::shared_ptr<Progress>()>& take_progress, Wires& wires) {
   const Deadline deadline = std::chrono::steady_clock::now() + options.init_timeout;
-  Members& members = connections.members;
+  Members& members = wires.members;
   members.rank = rank;
   members.size = size;
   members.name = options.name;
 
   prepare_open_files();
   throw_noted_shortage();
-  connections.progress = take_progress();
-  Record own = describe_self(rank, options, to_hex(random_bytes(12)), connections.progress->doorbell_name());
+  wires.progress = take_progress();
+  Record own = describe_self(rank, options, to_hex(random_bytes(12)), wires.progress->doorbell_name());
   FileDescriptor local_listener = listen_local(own.local_name);
   std::vector<FileDescriptor> listeners;
   const auto listen = [&](Record& record, const std::vector<std::string>& addresses) {
@@ -140,15 +140,15 @@ void meet(GroupView& store, int rank, int size, const GroupSetup& options,
   for (const int neighbour : members.local_ranks()) masks.push_back(records[static_cast<std::size_t>(neighbour)].cores);
   members.local_cores = core_count_of(masks);
   const auto count = static_cast<std::size_t>(size);
-  connections.data.resize(count);
-  connections.mail.resize(count);
-  connections.control.resize(rank == 0 ? count : 1);
+  wires.data.resize(count);
+  wires.mail.resize(count);
+  wires.control.resize(rank == 0 ? count : 1);
 
   const GroupSetup watched = watching(store, options);
-  connect_hosts(store, records, rank, secret, local_listener, watched, deadline, connections);
+  connect_hosts(store, records, rank, secret, local_listener, watched, deadline, wires);
   members.local_index = members.local_index_of(rank);
   if (members.hosts.size() > 1) {
-    connect_remote_ranks(records, secret, listeners, watched, deadline, connections);
+    connect_remote_ranks(records, secret, listeners, watched, deadline, wires);
   }
 }
 
@@ -161,13 +161,13 @@ void await_failure(GroupView& store) {
 }
 
 // Returns this rank's error, and sends it to the other ranks unless one of them reported it.
-ShortageError end_meeting(GroupView& store, int rank, int size, const GroupSetup& options,
-                          const Connections& connections, const Error& error) {
+ShortageError end_meeting(GroupView& store, int rank, int size, const GroupSetup& options, const Wires& wires,
+                          const Error& error) {
   const std::string tag = tag_of_self(rank, size, options);
   const std::string reason = without_tag(tag) + ": " + without_tag(error.what());
   store.fail(reason);
   // Some may have all that they need of the store, and wait in the group's first operation.
-  Control::abort_over(connections.control, rank, {ErrorKind::kInternal, reason, {}});
+  Control::abort_over(wires.control, rank, {ErrorKind::kInternal, reason, {}});
   rank == 0 ? await_departures(store, all_but_first(size), options.interrupted) : announce_departure(store, rank);
   return ShortageError(tag + ": group '" + options.name + "' cannot be made: " + without_tag(error.what()));
 }
@@ -177,14 +177,17 @@ ShortageError end_meeting(GroupView& store, int rank, int size, const GroupSetup
 Connections bootstrap(Store& base, int rank, int size, const GroupSetup& options,
                       const std::function<std::shared_ptr<Progress>()>& take_progress) {
   GroupView store(std::shared_ptr<Store>(&base, [](Store*) {}), options.name, options.interrupted);
-  Connections connections;
-  const auto end = [&](const Error& error) { return end_meeting(store, rank, size, options, connections, error); };
+  Wires wires;
+  const auto end = [&](const Error& error) { return end_meeting(store, rank, size, options, wires, error); };
   base.check_owner();
   try {
-    meet(store, rank, size, options, take_progress, connections);
+    meet(store, rank, size, options, take_progress, wires);
     release_open_files();
     if (rank != 0) announce_departure(store, rank);
-    return connections;
+    auto transport =
+        std::make_unique<ShmTcpTransport>(wires.progress, wires.members, wires.segment, std::move(wires.doorbells),
+                                          std::move(wires.data), std::move(wires.mail));
+    return {wires.members, wires.progress, std::move(transport), std::move(wires.control)};
   } catch (const ShortageError& error) {
     throw end(error);
   } catch (const std::bad_alloc&) {

@@ -12,19 +12,15 @@
 #include "smdp/store.h"
 #include "transport/members.h"
 #include "transport/progress.h"
-#include "transport/shm/peer_doorbells.h"
-#include "transport/shm/segment.h"
+#include "transport/transport.h"
 
 namespace smdp {
 
 struct Connections {
   Members members;
-  std::shared_ptr<Segment> segment;               // of the local ranks
-  std::shared_ptr<Progress> progress;             // the group's
-  std::vector<Doorbell> doorbells;                // by local rank
-  std::vector<std::vector<FileDescriptor>> data;  // by rank: streams for collectives; empty for local ranks
-  std::vector<FileDescriptor> mail;               // by rank: stream for point to point; empty for local ranks
-  std::vector<FileDescriptor> control;            // on rank 0 by rank, elsewhere one, to rank 0
+  std::shared_ptr<Progress> progress;    // the group's
+  std::unique_ptr<Transport> transport;  // for data
+  std::vector<FileDescriptor> control;   // on rank 0 by rank, elsewhere one, to rank 0
 };
 
 // Rank 0 has await_departures() to call, once it can tell who is gone. take_progress gives the progress thread of the

@@ -119,7 +119,7 @@ bool have_given_up(Store& store, const std::vector<int>& ranks, Acceptor& accept
 // the order of `ranks`; none where not all can come.
 std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks,
                                  const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
-                                 Deadline deadline, Connections& out) {
+                                 Deadline deadline, Wires& out) {
   Offer offer;
   std::memcpy(&offer.nonce, random_bytes(sizeof offer.nonce).data(), sizeof offer.nonce);
   offer.slot_bytes = slot_bytes(options, out.members);
@@ -154,7 +154,7 @@ std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& record
 }
 
 FileDescriptor follow(const std::vector<Record>& records, std::size_t index, const std::vector<int>& ranks,
-                      const std::string& secret, Deadline deadline, const Interrupted& interrupted, Connections& out) {
+                      const std::string& secret, Deadline deadline, const Interrupted& interrupted, Wires& out) {
   FileDescriptor socket = connect_local(records[static_cast<std::size_t>(ranks.front())].local_name);
   if (socket.get() < 0) throw Error("[smdp] no local socket");
   handshake(socket, Role::kClient, secret, kPurpose, deadline, interrupted);
@@ -174,23 +174,23 @@ FileDescriptor follow(const std::vector<Record>& records, std::size_t index, con
 
 bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
                          const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
-                         Deadline deadline, Connections& connections) {
+                         Deadline deadline, Wires& wires) {
   const auto left = [&] {
     return std::max(std::chrono::milliseconds(1),
                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   };
   const int leader = ranks.front();
   if (rank == leader) {
-    std::vector<FileDescriptor> sockets = lead(store, records, ranks, secret, listener, options, deadline, connections);
+    std::vector<FileDescriptor> sockets = lead(store, records, ranks, secret, listener, options, deadline, wires);
     bool all = true;
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
     }
     // Not of a rank by itself, after the memory of all could not be shared: others may still read what came of that.
-    if (ranks.size() > 1 || connections.members.size == 1) store.set(verdict_key(leader), all ? "1" : "0");
+    if (ranks.size() > 1 || wires.members.size == 1) store.set(verdict_key(leader), all ? "1" : "0");
     if (all && leader == 0) {
       for (std::size_t i = 1; i < ranks.size(); ++i) {
-        connections.control[static_cast<std::size_t>(ranks[i])] = std::move(sockets[i]);
+        wires.control[static_cast<std::size_t>(ranks[i])] = std::move(sockets[i]);
       }
     }
     return all;
@@ -199,7 +199,7 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
   FileDescriptor socket;
   bool mapped = true;
   try {
-    socket = follow(records, index, ranks, secret, deadline, options.interrupted, connections);
+    socket = follow(records, index, ranks, secret, deadline, options.interrupted, wires);
   } catch (const TimeoutError&) {
     throw;
   } catch (const ClosedError&) {
@@ -211,14 +211,14 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
     mapped = false;  // another network namespace after all: likewise
   }
   // Rank 0 has its end by now: if this rank fails from here on, it says so there.
-  if (leader == 0) connections.control[0] = std::move(socket);
+  if (leader == 0) wires.control[0] = std::move(socket);
   store.set(joined_key(rank), mapped ? "1" : "0");
   const bool all = store.get(verdict_key(leader), left()) == "1";
   if (all && !mapped) {
     throw ConfigError("[smdp] the rendezvous store holds keys of an earlier group '" + options.name +
                       "'. Every group needs a name of its own, or a fresh store.");
   }
-  if (!all && leader == 0) connections.control[0].reset();
+  if (!all && leader == 0) wires.control[0].reset();
   return all;
 }
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/bootstrap.h"
 #include "rendezvous/roster.h"
+#include "rendezvous/wires.h"
 #include "smdp/error.h"
 #include "smdp/internal/group_setup.h"
 
@@ -17,6 +17,6 @@ namespace smdp {
 // them; all of them then return false.
 bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
                          const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
-                         std::chrono::steady_clock::time_point deadline, Connections& connections);
+                         std::chrono::steady_clock::time_point deadline, Wires& wires);
 
 }  // namespace smdp

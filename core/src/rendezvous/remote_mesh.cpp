@@ -29,15 +29,15 @@ struct Hello {
 void prepare_control(const FileDescriptor& socket) { set_keepalive(socket, 1, 1, 3); }
 
 // Waits for what higher ranks connect.
-void finish(Acceptor& acceptor, const Interrupted& interrupted, const Connections& connections) {
+void finish(Acceptor& acceptor, const Interrupted& interrupted, const Wires& wires) {
   while (!acceptor.is_over_within(kInterruptionCheck)) {
     if (interrupted && interrupted()) throw ClosedError("[smdp] interrupted.");
   }
   if (acceptor.have_all_come()) return;
-  const Members& members = connections.members;
+  const Members& members = wires.members;
   std::string missing;
   for (int rank = members.rank + 1; rank < members.size; ++rank) {
-    if (members.host_of(rank) == members.host_index || connections.mail[static_cast<std::size_t>(rank)].get() >= 0) {
+    if (members.host_of(rank) == members.host_index || wires.mail[static_cast<std::size_t>(rank)].get() >= 0) {
       continue;
     }
     missing += (missing.empty() ? "" : ", ") + members.who(rank);
@@ -47,7 +47,7 @@ void finish(Acceptor& acceptor, const Interrupted& interrupted, const Connection
 }
 
 // Where a connection of a higher rank belongs.
-void place(const Hello& hello, FileDescriptor& socket, Connections& out) {
+void place(const Hello& hello, FileDescriptor& socket, Wires& out) {
   if (hello.rank <= out.members.rank || hello.rank >= out.members.size) throw Error("[smdp] a wrong rank.");
   const auto rank = static_cast<std::size_t>(hello.rank);
   if (hello.index < 0 || static_cast<std::size_t>(hello.index) >= out.data[rank].size()) {
@@ -65,8 +65,8 @@ void place(const Hello& hello, FileDescriptor& socket, Connections& out) {
 
 void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
                           std::span<const FileDescriptor> listeners, const GroupSetup& options, Deadline deadline,
-                          Connections& connections) {
-  const Members& members = connections.members;
+                          Wires& wires) {
+  const Members& members = wires.members;
   const std::string purpose = "group " + options.name;
   const auto is_remote = [&](int rank) { return members.host_of(rank) != members.host_index; };
   const std::vector<Rail>& own_rails = records[static_cast<std::size_t>(members.rank)].rails;
@@ -78,7 +78,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
   for (int rank = 0; rank < members.size; ++rank) {
     if (!is_remote(rank) || rank < members.rank) continue;
     const auto index = static_cast<std::size_t>(rank);
-    connections.data[index].resize(streams_to(index));
+    wires.data[index].resize(streams_to(index));
     expected += streams_to(index) + 1 + (members.rank == 0 ? 1 : 0);
   }
   Acceptor::Setup setup;
@@ -95,8 +95,8 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       lacking = error;
       recv_all(socket.get(), &hello, sizeof hello, soon);
     }
-    return [hello, lacking, &socket, &connections] {
-      place(hello, socket, connections);
+    return [hello, lacking, &socket, &wires] {
+      place(hello, socket, wires);
       if (lacking) throw ShortageError(*lacking);
     };
   };
@@ -131,15 +131,15 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       }
     };
     for (std::size_t stream = 0; stream < streams_to(index); ++stream) {
-      connections.data[index].push_back(connect(Purpose::kData, stream));
+      wires.data[index].push_back(connect(Purpose::kData, stream));
     }
-    connections.mail[index] = connect(Purpose::kMail, 0);
+    wires.mail[index] = connect(Purpose::kMail, 0);
     if (rank == 0) {
-      connections.control[0] = connect(Purpose::kControl, 0);
-      prepare_control(connections.control[0]);
+      wires.control[0] = connect(Purpose::kControl, 0);
+      prepare_control(wires.control[0]);
     }
   }
-  finish(acceptor, options.interrupted, connections);
+  finish(acceptor, options.interrupted, wires);
 }
 
 }  // namespace smdp

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/bootstrap.h"
 #include "rendezvous/roster.h"
+#include "rendezvous/wires.h"
 #include "smdp/internal/group_setup.h"
 
 namespace smdp {
@@ -17,6 +17,6 @@ namespace smdp {
 // 0's host, control. Connections that do not prove the secret are refused, and logged once per address.
 void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
                           std::span<const FileDescriptor> listeners, const GroupSetup& options,
-                          std::chrono::steady_clock::time_point deadline, Connections& connections);
+                          std::chrono::steady_clock::time_point deadline, Wires& wires);
 
 }  // namespace smdp

@@ -16,8 +16,6 @@
 #include "observability/counters.h"
 #include "smdp/call_name.h"
 #include "smdp/error.h"
-#include "transport/mail/ring_stream.h"
-#include "transport/mail/socket_stream.h"
 
 namespace smdp {
 namespace {
@@ -30,12 +28,6 @@ void warn_of_idle_algorithm(const Planner& planner, const Members& members) {
   if (!reason.empty() && !is_told.exchange(true)) log(LogLevel::kWarning, reason);
 }
 
-std::vector<int> raw(const std::vector<Doorbell>& doorbells) {
-  std::vector<int> numbers;
-  for (const Doorbell& doorbell : doorbells) numbers.push_back(doorbell->get());
-  return numbers;
-}
-
 }  // namespace
 
 Engine::Engine(Connections connections, const GroupOptions& options)
@@ -44,7 +36,7 @@ Engine::Engine(Connections connections, const GroupOptions& options)
       members_(connections_.members),
       options_(options),
       planner_{parse_algorithm(options.algorithm), options.strict},
-      board_(connections_.segment, members_, raw(connections_.doorbells)),
+      board_(connections_.transport->board()),
       links_(static_cast<std::size_t>(members_.size)),
       context_{members_, board_, links_},
       thread_(progress_),
@@ -64,7 +56,6 @@ Engine::Engine(Connections connections, const GroupOptions& options)
       mail_(members_, options_.timeout, failures_, diagnosis_, thread_),
       spins_(!members_.is_oversubscribed()) {
   note_caller(members_.world_rank(members_.rank));
-  for (const auto& to_one : connections_.data) streams_ = std::max(streams_, to_one.size());
   warn_of_idle_algorithm(planner_, members_);
   control_ = std::make_unique<Control>(
       *progress_, members_, std::move(connections_.control),
@@ -92,19 +83,14 @@ void Engine::connect() {
   const auto on_mismatch = [this](std::uint64_t sequence, std::exception_ptr error) {
     this->on_mismatch(sequence, std::move(error));
   };
+  Transport& transport = *connections_.transport;
   std::vector<std::unique_ptr<ByteStream>> streams(static_cast<std::size_t>(members_.size));
   for (int rank = 0; rank < members_.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     if (rank == members_.rank) continue;
-    if (members_.host_of(rank) == members_.host_index) {
-      const std::size_t local = members_.local_index_of(rank);
-      streams[index] = std::make_unique<RingStream>(connections_.segment, members_.local_index, local,
-                                                    connections_.doorbells[local]->get());
-      continue;
-    }
-    streams[index] = std::make_unique<SocketStream>(*progress_, std::move(connections_.mail[index]), [] {});
-    links_[index] = std::make_unique<Link>(*progress_, members_, rank, std::move(connections_.data[index]), on_broken,
-                                           on_mismatch, on_error);
+    streams[index] = transport.open_stream(rank);
+    if (members_.host_of(rank) == members_.host_index) continue;
+    links_[index] = transport.open_link(rank, {on_broken, on_mismatch, on_error});
   }
   mail_.open(std::move(streams));
   control_->open();
@@ -207,25 +193,24 @@ Task Engine::run(Collective& collective) {
 
 void Engine::drive_inline(Collective& collective, const Call& call) {
   Scheduler& scheduler = collective.scheduler;
-  std::atomic<std::uint32_t>& sleep = board_.my_sleep();
   std::optional<WaitScope> scope;
   collective.root = run(collective);
   collective.root.start(scheduler);
   while (!collective.root.done()) {
     if (scheduler.poll()) continue;
     if (spins_ && spin([&scheduler] { return scheduler.poll(); })) continue;
-    sleep.store(kInFutex);
+    board_.arm(Sleeper::kCaller);
     if (!scheduler.poll()) {
       if (!check(collective)) {
         const Clock::duration most = scope ? Clock::duration(std::chrono::seconds(1)) : kShortWait;
         const auto left =
             std::clamp<Clock::duration>(collective.next_look() - Clock::now(), std::chrono::milliseconds(1), most);
-        futex_sleep(sleep, left);
+        board_.sleep(left);
         if (call.interrupted && call.interrupted()) scheduler.fail(interruption());
         if (!scope && Clock::now() - collective.began >= kShortWait) scope.emplace(*collective.handle);
       }
     }
-    sleep.store(kAwake);
+    board_.disarm();
   }
 }
 
@@ -296,8 +281,8 @@ bool Engine::spins() { return spins_ && active_ && members_.hosts.size() == 1 &&
 
 void Engine::arm() {
   if (members_.local_ranks().size() == 1) return;
-  if (active_) board_.my_sleep().store(kInEpoll);
-  connections_.segment->flags(members_.local_index).mail_sleep.store(kInEpoll);
+  if (active_) board_.arm(Sleeper::kProgress);
+  connections_.transport->arm_streams();
 }
 
 Clock::time_point Engine::deadline() {
@@ -305,6 +290,6 @@ Clock::time_point Engine::deadline() {
   return std::min({active, queue_.deadline(), mail_.deadline(), failures_.deadline()});
 }
 
-void Engine::wake_caller() { ring_doorbell(board_.my_sleep(), progress_->doorbell().get()); }
+void Engine::wake_caller() { board_.wake(); }
 
 }  // namespace smdp

@@ -62,7 +62,7 @@ class Engine final : public Progress::Client {
   const Planner& planner() const { return planner_; }
   std::size_t slot_bytes() const { return board_.slot_bytes(); }
   // Connections to a rank on another host; 0: there is none.
-  std::size_t streams() const { return streams_; }
+  std::size_t streams() const { return connections_.transport->streams(); }
 
   Failures& failures() { return failures_; }
   const Failures& failures() const { return failures_; }
@@ -118,7 +118,7 @@ class Engine final : public Progress::Client {
   const Members& members_;
   const GroupOptions options_;
   Planner planner_;
-  Board board_;
+  Board& board_;
   std::vector<std::unique_ptr<Link>> links_;
   Context context_;
   GroupThread thread_;
@@ -128,7 +128,6 @@ class Engine final : public Progress::Client {
   Mail mail_;
   std::unique_ptr<Control> control_;  // until shutdown()
   const bool spins_;
-  std::size_t streams_ = 0;
 
   std::unique_ptr<Collective> active_;  // driven by the progress thread
   // Of several hosts: operations that fail, or have failed, on all ranks, and why.

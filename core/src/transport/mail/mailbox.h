@@ -21,7 +21,7 @@
 
 #include "smdp/dtype.h"
 #include "smdp/operation.h"
-#include "transport/mail/byte_stream.h"
+#include "transport/byte_stream.h"
 #include "transport/members.h"
 #include "transport/progress.h"
 

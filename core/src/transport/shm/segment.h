@@ -11,15 +11,13 @@
 
 #include "common/file_descriptor.h"
 #include "transport/fingerprint.h"
+#include "transport/transport.h"
 
 namespace smdp {
 
 inline constexpr std::size_t kCacheLine = 128;  // two lines: the prefetcher pairs them
-inline constexpr std::size_t kLanes = 2;
 // Ranks are at most one operation apart: what is compared is there still.
 inline constexpr std::size_t kFingerprints = 2;
-inline constexpr std::size_t kSlots = 2;  // per rank and lane
-inline constexpr std::size_t kSlotUses = 3;
 
 // Written by one rank (its owner), read by its local peers. sleep words are also cleared by whoever wakes the owner.
 struct RankFlags {

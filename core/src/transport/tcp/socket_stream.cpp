@@ -1,4 +1,4 @@
-#include "transport/mail/socket_stream.h"
+#include "transport/tcp/socket_stream.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

@@ -11,57 +11,32 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <exception>
-#include <functional>
 #include <list>
 #include <memory>
 #include <vector>
 
 #include "common/file_descriptor.h"
 #include "common/shortage.h"
-#include "transport/members.h"
 #include "transport/progress.h"
 #include "transport/tcp/frame.h"
+#include "transport/transport.h"
 
 namespace smdp {
 
-class Link {
+class TcpLink final : public Link {
  public:
-  // Messages still under way: counted down as they end. Lives in the coroutine that waits for it.
-  using Pending = std::size_t;
+  TcpLink(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams, Handlers handlers);
+  ~TcpLink() override;
 
-  // on_broken: a stream ended or failed, with the reason. on_mismatch: the peer's frames of the collective with this
-  // sequence number do not fit (MismatchError). on_error: this process lacks something (ShortageError).
-  using OnMismatch = std::function<void(std::uint64_t sequence, std::exception_ptr)>;
-  Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
-       std::function<void(int peer, const std::string& reason)> on_broken, OnMismatch on_mismatch,
-       std::function<void(std::exception_ptr)> on_error);
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
-  ~Link();
-
-  // The collective that is running: frames of the same sequence number must carry the same fingerprint.
-  void enter(const Fingerprint& fingerprint);
-
-  // Buffers stay valid until `pending` has been counted down or reset() was called. streams: the first so many are
-  // used.
-  void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams);
-  void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending);
-
-  // The collective has failed on all ranks: none of its buffers is touched any more, not even to read it. A frame that
-  // has been begun is sent to its end, with zeros, so that the peer never takes something else for it. What still comes
-  // is thrown away.
-  void drop(std::uint64_t sequence);
-
-  // Forgets everything under way and closes the streams: no buffer is touched afterwards.
-  void reset();
-
-  // Forgets everything under way as soon as an operation has failed, because its buffers may be gone. The streams stay
-  // open until reset(), so that the peer is told why before it sees them end.
-  void abandon();
-
-  // Nothing will come any more: all streams have ended, and what they brought has been taken.
-  bool is_broken() const { return broken_; }
+  void enter(const Fingerprint& fingerprint) override;
+  void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending,
+            std::size_t streams) override;
+  void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) override;
+  // A frame that has been begun is sent to its end, with zeros, so that the peer never takes something else for it.
+  void drop(std::uint64_t sequence) override;
+  void reset() override;
+  void abandon() override;
+  bool is_broken() const override { return broken_; }
 
  private:
   struct Outgoing {
@@ -112,9 +87,7 @@ class Link {
   int peer_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::size_t turn_ = 0;  // stream whose turn it is
-  std::function<void(int, const std::string&)> on_broken_;
-  OnMismatch on_mismatch_;
-  std::function<void(std::exception_ptr)> on_error_;
+  Handlers handlers_;
   Fingerprint current_;
   std::array<Fingerprint, 4> entered_{};  // the last ones, by sequence
   std::list<Posted> posted_;

@@ -1,4 +1,4 @@
-#include "transport/mail/ring_stream.h"
+#include "transport/shm/ring_stream.h"
 
 #include <algorithm>
 #include <cstring>

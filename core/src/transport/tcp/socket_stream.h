@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "common/file_descriptor.h"
-#include "transport/mail/byte_stream.h"
+#include "transport/byte_stream.h"
 #include "transport/progress.h"
 
 namespace smdp {

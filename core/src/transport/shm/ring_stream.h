@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "transport/mail/byte_stream.h"
+#include "transport/byte_stream.h"
 #include "transport/shm/segment.h"
 
 namespace smdp {

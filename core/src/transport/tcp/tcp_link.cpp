@@ -1,4 +1,4 @@
-#include "transport/tcp/link.h"
+#include "transport/tcp/tcp_link.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -24,15 +24,9 @@ constexpr std::size_t kBytesPerEvent = std::size_t{4} << 20;
 
 }  // namespace
 
-Link::Link(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
-           std::function<void(int, const std::string&)> on_broken, OnMismatch on_mismatch,
-           std::function<void(std::exception_ptr)> on_error)
-    : progress_(progress),
-      members_(members),
-      peer_(peer),
-      on_broken_(std::move(on_broken)),
-      on_mismatch_(std::move(on_mismatch)),
-      on_error_(std::move(on_error)) {
+TcpLink::TcpLink(Progress& progress, const Members& members, int peer, std::vector<FileDescriptor> streams,
+                 Handlers handlers)
+    : progress_(progress), members_(members), peer_(peer), handlers_(std::move(handlers)) {
   for (FileDescriptor& socket : streams) {
     streams_.push_back(std::make_unique<Stream>());
     Stream& stream = *streams_.back();
@@ -42,9 +36,9 @@ Link::Link(Progress& progress, const Members& members, int peer, std::vector<Fil
   }
 }
 
-Link::~Link() { reset(); }
+TcpLink::~TcpLink() { reset(); }
 
-void Link::reset() {
+void TcpLink::reset() {
   posted_.clear();
   for (const auto& stream : streams_) {
     stream->outgoing.clear();
@@ -57,7 +51,7 @@ void Link::reset() {
   broken_ = true;
 }
 
-void Link::abandon() {
+void TcpLink::abandon() {
   if (broken_ || abandoned_) return;
   abandoned_ = true;
   posted_.clear();
@@ -73,7 +67,7 @@ void Link::abandon() {
   }
 }
 
-void Link::drop(std::uint64_t sequence) {
+void TcpLink::drop(std::uint64_t sequence) {
   if (broken_ || abandoned_ || was_dropped(sequence)) return;
   dropped_.push_back(sequence);
   scrap_.resize(kScrapBytes);
@@ -87,7 +81,7 @@ void Link::drop(std::uint64_t sequence) {
   }
 }
 
-void Link::drop_outgoing(Stream& stream, std::uint64_t sequence) {
+void TcpLink::drop_outgoing(Stream& stream, std::uint64_t sequence) {
   for (auto out = stream.outgoing.begin(); out != stream.outgoing.end();) {
     if (out->frame.fingerprint.sequence != sequence) {
       ++out;
@@ -105,11 +99,11 @@ void Link::drop_outgoing(Stream& stream, std::uint64_t sequence) {
   update_events(stream);
 }
 
-bool Link::was_dropped(std::uint64_t sequence) const {
+bool TcpLink::was_dropped(std::uint64_t sequence) const {
   return std::binary_search(dropped_.begin(), dropped_.end(), sequence);
 }
 
-void Link::enter(const Fingerprint& fingerprint) {
+void TcpLink::enter(const Fingerprint& fingerprint) {
   current_ = fingerprint;
   entered_[fingerprint.sequence % entered_.size()] = fingerprint;
   for (const auto& stream : streams_) {
@@ -117,7 +111,7 @@ void Link::enter(const Fingerprint& fingerprint) {
   }
 }
 
-void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams) {
+void TcpLink::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams) {
   ++pending;
   if (broken_ || abandoned_ || was_dropped(current_.sequence)) return;  // whoever waits is told by the group
   std::size_t offset = 0;
@@ -144,7 +138,7 @@ void Link::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pen
 }
 
 // The one with the least to send; in turn among those that the kernel keeps up with.
-Link::Stream& Link::next_stream(std::size_t streams) {
+TcpLink::Stream& TcpLink::next_stream(std::size_t streams) {
   std::size_t best = turn_ % streams;
   for (std::size_t i = 1; i < streams; ++i) {
     const std::size_t other = (turn_ + i) % streams;
@@ -154,7 +148,7 @@ Link::Stream& Link::next_stream(std::size_t streams) {
   return *streams_[best];
 }
 
-void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {
+void TcpLink::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) {
   ++pending;
   if (broken_ || abandoned_ || was_dropped(current_.sequence)) return;
   posted_.push_back({{current_.sequence, slot}, data, size, 0, 0, &pending});
@@ -163,7 +157,7 @@ void Link::receive(std::uint64_t slot, std::byte* data, std::size_t size, Pendin
   }
 }
 
-void Link::on_event(Stream& stream, std::uint32_t events) {
+void TcpLink::on_event(Stream& stream, std::uint32_t events) {
   if (abandoned_) return;
   if ((events & EPOLLOUT) != 0) write_some(stream);
   if (!broken_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
@@ -175,7 +169,7 @@ void Link::on_event(Stream& stream, std::uint32_t events) {
   }
 }
 
-void Link::write_some(Stream& stream) {
+void TcpLink::write_some(Stream& stream) {
   if (stream.socket.get() < 0 || abandoned_) return;
   std::size_t budget = kBytesPerEvent;
   while (!stream.outgoing.empty() && budget > 0) {
@@ -211,15 +205,15 @@ void Link::write_some(Stream& stream) {
   update_events(stream);
 }
 
-bool Link::find_target(Stream& stream) {
+bool TcpLink::find_target(Stream& stream) {
   const Frame& frame = stream.frame;
   if (was_dropped(frame.fingerprint.sequence)) {
     stream.has_target = stream.is_dropped = true;
     return true;
   }
   if (frame.fingerprint.sequence == current_.sequence && !frame.fingerprint.matches(current_)) {
-    on_mismatch_(current_.sequence, std::make_exception_ptr(MismatchError(describe_mismatch(
-                                        members_.tag(), current_, members_.who(peer_), frame.fingerprint))));
+    handlers_.on_mismatch(current_.sequence, std::make_exception_ptr(MismatchError(describe_mismatch(
+                                                 members_.tag(), current_, members_.who(peer_), frame.fingerprint))));
     return false;
   }
   const MessageKey key{frame.fingerprint.sequence, frame.slot};
@@ -231,8 +225,9 @@ bool Link::find_target(Stream& stream) {
       return false;
     }
     if (it->size != frame.total) {
-      on_mismatch_(current_.sequence, std::make_exception_ptr(CountMismatch(describe_sizes(
-                                          members_.tag(), it->size, members_.who(peer_), frame.total, current_))));
+      handlers_.on_mismatch(current_.sequence,
+                            std::make_exception_ptr(CountMismatch(
+                                describe_sizes(members_.tag(), it->size, members_.who(peer_), frame.total, current_))));
       return false;
     }
     it->claimed += frame.payload;
@@ -249,12 +244,12 @@ bool Link::find_target(Stream& stream) {
                                        frame.fingerprint.describe() + ", which sends " + std::to_string(frame.total) +
                                        " bytes. The counts of a sender must equal those of its receiver."
                                  : describe_mismatch(members_.tag(), own, members_.who(peer_), frame.fingerprint);
-    on_mismatch_(frame.fingerprint.sequence, std::make_exception_ptr(MismatchError(text)));
+    handlers_.on_mismatch(frame.fingerprint.sequence, std::make_exception_ptr(MismatchError(text)));
   }
   return false;
 }
 
-void Link::finish_frame(Stream& stream) {
+void TcpLink::finish_frame(Stream& stream) {
   if (!stream.is_dropped) {
     Posted& posted = *stream.target;
     posted.received += stream.frame.payload;
@@ -268,7 +263,7 @@ void Link::finish_frame(Stream& stream) {
   stream.payload_done = 0;
 }
 
-void Link::read_some(Stream& stream) {
+void TcpLink::read_some(Stream& stream) {
   if (stream.socket.get() < 0 || abandoned_) return;
   std::size_t budget = kBytesPerEvent;
   while (!broken_ && budget > 0) {
@@ -318,7 +313,7 @@ void Link::read_some(Stream& stream) {
   if (!broken_) update_events(stream);
 }
 
-void Link::update_events(Stream& stream) {
+void TcpLink::update_events(Stream& stream) {
   const std::uint32_t events = (stream.stalled ? 0U : static_cast<std::uint32_t>(EPOLLIN)) |
                                (stream.outgoing.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
   if (events == stream.events || stream.socket.get() < 0) return;
@@ -331,7 +326,7 @@ void Link::update_events(Stream& stream) {
 }
 
 // The peer has closed one stream; what it sent on the others may still be on its way.
-void Link::ended(Stream& stream) {
+void TcpLink::ended(Stream& stream) {
   progress_.remove(stream.socket.get());
   stream.socket.reset();
   const bool all_ended =
@@ -339,12 +334,12 @@ void Link::ended(Stream& stream) {
   if (all_ended) {
     broken("connection closed");
   } else {
-    on_broken_(peer_, "connection closed");
+    handlers_.on_broken(peer_, "connection closed");
   }
 }
 
 // A call on one of its sockets has failed: for want of something here, or of the peer.
-void Link::failed(const char* call) {
+void TcpLink::failed(const char* call) {
   const int error = errno;
   if (is_shortage(error)) {
     lacks(shortage(call, members_.who(peer_), error));
@@ -353,15 +348,15 @@ void Link::failed(const char* call) {
   }
 }
 
-void Link::lacks(const ShortageError& error) {
+void TcpLink::lacks(const ShortageError& error) {
   reset();
-  on_error_(std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what()))));
+  handlers_.on_error(std::make_exception_ptr(ShortageError(members_.prefix() + without_tag(error.what()))));
 }
 
-void Link::broken(const std::string& reason) {
+void TcpLink::broken(const std::string& reason) {
   if (broken_) return;
   reset();
-  on_broken_(peer_, reason);
+  handlers_.on_broken(peer_, reason);
 }
 
 }  // namespace smdp
