@@ -22,6 +22,8 @@
 
 namespace smdp {
 
+class Answers;
+
 class Control final : public Progress::Client {
  public:
   // What the thread that calls this group's collectives waits for outside of it. Waits have the numbers of ThreadWait.
@@ -83,7 +85,6 @@ class Control final : public Progress::Client {
   Clock::time_point deadline() override;
 
  private:
-  struct Message;
   struct Peer {
     FileDescriptor socket;
     std::string received;  // not yet a whole message
@@ -109,15 +110,8 @@ class Control final : public Progress::Client {
   void lacks(const ShortageError& error);
   void close(int rank);
   void start_inquiry(Inquiry inquiry);
-  Verdict verdict(std::uint64_t sequence) const;
   // Ends the own inquiries that it is about.
   void hand_out(const Verdict& verdict);
-  // Among the answers: a number under which two ranks called different collectives, and what; 0 if they agree.
-  std::pair<std::uint64_t, std::string> mismatch() const;
-  // Among the answers: two ranks that wait for each other, one in another group; empty if there are none.
-  std::string deadlock() const;
-  // Two ranks that have each made a group of all ranks for a while, and not the same one; empty if there are none yet.
-  std::string separate_meetings();
 
   Progress& progress_;
   const Members& members_;
@@ -129,10 +123,7 @@ class Control final : public Progress::Client {
   // Rank 0: the inquiry under way.
   std::uint64_t number_ = 0;  // of rounds of questions so far
   std::vector<Inquiry> inquiries_;
-  std::vector<bool> answered_;
-  std::vector<Status> statuses_;
-  std::pair<std::uint64_t, std::uint64_t> separate_;  // the waits of such ranks, when they were first seen
-  Clock::time_point separate_since_;
+  std::unique_ptr<Answers> answers_;
   Clock::time_point inquiry_ends_ = Clock::time_point::max();
 };
 

@@ -37,6 +37,13 @@ struct Members {
     return "rank " + std::to_string(other) + (world_ranks.empty() ? " " : " of the group ") + place(other);
   }
 
+  // The same of each, separated by commas.
+  std::string who(const std::vector<int>& others) const {
+    std::string text;
+    for (const int other : others) text += (text.empty() ? "" : ", ") + who(other);
+    return text;
+  }
+
   // "[smdp] rank 3 of 8 (host b)", or "[smdp] rank 3 of 4 in group 'x' (rank 5 of the world, host b)".
   std::string tag() const {
     return "[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) +

@@ -1,0 +1,66 @@
+// What travels over control connections, as bytes: a type, the rank that it comes from, and what belongs to the type.
+// All hosts of a job have the same byte order (checked at rendezvous).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "common/failure.h"
+#include "transport/control.h"
+
+namespace smdp {
+
+enum class ControlType : char {
+  kAbort = 'A',
+  kLeft = 'L',
+  kPing = 'P',
+  kPong = 'Q',
+  kInquire = 'I',
+  kVerdict = 'V',
+  kRefused = 'R'
+};
+
+inline constexpr std::size_t kMaxControlText = 16'384;
+inline constexpr std::size_t kMaxControlMessage = kMaxControlText + 65'536;
+
+// Reads a message from its start. A short one gives zeros, never a read outside of it.
+class ControlReader {
+ public:
+  explicit ControlReader(const std::string& message) : message_(message) {}
+  template <class T>
+  T get() {
+    T value{};
+    if (message_.size() - position_ >= sizeof value) {
+      std::memcpy(&value, message_.data() + position_, sizeof value);
+      position_ += sizeof value;
+    } else {
+      position_ = message_.size();
+    }
+    return value;
+  }
+  std::string rest() { return message_.substr(position_); }
+  bool is_over() const { return position_ == message_.size(); }
+
+ private:
+  const std::string& message_;
+  std::size_t position_ = 0;
+};
+
+// The message with its length before it, as it goes over a connection.
+std::string framed(const std::string& message);
+
+std::string abort_message(int origin, const Failure& failure);
+std::string refused_message(int origin, std::uint64_t sequence, const std::string& text);
+std::string left_message(int origin, const std::string& reason);
+std::string ping_message(std::uint64_t number);
+std::string pong_message(int origin, std::uint64_t number, const Control::Status& status);
+std::string inquire_message(int origin, std::uint64_t sequence);
+std::string verdict_message(const Control::Verdict& verdict);
+
+// What follows the origin; of a pong, what follows its number. size: ranks of the group.
+Failure read_failure(ControlReader& reader, int size);
+Control::Status read_status(ControlReader& reader);
+Control::Verdict read_verdict(ControlReader& reader);
+
+}  // namespace smdp
