@@ -61,6 +61,16 @@ def seconds(name: str, value: object) -> float:
     return min(max(given, SHORTEST_S), LONGEST_S)
 
 
+def timeout_of_call(timeout: object) -> float:
+    """Returns the time limit of a call; -1, by which the core takes the group's, for None.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is not above 0.
+    """
+    return -1.0 if timeout is None else seconds("timeout", timeout)
+
+
 def text(name: str, value: object) -> str:
     """Give text that the core can take.
 

@@ -99,3 +99,17 @@ class Handle:
     def source(self) -> int:
         """Rank that a receive got its message from; -1 before."""
         return self._handles[0].source()
+
+
+def keep(handles: Sequence[_core.Handle], buffers: Any, result: Any, group: _core.Group) -> Handle:
+    """Returns a handle of operations in flight, which keeps their arrays alive."""
+    forget_ended()
+    return Handle(handles, buffers, result, group)
+
+
+def finish(handle: _core.Handle | None, buffers: Any, result: Any, group: _core.Group) -> Any:
+    """Returns what a call gives: a handle of an operation in flight, or the result of one that has ended."""
+    if handle is not None:
+        return keep([handle], buffers, result, group)
+    forget_ended()
+    return result

@@ -1,0 +1,65 @@
+"""Several prepared operations that start together and share one handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _core
+from ._handle import keep
+from ._overlap import Region, check_apart, regions
+from ._prepared_calls import PreparedCall
+
+
+def start_all(
+    group: _core.Group, name: str, calls: Sequence[PreparedCall], limit: float, *, is_async: bool
+) -> Any:
+    """Starts all operations; returns their handle, or for a blocking call the list of results.
+
+    Raises:
+        ValueError: One operation writes memory that another one uses. Nothing is sent.
+        SmdpError: An operation failed.
+    """
+    check_apart(
+        name, [used for number, call in enumerate(calls) for used in _memory(call, number, group.rank)]
+    )
+    handles: list[_core.Handle] = []
+    buffers, results = [call.buffers for call in calls], [call.result for call in calls]
+    try:
+        for call in calls:
+            if (handle := call.start(limit, True)) is not None:
+                handles.append(handle)
+    except BaseException:
+        keep(handles, buffers, results, group)  # what has begun still writes to its arrays
+        raise
+    merged = keep(handles, buffers, results, group)
+    return merged if is_async else merged.wait()
+
+
+def one_per_array(out: Sequence[Any] | None, count: int) -> Sequence[Any]:
+    """Returns the output of each array, None where there is none.
+
+    Raises:
+        ValueError: There are more or fewer outputs than arrays.
+    """
+    if out is None:
+        return [None] * count
+    if len(out) != count:
+        raise ValueError(f"[smdp] out has {len(out)} entries; it needs one per array, {count}.")
+    return out
+
+
+def _memory(call: PreparedCall, number: int, rank: int) -> list[Region]:
+    """Returns the memory that an operation uses, as the one with this number among several."""
+    itemsize = _core.dtype_size(call.dtype)
+    return [
+        region
+        for blocks, writes in ((call.reads, False), (call.writes, True))
+        for region in regions(
+            number,
+            [block.pointer for block in blocks],
+            [block.elements * itemsize for block in blocks],
+            rank,
+            writes=writes,
+        )
+    ]
