@@ -53,8 +53,8 @@ def bench(
 
     from smdp import config
     from smdp.cli.bench import sizes
+    from smdp.cli.launcher import Launcher
     from smdp.cli.rank_environments import rank_environments
-    from smdp.cli.run import Launcher
 
     if operation not in OPERATIONS:
         raise config.invalid("operation", operation, ", ".join((*OPERATIONS, "ddp")))
@@ -137,8 +137,8 @@ def bench_ddp(
 
     from smdp import config, environments
     from smdp.cli import gradients as models
+    from smdp.cli.launcher import Launcher
     from smdp.cli.rank_environments import rank_environments
-    from smdp.cli.run import Launcher
     from smdp.cli.simulate import check_time
 
     if against not in ("", "gloo"):

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from smdp import ConfigError, config
-from smdp.cli.run import CommandError, command_line, run
+from smdp.cli.command_line import CommandError, command_line
+from smdp.cli.run import run
 from smdp.environments import find
 from smdp.environments.sagemaker import PORT, SageMaker, read_hosts
 from smdp.environments.single import SingleProcess

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from smdp.cli.run import Launcher
+from smdp.cli.launcher import Launcher
 from smdp.sagemaker.failure import Failure
 from smdp.sagemaker.host_channel import HostChannel
 

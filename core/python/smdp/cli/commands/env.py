@@ -1,0 +1,24 @@
+"""The command `smdp env`: its options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def env_command(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what keeps smdp from working; exit code 1 if anything.")
+    ] = False,
+) -> None:
+    """Describe this machine and installation; what one pastes into a bug report (secrets are masked)."""
+    from smdp.cli import env
+
+    if check:
+        failures = env.failures()
+        for failure in failures:
+            typer.echo(f"[smdp] {failure}", err=True)
+        raise typer.Exit(1 if failures else 0)
+    typer.echo(env.report(as_json=json))

@@ -1,0 +1,89 @@
+"""The command `smdp plan`: its options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Columns of a table that goes to no terminal.
+_FILE_WIDTH = 120
+
+
+def plan_command(
+    model_config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
+    batch: Annotated[int, typer.Option("--batch", help="Samples of a step, over all ranks.")],
+    sequence: Annotated[int, typer.Option("--sequence", help="Tokens of a sample.")],
+    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts.")] = 1,
+    ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", help="Devices of a host.")] = 8,
+    device_memory: Annotated[str, typer.Option("--device-memory", help="Of a device.")] = "40GB",
+    link: Annotated[str, typer.Option("--link", help="Rate of a host's network.")] = "400Gbit",
+    interconnect: Annotated[
+        str, typer.Option("--interconnect", help="Of a device to others of its host, both ways together.")
+    ] = "600GBps",
+    tflops: Annotated[float, typer.Option("--tflops", help="Of a device, at its best.")] = 312,
+    efficiency: Annotated[
+        float, typer.Option("--efficiency", help="The part of that which matrix products reach.")
+    ] = 0.5,
+    margin: Annotated[float, typer.Option("--margin", help="The part of memory that may be planned.")] = 0.8,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, amp, ...")] = "bf16",
+    flash_attention: Annotated[
+        bool, typer.Option("--flash-attention", help="No matrix of scores is kept.")
+    ] = False,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Also look at optimizer states in host memory.")
+    ] = False,
+    most: Annotated[int, typer.Option("--most", min=1, help="How many to show.")] = 10,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each other one was rejected.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Also write the timeline of the best, as a Chrome trace.")
+    ] = None,
+) -> None:
+    """Say which layout of a model fits on which machines, and how fast it is; nothing is run.
+
+    Exit code 1: nothing fits.
+    """
+    from rich.console import Console
+
+    from smdp._errors import SmdpError
+    from smdp.cli import plan
+
+    try:
+        found = plan.run(
+            model_config,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            device_memory=device_memory,
+            batch=batch,
+            sequence=sequence,
+            link=link,
+            interconnect=interconnect,
+            tflops=tflops,
+            efficiency=efficiency,
+            margin=margin,
+            precision=precision,
+            flash_attention=flash_attention,
+            offload=offload,
+            most=most,
+        )
+        if trace is not None and found.options:
+            plan.write_trace(found, trace)
+    except (ValueError, TypeError, OSError, SmdpError) as error:
+        typer.echo(f"smdp plan: {error}", err=True)
+        raise typer.Exit(2) from None
+    if json:
+        typer.echo(plan.as_json(found, most=most, explain=explain))
+    else:
+        plan.show(
+            found,
+            most=most,
+            explain=explain,
+            console=Console(width=None if sys.stdout.isatty() else _FILE_WIDTH),
+        )
+    if not found.options:
+        if trace is not None:
+            typer.echo(f"smdp plan: nothing fits, so that {trace} was not written", err=True)
+        raise typer.Exit(1)

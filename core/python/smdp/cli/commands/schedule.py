@@ -1,0 +1,89 @@
+"""The commands `smdp schedule list` and `smdp schedule show`: their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+schedule_commands = typer.Typer(help="List, draw and measure pipeline schedules.", no_args_is_help=True)
+
+
+def _schedule_names(incomplete: str) -> list[str]:
+    from smdp.cli import schedule
+
+    return schedule.names(incomplete)
+
+
+@schedule_commands.command("list")
+def _list_schedules() -> None:
+    """List the schedules, with a line about each."""
+    from smdp.cli import schedule
+
+    typer.echo(schedule.listing())
+
+
+@schedule_commands.command("show")
+def _show_schedule(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A name from smdp schedule list, such as 1f1b, zb_v or auto.", autocompletion=_schedule_names
+        ),
+    ],
+    stages: Annotated[int, typer.Option("--stages", help="Pipeline stages, one per rank.")] = 4,
+    microbatches: Annotated[int, typer.Option("--microbatches", help="Number of microbatches.")] = 8,
+    virtual_stages: Annotated[
+        int | None, typer.Option("--virtual-stages", help="Per rank. Default: what the schedule needs.")
+    ] = None,
+    active_microbatches: Annotated[
+        int | None,
+        typer.Option("--active-microbatches", help="smp_interleaved: most under way. Default: stages + 2."),
+    ] = None,
+    forward: Annotated[float, typer.Option("--forward", help="Time of a full stage.")] = 1,
+    backward_input: Annotated[float, typer.Option("--backward-input", help="Of its input gradient.")] = 1,
+    backward_weight: Annotated[float, typer.Option("--backward-weight", help="Of its weight gradient.")] = 1,
+    hop: Annotated[float, typer.Option("--hop", help="Time from rank to rank.")] = 0,
+    memory_cap: Annotated[
+        float | None, typer.Option("--memory-cap", help="auto: most microbatches' activations on a rank.")
+    ] = None,
+    width: Annotated[int, typer.Option("--width", help="Most characters of a line.")] = 120,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, without the drawing.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs the extra smdp[plots]).",
+        ),
+    ] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
+) -> None:
+    """Draw a schedule, with its makespan, bubble and memory."""
+    from smdp.cli import schedule
+
+    try:
+        shown = schedule.show(
+            name,
+            stages=stages,
+            microbatches=microbatches,
+            virtual_stages=virtual_stages,
+            active_microbatches=active_microbatches,
+            forward=forward,
+            backward_input=backward_input,
+            backward_weight=backward_weight,
+            hop=hop,
+            memory_cap=memory_cap,
+            width=width,
+            as_json=json,
+            output=output,
+            trace=trace,
+        )
+    except (ValueError, TypeError, OSError) as error:
+        typer.echo(f"smdp schedule: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(shown.text)
+    if shown.problem is not None:
+        typer.echo(f"smdp schedule: {shown.problem}", err=True)
+        raise typer.Exit(2)

@@ -1,0 +1,66 @@
+"""The command `smdp simulate`: its options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from smdp.cli.bench import WIRES
+
+
+def simulate_command(
+    what: Annotated[str, typer.Argument(help="ddp: a step of data parallel training.")],
+    hosts: Annotated[str, typer.Option("--hosts", help="Number of hosts; several, comma-separated.")] = "1",
+    ranks_per_host: Annotated[
+        int, typer.Option("--ranks-per-host", min=1, max=1_000_000, help="They share the link.")
+    ] = 1,
+    link: Annotated[
+        str,
+        typer.Option(
+            "--link", help="Of a host, per direction, e.g. 400Mbit or 100Gbit; 0.956 of it is payload."
+        ),
+    ] = "10Gbit",
+    gradients: Annotated[
+        str, typer.Option("--gradients", help="A model, e.g. bert-large, transformer-6x512 or 1000x4K.")
+    ] = "bert-large",
+    forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="Of all layers together.")] = 100,
+    backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="Of all together.")] = 200,
+    latency_us: Annotated[
+        float,
+        typer.Option("--latency-us", min=0, help="From a send to the wake-up of the peer on another host."),
+    ] = 30,
+    compression: Annotated[str, typer.Option("--compression", help=f"One of {', '.join(WIRES)}.")] = "none",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict a step's time on hosts you do not have, by the cost model; beside ring all_reduce."""
+    from smdp._errors import SmdpError
+    from smdp._shown import shown
+    from smdp.cli import gradients as models
+    from smdp.cli import simulate
+
+    try:
+        if what != "ddp":
+            raise ValueError(f"there is no simulation of {what!r}; allowed: ddp")
+        counts = [
+            int(text) if text.strip().isdecimal() and len(text) < 10 else 0 for text in hosts.split(",")
+        ]
+        if min(counts) < 1:
+            raise ValueError(
+                f"--hosts={shown(hosts)} is not valid; allowed: integers from 1 to 999999999, comma-separated"
+            )
+        model = models.parse("--gradients", gradients)
+        rows = simulate.simulate_ddp(
+            hosts=counts,
+            ranks_per_host=ranks_per_host,
+            link=link,
+            model=model,
+            forward_ms=forward_ms,
+            backward_ms=backward_ms,
+            compression=compression,
+            latency_us=latency_us,
+        )
+    except (ValueError, SmdpError) as error:
+        typer.echo(f"smdp simulate: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(simulate.as_json(rows) if json else simulate.as_text(rows, model, link))
