@@ -10,7 +10,8 @@ from model_parallel_models import MODELS, batch, build
 
 from smdp.partition import partition
 from smdp.torch.initialization.delayed_initialization import delayed_initialization
-from smdp.torch.pipelining.analysis.tracing import trace, trace_by_parameters
+from smdp.torch.pipelining.analysis.tracing import trace
+from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
 from smdp.torch.pipelining.units.units import find_units, glue_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ import smdp
 from smdp.partition import Trace, Unit, partition
 from smdp.torch.initialization.delayed_initialization import delayed_initialization, materialize
 from smdp.torch.pipelining.analysis.tracing import trace as sampled_trace
-from smdp.torch.pipelining.analysis.tracing import trace_by_parameters
+from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
 from smdp.torch.pipelining.units.units import find_units
 
 WIDTH = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,3 +160,8 @@ def _copied(value: Any) -> Any:
         return copy.deepcopy(value)
     except (TypeError, RuntimeError):
         return value
+
+
+def storages_of(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
+    """Returns the storages of tensors, each once, by their address in torch."""
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}

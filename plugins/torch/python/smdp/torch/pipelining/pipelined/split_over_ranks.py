@@ -20,7 +20,8 @@ from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.layout import Layout
 from smdp.torch.pipelining.analysis.sampled_trace import pooled
-from smdp.torch.pipelining.analysis.tracing import trace, trace_by_parameters
+from smdp.torch.pipelining.analysis.tracing import trace
+from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
 from smdp.torch.pipelining.engine.steps import Tables
 from smdp.torch.pipelining.interpreter.dry_run import users_outside_units
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
