@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook
-from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
-from torch.nn.parallel.distributed import _find_tensors
-from torch.utils._pytree import tree_leaves
 
-from smdp._shown import shown
 from smdp.torch.data_parallel.comm_hook import CommHook, comm_hook
 from smdp.torch.data_parallel.counted_steps import CountedSteps, bytes_of
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.data_parallel.input_wait import watch
+from smdp.torch.data_parallel.join_hook import EmptySteps
 from smdp.torch.data_parallel.kept_gradients import copy_kept, set_kept
 from smdp.torch.data_parallel.loss_scale import follow
+from smdp.torch.data_parallel.output_tensors import tensors_in
 from smdp.torch.data_parallel.reducer_options import check_factor, check_reducer_options
+from smdp.torch.data_parallel.same_parameters import check_none_is_new, check_still_frozen
 from smdp.torch.data_parallel.same_state import check_same_state
 from smdp.torch.data_parallel.sparse_gradients import sparse_parameters
 from smdp.torch.data_parallel.stand_in_reducer import StandInReducer
+from smdp.torch.data_parallel.supported_modules import (
+    bind_arguments,
+    checked_group,
+    refuse_what_only_torch_has,
+    refuse_what_takes_gradients,
+)
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 _NO_COMM_HOOKS = (
     "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
     "torch.nn.parallel.DistributedDataParallel on smdp"
 )
-# What is in an output without holding a tensor that has a gradient; a torch.Size is a tuple.
-_PLAIN = (torch.Tensor, complex, float, int, str, bytes, tuple, Enum, torch.dtype, torch.device, torch.layout)
-_SIGNATURE = inspect.signature(TorchDistributedDataParallel.__init__)
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
@@ -90,10 +88,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     ) -> None:
         if bucket_cap_mb is not None:
             kwargs["bucket_cap_mb"] = bucket_cap_mb
-        try:
-            given = _SIGNATURE.bind_partial(self, module, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"[smdp] wrong arguments for DistributedDataParallel: {error}") from None
+        given = bind_arguments(self, module, *args, **kwargs)
         bucket_cap_mb = given.arguments.get("bucket_cap_mb")
         check_reducer_options(
             "DistributedDataParallel",
@@ -109,7 +104,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronises = given.arguments.pop("init_sync", True)
         if is_on_cpu:
-            _refuse_what_only_torch_has(given.arguments)
+            refuse_what_only_torch_has(given.arguments)
         # Ranks compare lists of named parameters first: what torch says of shapes names none.
         given.arguments["init_sync"] = synchronises and not is_on_cpu
         options: dict[str, Any] = {
@@ -119,9 +114,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             "topk_momentum": topk_momentum,
         }
         if is_on_cpu or compression != "none":
-            group = _checked_group(given.arguments)
+            group = checked_group(given.arguments)
             if is_on_cpu:
-                _refuse_what_takes_gradients(module)
+                refuse_what_takes_gradients(module, _is_averaged_by_torch)
             if is_on_cpu and not any(parameter.requires_grad for parameter in module.parameters()):
                 # torch refuses it; ranks that have something to train must hear of it, and not wait.
                 GradientHooks(group.core, [], lambda: False, **options)
@@ -177,34 +172,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 if parameter.requires_grad and name not in self.parameters_to_ignore
             ]
         )
-        for tensor in _tensors_in(output)[0]:
+        for tensor in tensors_in(output)[0]:
             if tensor.grad_fn is not None:
                 tensor.register_hook(lambda _: steps.count(size))
 
-    def _check_frozen(self) -> None:
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise RuntimeError(
-                    f"[smdp] parameter '{name}' was frozen when the model was wrapped and now wants a "
-                    "gradient, which nobody would average. Wrap the model anew after thawing."
-                )
-
     def _check_parameters(self) -> None:
-        """Ask whether the module still has the parameters that it was wrapped with.
-
-        Raises:
-            RuntimeError: It has another one, which nobody would average.
-        """
         assert self._hooks is not None
-        known = {id(parameter) for parameter in self._hooks.parameters}
-        for name, parameter in self.module.named_parameters():
-            is_new = parameter.requires_grad and id(parameter) not in known
-            if is_new and name not in self.parameters_to_ignore:
-                raise RuntimeError(
-                    f"[smdp] parameter '{name}' is another one than when the model was wrapped, or was added"
-                    " since (load_state_dict(assign=True) replaces all): nobody would average its gradient."
-                    " Wrap the model anew after that."
-                )
+        check_none_is_new(self.module, self._hooks.parameters, self.parameters_to_ignore)
 
     def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
         """Makes torch's reducer; on the CPU only what stands in for it.
@@ -265,7 +239,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             return
         self.static_graph = True
         if self._hooks is not None:
-            self._hooks.is_static = True
+            self._hooks.repeated.is_static = True
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if self._hook_options is None:
@@ -363,7 +337,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._make_hooks().deferral is not None:
             raise ValueError("[smdp] join() cannot be used with StepInForward: leave one of them out.")
         self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)
-        return _JoinHook(self, self._make_hooks())
+        return EmptySteps(self, self._make_hooks())
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._hook_options is None:
@@ -373,7 +347,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         hooks = self._make_hooks()
         hooks.begin_forward()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            self._check_frozen()
+            check_still_frozen(self._frozen)
         work = Join.notify_join_context(self)
         hooks.scale = 1.0
         if work:
@@ -400,10 +374,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._is_armed = self.require_backward_grad_sync
         if self._is_armed and not torch.compiler.is_compiling():
             # A second backward through this output counts, too; one through the module alone does not.
-            tensors, is_all = _tensors_in(output)
+            tensors, is_all = tensors_in(output)
             found = [tensor for tensor in tensors if tensor.grad_fn is not None]
-            for tensor in found:
-                tensor.register_hook(_arming(weakref.ref(self._hooks)))
+            self._hooks.watch_output(found)
             self._is_visible = is_all and bool(found)
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
@@ -422,113 +395,5 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return {"explain": self.explain()}
 
 
-def _refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
-    """Refuse what torch's reducer does, which modules on the CPU do not have."""
-    cures = {
-        "mixed_precision": "torch has it on GPUs only, too: use torch.autocast.",
-        "delay_all_reduce_named_params": "Use torch.nn.parallel.DistributedDataParallel for it.",
-    }
-    for name, cure in cures.items():
-        if arguments.get(name) is not None:
-            raise ValueError(
-                f"[smdp] DistributedDataParallel: {name} is given for a module on the CPU, where smdp's own"
-                f" reducer has nothing of the kind. {cure}"
-            )
-    caps = arguments.get("bucket_cap_mb_list")
-    if caps is not None:
-        raise ValueError(
-            f"[smdp] DistributedDataParallel: bucket_cap_mb_list is {shown(caps)} for a module on the CPU,"
-            " where smdp's fusion buffers follow the cost model and have one upper bound. Give that as"
-            " bucket_cap_mb."
-        )
-
-
-def _refuse_what_takes_gradients(module: nn.Module) -> None:
-    """Refuses gradients that a part of the module already averages, or that an optimizer uses in backward."""
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    averaged = {
-        id(parameter): name
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    }
-    for name, part in module.named_modules():
-        is_torchs = isinstance(part, TorchDistributedDataParallel) and not isinstance(
-            part, DistributedDataParallel
-        )
-        if is_torchs and any(id(parameter) in averaged for parameter in part.parameters()):
-            raise ValueError(
-                f"[smdp] DistributedDataParallel: {name or 'the module'} is in torch's DistributedData"
-                "Parallel, whose reducer would average the same gradients at the same time. Use one class for"
-                " both, or wrap the outermost module only."
-            )
-    for parameter in module.parameters():
-        if id(parameter) in averaged and hasattr(parameter, "_in_backward_optimizers"):
-            raise ValueError(
-                f"[smdp] DistributedDataParallel: parameter '{averaged[id(parameter)]}' has an optimizer that"
-                " steps in backward (_apply_optimizer_in_backward), with the gradient of one rank. Step after"
-                " backward."
-            )
-
-
-def _checked_group(arguments: Mapping[str, Any]) -> ProcessGroupSmdp:
-    group = arguments.get("process_group")
-    if group is None:
-        mesh = arguments.get("device_mesh")
-        if mesh is not None and not hasattr(mesh, "get_group"):
-            raise TypeError(f"[smdp] DistributedDataParallel got {shown(mesh)} as device_mesh.")
-        group = _get_default_group() if mesh is None else mesh.get_group(mesh_dim=0)
-    if not isinstance(group, ProcessGroupSmdp):
-        given = dist.get_backend(group) if isinstance(group, dist.ProcessGroup) else group
-        raise ValueError(
-            f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
-            f"{given!r}: pass process_group=dist.new_group(backend='smdp')"
-        )
-    return group
-
-
-def _tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
-    """As torch looks for them, and in objects of other classes; and whether each of those has some."""
-    found = {id(tensor): tensor for tensor in _find_tensors(output)}
-    is_all = True
-    for leaf in tree_leaves(output):
-        if leaf is None or isinstance(leaf, _PLAIN):
-            continue
-        held = _tensors_of(leaf)
-        found.update({id(tensor): tensor for tensor in held})
-        is_all = is_all and bool(held)
-    return list(found.values()), is_all
-
-
-def _tensors_of(holder: Any, depth: int = 3) -> list[torch.Tensor]:
-    """Those that an object or what it holds has as attributes: distributions, caches of keys and values."""
-    held = tree_leaves(list(getattr(holder, "__dict__", {}).values()))
-    tensors = [one for one in held if isinstance(one, torch.Tensor)]
-    if depth > 1:
-        others = (one for one in held if not isinstance(one, (torch.Tensor, torch.nn.Module)))
-        tensors += [tensor for one in others for tensor in _tensors_of(one, depth - 1)]
-    return tensors
-
-
-def _arming(hooks: weakref.ref[GradientHooks]) -> Callable[[torch.Tensor | None], torch.Tensor | None]:
-    def arm(grad: torch.Tensor | None) -> torch.Tensor | None:
-        return None if (found := hooks()) is None else found.pass_on(grad)
-
-    return arm
-
-
-class _JoinHook(JoinHook):
-    """Takes part in the others' steps with gradients that count as zero."""
-
-    def __init__(self, ddp: DistributedDataParallel, hooks: GradientHooks) -> None:
-        self._ddp = ddp
-        self._hooks = hooks
-
-    def main_hook(self) -> None:
-        self._ddp._check_and_sync_module_buffers()
-        wanted = self._ddp._check_global_requires_backward_grad_sync(is_joined_rank=True)
-        self._ddp.require_forward_param_sync = wanted
-        if wanted:
-            self._hooks.reduce_nothing()
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        self._ddp._sync_final_model(is_last_joiner)
+def _is_averaged_by_torch(part: nn.Module) -> bool:
+    return isinstance(part, TorchDistributedDataParallel) and not isinstance(part, DistributedDataParallel)

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 from torch.nn import Parameter
-from torch.utils.hooks import RemovableHandle
 
 from smdp import _core
+from smdp.torch.data_parallel.output_marks import OutputMarks, arming
+from smdp.torch.data_parallel.parameter_hooks import ParameterHooks
+from smdp.torch.data_parallel.plain_backward import is_plain_backward
 from smdp.torch.data_parallel.reducer_options import check_rows_have_no_momentum
+from smdp.torch.data_parallel.registered_parameters import (
+    Registered,
+    check_gradient,
+    check_unchanged,
+    described,
+    has_same_order,
+    refuse_device,
+    refuse_sparse,
+)
+from smdp.torch.data_parallel.repeated_gradients import RepeatedGradients
 from smdp.torch.data_parallel.shared_parameters import SharedParameters
 from smdp.torch.data_parallel.sparse_gradients import SparseGradients, sparse_on_any_rank
+from smdp.torch.data_parallel.uncoded_momentum import UncodedMomentum
 from smdp.torch.process_group.profiling import ranged
-from smdp.torch.process_group.tensors import DTYPES
 
 _NONE = -1
 
@@ -59,8 +70,9 @@ class GradientHooks:
         scale: Multiplies what comes of it, 1 at first.
         parameters: Those whose gradients are averaged, by index.
         registered: (name, dtype, elements) of each, as the core knows them; they may be cast later.
+        repeated: Gradients that come several times in a backward.
         shared: Which of the parameters other models average as well.
-        velocity: Momentum of what the codec of "topk" does not see, by index.
+        momentum: Of what the codec of "topk" does not see.
         deferral: Who waits for the means instead of the end of backward; at first nobody.
     """
 
@@ -85,25 +97,22 @@ class GradientHooks:
         self._ended = ended
         self._looked_for = looked_for
         self._is_first = True
-        self.is_static = is_static
-        self._seen_again: set[int] = set()  # gradients that came again in this backward
-        self._repeated: set[int] | None = None  # in those before; None before the first
+        self.repeated = RepeatedGradients(is_static)
         self._is_added: dict[int, None] = {}  # gradients that this backward has completed, in their order
         self._has_come: set[int] = set()  # those that the reducer has been handed
         self._touched: set[int] = set()  # that any backward has added to since the last step
         self._left: set[int] = set()  # in this step: left over from before, and not touched since
         self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
         self._root: Node | None = None  # where it came through the model's output
-        self._momentum = topk_momentum
         is_coding = compression == "topk" and len(group.hosts) > 1
-        self._is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
-        self.velocity: dict[int, Tensor] = {}
-        self.registered = [(name, one.dtype, one.numel()) for name, one in parameters]
+        is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
+        self.momentum = UncodedMomentum(topk_momentum, is_coded)
+        self.registered = [Registered(name, one.dtype, one.numel()) for name, one in parameters]
         self.scale = 1.0
-        self._marks: dict[torch.dtype, tuple[Tensor, Node]] = {}
+        self._marks = OutputMarks(self)
         self.deferral: Deferral | None = None
         self.shared = SharedParameters(self, self.parameters)
-        self._refuse_what_is_stepped_elsewhere()
+        self.shared.check_none_is_deferred([one.name for one in self.registered])
         self._make_reducer = partial(
             _core.GradientReducer,
             group,
@@ -117,26 +126,17 @@ class GradientHooks:
         known = frozenset(sparse or ())
         if known:
             check_rows_have_no_momentum(topk_momentum)
-        self.reducer = self._make_reducer(self._described(known))
+        self.reducer = self._make_reducer(described(self.registered, self.parameters, known))
         self.sparse = SparseGradients(known, self.parameters)
         # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
         # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
         self._lent: dict[int, Tensor] = {}
-        self._handles = [self._hook(index) for index in range(len(self.parameters))]
-        self._remove = weakref.finalize(self, _remove, self._handles)
-
-    def _refuse_what_is_stepped_elsewhere(self) -> None:
-        for index, (name, _, _) in enumerate(self.registered):
-            if any(other.is_deferred for other, _ in self.shared.others(index)):
-                raise ValueError(
-                    f"[smdp] parameter {name!r} also belongs to a model in a StepInForward, which takes its"
-                    " gradient out of backward. Leave StepInForward out where models share parameters."
-                )
+        self._hooks = ParameterHooks(self.parameters, partial(_taking, weakref.ref(self)))
 
     def close(self) -> None:
         """Takes the hooks away; done when another one takes over all parameters."""
         self._root = None
-        self._remove()
+        self._hooks.remove()
         self.shared.leave()
 
     def begin_forward(self) -> None:
@@ -157,8 +157,7 @@ class GradientHooks:
         if self.deferral is not None:
             self.deferral.settle()
         self.reducer.rescale(factor)
-        for velocity in self.velocity.values():
-            velocity.mul_(factor)
+        self.momentum.rescale(factor)
 
     @property
     def is_deferred(self) -> bool:
@@ -167,8 +166,7 @@ class GradientHooks:
 
     def hook_id(self, index: int) -> int:
         """Returns the number that torch gave the hook of a parameter."""
-        number: int = self._handles[index].id
-        return number
+        return self._hooks.id_of(index)
 
     def is_in_backward(self) -> bool:
         """Returns whether the backward under way is one whose gradients are averaged here."""
@@ -194,24 +192,17 @@ class GradientHooks:
         self._root = torch._C._current_autograd_node()
         Variable._execution_engine.queue_callback(self._end_backward)
 
-    def pass_on(self, grad: Tensor | None) -> Tensor | None:
-        """Arm at a gradient of the model's output; None where nothing came of that output.
+    def watch_output(self, tensors: Iterable[Tensor]) -> None:
+        """Averages the gradients of every backward through these tensors of the model's output."""
+        for tensor in tensors:
+            tensor.register_hook(arming(weakref.ref(self)))
 
-        With `create_graph=True` there may be a backward of what comes of it, which does not pass the output
-        (a gradient penalty): a leaf that the gradient is multiplied with, one, tells of that.
-        """
+    def pass_on(self, grad: Tensor | None) -> Tensor | None:
+        """Arms at a gradient of the model's output, and marks it; None where nothing came of that output."""
         self.arm()
         if grad is None or not torch.is_grad_enabled():
             return None
-        if grad.dtype not in self._marks:
-            leaf = torch.ones((), dtype=grad.dtype, device="cpu", requires_grad=True)
-            leaf.register_post_accumulate_grad_hook(_marked(weakref.ref(self)))
-            self._marks[grad.dtype] = (leaf, get_gradient_edge(leaf).node)
-        return grad * self._marks[grad.dtype][0]
-
-    def _is_past_output(self) -> bool:
-        """Whether the backward under way is one of gradients that passed the model's output."""
-        return any(torch._C._will_engine_execute_node(node) for _, node in self._marks.values())
+        return self._marks.on(grad)
 
     def take(self, index: int, parameter: Tensor) -> None:
         """Averages a gradient that backward has just completed, if it is wanted."""
@@ -219,28 +210,17 @@ class GradientHooks:
         if self._backward == _NONE:
             if any(other.is_in_backward() for other, _ in self.shared.others(index)):
                 return  # it comes of the other model alone
-            if not self._is_wanted() and not self._is_past_output():
+            if not self._is_wanted() and not self._marks.are_passed():
                 return
             self.arm()
         if self.deferral is not None and not self._is_added:
             self.deferral.settle()
         if index in self._is_added:
-            if self.is_static and index not in self._has_come:
-                self._seen_again.add(index)
-                return
-            if self.is_static:
-                raise RuntimeError(
-                    f"[smdp] the gradient of parameter {self.registered[index][0]!r} came more often than in"
-                    " the first backward: with static_graph=True they must be alike."
-                )
-            raise RuntimeError(
-                "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
-                "shared graph: use torch.utils.checkpoint with use_reentrant=False, or static_graph=True), "
-                "or the backward before this one has failed half-way (start again from a checkpoint)."
-            )
+            self.repeated.come_again(index, self.registered[index].name, is_sent=index in self._has_come)
+            return
         self._is_added[index] = None
         # Hooks that were registered later may yet change it, or use it up: then the end of backward takes it.
-        if parameter.grad is not None and self._is_last(index) and not self._may_come_again(index):
+        if parameter.grad is not None and self.is_last(index) and not self._may_come_again(index):
             try:
                 self.hand_over(index, parameter)
             except RuntimeError:
@@ -250,20 +230,15 @@ class GradientHooks:
 
     def _may_come_again(self, index: int) -> bool:
         """Returns whether this gradient, or what is known of it, may change before the end of backward."""
-        return self._learns_sparse or (self.is_static and (self._repeated is None or index in self._repeated))
+        return self._learns_sparse or self.repeated.may_come_again(index)
 
-    def _is_last(self, index: int) -> bool:
-        """Returns whether no hook of the parameter comes after this object's."""
-        hooks = getattr(self.parameters[index], "_post_accumulate_grad_hooks", None)
-        own = self.hook_id(index)
-        if not hooks or next(reversed(hooks)) == own:
+    def is_last(self, index: int) -> bool:
+        """Returns whether no hook of the parameter that may change its gradient comes after this object's."""
+        if not (after := self._hooks.after(index)):
             return True
-        # Those of other models that share the parameter do not change its gradient before backward ends.
+        # Those of other models that share the parameter do not change it before backward ends.
         theirs = {other.hook_id(number) for other, number in self.shared.others(index)}
-        return all(one in theirs for one in takewhile(lambda one: one != own, reversed(hooks)))
-
-    def _hook(self, index: int) -> RemovableHandle:
-        return self.parameters[index].register_post_accumulate_grad_hook(_taking(weakref.ref(self), index))
+        return all(one in theirs for one in after)
 
     def _end_backward(self) -> None:
         self._backward = _NONE
@@ -272,7 +247,7 @@ class GradientHooks:
             if (
                 root is None
                 or not any(one.requires_grad for one in self.parameters)
-                or not _is_for_all_leaves(root)
+                or not is_plain_backward(root)
             ):
                 # It was one for other gradients: torch.autograd.grad().
                 if self._ended is not None:
@@ -296,7 +271,7 @@ class GradientHooks:
         self._is_added.clear()
         self._has_come.clear()
         self._left.clear()
-        self._seen_again.clear()
+        self.repeated.forget()
         self.sparse.forget()
 
     def hand_over(self, index: int, parameter: Tensor, *, is_used: bool = True) -> None:
@@ -309,51 +284,27 @@ class GradientHooks:
         """
         grad = parameter.grad
         assert grad is not None
-        name, dtype, numel = self.registered[index]
+        registered = self.registered[index]
         if not grad.is_cpu:
-            raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} is on {grad.device}, but its parameter was on "
-                "the CPU when the model was wrapped. Move the model first, then wrap it (or make the "
-                "optimizer)."
-            )
+            refuse_device(registered.name, grad)
         if grad.layout is not torch.strided and index not in self.sparse.indices:
             if not self._may_turn_dense:
-                raise RuntimeError(
-                    f"[smdp] the gradient of parameter {name!r} is {grad.layout}, but no nn.Embedding or"
-                    " nn.EmbeddingBag had it with sparse=True when the model was wrapped. Make the gradient"
-                    " dense, or derive the module that has the parameter from nn.Embedding, set its `sparse`"
-                    " to True, and then wrap the model with DistributedDataParallel."
-                )
+                refuse_sparse(registered.name, grad)
             parameter.grad = grad = grad.to_dense()
-        self._check_unchanged(index, parameter)
-        if grad.dtype is not dtype or grad.numel() != numel:
-            raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} is {grad.dtype} of {grad.numel()} elements, the "
-                f"parameter {dtype} of {numel}; smdp's DistributedDataParallel averages gradients of their "
-                "parameter's dtype. Leave grad_dtype alone, or use torch's class with smdp as its backend."
-            )
+        check_gradient(registered, parameter, grad)
         self._has_come.add(index)
         if index in self.sparse.indices:
             self.sparse.give(index, grad)
             self.reducer.ready(index, 0, is_used=is_used)
             return
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
-        if not _has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
+        if not has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
         elif not is_used or any(other.has_begun() for other, _ in self.shared.others(index)):
             # Nobody's use leaves a gradient as it is. Others that average it need what this rank has of it.
             grad = grad.clone()
         self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
-
-    def _check_unchanged(self, index: int, parameter: Tensor) -> None:
-        name, dtype, numel = self.registered[index]
-        if parameter.dtype is not dtype or parameter.numel() != numel:
-            raise RuntimeError(
-                f"[smdp] parameter {name!r} was {dtype} of {numel} elements when the model was wrapped and "
-                f"is {parameter.dtype} of {parameter.numel()} now: it was cast or resized after wrapping. "
-                "Wrap the model anew."
-            )
 
     def _send(self) -> None:
         """Hands over what backward has left, and ends this rank's part of the step."""
@@ -368,12 +319,11 @@ class GradientHooks:
         self._is_first = False
         if self._learns_sparse:
             self._learn_sparse()
-        if self.is_static and self._is_added:
-            self._repeated = self._seen_again | (self._repeated or set())
+        if self._is_added:
+            self.repeated.learn()
         for index in self._is_added.keys() - self._has_come:
-            if not self._is_last(index):
-                self._handles[index].remove()
-                self._handles[index] = self._hook(index)  # the last one from the next step on
+            if not self.is_last(index):
+                self._hooks.move_last(index)  # from the next step on
         with torch.no_grad():
             held = [index for index in self._is_added if index not in self._has_come]
             for index in itertools.chain(held, range(len(self.parameters))):
@@ -395,19 +345,8 @@ class GradientHooks:
         self._learns_sparse = False
         found = sparse_on_any_rank(self.reducer, [parameter.grad for parameter in self.parameters])
         if found:
-            self.reducer = self._make_reducer(self._described(found))
+            self.reducer = self._make_reducer(described(self.registered, self.parameters, found))
             self.sparse = SparseGradients(found, self.parameters)
-
-    def _described(self, sparse: Collection[int]) -> list[tuple[str, int, int, str]]:
-        """Returns what the core is told of each parameter; sparse gradients have no place in its buffers."""
-        return [
-            (name, 0, DTYPES[dtype], f"{_shape_of(one)} with sparse gradients")
-            if index in sparse
-            else (name, numel, DTYPES[dtype], _shape_of(one))
-            for index, ((name, dtype, numel), one) in enumerate(
-                zip(self.registered, self.parameters, strict=True)
-            )
-        ]
 
     def deliver(self, index: int, grad: Tensor | None) -> Tensor | None:
         """Completes a gradient that the reducer has averaged, without recording it.
@@ -427,7 +366,7 @@ class GradientHooks:
         if index in self.sparse.indices:
             grad = self.sparse.take(index)
         elif grad is None:
-            self._check_unchanged(index, self.parameters[index])
+            check_unchanged(self.registered[index], self.parameters[index])
             grad = torch.empty_like(self.parameters[index], memory_format=torch.preserve_format)
             self.reducer.read(index, grad.data_ptr())
         elif lent is not None and lent is not grad:
@@ -449,81 +388,23 @@ class GradientHooks:
                     grad = self.deliver(index, parameter.grad)
                     if parameter.grad is not grad:
                         parameter.grad = grad
-                if self._momentum:
+                if self.momentum:
                     self._add_momentum()
         finally:
             self._forget()
 
     def _add_momentum(self) -> None:
-        """Give gradients that the codec has not seen the momentum that the optimizer leaves out."""
         found = [
             (index, one.grad)
             for index, one in enumerate(self.parameters)
             if one.grad is not None and (index not in self._left or self.reducer.is_used(index))
         ]
-        if not all(bool(torch.isfinite(grad).all()) for _, grad in found):
-            return  # whoever scales the loss skips this step
-        for index, grad in found:
-            if self._is_coded[index]:
-                continue
-            if index not in self.velocity:
-                self.velocity[index] = torch.zeros_like(grad)
-            grad.copy_(self.velocity[index].mul_(self._momentum).add_(grad))
+        self.momentum.add(found)
 
 
 def _taking(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:
-    # The parameter keeps it where no garbage collector sees it: it must not keep what it calls.
     def ready(parameter: Tensor) -> None:
         if (found := hooks()) is not None:
             found.take(index, parameter)
 
     return ready
-
-
-def _marked(hooks: weakref.ref[GradientHooks]) -> Callable[[Tensor], None]:
-    def marked(leaf: Tensor) -> None:
-        leaf.grad = None
-        if (found := hooks()) is not None:
-            found.arm()
-
-    return marked
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _is_for_all_leaves(root: Node) -> bool:
-    """Whether the backward under way is that of a plain `backward()`, with gradients for all leaves.
-
-    Those of `torch.autograd.grad()` and of `backward(inputs=...)` are for some alone, and leave nothing to
-    average, whatever else is behind `root`.
-    """
-    nodes, seen, is_found = [root], {root}, False
-    while nodes:
-        node = nodes.pop()
-        if node.name() == "torch::autograd::AccumulateGrad":
-            try:
-                if not torch._C._will_engine_execute_node(node):
-                    return False
-            except RuntimeError:  # torch.autograd.grad() wants its gradient
-                return False
-            is_found = True
-        behind = {one for one, _ in node.next_functions if one is not None} - seen
-        nodes += behind
-        seen |= behind
-    return is_found
-
-
-def _shape_of(parameter: Tensor) -> str:
-    """For comparisons between ranks: elements are summed in their order in memory."""
-    steps = [step for step, extent in zip(parameter.stride(), parameter.shape, strict=True) if extent != 1]
-    strides = "" if parameter.is_contiguous() else f" with strides {steps}"
-    return f"{list(parameter.shape)}{strides}"
-
-
-def _has_same_order(grad: Tensor, parameter: Tensor) -> bool:
-    if grad.is_contiguous() and parameter.is_contiguous():  # a tenth of the time of what follows
-        return True
-    return grad.stride() == parameter.stride() and bool(torch.ops.aten.is_non_overlapping_and_dense(grad))

@@ -32,7 +32,7 @@ def copy_kept(group: _core.Group, hooks: GradientHooks, options: Mapping[str, An
         if parts:
             coded[name] = parts
     names = [name for name, _, _ in hooks.registered]
-    velocity = {names[index]: one.clone() for index, one in hooks.velocity.items()}
+    velocity = {names[index]: one.clone() for index, one in hooks.momentum.velocity.items()}
     return {"of": _owner(group, hooks, options), "coded": coded, "velocity": velocity}
 
 
@@ -61,7 +61,7 @@ def set_kept(
             whole[first : first + values.numel()] = values
             hooks.reducer.set_kept(index, part, whole.data_ptr())
         if name in kept["velocity"]:
-            hooks.velocity[index] = kept["velocity"][name].clone()
+            hooks.momentum.velocity[index] = kept["velocity"][name].clone()
 
 
 def _check_form(kept: Any) -> None:

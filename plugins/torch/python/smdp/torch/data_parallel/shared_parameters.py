@@ -83,6 +83,22 @@ class SharedParameters:
             self.indices.discard(index)
         return found
 
+    def check_none_is_deferred(self, names: Sequence[str]) -> None:
+        """Checks that no optimizer takes the gradient of a parameter out of backward.
+
+        Args:
+            names: Of all parameters.
+
+        Raises:
+            ValueError: Another model has the parameter, in a StepInForward.
+        """
+        for index, name in enumerate(names):
+            if any(other.is_deferred for other, _ in self.others(index)):
+                raise ValueError(
+                    f"[smdp] parameter {name!r} also belongs to a model in a StepInForward, which takes its"
+                    " gradient out of backward. Leave StepInForward out where models share parameters."
+                )
+
     def leave(self) -> None:
         """Takes this object's hooks from those that average, once they no longer do."""
         _forget(self._ids, self._hooks)
