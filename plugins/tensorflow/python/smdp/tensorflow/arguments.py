@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 from smdp._arguments import integer, number
@@ -65,3 +66,13 @@ def bytes_of(bucket_cap_mb: Any) -> int:
             " most 2**30."
         )
     return int(given * _MIB)
+
+
+def check_path(call: str, given: Any) -> None:
+    """Checks that an argument is a path.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"[smdp] {call} got {given!r} in place of a path.")

@@ -1,0 +1,51 @@
+"""All ranks start with the values of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from smdp.tensorflow.arguments import root_of
+from smdp.tensorflow.groups import group_of
+from smdp.tensorflow.keras.callbacks.training_apart import warn_of_training_apart
+from smdp.tensorflow.keras.callbacks.variables import optimizer_variables, shared_variables
+from smdp.tensorflow.tracing import leave_out_xla
+from smdp.tensorflow.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives model and optimizer the root's values after the first batch, once all variables are there."""
+
+    def __init__(
+        self, root_rank: int = 0, device: str = "", local_variables: Any = None, *, group: Any = None
+    ) -> None:
+        super().__init__()
+        if local_variables:
+            raise ValueError(
+                "[smdp] BroadcastGlobalVariablesCallback got local_variables; all variables are given to all"
+                " ranks. Leave them out."
+            )
+        self._root = root_rank
+        self._group = group
+        self._is_done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks the root, warns of an optimizer that is not distributed, and leaves out XLA.
+
+        Raises:
+            TypeError: root_rank is no integer.
+            ValueError: There is no such rank.
+        """
+        members = group_of(self._group)
+        root_of("BroadcastGlobalVariablesCallback", self._root, members)
+        warn_of_training_apart(self.model, members)
+        leave_out_xla(self.model)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Once."""
+        if self._is_done:
+            return
+        self._is_done = True
+        broadcast_variables(shared_variables(self.model), self._root, group=self._group)
+        broadcast_variables(optimizer_variables(self.model.optimizer), self._root, group=self._group)
