@@ -15,27 +15,26 @@ from torch.utils.hooks import RemovableHandle
 
 from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.model_parallel.job.collective_calls import enter, meet
+from smdp.torch.model_parallel.job.collective_calls import enter
 from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.state import state
-from smdp.torch.model_parallel.modules.distributed_parts import DistributedParts
 from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
+from smdp.torch.model_parallel.modules.model_options import check_options
+from smdp.torch.model_parallel.modules.model_state import ModelState
 from smdp.torch.model_parallel.modules.one_loss import as_one
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.step_inputs import StepInputs
-from smdp.torch.model_parallel.modules.whole_model import Wrapped, check_state, gathered_again
+from smdp.torch.model_parallel.modules.whole_model import Wrapped, gathered_again
 from smdp.torch.pipelining.pipelined.pipelining import check_model
 
 _log = logging.getLogger(__name__)
 
-_PARTIAL = "_smp_is_partial"
-
 Hook = Callable[[Any, Any], None]
 
 
-class DistributedModel(DistributedParts):
+class DistributedModel(ModelState):
     """Takes a model for training in partitions. One per script.
 
     With one partition the model is ready at once. With more, the first step cuts it: until then parameters
@@ -86,7 +85,7 @@ class DistributedModel(DistributedParts):
         if isinstance(module, DistributedModel):
             raise ValueError("[smdp] this model is a smp.DistributedModel already")
         check_model(module, SMP)
-        _check_options(trace_device, trace_execution_times, backward_passes_per_step)
+        check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
         self.training = module.training
         self.__dict__["_model"] = module
@@ -99,7 +98,6 @@ class DistributedModel(DistributedParts):
         self._decision: Decision | None = None
         self._steps = 0
         self._inputs: dict[object, StepInputs] = {}
-        self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
         self._body: SinglePartition | Partitions | None = None
@@ -243,26 +241,6 @@ class DistributedModel(DistributedParts):
 
     # What it consists of.
 
-    @property
-    def partitioned(self) -> bool:
-        """Whether the model has been cut."""
-        return self._body is not None
-
-    @property
-    def pipe(self) -> Any:
-        """The PipelinedModule of several partitions; None before the first step, or with one partition."""
-        return self._body.pipe if isinstance(self._body, Partitions) else None
-
-    @property
-    def partition_decision(self) -> dict[str, int] | None:
-        """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
-        return None if self._body is None else self._body.decision
-
-    @property
-    def partition_ranks(self) -> list[int] | None:
-        """Partition of each virtual stage, for fix_partition(); None before the model has been cut."""
-        return None if self._body is None else self._body.rank_of
-
     def fix_partition(
         self, decision: Mapping[str, int], steps: int = 0, ranks: Sequence[int] | None = None
     ) -> None:
@@ -306,64 +284,7 @@ class DistributedModel(DistributedParts):
         except AttributeError:
             return getattr(self._model, name)
 
-    # State.
-
-    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give this rank's part of the state dict; with the key `_smp_is_partial`."""
-        return {**self._cut_body("local_state_dict()").local_state_dict(), _PARTIAL: True}
-
-    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Give the whole model's state dict, under the names that it has without smdp.
-
-        With several partitions, all ranks of the model-parallel group call it.
-
-        Args:
-            *args: As torch's, not used.
-            gather_to_rank0: Others than the first rank of the group get an empty one.
-            **kwargs: As torch's, not used.
-
-        Raises:
-            smdp.MismatchError: Another rank of the group has gone on to another call.
-            RuntimeError: A part has been loaded, which arrives when the model is cut.
-        """
-        if self._body is None:
-            if self._deferred:
-                raise RuntimeError(
-                    "[smdp] model.state_dict() is called between load_state_dict() and the first step, at"
-                    " which loaded values arrive; call it after that step"
-                )
-            return dict(self._model.state_dict())
-        if isinstance(self._body, Partitions):
-            meet("model.state_dict()")
-        return self._body.state_dict(to_first_only=gather_to_rank0)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
-    ) -> Any:
-        """Copy values into this rank's part of the model; before the model is cut, at the latest when it is.
-
-        Args:
-            state_dict: Of the whole model, or what local_state_dict() gave on this rank, wherever the model
-                was cut then; with several partitions, all ranks of the model-parallel group load theirs.
-            strict: Names must be those of the model.
-            same_partition_load: Accepted.
-
-        Raises:
-            ValueError: A name or shape is wrong.
-        """
-        values = {name: value for name, value in state_dict.items() if name != _PARTIAL}
-        is_partial = bool(state_dict.get(_PARTIAL))
-        if self._body is not None:
-            if is_partial and isinstance(self._body, Partitions):
-                meet("model.load_state_dict()")
-                values = self._body.rejoined(values)
-            return self._body.load_state_dict(values, strict=strict)
-        found = check_state(self._model, values, strict=strict, is_partial=is_partial)
-        if is_partial or self._deferred or self._is_delayed():
-            self._deferred.append((values, strict, is_partial))
-        else:
-            self._model.load_state_dict(values, strict=False)
-        return found
+    # What torch calls.
 
     def cpu(self) -> DistributedModel:
         """Gather all parameters on the CPU of every rank; all ranks of the model-parallel group call it.
@@ -377,8 +298,6 @@ class DistributedModel(DistributedParts):
         whole = {name: value.cpu() for name, value in self.state_dict().items() if isinstance(value, Tensor)}
         self._body = gathered_again(self._model, whole)
         return self
-
-    # What torch calls.
 
     def train(self, mode: bool = True) -> DistributedModel:
         """Switch training mode, as nn.Module."""
@@ -451,30 +370,6 @@ class DistributedModel(DistributedParts):
         """Returns whether several ranks run a step, or will once the first one has cut the model."""
         return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
 
-    def _is_delayed(self) -> bool:
-        return any(parameter.is_meta for parameter in self._model.parameters())
-
-    def _load_deferred(self) -> None:
-        """Take over what was loaded before the model was cut."""
-        deferred, self._deferred = self._deferred, []
-        optimizers, state.uncut_optimizers = state.uncut_optimizers, []
-        body = self._cut_body("load_state_dict()")
-        for values, strict, is_partial in deferred:
-            if is_partial and isinstance(body, Partitions):
-                body.load_state_dict(body.rejoined(values), strict=strict)
-            else:
-                body.load_state_dict(values, strict=strict)
-        for optimizer in optimizers:
-            optimizer.load_deferred()
-
-    def _cut_body(self, what: str) -> SinglePartition | Partitions:
-        if self._body is None:
-            raise RuntimeError(
-                f"[smdp] {what} is called before the first step, which cuts the model; call it afterwards, or"
-                " in a hook of register_post_partition_hook()"
-            )
-        return self._body
-
     def _replicas(self, what: str) -> Any:
         if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
             return self._body.replicas
@@ -485,17 +380,3 @@ class DistributedModel(DistributedParts):
             else f"with partitions = {partitions} it comes later"
         )
         raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")
-
-
-def _check_options(trace_device: Any, trace_execution_times: Any, passes: Any) -> None:
-    if trace_device not in ("cpu", "gpu"):
-        raise ValueError(f"[smdp] trace_device = {trace_device!r} is not valid; allowed: 'cpu', 'gpu'")
-    if trace_device == "cpu" and trace_execution_times:
-        raise ValueError(
-            "[smdp] trace_execution_times cannot be combined with trace_device = 'cpu'; allowed: 'gpu', or"
-            " trace_execution_times = False"
-        )
-    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
-        raise ValueError(
-            f"[smdp] backward_passes_per_step = {passes!r} is not valid; allowed: an integer from 1"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,6 +17,26 @@ class LocalPart(nn.Module):
 
     _model: nn.Module
     _body: SinglePartition | Partitions | None
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether the model has been cut."""
+        return self._body is not None
+
+    @property
+    def pipe(self) -> Any:
+        """The PipelinedModule of several partitions; None before the first step, or with one partition."""
+        return self._body.pipe if isinstance(self._body, Partitions) else None
+
+    @property
+    def partition_decision(self) -> dict[str, int] | None:
+        """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
+        return None if self._body is None else self._body.decision
+
+    @property
+    def partition_ranks(self) -> list[int] | None:
+        """Partition of each virtual stage, for fix_partition(); None before the model has been cut."""
+        return None if self._body is None else self._body.rank_of
 
     @property
     def partition(self) -> dict[str, int] | None:
