@@ -21,6 +21,7 @@ from smdp.compat.horovod.torch.asynchronous import (
     synchronize,
 )
 from smdp.compat.horovod.torch.compression import Compression, NoneCompressor, compressor, name_in_core
+from smdp.compat.horovod.torch.named_parameters import with_names
 from smdp.compat.horovod.torch.sparse import RowSums
 from smdp.compat.horovod.torch.world import ProcessSet, check_known, global_process_set
 from smdp.torch.plugin_support import (
@@ -85,7 +86,7 @@ def DistributedOptimizer(
     made = cls.__new__(cls)
     # A scheduler made before leaves its own step() in the instance, which would hide ours.
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    parameters = _named(optimizer, named_parameters)
+    parameters = with_names(optimizer, named_parameters)
     made._attach(
         parameters,
         compressor(compression),
@@ -109,36 +110,6 @@ def _check_passes(given: Any) -> None:
         raise ValueError(
             f"[smdp] DistributedOptimizer: backward_passes_per_step is {given}; it must be at least 1."
         )
-
-
-def _named(
-    optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Parameter]] | None
-) -> list[tuple[str, Parameter]]:
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    pairs = [(f"parameter {i}", p) for i, p in enumerate(own)] if given is None else _pairs(given)
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"[smdp] named_parameters has {twice[0]!r} twice; every name must be there once.")
-    known = {id(parameter): name for name, parameter in pairs}
-    missing = [parameter for parameter in own if id(parameter) not in known]
-    if missing:
-        raise ValueError(
-            f"[smdp] named_parameters lacks {len(missing)} of the optimizer's {len(own)} parameters, the"
-            f" first of shape {list(missing[0].shape)}. Give model.named_parameters()."
-        )
-    return [(known[id(parameter)], parameter) for parameter in own if parameter.requires_grad]
-
-
-def _pairs(given: object) -> list[tuple[str, Parameter]]:
-    pairs: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ValueError(
-                f"[smdp] named_parameters has a {type(pair).__name__} in place of a name and a parameter."
-                " Give model.named_parameters()."
-            )
-    return pairs
 
 
 class _DistributedOptimizer:
