@@ -150,10 +150,10 @@ ROOMS: dict[str, set[str]] = {
     "pipelining.pipelined": _BELOW_ENGINE
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "process_group", "recompute"},
-    "precision": {"pipelining.pipelined", "pipelining.tensors"},
+    "precision": {"pipelining.pipelined", "pipelining.tensors", "mesh"},
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "mesh"},
     # SMP's API.
-    "model_parallel.job": {"pipelining.transfers", "process_group"},
+    "model_parallel.job": {"pipelining.transfers", "mesh"},
     "model_parallel.checkpoints": {"model_parallel.job", "checkpoints", "mesh"},
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
@@ -300,13 +300,21 @@ def test_module_imports_own_and_allowed_packages(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "name"),
     [
-        ("smdp.torch.mesh.layout", "from smdp.transformers import trainer", "smdp.transformers.trainer"),
+        (
+            "smdp.torch.mesh.parallel_mesh",
+            "from smdp.transformers import trainer",
+            "smdp.transformers.trainer",
+        ),
         ("smdp.group", "def late():\n    import smdp.compat", "smdp.compat"),
-        ("smdp.lightning.strategy", "from smdp.torch.mesh import layout", "smdp.torch.mesh.layout"),
+        (
+            "smdp.lightning.strategy",
+            "from smdp.torch.mesh import parallel_mesh",
+            "smdp.torch.mesh.parallel_mesh",
+        ),
         (
             "smdp.torch.pipelining.ghosts.ghosts",
-            "if TYPE_CHECKING:\n    from smdp.torch.mesh.layout import Layout",
-            "smdp.torch.mesh.layout.Layout",
+            "if TYPE_CHECKING:\n    from smdp.torch.mesh.parallel_mesh import ParallelMesh",
+            "smdp.torch.mesh.parallel_mesh.ParallelMesh",
         ),
         ("smdp.tensorflow.tape", "import torch", "torch"),
         ("smdp.config", "import torch.distributed as dist", "torch.distributed"),

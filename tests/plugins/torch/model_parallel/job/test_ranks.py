@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch_spawn import run
 
 from smdp.placement import Placement
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job import ranks as smp
 from smdp.torch.model_parallel.job.configuration import Configuration
-from smdp.torch.model_parallel.job.groups import CommGroup, Groups, RankType
+from smdp.torch.model_parallel.job.groups import CommGroup, RankType
 from smdp.torch.model_parallel.job.initialization import init, is_initialized, shutdown
 from smdp.torch.model_parallel.job.state import Job, state
 
@@ -31,7 +32,8 @@ def places(monkeypatch: pytest.MonkeyPatch, placement: Placement, *names: str) -
     """Give what functions return on each rank."""
     found = []
     for rank in range(placement.size):
-        job = Job(Configuration(ddp=True), Groups(placement, rank), None, 0, 1, False)  # type: ignore[arg-type]
+        mesh = ParallelMesh(placement.pipeline, placement.tensor, placement.data, placement.strategy, rank)
+        job = Job(Configuration(ddp=True), mesh, 0, 1, False)
         monkeypatch.setattr(state, "job", job)
         assert (smp.rank(), smp.size()) == (rank, placement.size)
         found.append([getattr(smp, name)() for name in names])

@@ -71,7 +71,7 @@ def save(
                         entry.value.detach() if isinstance(entry.value, Tensor) else entry.value
                     )
                 state["optimizer"].update(optimized.get(name, {}))
-        if pipe.layout.rank == 0:
+        if pipe.mesh.rank == 0:
             state["pipeline"]["steps"] = pipe.steps
 
     on_every_rank(prepare)

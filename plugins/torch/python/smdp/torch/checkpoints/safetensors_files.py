@@ -45,7 +45,7 @@ def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
         if present:
             raise ValueError(f"[smdp] {folder} holds {present[0].name} already; allowed: another folder")
         tensors.update(_tensors(pipe))
-        return pipe.layout.stage_rank, {name: tensor.nbytes for name, tensor in tensors.items()}
+        return pipe.mesh.stage_rank, {name: tensor.nbytes for name, tensor in tensors.items()}
 
     # Only ranks of the first replica have any.
     sizes = {rank: held for rank, held in sorted(on_every_rank(prepare), key=lambda told: told[0]) if held}
@@ -54,10 +54,10 @@ def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
     def write() -> None:
         if tensors:
             # The entry that transformers asks for.
-            _save_file()(tensors, folder / files[pipe.layout.stage_rank], metadata={"format": "pt"})
+            _save_file()(tensors, folder / files[pipe.mesh.stage_rank], metadata={"format": "pt"})
 
     def write_index() -> None:
-        if pipe.layout.rank == 0 and len(files) > 1:
+        if pipe.mesh.rank == 0 and len(files) > 1:
             index = {
                 "metadata": {"total_size": sum(size for held in sizes.values() for size in held.values())},
                 "weight_map": {name: files[rank] for rank, held in sizes.items() for name in held},

@@ -98,11 +98,11 @@ def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tenso
         if parameter.grad is None or weight is None:
             continue
         first_stage = min(pipe.split.weights[weight.name])
-        if pipe.schedule.rank_of[first_stage] == pipe.layout.stage_rank:
+        if pipe.schedule.rank_of[first_stage] == pipe.mesh.stage_rank:
             norm = torch.linalg.vector_norm(parameter.grad, order)
             dtype = torch.promote_types(dtype, norm.dtype)
             found[0, places[weight.name]] = norm.double()
             found[1, places[weight.name]] = 1
-    dist.all_reduce(found, group=pipe.layout.values)
+    dist.all_reduce(found, group=pipe.mesh.group("pp"))
     norms = found[0][found[1] > 0].to(dtype)
     return torch.linalg.vector_norm(norms, order) if norms.numel() else norms.new_zeros(())

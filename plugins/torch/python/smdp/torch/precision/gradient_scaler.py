@@ -38,7 +38,7 @@ class GradScaler(torch.amp.GradScaler):
             found[device] = torch.zeros((), device=device)
         for flag in found.values():
             total = flag.reshape(1).to(device)
-            dist.all_reduce(total, op=dist.ReduceOp.MAX, group=pipe.layout.values)
+            dist.all_reduce(total, op=dist.ReduceOp.MAX, group=pipe.mesh.group("pp"))
             flag.copy_(total.reshape(flag.shape))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:

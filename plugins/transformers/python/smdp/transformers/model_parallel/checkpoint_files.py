@@ -39,7 +39,7 @@ def save_model(trainer: Trainer, pipe: PipelinedModule, save: Callable[..., None
         return
 
     def write_all_but_weights() -> None:
-        if pipe.layout.rank == 0:
+        if pipe.mesh.rank == 0:
             save(state_dict={})
             for pattern in _WEIGHTS:
                 for path in Path(folder).glob(pattern):
@@ -65,10 +65,10 @@ def save_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
     place = Path(folder, _FOLDER)
 
     def prepare() -> None:
-        if pipe.layout.rank == 0:
+        if pipe.mesh.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            own = {"stages": pipe.schedule.ranks, "replicas": pipe.layout.replicas}
+            own = {"stages": pipe.schedule.ranks, "replicas": pipe.mesh.replicas}
             (place / _STAGES).write_text(json.dumps(own), encoding="utf-8")
             torch.save(trainer.lr_scheduler.state_dict(), Path(folder, "scheduler.pt"))
 
@@ -101,13 +101,13 @@ def load_random_state(pipe: PipelinedModule, load: Callable[[str], None], folder
     """
     written = Path(folder, _FOLDER, _STAGES)
     stages = json.loads(written.read_text(encoding="utf-8"))["stages"] if written.exists() else 1
-    names = (f"rng_state_{pipe.layout.replica * stages}.pth", "rng_state_0.pth", "rng_state.pth")
+    names = (f"rng_state_{pipe.mesh.replica * stages}.pth", "rng_state_0.pth", "rng_state.pth")
     saved = [path for path in (Path(folder, name) for name in names) if path.exists()]
     if not saved:
         load(folder)
         return
     with tempfile.TemporaryDirectory() as own:
-        shutil.copy(saved[0], os.path.join(own, f"rng_state_{pipe.layout.rank}.pth"))
+        shutil.copy(saved[0], os.path.join(own, f"rng_state_{pipe.mesh.rank}.pth"))
         load(own)
 
 
@@ -121,7 +121,7 @@ def _gathered_adapters(pipe: PipelinedModule) -> dict[str, Tensor]:
         and pipe.saves(entry)
         and (entry.value.requires_grad or "modules_to_save." in name)
     }
-    is_first = pipe.layout.rank == 0
+    is_first = pipe.mesh.rank == 0
     found: list[Any] = [None] * dist.get_world_size() if is_first else []
     dist.gather_object(own, found if is_first else None)
     return {name: tensor for part in found for name, tensor in part.items()}

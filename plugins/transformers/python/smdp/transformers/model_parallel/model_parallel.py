@@ -252,7 +252,7 @@ class ModelParallel(Plugin):
 
     def _compare(self, pipe: PipelinedModule, inputs: Any) -> None:
         if self._batches % _COMPARED_EVERY == 0:
-            check_same_batch(pipe.layout.values, dict(inputs))
+            check_same_batch(pipe.mesh.group("pp"), dict(inputs))
         self._batches += 1
 
     def report(self) -> dict[str, float]:

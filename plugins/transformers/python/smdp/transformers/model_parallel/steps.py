@@ -104,7 +104,7 @@ def _share(trainer: Trainer, pipe: PipelinedModule, items: Any, parts: int) -> A
     """
     if items is None:
         return None
-    return items / (parts * (pipe.layout.replicas if trainer.args.average_tokens_across_devices else 1))
+    return items / (parts * (pipe.mesh.replicas if trainer.args.average_tokens_across_devices else 1))
 
 
 @contextlib.contextmanager

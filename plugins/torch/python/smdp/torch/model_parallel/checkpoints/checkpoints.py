@@ -18,7 +18,6 @@ from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.checkpoints import full_checkpoint, partial_checkpoint
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import replacing
 from smdp.torch.model_parallel.job.collective_calls import meet
-from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.ranks import rdp_rank
 from smdp.torch.model_parallel.job.state import state
 
@@ -65,7 +64,7 @@ def save_checkpoint(
             f"[smdp] num_kept_partial_checkpoints = {shown(kept)} is not valid; allowed: an integer from 1,"
             " or None"
         )
-    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    group = state.running.mesh.group("mp")
     if rdp_rank() != 0:
         _log.warning(
             "[smdp] smp.save_checkpoint(): replica %d saves nothing, the first one does; call it if"
@@ -128,7 +127,7 @@ def resume_from_checkpoint(
     """
     if tag is not None:
         _check_tag(tag)
-    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    group = state.running.mesh.group("mp")
     meet(f"smp.resume_from_checkpoint(tag={tag!r}, partial={bool(partial)})")
     folder = Path(path)
     found = on_every_rank(lambda: _newest(folder) if tag is None else tag, group)

@@ -14,7 +14,6 @@ from smdp.torch.checkpoints.safetensors_files import read_safetensors
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import replacing
 from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target, read_user_content
-from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import mp_rank
 from smdp.torch.model_parallel.job.state import state
@@ -30,7 +29,7 @@ def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: 
         ValueError: The user content cannot be pickled.
         RuntimeError: Another rank could not write.
     """
-    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    group = state.running.mesh.group("mp")
     is_writer = mp_rank() == 0
     content: list[Tensor] = []
 
@@ -63,7 +62,7 @@ def load(root: Path, tag: str, *, strict: bool, translate: Callable[..., Mapping
         ValueError: There is no such checkpoint, or no model to load it into.
         RuntimeError: The same, on another rank.
     """
-    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    group = state.running.mesh.group("mp")
     found: dict[str, Any] = {}
 
     def read() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from smdp import pipeline
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import part_suffix, replacing
-from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import get_mp_group, mp_rank, rank
 from smdp.torch.model_parallel.job.state import state
@@ -32,7 +31,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
         RuntimeError: Another rank could not write.
     """
     folder = root / f"{tag}{_SUFFIX}"
-    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    group = state.running.mesh.group("mp")
 
     def prepare() -> Tensor | None:
         if model is not None and not model.partitioned:
@@ -89,7 +88,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
         RuntimeError: The same, on another rank.
     """
     folder = root / f"{tag}{_SUFFIX}"
-    group = state.running.groups.process_group(CommGroup.MP_GROUP)
+    group = state.running.mesh.group("mp")
     found: dict[str, Any] = {}
 
     def read() -> None:
@@ -116,7 +115,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
 def is_first_on_host() -> bool:
     """Tell whether this rank writes what all ranks of its host read, as hosts may have disks of their own."""
-    hosts = state.running.groups.world.core.hosts
+    hosts = state.running.mesh.group("world").core.hosts
     neighbours = next(host for host in hosts if rank() in host)
     return rank() == min(set(neighbours) & set(get_mp_group()))
 

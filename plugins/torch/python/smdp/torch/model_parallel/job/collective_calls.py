@@ -15,7 +15,6 @@ import time
 
 from smdp._errors import MismatchError, SmdpError, TimeoutError
 from smdp.config import Config
-from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.state import state
 
 _log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def enter(call: str) -> None:
     job.calls.append((number, call))
     # Without rank 0, which keeps the store, what follows fails and says so better.
     with contextlib.suppress(RuntimeError):
-        job.store.set(_key(job.groups.rank), json.dumps(dict(job.calls)))
+        job.store.set(_key(job.mesh.rank), json.dumps(dict(job.calls)))
 
 
 def meet(call: str) -> None:
@@ -67,15 +66,15 @@ def meet(call: str) -> None:
 
 def _wait(call: str) -> None:
     job = state.running
-    own = job.groups.rank
-    missing = [rank for rank in job.groups.ranks(CommGroup.MP_GROUP) if rank != own]
+    own = job.mesh.rank
+    missing = [rank for rank in job.mesh.ranks("mp") if rank != own]
     number = job.calls[-1][0]
     start = time.monotonic()
     deadline_s = Config.from_environ().timeout_s
     pause, is_told = _POLL_S, False
     while missing:
         # Before what a rank does instead: others that know of a death already may have gone on.
-        error = job.groups.world.core.error()
+        error = job.mesh.group("world").core.error()
         if error is not None:
             raise error
         missing = [rank for rank in missing if not _has_come(rank, number, call)]
@@ -87,7 +86,7 @@ def _wait(call: str) -> None:
             _log.warning("[smdp] rank %d waits in %s for rank(s) %s; %s", own, call, missing, _RULE)
         if waited > deadline_s:
             raise TimeoutError(
-                f"[smdp] rank {own} of {job.groups.placement.size} waited {deadline_s:g} s in {call} for"
+                f"[smdp] rank {own} of {job.mesh.placement.size} waited {deadline_s:g} s in {call} for"
                 f" rank(s) {missing}; {_RULE}. SMDP_TIMEOUT sets the wait."
             )
         time.sleep(pause)
@@ -105,13 +104,13 @@ def _has_come(rank: int, number: int, call: str) -> bool:
         calls = json.loads(job.store.get(_key(rank))) if job.store.check([_key(rank)]) else {}
     except RuntimeError as error:
         raise SmdpError(
-            f"[smdp] rank {job.groups.rank} waits in {call} for rank {rank}, and rank 0, which keeps torch's"
+            f"[smdp] rank {job.mesh.rank} waits in {call} for rank {rank}, and rank 0, which keeps torch's"
             f" store, has ended; {_RULE}"
         ) from error
     theirs = calls.get(str(number), call)
     if theirs != call or _END in calls.values():
         raise MismatchError(
-            f"[smdp] rank {job.groups.rank} is in {call}, and rank {rank} has gone on to"
+            f"[smdp] rank {job.mesh.rank} is in {call}, and rank {rank} has gone on to"
             f" {_END if _END in calls.values() else theirs}; {_RULE}"
         )
     return max(map(int, calls), default=-1) >= number

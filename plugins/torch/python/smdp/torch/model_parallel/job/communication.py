@@ -16,6 +16,7 @@ from smdp.torch.model_parallel.job.collective_calls import enter
 from smdp.torch.model_parallel.job.groups import CommGroup, RankType, comm_group, rank_type
 from smdp.torch.model_parallel.job.objects import pack, unpack
 from smdp.torch.model_parallel.job.state import state
+from smdp.torch.pipelining.transfers.transfers import Channel
 
 # Messages of one tag arrive in the order in which they were sent.
 _OBJECT = 1
@@ -30,7 +31,7 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
         smdp.SmdpError: A rank is gone, has not come in time, or made another call.
     """
     _count(comm_group(group), "smp.barrier()")
-    dist.barrier(group=state.running.groups.process_group(group))
+    dist.barrier(group=state.running.mesh.group(group.axis))
 
 
 def dp_barrier() -> None:
@@ -57,15 +58,15 @@ def broadcast(obj: Any, group: CommGroup) -> None:
         smdp.SmdpError: A receiver is gone, or has not come in time.
     """
     job = state.running
-    others = [rank for rank in job.groups.ranks(comm_group(group)) if rank != job.groups.rank]
+    others = [rank for rank in job.mesh.ranks(comm_group(group).axis) if rank != job.mesh.rank]
     data = pack(obj, "smp.broadcast()")
+    messages = job.messages()
     receipts = [
-        job.messages.receive(_header(), rank, _RECEIPT, f"rank {rank} to call smp.recv_from()")
-        for rank in others
+        messages.receive(_header(), rank, _RECEIPT, f"rank {rank} to call smp.recv_from()") for rank in others
     ]
     for rank in others:
-        _send(data, rank, is_receipt_wanted=True)
-    job.messages.finish()
+        _send(messages, data, rank, is_receipt_wanted=True)
+    messages.finish()
     for receipt in receipts:
         receipt.wait()
 
@@ -86,8 +87,9 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
         smdp.SmdpError: The receiver is gone, or has not come in time.
     """
     rank = _peer("dest_rank", dest_rank, rank_type)
-    _send(pack(obj, "smp.send()"), rank, is_receipt_wanted=False)
-    state.running.messages.finish()
+    messages = state.running.messages()
+    _send(messages, pack(obj, "smp.send()"), rank, is_receipt_wanted=False)
+    messages.finish()
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
@@ -102,7 +104,7 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
         smdp.SmdpError: The sender is gone, or nothing came in time.
     """
     rank = _peer("src_rank", src_rank, rank_type)
-    messages = state.running.messages
+    messages = state.running.messages()
     what = f"an object from rank {rank} in smp.recv_from()"
     size, is_receipt_wanted = messages.receive(_header(), rank, _OBJECT, what).wait().tolist()
     data = torch.empty(size, dtype=torch.uint8, device="cpu")
@@ -124,8 +126,8 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
         ValueError: It is no group; an object cannot be pickled, or restored here.
         smdp.SmdpError: A rank is gone, has not come in time, or made another call.
     """
-    groups = state.running.groups
-    ranks = groups.ranks(comm_group(group))
+    mesh = state.running.mesh
+    ranks = mesh.ranks(comm_group(group).axis)
     _count(group, "smp.allgather()")
     data, error = None, None
     try:
@@ -133,7 +135,7 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
     except ValueError as found:  # the others wait for this rank, so they are told
         error = found
     told: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(told, (data, str(error)), group=groups.process_group(group))
+    dist.all_gather_object(told, (data, str(error)), group=mesh.group(group.axis))
     if error is not None:
         raise error
     for rank, (theirs, text) in zip(ranks, told, strict=True):
@@ -144,13 +146,12 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
 
 def _count(group: CommGroup, call: str) -> None:
     """Count a call that all ranks of one model make."""
-    groups = state.running.groups
-    if set(groups.ranks(CommGroup.MP_GROUP)) <= set(groups.ranks(group)):
+    mesh = state.running.mesh
+    if set(mesh.ranks("mp")) <= set(mesh.ranks(group.axis)):
         enter(call)
 
 
-def _send(data: torch.Tensor, rank: int, *, is_receipt_wanted: bool) -> None:
-    messages = state.running.messages
+def _send(messages: Channel, data: torch.Tensor, rank: int, *, is_receipt_wanted: bool) -> None:
     what = f"an object to rank {rank}"
     messages.send(torch.tensor([data.numel(), is_receipt_wanted], device="cpu"), rank, _OBJECT, what)
     messages.send(data, rank, _OBJECT, what)
@@ -163,11 +164,11 @@ def _header() -> torch.Tensor:
 
 def _peer(name: str, number: object, kind: object) -> int:
     """Give another rank of the world."""
-    groups = state.running.groups
+    mesh = state.running.mesh
     kind = rank_type(kind)
-    ranks = groups.ranks(kind)
+    ranks = mesh.ranks(kind.axis)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(ranks):
         raise ValueError(f"[smdp] {name} = {shown(number)} is no {kind.name}; allowed: 0 to {len(ranks) - 1}")
-    if ranks[number] == groups.rank:
+    if ranks[number] == mesh.rank:
         raise ValueError(f"[smdp] {name} = {number} as {kind.name} is this rank itself; allowed: another one")
     return ranks[number]

@@ -14,11 +14,9 @@ from smdp import pipeline as schedules
 from smdp.environments import Launch, detect, find
 from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import set_torch_variables
-from smdp.placement import Placement
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
-from smdp.torch.model_parallel.job.groups import Groups
 from smdp.torch.model_parallel.job.state import Job, state
-from smdp.torch.pipelining.transfers.transfers import Channel
 
 # Inherited by the processes that a rank starts: they have its launcher's variables, and are no ranks.
 _IN_JOB = "_SMDP_IN_MODEL_PARALLEL_JOB"
@@ -75,7 +73,7 @@ def shutdown() -> None:
         return
     state.clear()
     os.environ.pop(_IN_JOB, None)
-    job.groups.close()
+    job.mesh.close()
     if job.owns_default_group and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -92,31 +90,29 @@ def _start(configuration: Configuration) -> None:
 
 def _join(configuration: Configuration, launch: Launch | None, *, owns_default_group: bool) -> Job:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    placement = Placement.of_world(
-        world_size,
-        pipeline=configuration.partitions,
-        tensor=configuration.tensor_parallel_degree,
+    mesh = ParallelMesh.of_world(
+        pp=configuration.partitions,
+        tp=configuration.tensor_parallel_degree,
         strategy=configuration.placement_strategy,
     )
-    groups = Groups(placement, rank)
     told: list[Configuration] = [configuration] * world_size
-    dist.all_gather_object(told, configuration, group=groups.world)
+    dist.all_gather_object(told, configuration, group=mesh.group("world"))
     for other, theirs in enumerate(told):
         if theirs != configuration:
             raise ValueError(
                 f"[smdp] rank {other} called smp.init() with another configuration than rank {rank}:"
                 f" {_difference(theirs, configuration)}; allowed: the same on all ranks"
             )
-    groups.make()
+    mesh.make("mp", "dp", "pp", "tp", "rdp")
     # Until all have made theirs, nobody may leave, and take torch's store along.
-    dist.barrier(group=groups.world)
-    core = groups.world.core
+    dist.barrier(group=mesh.group("world"))
+    core = mesh.group("world").core
     local_rank, local_size = core.local_rank, core.local_size
     # A launcher knows which devices it has given to whom; hosts as we find them may be more than one of its.
     if launch is not None and (launch.rank, launch.world_size) == (rank, world_size):
         local_rank = local_rank if launch.local_rank is None else launch.local_rank
         local_size = local_size if launch.local_size is None else launch.local_size
-    return Job(configuration, groups, Channel(groups.world), local_rank, local_size, owns_default_group)
+    return Job(configuration, mesh, local_rank, local_size, owns_default_group)
 
 
 def _check(configuration: Configuration, world_size: int) -> None:

@@ -12,7 +12,7 @@ from smdp.torch.model_parallel.job.state import state
 
 def rank() -> int:
     """Give this process's rank in the job."""
-    return state.running.groups.rank
+    return state.running.mesh.rank
 
 
 def size() -> int:
@@ -137,7 +137,7 @@ def get_rdp_process_group() -> Any:
 
 
 def _ranks(group: CommGroup) -> list[int]:
-    return list(state.running.groups.ranks(group))
+    return list(state.running.mesh.ranks(group.axis))
 
 
 def _rank(group: CommGroup) -> int:
@@ -145,4 +145,4 @@ def _rank(group: CommGroup) -> int:
 
 
 def _process_group(group: CommGroup) -> Any:
-    return state.running.groups.process_group(group)
+    return state.running.mesh.group(group.axis)

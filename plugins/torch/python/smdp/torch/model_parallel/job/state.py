@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from smdp.placement import Placement
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
-from smdp.torch.model_parallel.job.groups import Groups
-from smdp.torch.pipelining.transfers.transfers import Channel
+from smdp.torch.pipelining.transfers.transfers import Channel, Lane
 
 Translation: TypeAlias = Callable[..., dict[str, Any]]
 
@@ -33,8 +33,7 @@ class Job:
 
     Attributes:
         configuration: Checked.
-        groups: Of this rank.
-        messages: Objects between any two ranks.
+        mesh: Ranks and groups.
         local_rank: On this host.
         local_size: Ranks of the job on this host.
         owns_default_group: init() started torch.distributed.
@@ -43,17 +42,20 @@ class Job:
     """
 
     configuration: Configuration
-    groups: Groups
-    messages: Channel
+    mesh: ParallelMesh
     local_rank: int
     local_size: int
     owns_default_group: bool
     calls: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=8))
 
+    def messages(self) -> Channel:
+        """Returns a channel for objects between any two ranks, for one call."""
+        return Channel(self.mesh.group("world"), Lane.OBJECTS)
+
     @property
     def store(self) -> Any:
         """The store by which the ranks of the job found each other."""
-        return self.groups.world.get_group_store()
+        return self.mesh.group("world").get_group_store()
 
 
 class State:
@@ -105,7 +107,7 @@ class State:
     @property
     def placement(self) -> Placement:
         """Where stages and replicas lie on the ranks."""
-        return self.running.groups.placement
+        return self.running.mesh.placement
 
 
 state = State()

@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.job.collective_calls import enter
-from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.modules.model_options import check_options
@@ -105,10 +104,10 @@ class DistributedModel(ModelState):
         if configuration.partitions == 1:
             if self._is_delayed():
                 self._fill(module)
-            replicas = state.running.groups
+            mesh = state.running.mesh
             self._body = SinglePartition(
                 module,
-                replicas.process_group(CommGroup.DP_GROUP) if replicas.placement.data > 1 else None,
+                mesh.group("dp") if mesh.replicas > 1 else None,
                 passes_per_step=backward_passes_per_step,
                 is_mean=average_grads_across_microbatches,
                 # torch warns of broadcast_buffers where it is given, from 2.13 on.
@@ -168,8 +167,8 @@ class DistributedModel(ModelState):
         if not self._is_cut_over_ranks():
             return given()
         enter("smp.step")
-        group = state.running.groups.process_group(CommGroup.PP_GROUP)
-        inputs = self._inputs.setdefault(identity, StepInputs(name, group))
+        group = state.running.mesh.group("pp")
+        inputs = self._inputs.setdefault(identity, StepInputs(name, state.running.mesh))
         if isinstance(self._body, Partitions):
             return inputs.agreed(given, self._body.agree)
         return inputs.agreed(given, lambda number: len(set(on_every_rank(lambda: number, group))) == 1)
@@ -356,12 +355,12 @@ class DistributedModel(ModelState):
             example = arguments_of_first_call(program, part)
         if self._device is not None and not self._is_delayed():
             self._model.to(self._device)
-        pipe = split(self._model, state.cfg, example, self._decision, self._device)
+        pipe = split(self._model, state.running.mesh, state.cfg, example, self._decision, self._device)
         pipe.steps = self._steps
         self._body = Partitions(pipe, is_mean=self._is_mean)
         for optimizer in state.uncut_optimizers:
             optimizer.keep_own(before, dict(pipe.named_parameters()))
-        on_every_rank(self._load_deferred, state.running.groups.process_group(CommGroup.MP_GROUP))
+        on_every_rank(self._load_deferred, state.running.mesh.group("mp"))
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
             _log.info("Partition assignments:\n%s", "\n".join(lines))

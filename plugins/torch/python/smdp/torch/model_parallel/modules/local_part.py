@@ -97,7 +97,7 @@ class LocalPart(nn.Module):
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Give the modules on this rank's partition, with names; before the model is cut, all."""
-        place = state.running.groups.placement.coordinates(state.running.groups.rank).pp
+        place = state.running.mesh.stage_rank
         for name, module in self._model.named_modules():
             if self._body is None or self._body.partition_of(name) == place:
                 yield name, module

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.modules.manual_partition import ManualPartition, assigned
 from smdp.torch.pipelining.engine.program import Program
@@ -45,6 +46,7 @@ def default_device() -> torch.device | None:
 
 def split(
     model: nn.Module,
+    mesh: ParallelMesh,
     configuration: Configuration,
     example: tuple[tuple[Any, ...], dict[str, Any]] | None,
     decision: Decision | None,
@@ -54,6 +56,7 @@ def split(
 
     Args:
         model: The same on all ranks.
+        mesh: Ranks and groups of the job.
         configuration: Of the job.
         example: Arguments of the model's forward, one microbatch; None: modules are weighed by their bytes.
         decision: From a checkpoint; None: the configuration decides.
@@ -69,7 +72,6 @@ def split(
         virtual_stages=configuration.virtual_stages,
         active_microbatches=configuration.active_microbatches,
         memory_weight=configuration.memory_weight,
-        placement=configuration.placement_strategy,
         device=device or default_device(),
         seed=configuration.seed,
         wording=SMP,
@@ -83,11 +85,12 @@ def split(
     if decision is not None:
         return split_over_ranks(
             model,
+            mesh,
             options,
             example,
             lambda trace: Placed(assigned(trace, decision.stages), decision.rank_of),
             None if manual is None else manual.is_divided,
         )
     if manual is None:
-        return split_over_ranks(model, options, example)
-    return split_over_ranks(model, options, example, manual.assign, manual.is_divided)
+        return split_over_ranks(model, mesh, options, example)
+    return split_over_ranks(model, mesh, options, example, manual.assign, manual.is_divided)

@@ -54,7 +54,7 @@ class Partitions:
         Returns:
             Whether all ranks of the pipeline gave the same number.
         """
-        own, group = self._own_trained(), self.pipe.layout.values
+        own, group = self._own_trained(), self.pipe.mesh.group("pp")
         told = torch.tensor([own != self._trained, number, -number], dtype=torch.int64, device="cpu")
         try:
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
@@ -86,9 +86,9 @@ class Partitions:
         Args:
             to_first_only: Others than the first rank of the pipeline get an empty one.
         """
-        group = self.pipe.layout.values
+        group = self.pipe.mesh.group("pp")
         found: dict[str, Any] = {}
-        keeps = not to_first_only or self.pipe.layout.stage_rank == 0
+        keeps = not to_first_only or self.pipe.mesh.stage_rank == 0
         for name, entry in self.pipe.entries().items():
             if entry.first_name == name:
                 value = self._from_owner(entry, group)
@@ -152,7 +152,7 @@ class Partitions:
         owner = self.pipe.schedule.rank_of[entry.saver]
         if isinstance(entry.value, Tensor):
             own = entry.value.detach()
-            is_mine = owner == self.pipe.layout.stage_rank
+            is_mine = owner == self.pipe.mesh.stage_rank
             value = own.clone() if is_mine else torch.empty_like(own, device=self.pipe.device)
             dist.broadcast(value, group=group, group_src=owner)
             return value

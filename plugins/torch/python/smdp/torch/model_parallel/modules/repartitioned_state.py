@@ -10,13 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from smdp.torch.model_parallel.job.groups import CommGroup
 from smdp.torch.model_parallel.job.state import state
 
 
 def gathered(mine: Any) -> list[Any]:
     """Give what all ranks of the pipeline have given, by stage; all of them call it."""
-    group = state.running.groups.process_group(CommGroup.PP_GROUP)
+    group = state.running.mesh.group("pp")
     told: list[Any] = [None] * group.size()
     dist.all_gather_object(told, mine, group=group)
     return told

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from smdp.torch.mesh.agreement import on_every_rank
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.modules.input_digest import digest
 from smdp.torch.model_parallel.modules.sent_inputs import broadcast
 from smdp.torch.pipelining.transfers.late_results import read
@@ -34,12 +35,12 @@ class StepInputs:
 
     Args:
         name: Of the function.
-        group: Ranks of the pipeline.
+        mesh: Ranks and groups of the job.
     """
 
-    def __init__(self, name: str, group: Any) -> None:
+    def __init__(self, name: str, mesh: ParallelMesh) -> None:
         self._name = name
-        self._group = group
+        self._mesh = mesh
         self._is_first_call = True
         self._differ = False
         self._own: Set[Any] = frozenset()
@@ -84,6 +85,10 @@ class StepInputs:
                 self._name,
             )
         return self._sent(arguments, is_alike)
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._mesh.group("pp")
 
     def _number(self, arguments: Mapping[Any, Any]) -> int:
         """Returns a number that is the same on all ranks where a call needs no more messages than usual."""

@@ -62,15 +62,13 @@ class HostReads:
         if step.is_mine(value.stage):
             found = own().detach()
             if later:
-                offer(step.reads.pending_sends, found, value, step.others(), tag)
+                offer(step.reads, found, value, step.others(), tag)
             else:
                 data = laid_out(found, dense_strides(value.ghost))
                 for rank in step.others():
                     step.reads.send(data, rank, tag, f"{value.text()} to the host")
         elif later:
-            found = expect(
-                step.reads.pending_sends, value, owner, tag, f"{what}, a result of step {step.number}"
-            )
+            found = expect(step.reads, value, owner, tag, f"{what}, a result of step {step.number}")
         else:
             found = self._await(room_for(value, dense_strides(value.ghost)), owner, tag, what)
         self._fetched[value.index] = found

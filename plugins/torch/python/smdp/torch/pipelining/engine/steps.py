@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from smdp import _core
 from smdp import pipeline as schedules
 from smdp._errors import SmdpError
-from smdp.torch.mesh.layout import Layout
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.coroutines import CoroutinePool
 from smdp.torch.pipelining.engine.executor import Executor, Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
@@ -31,7 +32,7 @@ from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
 from smdp.torch.pipelining.tensors.modes import Modes
 from smdp.torch.pipelining.tensors.random_streams import KeptState
 from smdp.torch.pipelining.transfers.late_results import read
-from smdp.torch.pipelining.transfers.transfers import Channel
+from smdp.torch.pipelining.transfers.transfers import Channel, Lane
 from smdp.torch.pipelining.units.splitting import Split
 from smdp.torch.pipelining.units.wording import Wording
 
@@ -53,7 +54,7 @@ class Steps:
         split: Where it is cut.
         tables: Gives the schedules of steps of so many microbatches.
         rank_of: Rank, within the pipeline, of each virtual stage.
-        layout: Ranks and groups.
+        mesh: Ranks and groups.
         replicas: Averages gradients over replicas.
         tied: Adds those of tied weights.
         handlers: Of the actions of a schedule.
@@ -74,7 +75,7 @@ class Steps:
         split: Split,
         tables: Callable[[int], Tables],
         rank_of: list[int],
-        layout: Layout,
+        mesh: ParallelMesh,
         replicas: GradientReduction,
         tied: TiedGradients,
         handlers: Handlers,
@@ -88,11 +89,11 @@ class Steps:
         self.timeline: list[Timed] = []
         in_units = {each for name in split.stages for each in model.get_submodule(name).modules()}
         self._glue = [module for module in model.modules() if module not in in_units]
-        self._recordings = Recordings(model, self._glue, is_teller=layout.rank == 0)
+        self._recordings = Recordings(model, self._glue, is_teller=mesh.rank == 0)
         self._split = split
         self._tables = tables
         self._rank_of = rank_of
-        self._layout = layout
+        self._mesh = mesh
         self._replicas = replicas
         self._tied = tied
         self.handlers = handlers
@@ -100,7 +101,7 @@ class Steps:
         self._seed = seed
         self._postpones = postpones
         self._wording = wording
-        self._own = frozenset(s for s, rank in enumerate(rank_of) if rank == layout.stage_rank)
+        self._own = frozenset(s for s, rank in enumerate(rank_of) if rank == mesh.stage_rank)
         self._ghosts = Ghosts(device)
         self._coroutines = CoroutinePool()
         weakref.finalize(self, self._coroutines.close)
@@ -144,10 +145,10 @@ class Steps:
             plan=prepared.plan,
             program=program,
             rank_of=self._rank_of,
-            rank=self._layout.stage_rank,
+            rank=self._mesh.stage_rank,
             own=self._own,
-            values=Channel(self._layout.values),
-            reads=Channel(self._layout.reads),
+            values=Channel(self._mesh.group("pp"), Lane.VALUES),
+            reads=Channel(self._mesh.group("pp"), Lane.READS),
             ghosts=self._ghosts,
             coroutines=self._coroutines,
             modes=modes,
@@ -158,7 +159,7 @@ class Steps:
             number=self.number,
             microbatches=len(parts),
             first_place=self._places,
-            first=self._layout.replica * len(parts),
+            first=self._mesh.replica * len(parts),
             wording=self._wording,
         )
         self.number += 1
@@ -226,7 +227,7 @@ class Steps:
                 f"[smdp] schedule {schedule.name!r} has no backward; allowed: a step without gradients, or"
                 " another schedule"
             )
-        rank = self._layout.stage_rank
+        rank = self._mesh.stage_rank
         table, prepared.row = lower(
             schedule, self.handlers, prepared.plan, rank, has_backward=prepared.has_backward
         )
@@ -251,13 +252,16 @@ class Steps:
         else:
             mean = torch.zeros((), dtype=dtype, device=self._device)
         if len(set(step.rank_of)) > 1:
-            dist.broadcast(mean, group=self._layout.values, group_src=owner)
+            dist.broadcast(mean, group=self._mesh.group("pp"), group_src=owner)
         return mean
 
     def _fail(self, error: BaseException, microbatches: list[Microbatch]) -> None:
         self._error = error
         # First of all, so that what waits for others ends.
         notes = " ".join(getattr(error, "__notes__", []))
-        self._layout.abort(f"{type(error).__name__}: {error} {notes}".rstrip())
+        reason = f"{type(error).__name__}: {error} {notes}".rstrip()
+        self._mesh.abort(reason)
+        with contextlib.suppress(Exception):
+            self._replicas.abort(reason)
         for microbatch in microbatches:
             microbatch.control.abandon()

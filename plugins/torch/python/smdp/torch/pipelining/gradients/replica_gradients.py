@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
-from smdp.torch.mesh.layout import Layout
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 class ReplicaGradients:
@@ -21,7 +22,7 @@ class ReplicaGradients:
         buffers: This rank's, likewise.
         stages: Virtual stages that use each parameter.
         own: This rank's stages.
-        layout: Its group of ranks that hold the same stages.
+        mesh: Ranks and groups.
     """
 
     def __init__(
@@ -30,20 +31,22 @@ class ReplicaGradients:
         buffers: Iterable[Tensor],
         stages: Mapping[str, frozenset[int]],
         own: set[int],
-        layout: Layout,
+        mesh: ParallelMesh,
     ) -> None:
-        self._group = layout.copies
+        self._mesh = mesh
         self._hooks: GradientHooks | None = None
+        # Over which group the hooks reduce: after a new membership the mesh has another one.
+        self._hooked: ProcessGroupSmdp | None = None
         self._parameters = dict(parameters)
         self._stages_of = {name: stages[name] & own for name in parameters}
         self._trained: list[Parameter] = []
         self._stages: list[frozenset[int]] = []
         self._done: set[int] = set()
-        if self._group is None:
+        group = self._group
+        if group is None:
             return
-        layout.also_abort.append(self.abort)
         for tensor in (*parameters.values(), *buffers):
-            dist.broadcast(tensor.data, group=self._group, group_src=0)
+            dist.broadcast(tensor.data, group=group, group_src=0)
 
     def abort(self, reason: str) -> None:
         """Let the other replicas know that this rank cannot go on: they may wait for its gradients."""
@@ -55,15 +58,18 @@ class ReplicaGradients:
         trained = [
             (name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad
         ]
-        if self._group is None or [id(parameter) for _, parameter in trained] == list(map(id, self._trained)):
+        group = self._group
+        is_same = [id(parameter) for _, parameter in trained] == list(map(id, self._trained))
+        if group is None or (is_same and group is self._hooked):
             return
+        self._hooked = group
         self._trained = [parameter for _, parameter in trained]
         self._stages = [self._stages_of[name] for name, _ in trained]
         if self._hooks is not None:
             self._hooks.close()
             self._hooks = None
         if trained and all(parameter.device.type == "cpu" for parameter in self._trained):
-            self._hooks = GradientHooks(self._group.core, trained, is_wanted=lambda: False)
+            self._hooks = GradientHooks(group.core, trained, is_wanted=lambda: False)
 
     def reduce(self, stage: int) -> None:
         """Begin with the gradients that are complete now that those of a stage are."""
@@ -82,10 +88,15 @@ class ReplicaGradients:
         self._done.clear()
         if self._hooks is not None:
             self._hooks.finish()
-        elif self._group is not None:
+        elif (group := self._group) is not None:
             with torch.no_grad():
                 for parameter in self._trained:
                     # All replicas run the same program: a gradient is there on all of them or on none.
                     if parameter.grad is not None:
-                        dist.all_reduce(parameter.grad, group=self._group)
-                        parameter.grad.div_(self._group.size())
+                        dist.all_reduce(parameter.grad, group=group)
+                        parameter.grad.div_(group.size())
+
+    @property
+    def _group(self) -> ProcessGroupSmdp | None:
+        """The replicas of this rank's stages; None if there is one."""
+        return self._mesh.group("rdp") if self._mesh.replicas > 1 else None

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp.torch.mesh.layout import Layout
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.units.splitting import Split
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
@@ -20,31 +20,31 @@ class TiedGradients:
     Args:
         parameters: This rank's, by name.
         split: Which stages use them.
-        layout: All ranks of the job make the groups together.
+        mesh: Ranks and groups; all ranks of the job make the groups together.
         rank_of: Rank, within the pipeline, of each virtual stage.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Parameter], split: Split, layout: Layout, rank_of: Sequence[int]
+        self, parameters: Mapping[str, Parameter], split: Split, mesh: ParallelMesh, rank_of: Sequence[int]
     ) -> None:
+        self._mesh = mesh
         self._before: dict[Parameter, Tensor | None] = {}
-        self._groups: list[tuple[ProcessGroupSmdp | None, list[Parameter]]] = []
-        made: dict[tuple[int, ...], ProcessGroupSmdp | None] = {}
+        # Places in the pipeline that use some weights, and those of the weights that this rank has.
+        self._tied: list[tuple[tuple[int, ...], list[Parameter]]] = []
         for stages in split.tied():
-            ranks = tuple(sorted({rank_of[stage] for stage in stages}))
-            if ranks not in made:
-                made[ranks] = layout.group_of_stage_ranks(list(ranks)) if len(ranks) > 1 else None
+            places = tuple(sorted({rank_of[stage] for stage in stages}))
             names = [name for name, users in split.weights.items() if users == frozenset(stages)]
             shared = [parameters[name] for name in names if name in parameters]
-            self._groups.append((made[ranks], shared))
-            if made[ranks] is not None:
+            self._tied.append((places, shared))
+            group = self._group(places)
+            if group is not None:
                 for parameter in shared:
-                    dist.broadcast(parameter.data, group=made[ranks], group_src=0)
+                    dist.broadcast(parameter.data, group=group, group_src=0)
 
     def put_aside(self) -> None:
         """Start a step: what earlier steps have accumulated is summed already."""
-        for group, parameters in self._groups:
-            if group is not None:
+        for places, parameters in self._tied:
+            if self._group(places) is not None:
                 for parameter in parameters:
                     if parameter.requires_grad:
                         self._before[parameter] = parameter.grad
@@ -52,7 +52,8 @@ class TiedGradients:
 
     def reduce(self, index: int) -> None:
         """Add the gradients of one group over its ranks."""
-        group, parameters = self._groups[index]
+        places, parameters = self._tied[index]
+        group = self._group(places)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if group is None or not trained:
             return
@@ -66,3 +67,7 @@ class TiedGradients:
                 dist.all_reduce(gradient, group=group)
                 before = self._before.pop(parameter, None)
                 parameter.grad = gradient if before is None else before.add_(gradient)
+
+    def _group(self, places: tuple[int, ...]) -> ProcessGroupSmdp | None:
+        """Returns the group of some ranks of the pipeline; None if there is one rank, or not this one."""
+        return self._mesh.group_of_stages(places) if len(places) > 1 else None

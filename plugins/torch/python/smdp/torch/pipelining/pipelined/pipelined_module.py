@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.nn.modules.module import _IncompatibleKeys
 
 from smdp import pipeline as schedules
-from smdp.torch.mesh.layout import Layout
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.actions import read_row
 from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
@@ -47,7 +47,7 @@ class PipelinedModule(nn.Module):
         split: Where it is cut.
         schedule: Of the computations of a training step.
         tables: Gives schedules for other numbers of microbatches.
-        layout: Ranks and groups.
+        mesh: Ranks and groups.
         seed: Of dropout; the same on all ranks.
         is_compiled: Modules go through `torch.compile`.
         wording: Of the API that the user wrote.
@@ -59,7 +59,7 @@ class PipelinedModule(nn.Module):
         split: Split,
         schedule: schedules.Schedule,
         tables: Callable[[int], Tables],
-        layout: Layout,
+        mesh: ParallelMesh,
         seed: int,
         *,
         is_compiled: bool = False,
@@ -70,8 +70,8 @@ class PipelinedModule(nn.Module):
         self.training = model.training
         self.split = split
         self.schedule = schedule
-        self.layout = layout
-        own = {stage for stage, rank in enumerate(schedule.rank_of) if rank == layout.stage_rank}
+        self.mesh = mesh
+        own = {stage for stage, rank in enumerate(schedule.rank_of) if rank == mesh.stage_rank}
         self._own = own
         keep_own(model, split.weights, own, weakref.ref(self))
         # Not a submodule: names of parameters and of the state dict stay those of the model.
@@ -89,14 +89,14 @@ class PipelinedModule(nn.Module):
         self._program = Program(model)
         self._has_compared = False
         parameters = dict(self.named_parameters())
-        replicas = ReplicaGradients(parameters, list(self.buffers()), split.weights, own, layout)
-        tied = TiedGradients(parameters, split, layout, schedule.rank_of)
+        replicas = ReplicaGradients(parameters, list(self.buffers()), split.weights, own, mesh)
+        tied = TiedGradients(parameters, split, mesh, schedule.rank_of)
         self._steps = Steps(
             model,
             split,
             tables,
             schedule.rank_of,
-            layout,
+            mesh,
             replicas,
             tied,
             Handlers([Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]),
@@ -254,7 +254,7 @@ class PipelinedModule(nn.Module):
                     " then gives the loss."
                 )
         if not self._has_compared:
-            check_same_batch(self.layout.values, batch)
+            check_same_batch(self.mesh.group("pp"), batch)
         parts = cut(batch, self.schedule.microbatches)
         self._program.check(parts[0])
         self._program.check_keys(parts[0], loss_fn)
@@ -342,7 +342,12 @@ class PipelinedModule(nn.Module):
 
     def saves(self, entry: Entry) -> bool:
         """Tell whether this rank saves an entry: the first replica's, with the stage that saves it."""
-        return self.layout.replica == 0 and entry.saver in self._own
+        return self.mesh.replica == 0 and entry.saver in self._own
+
+    @property
+    def layout(self) -> ParallelMesh:
+        """The mesh, under the name that scripts have for it."""
+        return self.mesh
 
     @property
     def timeline(self) -> list[Timed]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from smdp.partition import Trace
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOptions, split_over_ranks
@@ -132,7 +133,8 @@ def pipeline_of(
             weighed_loss = functools.partial(_loss_of_part, loss_of(loss_fn), part)
     stages = options.stages * options.stages_per_rank
     assign = functools.partial(_placed, pins=pins, stages=stages) if pins else None
-    return split_over_ranks(model, options, example, assign, loss_fn=weighed_loss)
+    mesh = ParallelMesh.of_world(pp=options.stages)
+    return split_over_ranks(model, mesh, options, example, assign, loss_fn=weighed_loss)
 
 
 def _placed(traced: Trace, pins: Mapping[str, int], stages: int) -> Placed:

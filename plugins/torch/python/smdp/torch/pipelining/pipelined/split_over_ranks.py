@@ -18,7 +18,7 @@ from smdp.partition import Partition, Trace, partition, stage_lines
 from smdp.partition.steady import steady_partition
 from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.mesh.layout import Layout
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.analysis.sampled_trace import pooled
 from smdp.torch.pipelining.analysis.tracing import trace
 from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
@@ -51,7 +51,6 @@ class SplitOptions:
 
     Attributes:
         memory_weight: 0 to 1: how far balance of bytes counts instead of the time of a step.
-        placement: Of pipelines and their replicas on the ranks; see `smdp.placement`.
         wording: Of the API that the user wrote.
     """
 
@@ -62,7 +61,6 @@ class SplitOptions:
     active_microbatches: int | None = None
     memory_cap: float = 0.0
     memory_weight: float = 0.0
-    placement: str = "cluster"
     device: torch.device | str | None = None
     seed: int | None = None
     is_compiled: bool = False
@@ -144,6 +142,7 @@ class SplitOptions:
 
 def split_over_ranks(
     model: nn.Module,
+    mesh: ParallelMesh,
     options: SplitOptions,
     example: tuple[tuple[Any, ...], dict[str, Any]] | None,
     assign: Callable[[Trace], Placed] | None = None,
@@ -154,6 +153,7 @@ def split_over_ranks(
 
     Args:
         model: The same on all ranks.
+        mesh: Ranks and groups, with as many stages as the options say.
         options: How.
         example: Arguments of the model's forward, one microbatch, which is traced; None: modules are weighed
             by their bytes.
@@ -164,7 +164,7 @@ def split_over_ranks(
     Raises:
         ValueError: The model cannot be split so; with a fix.
     """
-    layout = Layout(options.stages, options.placement)
+    mesh.make("pp", "rdp")
     # Where modules are put on ranks by hand, the number of stages follows from them.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)
@@ -202,7 +202,7 @@ def split_over_ranks(
             materialize(model, real.__contains__, options.device)
         uses = users_outside_units(model, calls, *example, target, options.wording)
     split = Split(traced, found, calls, users_of_weights(model, calls, uses))
-    own = {stage for stage, rank in enumerate(table.rank_of) if rank == layout.stage_rank}
+    own = {stage for stage, rank in enumerate(table.rank_of) if rank == mesh.stage_rank}
     if any(parameter.is_meta for parameter in model.parameters()):
         materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), options.device)
     seed = on_every_rank(torch.initial_seed)[0] if options.seed is None else options.seed
@@ -211,7 +211,7 @@ def split_over_ranks(
         split,
         table,
         tables,
-        layout,
+        mesh,
         seed,
         is_compiled=options.is_compiled,
         wording=options.wording,

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from smdp.torch.pipelining.tensors.containers import map_tensors, tensors_in
 from smdp.torch.pipelining.tensors.functions import METADATA
 from smdp.torch.pipelining.tensors.values import Value
-from smdp.torch.pipelining.transfers.transfers import Telling, dense_strides, flat
-from smdp.torch.process_group.pending_sends import PendingReceive, PendingSends
+from smdp.torch.pipelining.transfers.transfers import Channel, Telling, dense_strides, flat
+from smdp.torch.process_group.pending_sends import PendingReceive
 
 # Bytes; less is sent at once, in a few milliseconds.
 _LARGE = 1 << 20
@@ -28,21 +28,21 @@ def is_large(value: Value) -> bool:
     return bool(value.ghost.numel() * value.ghost.element_size() >= _LARGE)
 
 
-def offer(sends: PendingSends, tensor: Tensor, value: Value, ranks: list[int], tag: int) -> None:
+def offer(channel: Channel, tensor: Tensor, value: Value, ranks: list[int], tag: int) -> None:
     """Let other ranks read a tensor as it is now: a copy, for the program may change its own."""
     if not ranks:
         return
     strides = dense_strides(value.ghost)
     copied = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
     for rank in ranks:
-        sends.give(flat(copied), rank, tag)
+        channel.offer(flat(copied), rank, tag)
 
 
-def expect(sends: PendingSends, value: Value, rank: int, tag: int, what: str) -> LateTensor:
+def expect(channel: Channel, value: Value, rank: int, tag: int, what: str) -> LateTensor:
     """Give what reads a tensor that another rank offers; `what` is for errors."""
     ghost = value.ghost
     make_room = functools.partial(torch.empty, ghost.numel(), dtype=ghost.dtype, device="cpu")
-    source = _Source(sends.expect(make_room, rank, tag), ghost.device, what)
+    source = _Source(channel.expect(make_room, rank, tag), ghost.device, what)
     return LateTensor(ghost, dense_strides(ghost), source)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -12,8 +14,16 @@ from torch import Tensor
 
 from smdp._errors import SmdpError
 from smdp.torch.pipelining.tensors.values import Value
-from smdp.torch.process_group.pending_sends import PendingSends
+from smdp.torch.process_group.pending_sends import PendingReceive
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
+
+
+class Lane(IntEnum):
+    """Whose messages travel over a group, so that their tags do not meet. The script's own have no lane."""
+
+    VALUES = 1
+    READS = 2
+    OBJECTS = 3
 
 
 class Arrival:
@@ -54,18 +64,21 @@ class Arrival:
 
 
 class Channel:
-    """Tagged messages over a group of its own: values and gradients on one, host reads on another.
+    """Tagged messages in one lane of a group: another lane may have the same tags.
 
     Args:
-        group: The ranks of the pipeline.
+        group: Whose ranks send and receive.
+        lane: What this channel is for.
 
     Attributes:
         waited: Seconds that this rank has waited for what it receives.
     """
 
-    def __init__(self, group: ProcessGroupSmdp) -> None:
+    def __init__(self, group: ProcessGroupSmdp, lane: Lane) -> None:
         self.waited = 0.0
         self._group = group
+        # Tags in a lane are below 2^61.
+        self._first_tag = int(lane) << 61
         self._sent: list[tuple[Tensor, Any, str]] = []
 
     def send(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
@@ -73,17 +86,20 @@ class Channel:
         data = flat(tensor.detach())
         self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
         with Telling(f"sending {what}"):
-            self._sent.append((data, self._group.send([data], rank, tag), what))
+            self._sent.append((data, self._group.send([data], rank, self._first_tag + tag), what))
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
         """Start receiving into a dense tensor."""
         with Telling(f"waiting for {what}"):
-            return Arrival(self, tensor, self._group.recv([flat(tensor)], rank, tag), what)
+            return Arrival(self, tensor, self._group.recv([flat(tensor)], rank, self._first_tag + tag), what)
 
-    @property
-    def pending_sends(self) -> PendingSends:
-        """What travels only when it is asked for."""
-        return self._group.pending_sends
+    def offer(self, tensor: Tensor, rank: int, tag: int) -> None:
+        """Lets another rank read a tensor, which travels only when it is asked for; see PendingSends."""
+        self._group.pending_sends.give(tensor, rank, self._first_tag + tag)
+
+    def expect(self, make_room: Callable[[], Tensor], rank: int, tag: int) -> PendingReceive:
+        """Returns what reads another rank's offer; see PendingSends."""
+        return self._group.pending_sends.expect(make_room, rank, self._first_tag + tag)
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""

@@ -1,0 +1,103 @@
+"""One owner of ranks and process groups: groups are made once, and a new membership is one assignment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_models import Language, adam, batches, differences, language_loss, made, train_alone
+from torch_spawn import run
+
+import smdp
+from smdp.placement import Placement
+
+
+def groups_under_smp() -> None:
+    import smdp.torch.model_parallel as smp
+
+    made_groups: list[tuple[int, ...]] = []
+    new_group = dist.new_group
+
+    def counted(ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        made_groups.append(tuple(ranks))
+        return new_group(ranks, *args, **kwargs)
+
+    dist.new_group = counted
+    smp.init({"partitions": 2, "ddp": True, "microbatches": 2, "placement_strategy": "spread"})
+    model = smp.DistributedModel(made(lambda: Language(tied=True)))
+    optimizer = smp.DistributedOptimizer(adam(model))
+
+    @smp.step
+    def train(model: Any, batch: Any) -> Any:
+        loss = language_loss(model(**batch), batch)
+        model.backward(loss)
+        return loss.detach()
+
+    for batch in batches(2):
+        optimizer.zero_grad()
+        train(model, batch).reduce_mean().item()
+        optimizer.clip_master_grads(1.0)
+        optimizer.step()
+    model.state_dict()
+    # The tied weights of the first and the last stage need no group beside that of their pipeline.
+    assert sorted(made_groups) == [(0, 1), (0, 1, 2, 3), (0, 2), (1, 3), (2, 3)]
+    assert smp.get_pp_process_group() is model.pipe.mesh.group("pp") is smp.get_mp_process_group()
+    smp.barrier(smp.TP_GROUP)
+    assert made_groups[5:] == [(dist.get_rank(),)]
+
+
+def test_groups_are_made_once_under_smp() -> None:
+    run(groups_under_smp, 4)
+
+
+def a_new_membership() -> None:
+    import smdp.torch
+
+    steps = batches(4)
+    alone = made(lambda: Language(tied=True))
+    train_alone(alone, steps, 8)
+    pipe = smdp.torch.pipeline(made(lambda: Language(tied=True)), 2, 4, example_inputs=steps[0])
+    mesh, optimizer = pipe.mesh, adam(pipe)
+    axes = ("pp", "rdp")
+    before = [mesh.group(axis) for axis in axes]
+    for index, batch in enumerate(steps):
+        optimizer.zero_grad()
+        mine = {name: item.chunk(2)[mesh.replica] for name, item in batch.items()}
+        pipe.train_step(mine, language_loss)
+        optimizer.step()
+        if index == 1:
+            mesh.placement = Placement(2, 1, 2)
+            with pytest.raises((ValueError, smdp.SmdpError)):
+                dist.barrier(group=before[0])
+    assert all(mesh.group(axis) is not old for axis, old in zip(axes, before, strict=True))
+    assert all(far < 1e-5 for far in differences(pipe, alone).values())
+
+    rank = dist.get_rank()
+    mesh.placement = Placement(2, 1, 2, "spread")
+    assert (mesh.stage_rank, mesh.replica) == (rank // 2, rank % 2)
+    for axis in axes:
+        total = torch.tensor([rank])
+        dist.all_reduce(total, group=mesh.group(axis))
+        assert total == sum(mesh.ranks(axis)), axis
+
+
+def test_a_new_membership_is_one_assignment() -> None:
+    run(a_new_membership, 4)
+
+
+def an_abort() -> None:
+    from smdp.torch.mesh.parallel_mesh import ParallelMesh
+
+    mesh = ParallelMesh.of_world(pp=2)
+    mesh.make("world", "pp")
+    if dist.get_rank() == 0:
+        mesh.abort("a step failed")
+    with pytest.raises(smdp.SmdpError, match="a step failed"):
+        dist.barrier(group=mesh.group("pp"))
+    dist.barrier(group=mesh.group("world"))
+
+
+def test_an_abort_of_a_step_leaves_the_world() -> None:
+    run(an_abort)
