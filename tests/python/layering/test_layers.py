@@ -160,7 +160,7 @@ ROOMS: dict[str, set[str]] = {
     | {"data_parallel", "initialization", "mesh"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
-    | {"precision"},
+    | {"precision", "mesh"},
 }
 MAY_IMPORT |= {
     f"smdp.torch.{room}": {"smdp", "torch"} | {f"smdp.torch.{other}" for other in others}

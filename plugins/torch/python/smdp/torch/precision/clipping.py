@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from smdp.torch.mesh.cuts import Cut, cut_of, mark_cut
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule, live
 from smdp.torch.pipelining.tensors.values import weight_of
+from smdp.torch.precision.norms import NormTable
 
 
 def clip_grad_norm_(
@@ -22,7 +23,8 @@ def clip_grad_norm_(
     """Scale gradients so that their norm over all stages is at most `max_norm`.
 
     All ranks of a pipeline call it. Norms of single parameters are collected in the model's order, tied ones
-    once, so the result has the bits of `torch.nn.utils.clip_grad_norm_` in one process.
+    once, so the result has the bits of `torch.nn.utils.clip_grad_norm_` in one process. Parts of a parameter
+    that is cut into slices or shards count as one parameter; all ranks that hold parts of it call this.
 
     Args:
         parameters: What `smdp.torch.pipeline()` gave, or its parameters. Those of another model are clipped
@@ -45,9 +47,13 @@ def clip_grad_norm_(
     own = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     pipe = pipe or _pipe_of(own)
     if pipe is None:
+        cut = next(filter(None, map(cut_of, own)), None)
         own = [_with_dense_gradient(parameter) for parameter in own]
-        return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = _total_norm(own, pipe, float(norm_type))
+        if cut is None:
+            return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite, foreach)
+        total = _total_norm_without_stages(own, cut, float(norm_type))
+    else:
+        total = _total_norm(own, pipe, float(norm_type))
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"[smdp] the gradients' norm of order {norm_type} is {float(total)}, so it cannot be clipped to"
@@ -69,6 +75,8 @@ def _with_dense_gradient(parameter: Tensor) -> Tensor:
     values = gradient.values()
     stand_in = values.detach()
     stand_in.grad = values
+    if (cut := cut_of(parameter)) is not None:
+        mark_cut(stand_in, cut)
     return stand_in
 
 
@@ -88,21 +96,32 @@ def _pipe_of(parameters: list[Tensor]) -> PipelinedModule | None:
 
 
 def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tensor:
+    """Returns the norm over all stages; norms are collected in the model's order."""
     places = {name: place for place, name in enumerate(pipe.split.weights)}
-    device = pipe.device
-    # Each norm is filled in by one rank and is zero on the others, so their sum is exact.
-    found = torch.zeros(2, len(places), device=device, dtype=torch.float64)
-    dtype = torch.float32
+    mesh = pipe.mesh
+    table = NormTable(len(places), order, pipe.device)
+    held = {}
     for parameter in own:
         weight = weight_of(parameter)
-        if parameter.grad is None or weight is None:
+        if weight is None:
             continue
+        held[places[weight.name]] = parameter
+        if parameter.grad is None:
+            continue
+        # A tied weight counts where it is used first.
         first_stage = min(pipe.split.weights[weight.name])
-        if pipe.schedule.rank_of[first_stage] == pipe.mesh.stage_rank:
-            norm = torch.linalg.vector_norm(parameter.grad, order)
-            dtype = torch.promote_types(dtype, norm.dtype)
-            found[0, places[weight.name]] = norm.double()
-            found[1, places[weight.name]] = 1
-    dist.all_reduce(found, group=pipe.mesh.group("pp"))
-    norms = found[0][found[1] > 0].to(dtype)
-    return torch.linalg.vector_norm(norms, order) if norms.numel() else norms.new_zeros(())
+        if pipe.schedule.rank_of[first_stage] == mesh.stage_rank:
+            table.enter(places[weight.name], parameter.grad)
+    table.join_parts(held, mesh)
+    table.add_stages(mesh)
+    return table.total()
+
+
+def _total_norm_without_stages(own: list[Tensor], cut: Cut, order: float) -> Tensor:
+    """Returns the norm of parameters of which some are cut, and none lies on another stage."""
+    table = NormTable(len(own), order, own[0].device)
+    for place, parameter in enumerate(own):
+        if parameter.grad is not None:
+            table.enter(place, parameter.grad)
+    table.join_parts(dict(enumerate(own)), cut.mesh)
+    return table.total()

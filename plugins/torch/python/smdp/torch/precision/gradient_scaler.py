@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from smdp.torch.mesh.cuts import axes_of_cuts
+from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 
 
@@ -27,18 +29,20 @@ class GradScaler(torch.amp.GradScaler):
             self._lazy_init_scale_growth_tracker(pipe.device)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide gradients by the scale, and let all stages know of an overflow."""
+        """Divide gradients by the scale, and let all stages and parts know of an overflow."""
         super().unscale_(optimizer)
         if not self.is_enabled():
             return
+        mesh, axes, device = self._holders(optimizer)
+        if not axes:
+            return
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        pipe = self._pipelined()
-        device = pipe.device
         if not found:  # a stage without gradients
             found[device] = torch.zeros((), device=device)
         for flag in found.values():
             total = flag.reshape(1).to(device)
-            dist.all_reduce(total, op=dist.ReduceOp.MAX, group=pipe.mesh.group("pp"))
+            for axis in axes:
+                dist.all_reduce(total, op=dist.ReduceOp.MAX, group=mesh.group(axis))
             flag.copy_(total.reshape(flag.shape))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
@@ -48,5 +52,13 @@ class GradScaler(torch.amp.GradScaler):
         result: float | None = super().step(optimizer, *args, **kwargs)
         return result
 
-    def _pipelined(self) -> PipelinedModule:
-        return self._pipe
+    def _holders(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[ParallelMesh, tuple[Axis, ...], torch.device]:
+        """Returns over which axes of a mesh the gradients of the model lie, and the device of this rank's."""
+        return self._pipe.mesh, (*axes_of_optimizer(optimizer), "pp"), self._pipe.device
+
+
+def axes_of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Axis, ...]:
+    """Returns the axes over which parameters of an optimizer are cut."""
+    return axes_of_cuts(parameter for group in optimizer.param_groups for parameter in group["params"])

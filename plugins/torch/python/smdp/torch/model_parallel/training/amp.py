@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
 from smdp.torch.model_parallel.job.state import state
-from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.precision import gradient_scaler
 
 __all__ = ["GradScaler"]
@@ -45,13 +45,11 @@ class GradScaler(gradient_scaler.GradScaler):
             device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
             self._lazy_init_scale_growth_tracker(torch.device(device))
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide gradients by the scale, and let all partitions know of an overflow."""
-        if state.model.pipe is None:  # one partition: replicas have the same gradients
-            torch.amp.GradScaler.unscale_(self, optimizer)
-        else:
-            super().unscale_(optimizer)
-
-    def _pipelined(self) -> PipelinedModule:
-        pipe: PipelinedModule = state.model.pipe
-        return pipe
+    def _holders(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[ParallelMesh, tuple[Axis, ...], torch.device]:
+        """Returns over which axes the gradients lie: of one partition, only those over which it is cut."""
+        cuts, pipe = gradient_scaler.axes_of_optimizer(optimizer), state.model.pipe
+        if pipe is None:
+            return state.running.mesh, cuts, self._scale.device
+        return state.running.mesh, (*cuts, "pp"), pipe.device

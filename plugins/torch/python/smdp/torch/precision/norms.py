@@ -1,0 +1,70 @@
+"""The norm of gradients on several ranks: whole parameters count once, parts of one parameter are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from smdp.torch.mesh.cuts import axes_of_cuts, cut_of
+from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
+
+
+class NormTable:
+    """The norm of each parameter of a model, filled in by the ranks that hold it.
+
+    Args:
+        size: Parameters of the whole model.
+        order: Of the norm.
+        device: Where the table lies.
+    """
+
+    def __init__(self, size: int, order: float, device: torch.device) -> None:
+        self._order = order
+        # Norms, and whether they are there. Who has none leaves zeros, so a sum over ranks is exact.
+        self._found = torch.zeros(2, size, device=device, dtype=torch.float64)
+        self._dtype = torch.float32
+
+    def enter(self, place: int, gradient: Tensor) -> None:
+        """Enters this rank's gradient of a parameter, or its part of it."""
+        if gradient.numel() == 0:
+            return
+        norm = torch.linalg.vector_norm(gradient, self._order)
+        self._dtype = torch.promote_types(self._dtype, norm.dtype)
+        self._found[0, place] = norm.double()
+        self._found[1, place] = 1
+
+    def join_parts(self, held: Mapping[int, Tensor], mesh: ParallelMesh) -> None:
+        """Makes norms of parameters of those of their parts; all ranks that hold the same stage call it.
+
+        Args:
+            held: This rank's parameters, by place, with those that have no gradient.
+            mesh: Over whose axes they are cut.
+        """
+        for axis in axes_of_cuts(held.values()):
+            places = [place for place, each in held.items() if (cut := cut_of(each)) and cut.axis == axis]
+            self._found[:, places] = self._joined(self._found[:, places], mesh, axis)
+
+    def add_stages(self, mesh: ParallelMesh) -> None:
+        """Takes over what the other ranks of the pipeline have entered."""
+        dist.all_reduce(self._found, group=mesh.group("pp"))
+
+    def total(self) -> Tensor:
+        """Returns the norm of all parameters."""
+        norms = self._found[0][self._found[1] > 0].to(self._dtype)
+        return torch.linalg.vector_norm(norms, self._order) if norms.numel() else norms.new_zeros(())
+
+    def _joined(self, parts: Tensor, mesh: ParallelMesh, axis: Axis) -> Tensor:
+        """Returns the norms whose parts are on the ranks along an axis, and whether there is any part."""
+        ranks = mesh.ranks(axis)
+        told = torch.zeros(len(ranks), *parts.shape, device=parts.device, dtype=parts.dtype)
+        told[ranks.index(mesh.rank)] = parts
+        dist.all_reduce(told, group=mesh.group(axis))
+        norms, is_there = told.unbind(1)
+        joined = [
+            torch.linalg.vector_norm(norm[there > 0], self._order) if bool((there > 0).any()) else norm.sum()
+            for norm, there in zip(norms.T, is_there.T, strict=True)
+        ]
+        return torch.stack([torch.stack(joined), is_there.amax(0)])
