@@ -129,6 +129,7 @@ ROOMS: dict[str, set[str]] = {
     "initialization": {"mesh", "process_group"},
     "recompute": {"mesh", "process_group"},
     "preemption": set(),
+    "optimizers": set(),
     "data_parallel": {"process_group"},
     "step_in_forward": {"data_parallel", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
@@ -150,7 +151,7 @@ ROOMS: dict[str, set[str]] = {
     "pipelining.pipelined": _BELOW_ENGINE
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "process_group", "recompute"},
-    "precision": {"pipelining.pipelined", "pipelining.tensors", "mesh"},
+    "precision": {"pipelining.pipelined", "pipelining.tensors", "mesh", "optimizers"},
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "mesh"},
     # SMP's API.
     "model_parallel.job": {"pipelining.transfers", "mesh"},
@@ -160,7 +161,7 @@ ROOMS: dict[str, set[str]] = {
     | {"data_parallel", "initialization", "mesh"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
-    | {"precision", "mesh"},
+    | {"precision", "mesh", "optimizers"},
 }
 MAY_IMPORT |= {
     f"smdp.torch.{room}": {"smdp", "torch"} | {f"smdp.torch.{other}" for other in others}

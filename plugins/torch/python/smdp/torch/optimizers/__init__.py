@@ -1,0 +1,1 @@
+"""Optimizers around optimizers, and the parameters of an optimizer."""
