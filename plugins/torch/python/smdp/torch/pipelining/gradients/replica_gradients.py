@@ -2,101 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp.torch.data_parallel.gradient_hooks import GradientHooks
-from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.pipelining.gradients.group_reduction import GroupReduction
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
+
+GroupOf = Callable[[str], ProcessGroupSmdp | None]
 
 
 class ReplicaGradients:
-    """The data-parallel half of a hybrid.
+    """The `GradientReduction` of replicas.
 
     Args:
         parameters: This rank's, by name; all replicas begin with those of the first.
         buffers: This rank's, likewise.
         stages: Virtual stages that use each parameter.
         own: This rank's stages.
-        mesh: Ranks and groups.
+        group_of: Returns the ranks that hold the same values under a name as this one does; None: no others.
+            For a slice of a weight these are fewer than for a weight that is whole.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, Parameter],
-        buffers: Iterable[Tensor],
+        buffers: Mapping[str, Tensor],
         stages: Mapping[str, frozenset[int]],
         own: set[int],
-        mesh: ParallelMesh,
+        group_of: GroupOf,
     ) -> None:
-        self._mesh = mesh
-        self._hooks: GradientHooks | None = None
-        # Over which group the hooks reduce: after a new membership the mesh has another one.
-        self._hooked: ProcessGroupSmdp | None = None
+        self._group_of = group_of
         self._parameters = dict(parameters)
         self._stages_of = {name: stages[name] & own for name in parameters}
-        self._trained: list[Parameter] = []
-        self._stages: list[frozenset[int]] = []
+        # What the reductions are for: after a new membership a parameter has another group.
+        self._trained: list[tuple[int, ProcessGroupSmdp]] = []
+        self._reductions: list[GroupReduction] = []
+        # By stage: (reduction, index in it, parameter, all stages that add to its gradient).
+        self._by_stage: dict[int, list[tuple[GroupReduction, int, Parameter, frozenset[int]]]] = {}
         self._done: set[int] = set()
-        group = self._group
-        if group is None:
-            return
-        for tensor in (*parameters.values(), *buffers):
-            dist.broadcast(tensor.data, group=group, group_src=0)
+        for name, tensor in (*parameters.items(), *buffers.items()):
+            group = group_of(name)
+            if group is not None:
+                dist.broadcast(tensor.data, group=group, group_src=0)
 
     def abort(self, reason: str) -> None:
-        """Let the other replicas know that this rank cannot go on: they may wait for its gradients."""
-        if self._hooks is not None:
-            self._hooks.reducer.abort(reason)
+        """Lets the other replicas know that this rank cannot go on: they may wait for its gradients."""
+        for reduction in self._reductions:
+            reduction.abort(reason)
 
     def prepare(self) -> None:
-        """Begin a step: parameters may have been frozen or thawed since the last one, on all replicas."""
-        trained = [
-            (name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad
-        ]
-        group = self._group
-        is_same = [id(parameter) for _, parameter in trained] == list(map(id, self._trained))
-        if group is None or (is_same and group is self._hooked):
+        """Begins a step: parameters may have been frozen or thawed since the last one, on all replicas."""
+        trained = []
+        grouped: dict[ProcessGroupSmdp, list[tuple[str, Parameter]]] = {}
+        for name, parameter in self._parameters.items():
+            group = self._group_of(name)
+            if parameter.requires_grad and group is not None:
+                trained.append((id(parameter), group))
+                grouped.setdefault(group, []).append((name, parameter))
+        if trained == self._trained:
             return
-        self._hooked = group
-        self._trained = [parameter for _, parameter in trained]
-        self._stages = [self._stages_of[name] for name, _ in trained]
-        if self._hooks is not None:
-            self._hooks.close()
-            self._hooks = None
-        if trained and all(parameter.device.type == "cpu" for parameter in self._trained):
-            self._hooks = GradientHooks(group.core, trained, is_wanted=lambda: False)
+        self._trained = trained
+        self._reductions = []
+        self._by_stage = {}
+        for group, members in grouped.items():
+            reduction = GroupReduction(group, members)
+            self._reductions.append(reduction)
+            for index, (name, parameter) in enumerate(members):
+                stages = self._stages_of[name]
+                for stage in stages:
+                    self._by_stage.setdefault(stage, []).append((reduction, index, parameter, stages))
 
     def reduce(self, stage: int) -> None:
-        """Begin with the gradients that are complete now that those of a stage are."""
+        """Begins with the gradients that are complete now that those of a stage are."""
         self._done.add(stage)
-        if self._hooks is None:
-            return
         with torch.no_grad():
-            for index, (parameter, stages) in enumerate(zip(self._trained, self._stages, strict=True)):
-                if stage in stages and stages <= self._done and parameter.grad is not None:
-                    self._hooks.hand_over(index, parameter)
+            for reduction, index, parameter, stages in self._by_stage.get(stage, ()):
+                if stages <= self._done and parameter.grad is not None:
+                    reduction.hand_over(index)
 
     def finish(self) -> None:
-        """Wait until all gradients of the step are averages."""
+        """Waits until all gradients of the step are averages."""
         if not self._done:
             return
         self._done.clear()
-        if self._hooks is not None:
-            self._hooks.finish()
-        elif (group := self._group) is not None:
-            with torch.no_grad():
-                for parameter in self._trained:
-                    # All replicas run the same program: a gradient is there on all of them or on none.
-                    if parameter.grad is not None:
-                        dist.all_reduce(parameter.grad, group=group)
-                        parameter.grad.div_(group.size())
-
-    @property
-    def _group(self) -> ProcessGroupSmdp | None:
-        """The replicas of this rank's stages; None if there is one."""
-        return self._mesh.group("rdp") if self._mesh.replicas > 1 else None
+        with torch.no_grad():
+            for reduction in self._reductions:
+                reduction.finish()

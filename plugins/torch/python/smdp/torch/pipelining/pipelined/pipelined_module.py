@@ -32,6 +32,7 @@ from smdp.torch.pipelining.tensors.values import writer_of
 from smdp.torch.pipelining.units.current_microbatch import current_microbatch
 from smdp.torch.pipelining.units.splitting import Split, keep_own, make_units
 from smdp.torch.pipelining.units.wording import PIPELINE, Wording
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 from smdp.torch.recompute.activation_checkpoints import has_checkpoints
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,12 @@ class PipelinedModule(nn.Module):
         self._program = Program(model)
         self._has_compared = False
         parameters = dict(self.named_parameters())
-        replicas = ReplicaGradients(parameters, list(self.buffers()), split.weights, own, mesh)
+        buffers = dict(self.named_buffers())
+
+        def replicas_of(name: str) -> ProcessGroupSmdp | None:
+            return mesh.group("rdp") if mesh.replicas > 1 else None
+
+        replicas = ReplicaGradients(parameters, buffers, split.weights, own, replicas_of)
         tied = TiedGradients(parameters, split, mesh, schedule.rank_of)
         self._steps = Steps(
             model,
