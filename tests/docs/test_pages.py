@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from pages import PAGES, SETUPS, blocks, setup_of
+from smdp.cli.rank_environments import rank_environments
 
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "processes"))
+from pages import PAGES, SETUPS, blocks, setup_of
+from spawn import run_ranks, template_of
+
+# What is imported once for all pages of a framework, as far as it is installed.
+IMPORTS = {"tensorflow": ["tensorflow"], "torch": ["torch._dynamo", "transformers.trainer", "lightning"]}
 WITH_CODE = [page for page in PAGES if any(block.reason is None for block in blocks(page, "python", "pycon"))]
 
 
@@ -31,20 +36,15 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
     missing = [name for name in setup.needs if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    command = [sys.executable, str(Path(__file__).with_name("run_page.py")), str(page)]
-    if setup.ranks > 1:
-        command = [sys.executable, "-m", "smdp", "run", "-n", str(setup.ranks), *command[1:]]
+    names = IMPORTS[setup.needs[0]] if setup.needs else []
+    imports = tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
+    templates = [template_of(imports, rank) for rank in range(setup.ranks if imports else 0)]
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=variables,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout
+    ranks = rank_environments(variables, setup.ranks) if setup.ranks > 1 else [variables]
+    words = [str(Path(__file__).with_name("run_page.py")), str(page)]
+    expected = [0] * setup.ranks
+    codes, outputs = run_ranks(words, ranks, expected, templates=templates, timeout=280, folder=tmp_path)
+    assert codes == expected, "\n".join(outputs)
 
 
 def test_every_setup_has_its_page() -> None:

@@ -63,14 +63,8 @@ def run_script(
     for rank, code in (exits or {}).items():
         expected[rank] = code
     with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder, f"rank{rank}.log") for rank in range(size)]
-        processes: list[Any] = []
-        # Both import before the first rank starts: ranks would else be apart by as long as that takes.
-        suits = bool(modules) and Template.suits(env or {})
-        templates = [template_of(tuple(modules), number) for number in range(min(size, 2) if suits else 0)]
-        words = [script, function.__code__.co_filename, function.__name__, *arguments]
-        for rank in range(size):
-            variables = {
+        variables = [
+            {
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
                 "RANK": str(rank),
@@ -81,12 +75,56 @@ def run_script(
                 **({} if hosts is None else {"SMDP_HOST_ID": f"host{hosts[rank]}"}),
                 **(env or {}),
             }
+            for rank in range(size)
+        ]
+        words = [script, function.__code__.co_filename, function.__name__, *arguments]
+        # Both import before the first rank starts: ranks would else be apart by as long as that takes.
+        are_forked = bool(modules) and Template.suits(env or {})
+        templates = [template_of(tuple(modules), rank) for rank in range(min(size, 2) if are_forked else 0)]
+        codes, outputs = run_ranks(words, variables, expected, templates=templates, timeout=timeout)
+    if codes != expected:
+        report = "\n".join(f"--- rank {rank} ---\n{text[-6000:]}" for rank, text in enumerate(outputs))
+        raise AssertionError(
+            f"{function.__name__}: exit codes {codes}, expected {expected} (None: killed)\n{report}"
+        )
+    return outputs
+
+
+def run_ranks(
+    words: Sequence[str],
+    variables: Sequence[Mapping[str, str]],
+    expected: Sequence[int],
+    *,
+    templates: Sequence[Template],
+    timeout: float,
+    folder: Path | None = None,
+) -> tuple[list[int | None], list[str]]:
+    """Run a script on one process per rank, and wait for them.
+
+    Args:
+        words: The script, and its arguments.
+        variables: All variables of each rank.
+        expected: The exit code of each rank. Once one has ended otherwise, the others have 20 s.
+        templates: What forks the ranks, in turn. Without any, each is a new Python.
+        timeout: Seconds after which all are killed.
+        folder: The working directory of the ranks. None: the one of this process.
+
+    Returns:
+        The exit code of each rank, None where it was killed, and what each rank printed.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        logs = [Path(place, f"rank{rank}.log") for rank in range(len(variables))]
+        processes: list[Any] = []
+        for rank, environ in enumerate(variables):
             if templates:
-                processes.append(templates[rank % 2].start(words, variables, str(logs[rank])))
+                template = templates[rank % len(templates)]
+                processes.append(template.start(words, environ, str(logs[rank]), folder and str(folder)))
                 continue
             with logs[rank].open("wb") as log:
                 command = [sys.executable, *words]
-                processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
+                processes.append(
+                    subprocess.Popen(command, env=dict(environ), cwd=folder, stdout=log, stderr=log)
+                )
         try:
             codes = _wait(processes, expected, timeout)
         finally:
@@ -94,13 +132,7 @@ def run_script(
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-        outputs = [log.read_text(errors="replace") for log in logs]
-    if codes != expected:
-        report = "\n".join(f"--- rank {rank} ---\n{text[-6000:]}" for rank, text in enumerate(outputs))
-        raise AssertionError(
-            f"{function.__name__}: exit codes {codes}, expected {expected} (None: killed)\n{report}"
-        )
-    return outputs
+        return codes, [log.read_text(errors="replace") for log in logs]
 
 
 @functools.cache
@@ -110,7 +142,7 @@ def template_of(modules: tuple[str, ...], number: int) -> Template:
     return Template(modules)
 
 
-def _wait(processes: list[Any], expected: list[int], timeout: float) -> list[int | None]:
+def _wait(processes: list[Any], expected: Sequence[int], timeout: float) -> list[int | None]:
     deadline = time.monotonic() + timeout
     is_failing = False
     while time.monotonic() < deadline:

@@ -42,16 +42,19 @@ class Template:
         """Tell whether these variables, beside those of this process, work after the imports."""
         return not any(name.startswith(_IMPORT_TIME) for name in env)
 
-    def start(self, words: Sequence[str], env: Mapping[str, str], log: str) -> Forked:
+    def start(
+        self, words: Sequence[str], env: Mapping[str, str], log: str, folder: str | None = None
+    ) -> Forked:
         """Run a script in a new process.
 
         Args:
             words: The script, and its arguments.
             env: All variables.
             log: The file that gets what it prints.
+            folder: The working directory. None: the one of this process.
         """
         assert self._process.stdin is not None
-        request = json.dumps({"words": list(words), "env": dict(env), "log": log})
+        request = json.dumps({"words": list(words), "env": dict(env), "log": log, "folder": folder})
         self._process.stdin.write(request.encode() + b"\n")
         self._process.stdin.flush()
         while "status" in (answer := self._read()):
@@ -140,7 +143,9 @@ def _answer(answer: dict[str, int]) -> None:
     os.write(1, json.dumps(answer).encode() + b"\n")
 
 
-def _become(words: list[str], env: dict[str, str], log: str) -> NoReturn:
+def _become(words: list[str], env: dict[str, str], log: str, folder: str | None) -> NoReturn:
+    if folder is not None:
+        os.chdir(folder)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(file, 1)
