@@ -65,6 +65,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
+def since_noted(path: Path) -> float:
+    """Seconds since a rank has called note_time(): the start of processes does not count."""
+    return time.monotonic() - float(path.with_name(f"{path.name}.time").read_text())
+
+
 def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
     """Read lines like "[rank 0] pid 17" until there are count numbers."""
     assert process.stdout is not None
@@ -176,7 +181,7 @@ def test_a_limit_of_processes_is_said() -> None:
 
 
 def test_a_limit_of_open_files_is_named(script: Callable[[str], Path]) -> None:
-    program = [sys.executable, "-m", "smdp", "run", "-n", "9", str(script("import time; time.sleep(60)"))]
+    program = [sys.executable, "-m", "smdp", "run", "-n", "9", str(script("stay()"))]
     done = subprocess.run(
         ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash", *program],
         capture_output=True,
@@ -207,40 +212,35 @@ def test_much_output_of_many_ranks_keeps_its_lines(script: Callable[[str], Path]
 def test_the_first_failure_stops_the_others_and_gives_the_code(script: Callable[[str], Path]) -> None:
     path = script(
         "signal.signal(signal.SIGTERM, lambda *_: (print('asked'), os._exit(9)))\n"
-        "print('ready')\n"
-        "time.sleep(0.5 if rank == 1 else 100)\n"
+        "meet()\n"
+        "if rank != 1: stay()\n"
+        "note_time()\n"
         "sys.exit(7)\n"
     )
-    begin = time.monotonic()
     done = smdp_run("-n", 3, path)
     assert done.returncode == 7
     assert "rank 1 (pid" in done.stderr
     assert "failed first: exit code 7; stopping the 2 still running" in done.stderr
     assert done.stdout.count("asked") == 2
-    assert time.monotonic() - begin < 5
+    assert since_noted(path) < 5
 
 
 def test_who_ignores_sigterm_is_killed(script: Callable[[str], Path]) -> None:
     path = script(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "time.sleep(0.5 if rank == 0 else 100)\n"
+        "meet()\n"
+        "if rank != 0: stay()\n"
+        "note_time()\n"
         "os.kill(os.getpid(), signal.SIGSEGV)\n"
     )
-    begin = time.monotonic()
     done = smdp_run("-n", 2, "--stop-timeout", "1", path)
     assert done.returncode == 128 + signal.SIGSEGV
     assert "killed by SIGSEGV" in done.stderr
-    assert 1 <= time.monotonic() - begin < 8
+    assert 1 <= since_noted(path) < 8
 
 
 def test_children_of_a_failed_rank_are_stopped_too(script: Callable[[str], Path]) -> None:
-    path = script(
-        "pid = os.fork()\n"
-        "if pid == 0:\n    time.sleep(100)\n    os._exit(0)\n"
-        "print('pid', pid)\n"
-        "time.sleep(0.3)\n"
-        "sys.exit(2)\n"
-    )
+    path = script("pid = os.fork()\nif pid == 0:\n    stay()\nprint('pid', pid)\nmeet()\nsys.exit(2)\n")
     done = smdp_run("-n", 2, path)
     assert done.returncode == 2
     pids = [int(line.split()[-1]) for line in done.stdout.splitlines()]
@@ -249,12 +249,8 @@ def test_children_of_a_failed_rank_are_stopped_too(script: Callable[[str], Path]
 
 
 def test_who_left_well_before_the_first_failure_is_named(script: Callable[[str], Path]) -> None:
-    path = script(
-        "if rank == 1:\n    os.symlink(f'/proc/{os.getpid()}', sys.argv[1])\n    sys.exit()\n"
-        "while not os.path.islink(sys.argv[1]) or os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-        "sys.exit(4)\n"
-    )
-    done = smdp_run("-n", 2, path, path.with_name("process"))
+    path = script("leave_first(1)\nsys.exit(0 if rank == 1 else 4)\n")
+    done = smdp_run("-n", 2, path)
     assert done.returncode == 4
     assert "failed first: exit code 4 (rank 1 had left before it with exit code 0)" in done.stderr
 
@@ -268,7 +264,7 @@ def test_signals_are_passed_on(number: signal.Signals, script: Callable[[str], P
         "def stop(number, _):\n    print('got', number)\n    sys.exit(0)\n"
         f"signal.signal({int(number)}, stop)\n"
         "print('pid', os.getpid())\n"
-        "time.sleep(100)\n"
+        "stay()\n"
     )
     process = start("-n", 2, path)
     read_pids(process, 2)
@@ -287,7 +283,7 @@ def test_all_stop_and_go_on_together(script: Callable[[str], Path], start: Start
         "pid = os.fork()\n"
         "sys.stdout.write(f'pid {os.getpid()}\\n')\n"  # at once: two processes write to one pipe
         "signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\n"
-        "while True: time.sleep(1)\n"
+        "stay()\n"
     )
     process = start("-n", 2, path)
     pids = [process.pid, *read_pids(process, 4)]
@@ -307,19 +303,19 @@ def test_all_stop_and_go_on_together(script: Callable[[str], Path], start: Start
 
 def test_a_grace_does_not_run_while_all_are_stopped(script: Callable[[str], Path], start: Start) -> None:
     path = script(
-        "def save(*_):\n    print('pid 0')\n    for _ in range(20): time.sleep(0.05)\n"
+        "def save(*_):\n    print('pid 0')\n    for _ in range(6): time.sleep(0.05)\n"
         "    print('saved')\n    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print('pid', os.getpid())\n"
-        "time.sleep(100)\n"
+        "stay()\n"
     )
-    process = start("-n", 1, "--grace", "4", path)
+    process = start("-n", 1, "--grace", "2", path)
     read_pids(process, 1)
     process.terminate()
     read_pids(process, 1)
     process.send_signal(signal.SIGTSTP)
     wait_until(lambda: is_stopped(process.pid))
-    time.sleep(4.5)
+    time.sleep(2.3)  # longer than the grace
     process.send_signal(signal.SIGCONT)
     out, err = process.communicate(timeout=20)
     assert "saved" in out, err
@@ -330,10 +326,10 @@ def test_a_rank_that_obeys_a_signal_does_not_cut_short_one_that_saves(
     script: Callable[[str], Path], start: Start
 ) -> None:
     path = script(
-        "def save(*_):\n    time.sleep(1.5)\n    print('saved')\n    sys.exit(0)\n"
+        "def save(*_):\n    time.sleep(0.5)\n    print('saved')\n    sys.exit(0)\n"
         "if rank == 0: signal.signal(signal.SIGTERM, save)\n"
         "print('pid', os.getpid())\n"
-        "time.sleep(100)\n"
+        "stay()\n"
     )
     process = start("-n", 2, "--stop-timeout", "0.1", path)
     read_pids(process, 2)
@@ -371,10 +367,10 @@ def test_what_a_shell_has_started_may_save_after_the_shell_has_died(
     around: str, script: Callable[[str], Path], default_signals: Callable[[], None]
 ) -> None:
     path = script(
-        "def save(*_):\n    time.sleep(1.5 + rank)\n    print('saved')\n    sys.exit(75)\n"
+        "def save(*_):\n    time.sleep(0.5 * (1 + rank))\n    print('saved')\n    sys.exit(75)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print('pid', os.getpid())\n"
-        "time.sleep(100)\n"
+        "stay()\n"
     )
     shell = str(in_a_shell(path))
     command = [sys.executable, "-m", "smdp", "run", "-n", "2", "--stop-timeout", "0.1", shell]
@@ -403,9 +399,7 @@ def test_what_a_shell_has_started_may_save_after_the_shell_has_died(
 def test_what_a_shell_has_started_is_killed_after_the_grace(
     script: Callable[[str], Path], start: Start
 ) -> None:
-    path = script(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid())\ntime.sleep(100)\n"
-    )
+    path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid())\nstay()\n")
     process = start("-n", 1, "--grace", "1", in_a_shell(path))
     (pid,) = read_pids(process, 1)
     process.terminate()
@@ -420,7 +414,7 @@ def test_asked_twice_it_insists(script: Callable[[str], Path], start: Start) -> 
         "signal.signal(signal.SIGINT, lambda *_: print('pid 0'))\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('pid', os.getpid())\n"
-        "while True: time.sleep(1)\n"
+        "stay()\n"
     )
     process = start("-n", 1, "--stop-timeout", "0.2", path)
     read_pids(process, 1)
@@ -435,9 +429,9 @@ def test_a_killed_launcher_leaves_nobody(script: Callable[[str], Path], start: S
     path = script(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "pid = os.fork()\n"
-        "if pid == 0:\n    time.sleep(100)\n    os._exit(0)\n"
+        "if pid == 0:\n    stay()\n"
         "print('pid', os.getpid(), pid)\n"
-        "time.sleep(100)\n"
+        "stay()\n"
     )
     process = start("-n", 2, path)
     pids = read_pids(process, 4)
@@ -452,13 +446,16 @@ def test_a_killed_launcher_leaves_nobody(script: Callable[[str], Path], start: S
 
 
 def test_nothing_is_left_after_a_good_end(script: Callable[[str], Path], start: Start) -> None:
-    path = script("print('pid', os.getpid())\nsys.stdout.flush()\ntime.sleep(0.5 + rank)\n")
+    path = script(
+        "print('pid', os.getpid(), flush=True)\n"
+        "if rank == 1: wait_until(lambda: os.path.exists(f'{__file__}.end'))\n"
+    )
     process = start("-n", 2, path)
-    read_pids(process, 2)
-    time.sleep(1.0)  # rank 0 has ended
+    pids = read_pids(process, 2)
+    # One has ended, and the launcher has waited for it.
+    wait_until(lambda: not all(Path(f"/proc/{pid}").exists() for pid in pids))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
-    assert "Z" not in states
+    path.with_name("train.py.end").touch()
     assert process.wait(timeout=20) == 0
     assert not any(is_alive(int(pid)) for pid in children)
 
@@ -497,13 +494,14 @@ def test_dead_processes_without_parents_are_waited_for(script: Callable[[str], P
         "import subprocess\n"
         "for i in range(5):\n"
         "    subprocess.run(['sh', '-c', 'setsid true & true &'])\n"
-        "time.sleep(1)\n"
-        "count = 0\n"
-        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
-        "    try: state = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
-        "    except OSError: continue\n"
-        "    count += state[:2] == ['Z', str(os.getppid())]\n"
-        "print(count)\n"
+        "def dead():\n"
+        "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "        try: state = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
+        "        except OSError: continue\n"
+        "        if state[:2] == ['Z', str(os.getppid())]: return True\n"
+        "    return False\n"
+        "wait_until(lambda: not dead())\n"
+        "print(0)\n"
     )
     assert smdp_run(path).stdout == "[rank 0] 0\n"
 
@@ -550,7 +548,7 @@ ASKS = (
 
 
 def test_one_rank_that_asks_for_a_restart_is_no_failure(script: Callable[[str], Path]) -> None:
-    path = script(f"busy = 0\n{ASKS}time.sleep(0 if rank == 1 else 1.5)\nsave()\n")
+    path = script(f"busy = 0\n{ASKS}meet()\ntime.sleep(0 if rank == 1 else 0.5)\nsave()\n")
     done = smdp_run("-n", 3, "--stop-timeout", "0.1", path)
     assert done.returncode == 75
     assert done.stdout.count("saved") == 3
@@ -568,7 +566,7 @@ def test_a_restart_code_of_ones_own(script: Callable[[str], Path]) -> None:
 
 
 def test_sigterm_gives_ranks_the_time_to_save(script: Callable[[str], Path], start: Start) -> None:
-    path = script(f"busy = 1.5 * rank\n{ASKS}time.sleep(100)\n")
+    path = script(f"busy = 0.5 * rank\n{ASKS}stay()\n")
     process = start("-n", 2, "--stop-timeout", "0.1", path)
     read_pids(process, 2)
     process.terminate()
@@ -582,8 +580,8 @@ def test_the_grace_ends(by_rank: bool, script: Callable[[str], Path], start: Sta
     path = script(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('pid', os.getpid())\n"
-        f"time.sleep(1 if {by_rank} and rank == 0 else 100)\n"
-        "sys.exit(75)\n"
+        "meet()\n"
+        f"sys.exit(75) if {by_rank} and rank == 0 else stay()\n"
     )
     process = start("-n", 2, "--grace", "1", path)
     read_pids(process, 2)
@@ -597,7 +595,7 @@ def test_the_grace_ends(by_rank: bool, script: Callable[[str], Path], start: Sta
 
 
 def test_a_failure_while_others_save_counts(script: Callable[[str], Path]) -> None:
-    path = script("time.sleep(0.5 * rank)\nsys.exit(75 if rank == 0 else 3)\n")
+    path = script("leave_first(0)\nsys.exit(75 if rank == 0 else 3)\n")
     done = smdp_run("-n", 2, path)
     assert done.returncode == 3
     assert "rank 1 (pid" in done.stderr and "failed first: exit code 3" in done.stderr
@@ -623,15 +621,15 @@ def test_children_of_a_rank_that_saves_live_until_it_ends(
     # Like torch's DataLoader: a worker that dies is an error of the rank.
     path = script(
         "pid = os.fork()\n"
-        "if pid == 0:\n    time.sleep(100)\n    os._exit(0)\n"
+        "if pid == 0:\n    stay()\n"
         "def save(*_):\n"
-        "    time.sleep(1)\n"
+        "    time.sleep(0.3)\n"
         "    assert os.waitpid(pid, os.WNOHANG) == (0, 0)\n"
         "    print('saved')\n"
         "    sys.exit(75)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print('pid', pid)\n"
-        "time.sleep(100)\n"
+        "stay()\n"
     )
     process = start("-n", 2, path)
     pids = read_pids(process, 2)
