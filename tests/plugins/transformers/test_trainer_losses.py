@@ -85,11 +85,12 @@ def trained() -> Any:
     ("name", "divides"),
     [
         ("gpt2", True),
-        ("bert_lm", True),
         ("by_hand", True),
         ("passing", False),
-        ("albert", False),
         ("bert", False),
+        # As GPT-2 and BERT above.
+        pytest.param("bert_lm", True, marks=pytest.mark.slow),
+        pytest.param("albert", False, marks=pytest.mark.slow),
     ],
 )
 def test_equals_one_process(name: str, divides: bool) -> None:
