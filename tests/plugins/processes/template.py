@@ -1,7 +1,8 @@
 """A process that has imported what ranks need, and forks one for each request: importing torch takes seconds.
 
 As a script this file is that process: it reads requests from its standard input, a JSON object a line, and
-answers each with the new process's id; a line {"pid": ..., "status": ...} follows when that ends.
+answers each with its number and the id of the new process. A line {"pid": ..., "status": ...} follows when
+that one ends.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Template:
             env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
         self._ended: dict[int, int] = {}
+        self._requests = 0
+        self._line = b""
 
     @staticmethod
     def suits(env: Mapping[str, str]) -> bool:
@@ -54,30 +57,36 @@ class Template:
             folder: The working directory. None: the one of this process.
         """
         assert self._process.stdin is not None
-        request = json.dumps({"words": list(words), "env": dict(env), "log": log, "folder": folder})
-        self._process.stdin.write(request.encode() + b"\n")
+        self._requests += 1
+        rank = {"words": list(words), "env": dict(env), "log": log, "folder": folder}
+        self._process.stdin.write(json.dumps({"number": self._requests, "rank": rank}).encode() + b"\n")
         self._process.stdin.flush()
-        while "status" in (answer := self._read()):
-            self._ended[answer["pid"]] = answer["status"]
+        while (answer := self._read()).get("number") != self._requests:
+            self._note(answer)
         return Forked(self, answer["pid"])
 
     def status(self, pid: int) -> int | None:
         """Give the exit code of a process, negative for a signal; None while it runs."""
         assert self._process.stdout is not None
         while pid not in self._ended and select.select([self._process.stdout], [], [], 0)[0]:
-            answer = self._read()
-            self._ended[answer["pid"]] = answer["status"]
+            self._note(self._read())
         return self._ended.get(pid)
+
+    def _note(self, answer: dict[str, int]) -> None:
+        if "status" in answer:
+            self._ended[answer["pid"]] = answer["status"]
+        else:  # a test was ended while it waited for this process
+            os.kill(answer["pid"], 9)
 
     def _read(self) -> dict[str, int]:
         # One byte after the other, so that select() knows of all that is there.
         assert self._process.stdout is not None
-        line = b""
-        while not line.endswith(b"\n"):
+        while not self._line.endswith(b"\n"):
             byte = os.read(self._process.stdout.fileno(), 1)
             if not byte:
                 raise RuntimeError(f"the process that forks ranks has ended: {self._process.wait()}")
-            line += byte
+            self._line += byte
+        line, self._line = self._line, b""
         found: dict[str, int] = json.loads(line)
         return found
 
@@ -119,7 +128,7 @@ def _serve() -> None:
                 return
             *requests, unread = (unread + data).split(b"\n")
             for request in requests:
-                _fork(json.loads(request))
+                _fork(**json.loads(request))
         while _children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -131,12 +140,12 @@ def _serve() -> None:
 _children: set[int] = set()
 
 
-def _fork(request: dict[str, Any]) -> None:
+def _fork(number: int, rank: dict[str, Any]) -> None:
     pid = os.fork()
     if pid == 0:
-        _become(**request)
+        _become(**rank)
     _children.add(pid)
-    _answer({"pid": pid})
+    _answer({"pid": pid, "number": number})
 
 
 def _answer(answer: dict[str, int]) -> None:
