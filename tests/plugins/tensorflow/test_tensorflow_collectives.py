@@ -202,24 +202,28 @@ def check_refusals() -> None:
     same(sdp.allreduce(tf.constant(1.0)), 1)  # none of this has hurt
 
 
-def test_reductions() -> None:
-    run(check_reductions, 2)
-    run(check_reductions, 4, hosts=[0, 0, 1, 1])
+# tests/core runs every collective on every layout; here it is enough that both ways to a peer are taken.
+LAYOUTS = [[0, 0], [0, 1], pytest.param([0, 0, 1, 1], marks=pytest.mark.slow)]
 
 
-def test_movements() -> None:
-    run(check_movements, 2)
-    run(check_movements, 4, hosts=[0, 0, 1, 1])
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+def test_reductions(hosts: list[int]) -> None:
+    run(check_reductions, len(hosts), hosts=hosts)
 
 
-def test_gradients() -> None:
-    run(check_gradients, 2)
-    run(check_gradients, 4, hosts=[0, 0, 1, 1])
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+def test_movements(hosts: list[int]) -> None:
+    run(check_movements, len(hosts), hosts=hosts)
 
 
-def test_groups_and_forms() -> None:
-    run(check_groups_and_forms, 2)
-    run(check_groups_and_forms, 4)
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+def test_gradients(hosts: list[int]) -> None:
+    run(check_gradients, len(hosts), hosts=hosts)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_groups_and_forms(size: int) -> None:
+    run(check_groups_and_forms, size)
 
 
 def test_graphs_of_tensorflow_1() -> None:

@@ -59,11 +59,14 @@ def check_parts() -> None:
                 same(sdp.alltoall(tf.constant(parts[rank])), np.concatenate(sent))
 
 
-@pytest.mark.parametrize("hosts", [[0, 0], [0, 0, 1, 1]])
+LAYOUTS = [[0, 0], [0, 1], pytest.param([0, 0, 1, 1], marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
 def test_reductions(hosts: list[int]) -> None:
     run(check_reductions, len(hosts), hosts=hosts)
 
 
-@pytest.mark.parametrize("hosts", [[0, 0], [0, 0, 1, 1]])
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
 def test_parts(hosts: list[int]) -> None:
     run(check_parts, len(hosts), hosts=hosts)

@@ -30,17 +30,18 @@ from smdp.tensorflow.library import is_keras_3
 PYTHON = {"SMDP_TENSORFLOW_OPS": "python"}
 
 
+# test_tensorflow_modes.py makes every call with the ops in Python; the slow ones say more of the same calls.
 @pytest.mark.parametrize(
     "check",
     [
-        check_gradients,
-        check_groups_and_forms,
-        check_movements,
         check_order_through_calls,
         check_other_lists,
-        check_reductions,
         check_shapes_of_use,
         check_training,
+        *(
+            pytest.param(check, marks=pytest.mark.slow)
+            for check in (check_gradients, check_groups_and_forms, check_movements, check_reductions)
+        ),
     ],
 )
 def test_same(check: Callable[[], None]) -> None:

@@ -462,9 +462,9 @@ def check_failing_op() -> None:
     assert time.monotonic() - start < 10
 
 
-def test_training() -> None:
-    run(check_training, 2)
-    run(check_training, 4, hosts=[0, 0, 1, 1])
+@pytest.mark.parametrize("hosts", [[0, 1], pytest.param([0, 0, 1, 1], marks=pytest.mark.slow)], ids=str)
+def test_training(hosts: list[int]) -> None:
+    run(check_training, len(hosts), hosts=hosts)
 
 
 def test_shapes_of_use() -> None:
