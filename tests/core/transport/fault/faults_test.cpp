@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/engine.h"
+#include "collectives/engine/engine.h"
 #include "collectives/hierarchical.h"
 #include "collectives/registry.h"
 #include "collectives/routes.h"
@@ -26,6 +26,7 @@
 #include "ranks.h"
 #include "rendezvous/bootstrap.h"
 #include "smdp/error.h"
+#include "smdp/internal/group_setup.h"
 #include "smdp/sparse_sum.h"
 #include "transport/fault/faulty_transport.h"
 
@@ -293,7 +294,7 @@ std::vector<std::vector<Outcome>> run_with(const Layout& layout, const Faults& f
   std::vector<std::vector<Outcome>> outcomes(static_cast<std::size_t>(size));
   std::barrier over(size);  // nobody leaves before
   const auto one = [&](int rank, std::size_t host) {
-    GroupOptions options = quick_options();
+    GroupSetup options{quick_options()};
     options.timeout = timeout;
     options.algorithm = all.front().algorithm;
     options.stall_time = milliseconds(0);
