@@ -144,9 +144,10 @@ TEST_P(ByName, HasADeadlineWhileAnotherNameIsNext) {
 }
 
 TEST_P(ByName, HearsThatRankZeroHasLeft) {
+  std::vector<float> values(4, 1);  // rank 0 leaves while its operation may still read one of them
   EXPECT_THROW(run(GetParam(),
-                   [](Group& group) {
-                     float value = 1;
+                   [&](Group& group) {
+                     float& value = values[static_cast<std::size_t>(group.rank())];
                      const bool is_first = group.rank() == 0;
                      const Group::Handle handle = sum(group, value, is_first ? "X" : "Y");
                      // Meanwhile the others hear that X is next.

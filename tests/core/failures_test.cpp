@@ -81,9 +81,9 @@ TEST_F(FailuresTest, ABrokenConnectionIsBlamedOnlyOnARankThatDoesNotSayWhy) {
 
 TEST_F(FailuresTest, ClosingKeepsAnEarlierError) {
   failures_.fail(loss_of(1), Tell::kEveryone);
-  EXPECT_TRUE(failures_.close(std::make_exception_ptr(ClosedError("[smdp] closed"))));
+  EXPECT_TRUE(failures_.close());
   EXPECT_EQ(text_of(failures_.error()), "[smdp] lost 1");
-  EXPECT_FALSE(failures_.close(nullptr));
+  EXPECT_FALSE(failures_.close());
 }
 
 }  // namespace

@@ -130,8 +130,7 @@ void Engine::abort(const std::string& reason) {
 
 void Engine::shutdown(const std::string& reason) {
   if (failures_.is_inherited()) return;
-  const std::string text = members_.prefix() + "group '" + members_.name + "' was shut down.";
-  if (!failures_.close(std::make_exception_ptr(ClosedError(text)))) return;
+  if (!failures_.close()) return;
   progress_->run([&] {
     tell_failure();
     fail_everything();

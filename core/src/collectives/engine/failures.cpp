@@ -34,12 +34,14 @@ void Failures::fail(std::exception_ptr error, Tell whom) {
   callbacks_.on_failure();
 }
 
-bool Failures::close(std::exception_ptr error) {
+bool Failures::close() {
   {
     const Lock lock(mutex_);
     if (is_closed_) return false;
     is_closed_ = true;
-    if (!error_) error_ = std::move(error);
+    if (!error_) {
+      error_ = std::make_exception_ptr(ClosedError(members_.prefix() + "group '" + members_.name + "' was shut down."));
+    }
     is_news_.store(true);
   }
   callbacks_.wake();

@@ -39,8 +39,8 @@ class Failures {
 
   // Any thread. Later errors only add who has died.
   void fail(std::exception_ptr error, Tell whom) SMDP_EXCLUDES(mutex_);
-  // The group is shut down, with this error unless it has one; false if it was before.
-  bool close(std::exception_ptr error) SMDP_EXCLUDES(mutex_);
+  // The group is shut down, which is its error unless it has one; false if it was before.
+  bool close() SMDP_EXCLUDES(mutex_);
   // The error of which the other ranks are still to hear. Whoever takes it tells them.
   std::optional<Failure> take_untold() SMDP_EXCLUDES(mutex_);
 
