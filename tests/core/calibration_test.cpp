@@ -84,6 +84,17 @@ TEST(Calibration, ASlowLinkIsNotLookedAtForLong) {
   EXPECT_LE(link.samples(), 11);
 }
 
+TEST(Calibration, ALoadedMachineMayTakeLongerForLess) {
+  class Loaded : public Link {
+   public:
+    double all_reduce(std::size_t floats, std::size_t) override { return floats == 1 ? 2e-3 : 1e-3; }
+  };
+  Loaded link;
+  const cost::Measured found = calibrate(link, true);
+  EXPECT_EQ(found.floats, std::size_t{1} << 20);
+  EXPECT_GT(found.bandwidth, 0);
+}
+
 TEST(SecondLook, WhatIsClearlyShorterCorrectsTheFigures) {
   const Sampled disturbed{400e-6, 1400e-6, 1e-3};
   EXPECT_FALSE(shortened(disturbed, {250e-6, 1200e-6, 0.9e-3}));  // that may be chance
