@@ -232,7 +232,7 @@ void bind_group(nb::module_& m) {
             if (parent != nullptr) setup.obstacle = parent->watch(ranks);
             std::shared_ptr<Store> shared = share(store);
             const Released release;
-            new (self) Group(std::move(shared), rank, size, setup);
+            new (self) Group(setup, std::move(shared), rank, size);
           },
           nb::arg("store"), nb::arg("rank"), nb::arg("size"), nb::arg("name"), nb::arg("timeout"), nb::arg("options"),
           nb::arg("parent") = nb::none(), nb::arg("ranks") = std::vector<int>())

@@ -90,13 +90,21 @@ TEST_P(ByName, EndsWithTheGroup) {
 }
 
 TEST_P(ByName, DoesNotMeetACallInOrder) {
+  std::latch others_have_called(world_size(GetParam()) - 1);
   EXPECT_THROW(run(GetParam(),
-                   [](Group& group) {
+                   [&](Group& group) {
                      float value = 1;
+                     float other = 1;
+                     Call in_order;
+                     in_order.async = true;
+                     if (group.rank() == 0) others_have_called.wait();
                      const Group::Handle handle = sum(group, value, "loss");
                      try {
                        if (group.rank() == 0) handle->wait();
-                       group.all_reduce(&value, &value, {}, DType::kFloat32, ReduceOp::kSum);
+                       const Group::Handle next =
+                           group.all_reduce(&other, &other, {}, DType::kFloat32, ReduceOp::kSum, 1.0, in_order);
+                       if (group.rank() != 0) others_have_called.count_down();
+                       next->wait();
                        if (group.rank() == 0) ADD_FAILURE() << "rank 0 saw no mismatch";
                      } catch (const Error&) {
                      }

@@ -153,9 +153,9 @@ TEST(RankZero, WaitsNotForEverAndCtrlCEndsIt) {
     setup.interrupted = [&] { return is_interrupted && store.is_awaited(); };
     const auto begin = std::chrono::steady_clock::now();
     if (is_interrupted) {
-      EXPECT_THROW(Group(store.view_of(0), 0, 2, setup), ClosedError);
+      EXPECT_THROW(Group(setup, store.view_of(0), 0, 2), ClosedError);
     } else {
-      Group(store.view_of(0), 0, 2, setup).barrier();
+      Group(setup, store.view_of(0), 0, 2).barrier();
     }
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(is_interrupted ? 2000 : 4500));
     other.join();

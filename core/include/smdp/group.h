@@ -110,7 +110,7 @@ class SMDP_API Group {
   // Blocks until all `size` ranks have called it with the same name and store.
   Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options);
   // For smdp's own bindings, which know more of how it is made.
-  Group(std::shared_ptr<Store> store, int rank, int size, const GroupSetup& setup);
+  Group(const GroupSetup& setup, std::shared_ptr<Store> store, int rank, int size);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   // Leaves the group, as shutdown() does, unless find() has given it to somebody else.

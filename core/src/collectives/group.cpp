@@ -27,12 +27,12 @@ constexpr std::size_t kChunkBesideCompute = std::size_t{2} << 20;
 
 }  // namespace
 
-Group::Group(std::shared_ptr<Store> store, int rank, int size, const GroupSetup& setup)
+Group::Group(const GroupSetup& setup, std::shared_ptr<Store> store, int rank, int size)
     : impl_(std::make_shared<Impl>(std::move(store), rank, size, setup)) {
   impl_->id = Directory<Impl>::instance().add(impl_);
 }
 Group::Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options)
-    : Group(std::move(store), rank, size, GroupSetup{options}) {}
+    : Group(GroupSetup{options}, std::move(store), rank, size) {}
 Group::Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Group::~Group() = default;
 
@@ -98,11 +98,12 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   setup.purpose.clear();
   setup.replaced.clear();
   setup.obstacle = watch_base(impl_->engine, ranks);
+  setup.departure_of_server = watch_server(impl_->engine);
   const auto position = static_cast<int>(std::find(ranks.begin(), ranks.end(), members.rank) - ranks.begin());
   std::unique_ptr<Group> made;
   std::exception_ptr failure;
   try {
-    if (color >= 0) made = std::make_unique<Group>(impl_->store, position, static_cast<int>(ranks.size()), setup);
+    if (color >= 0) made = std::make_unique<Group>(setup, impl_->store, position, static_cast<int>(ranks.size()));
   } catch (...) {
     failure = std::current_exception();
   }
@@ -125,7 +126,8 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::st
   std::vector<int> everybody(static_cast<std::size_t>(size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   setup.obstacle = watch_base(impl_->engine, std::move(everybody));
-  return std::make_unique<Group>(impl_->store, rank(), size(), setup);
+  setup.departure_of_server = watch_server(impl_->engine);
+  return std::make_unique<Group>(setup, impl_->store, rank(), size());
 }
 
 std::string Group::explain(std::size_t bytes) const {

@@ -42,9 +42,12 @@ Connections meet(Store& store, int rank, int size, GroupSetup setup) {
     if (error.kind() == ErrorKind::kConfig || error.kind() == ErrorKind::kMismatch) throw;
     meeting.check(true);  // and not what a store makes of it
     if (!setup.obstacle || (error.kind() != ErrorKind::kInternal && error.kind() != ErrorKind::kPeerLost)) throw;
+    const bool has_lost_store = error.kind() == ErrorKind::kPeerLost && setup.departure_of_server;
     for (const auto end = Clock::now() + kNews; Clock::now() < end;) {
       std::this_thread::sleep_for(kNewsPause);
       meeting.check(true);
+      const std::exception_ptr departure = has_lost_store ? setup.departure_of_server() : nullptr;
+      if (departure) std::rethrow_exception(departure);
     }
     throw;
   }

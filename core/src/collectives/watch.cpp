@@ -37,8 +37,6 @@ Obstacle watch(const std::shared_ptr<Engine>& base, std::vector<int> ranks, bool
       departure = engine->failures().departure_of(ranks);
       last_chance = Clock::now() + kArrival;
     }
-    // Rank 0 may serve the store that has failed.
-    if (!departure && has_failed) departure = engine->failures().departure_of({0});
     return has_failed || Clock::now() >= last_chance ? departure : nullptr;
   };
 }
@@ -51,6 +49,13 @@ Obstacle watch_ranks(const std::shared_ptr<Engine>& base, std::vector<int> ranks
 
 Obstacle watch_base(const std::shared_ptr<Engine>& base, std::vector<int> ranks) {
   return watch(base, std::move(ranks), true);
+}
+
+std::function<std::exception_ptr()> watch_server(const std::shared_ptr<Engine>& base) {
+  return [weak = std::weak_ptr<Engine>(base)] {
+    const std::shared_ptr<Engine> engine = weak.lock();
+    return engine ? engine->failures().departure_of({0}) : nullptr;
+  };
 }
 
 }  // namespace smdp

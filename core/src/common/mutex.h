@@ -1,4 +1,4 @@
-// Mutexes that clang's thread safety analysis can follow, which those of libstdc++ are not. They cost the same.
+// Mutexes that clang's thread safety analysis can follow, unlike those of libstdc++, at the same cost.
 #pragma once
 
 #include <chrono>

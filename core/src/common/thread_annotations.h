@@ -14,7 +14,6 @@
 #define SMDP_SCOPED_CAPABILITY SMDP_THREAD_ANNOTATION(scoped_lockable)
 #define SMDP_GUARDED_BY(mutex) SMDP_THREAD_ANNOTATION(guarded_by(mutex))
 #define SMDP_REQUIRES(...) SMDP_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-#define SMDP_REQUIRES_SHARED(...) SMDP_THREAD_ANNOTATION(requires_shared_capability(__VA_ARGS__))
 #define SMDP_EXCLUDES(...) SMDP_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define SMDP_ACQUIRED_BEFORE(...) SMDP_THREAD_ANNOTATION(acquired_before(__VA_ARGS__))
 #define SMDP_ACQUIRE(...) SMDP_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))

@@ -65,7 +65,7 @@ cost::Measured calibrate(Probe& probe, bool tries_streams) {
     if (rounds == 0) all_reduce(floats, kAllStreams);
     for (int i = 0; i < (is_fast ? kSmallSamples : 1); ++i) small.add(all_reduce(1, kAllStreams));
     large.add(all_reduce(floats, kAllStreams));
-    // Of the last look, a disturbed machine may make the small ones take longer than the large ones.
+    // No look follows the last one, even where a disturbed machine takes longer for less.
     if (!is_fast && probe.agreed(large.value() - small.value() < kLooks[look].most)) {
       ++look;
       large = {};

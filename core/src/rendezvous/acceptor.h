@@ -66,7 +66,7 @@ class Acceptor {
   const std::size_t most_unauthenticated_ = most_unauthenticated();
   const FileDescriptor wake_;  // an eventfd, set when nothing more is to be accepted
   Mutex mutex_;
-  // Guards what is put in its place while the threads run, too.
+  // Also guards the sockets that greet() hands over while the threads run.
   std::size_t missing_ SMDP_GUARDED_BY(mutex_);
   std::list<Session> sessions_ SMDP_GUARDED_BY(mutex_);
   std::set<std::string> refused_ SMDP_GUARDED_BY(mutex_);

@@ -147,7 +147,12 @@ void TcpStore::Server::answer_who_calls_again() {
   const std::optional<ShortageError> error = unanswered_;
   const Deadline end = call_again_until_;
   lock.unlock();
-  if (error) turn_all_away(*error, end);
+  if (!error) return;
+  try {
+    turn_all_away(*error, end);
+  } catch (const std::exception&) {
+    // Nothing is left to answer with, and this rank is ending.
+  }
 }
 
 void TcpStore::Server::refuse(const std::string& address, const std::string& why) {

@@ -106,17 +106,15 @@ class TcpStore::Client {
 
   FileDescriptor connect(Deadline deadline, const Interrupted& interrupted,
                          std::optional<std::chrono::milliseconds> patience = std::nullopt) const {
-    std::optional<std::chrono::milliseconds> refusals = patience;
     try {
       for (;;) {
-        FileDescriptor socket = connect_to(host_, port_, deadline, "", interrupted, refusals);
+        FileDescriptor socket = connect_to(host_, port_, deadline, "", interrupted, patience);
         try {
           handshake(socket, Role::kClient, secret_, "store", deadline, interrupted);
           return socket;
         } catch (const ConnectionEnded&) {
           // A server that is beset by unauthenticated peers makes room, and may take this one for one of them.
           if (std::chrono::steady_clock::now() + kPause >= deadline) throw;
-          refusals = kPatience;  // its process may have ended
           std::this_thread::sleep_for(kPause);
         }
       }

@@ -71,7 +71,7 @@ class Control final : public Progress::Client {
   static void abort_over(const std::vector<FileDescriptor>& connections, int rank, const Failure& failure);
   // Fails collective `sequence` on all other ranks.
   void refuse(std::uint64_t sequence, const std::string& text);
-  // Says goodbye and closes.
+  // Says goodbye and closes. Takes up to half a second where the kernel has no room for the message.
   void leave(const std::string& reason);
   // Asks who is behind collective `sequence` (0: only who does not answer). The answer comes within kInquiry, unless
   // rank 0 itself does not answer. A collective is refused if two ranks on different hosts have called it

@@ -171,7 +171,7 @@ class Link {
   virtual bool is_broken() const = 0;
 };
 
-// All ways of one rank to the others of its group. Outlives the links and streams that it opens.
+// Everything by which one rank reaches the others of its group. Outlives the links and streams that it opens.
 class Transport {
  public:
   Transport() = default;

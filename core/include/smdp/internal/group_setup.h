@@ -1,6 +1,7 @@
-// How smdp itself makes a group. Its bindings see this, the wheel does not have it.
+// How smdp itself makes a group. Its bindings include this header, which is not in the wheel.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string>
 #include <utility>
@@ -11,7 +12,7 @@
 
 namespace smdp {
 
-// What users set, and what only the library and its bindings do.
+// What users set, and what only the library and its bindings do. A copy to GroupOptions has only the former.
 struct GroupSetup : GroupOptions {
   GroupSetup() = default;
   explicit GroupSetup(GroupOptions options) : GroupOptions(std::move(options)) {}
@@ -26,6 +27,8 @@ struct GroupSetup : GroupOptions {
   std::function<bool()> interrupted;
   // Asked likewise: an error ends the wait with it. See Group::watch().
   Obstacle obstacle;
+  // Why the rank that may serve the store has left; null: it has not. Asked where the store is gone. May be empty.
+  std::function<std::exception_ptr()> departure_of_server;
 };
 
 }  // namespace smdp

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -76,7 +75,7 @@ class CallQueue {
   // Queued operations have deadlines, too. active: what the progress thread drives; may be null.
   Lateness check(Clock::time_point now, const Collective* active) SMDP_EXCLUDES(mutex_);
   Clock::time_point deadline() const SMDP_EXCLUDES(mutex_);
-  // What a call by name waits in if rank 0, which has left, has announced another one; empty if none does.
+  // A call by name that can never run, because rank 0 announced another one and then left; empty if there is none.
   std::string waiting_for_the_announced() const SMDP_EXCLUDES(mutex_);
 
   // Of the operation under way, or the last.

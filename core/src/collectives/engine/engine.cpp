@@ -1,15 +1,11 @@
 #include "collectives/engine/engine.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
 
 #include "common/failure.h"
-#include "common/fork_guard.h"
 #include "common/log.h"
 #include "common/shortage.h"
 #include "common/spin.h"

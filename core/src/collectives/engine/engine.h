@@ -8,8 +8,8 @@
 // two ranks.
 //
 // Locks: the engine has none. Its fields belong to the progress thread, except the board and the context, which belong
-// to whoever drives. Each of the others guards its own fields. The order, of which a thread may skip any, is: the
-// registry's; CallQueue's or Diagnosis's, never both; then Failures', an operation's, or that of thread_wait.cpp.
+// to whoever drives. Each of the others guards its own fields. The order, of which a thread may skip any, is:
+// CallQueue's or Diagnosis's, never both; then Failures', an operation's, or that of thread_wait.cpp.
 #pragma once
 
 #include <cstdint>
@@ -80,14 +80,17 @@ class Engine final : public Progress::Client {
 
   // Progress thread.
   void connect();
-  Task run(Collective& collective);
-  void drive_inline(Collective& collective, const Call& call);
   bool poll_collective();
+  // Whoever drives.
+  Task run(Collective& collective);
   // Counts and traces an operation that has ended, and returns when.
   Clock::time_point record(const Collective& collective) const;
+  // The caller.
+  void drive_inline(Collective& collective, const Call& call);
   // Waits for a queued operation, and for an interruption.
   void wait(Operation& operation, const Call& call);
   std::exception_ptr interruption() const;
+  // Any thread.
   void wake_caller();
 
   // engine_checks.cpp: reasons to stop waiting. Whoever drives, the first two: failure, departure, deadline. True if a

@@ -41,7 +41,7 @@ class Failures {
   void fail(std::exception_ptr error, Tell whom) SMDP_EXCLUDES(mutex_);
   // The group is shut down, which is its error unless it has one; false if it was before.
   bool close() SMDP_EXCLUDES(mutex_);
-  // The error of which the other ranks are still to hear. Whoever takes it tells them.
+  // The error that the other ranks have not been told yet. Whoever takes it tells them.
   std::optional<Failure> take_untold() SMDP_EXCLUDES(mutex_);
 
   // There is an error, or a rank has left. Costs no lock.

@@ -1,8 +1,8 @@
 // A transport around another one that loses, delays or reorders what its rank tells the others, or closes connections.
 //
 // What a rank tells: on the board what it publishes and consumes, on a link messages, on a stream bytes. A board has no
-// connection to close. What goes to one rank on a link or stream keeps its order, and what a stream has lost a part of
-// brings nothing more.
+// connection to close. What goes to one rank on a link or stream keeps its order, and a stream that has lost
+// bytes delivers nothing afterwards.
 #pragma once
 
 #include <atomic>
