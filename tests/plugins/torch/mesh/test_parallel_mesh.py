@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from smdp.placement import Placement
 
 def groups_under_smp() -> None:
     import smdp.torch.model_parallel as smp
+    from smdp.torch.pipelining.engine.lockstep import Lockstep
 
     made_groups: list[tuple[int, ...]] = []
     new_group = dist.new_group
@@ -25,7 +27,8 @@ def groups_under_smp() -> None:
         return new_group(ranks, *args, **kwargs)
 
     dist.new_group = counted
-    smp.init({"partitions": 2, "ddp": True, "microbatches": 2, "placement_strategy": "spread"})
+    config = {"partitions": 2, "ddp": True, "microbatches": 2, "placement_strategy": "spread"}
+    smp.init({**config, "deterministic_server": True})
     model = smp.DistributedModel(made(lambda: Language(tied=True)))
     optimizer = smp.DistributedOptimizer(adam(model))
 
@@ -41,11 +44,16 @@ def groups_under_smp() -> None:
         optimizer.clip_master_grads(1.0)
         optimizer.step()
     model.state_dict()
-    # The tied weights of the first and the last stage need no group beside that of their pipeline.
-    assert sorted(made_groups) == [(0, 1), (0, 1, 2, 3), (0, 2), (1, 3), (2, 3)]
-    assert smp.get_pp_process_group() is model.pipe.mesh.group("pp") is smp.get_mp_process_group()
     smp.barrier(smp.TP_GROUP)
-    assert made_groups[5:] == [(dist.get_rank(),)]
+    # Once for the script and once for steps; a rank alone and the world only for the script. The tied weights
+    # of the first and the last stage need no group beside that of their pipeline.
+    of_steps = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    of_script = [(dist.get_rank(),), (0, 1, 2, 3), *of_steps]
+    assert sorted(made_groups) == sorted(of_steps + of_script)
+    assert isinstance(model.pipe._steps.handlers["RESUME"], Lockstep)
+    mesh = model.pipe.mesh
+    assert smp.get_pp_process_group() is mesh.group("pp") is smp.get_mp_process_group()
+    assert mesh.step_group("pp") is not mesh.group("pp")
 
 
 def test_groups_are_made_once_under_smp() -> None:
@@ -61,7 +69,7 @@ def a_new_membership() -> None:
     pipe = smdp.torch.pipeline(made(lambda: Language(tied=True)), 2, 4, example_inputs=steps[0])
     mesh, optimizer = pipe.mesh, adam(pipe)
     axes = ("pp", "rdp")
-    before = [mesh.group(axis) for axis in axes]
+    before = [mesh.step_group(axis) for axis in axes]
     for index, batch in enumerate(steps):
         optimizer.zero_grad()
         mine = {name: item.chunk(2)[mesh.replica] for name, item in batch.items()}
@@ -71,7 +79,7 @@ def a_new_membership() -> None:
             mesh.placement = Placement(2, 1, 2)
             with pytest.raises((ValueError, smdp.SmdpError)):
                 dist.barrier(group=before[0])
-    assert all(mesh.group(axis) is not old for axis, old in zip(axes, before, strict=True))
+    assert all(mesh.step_group(axis) is not old for axis, old in zip(axes, before, strict=True))
     assert all(far < 1e-5 for far in differences(pipe, alone).values())
 
     rank = dist.get_rank()
@@ -79,8 +87,18 @@ def a_new_membership() -> None:
     assert (mesh.stage_rank, mesh.replica) == (rank // 2, rank % 2)
     for axis in axes:
         total = torch.tensor([rank])
-        dist.all_reduce(total, group=mesh.group(axis))
+        dist.all_reduce(total, group=mesh.step_group(axis))
         assert total == sum(mesh.ranks(axis)), axis
+
+    with pytest.raises(ValueError, match="has 1 rank, and the world has 4"):
+        mesh.placement = Placement(1, 1, 1)
+    assert mesh.placement.size == 4
+    dist.destroy_process_group()
+    store = f"file://{os.environ['SMDP_TEST_STORE']}.again"
+    dist.init_process_group("smdp", init_method=store, rank=3 - rank, world_size=4)
+    mesh.placement = Placement(4, 1, 1)
+    assert mesh.stage_rank == 3 - rank
+    dist.barrier(group=mesh.step_group("pp"))
 
 
 def test_a_new_membership_is_one_assignment() -> None:
@@ -92,12 +110,14 @@ def an_abort() -> None:
 
     mesh = ParallelMesh.of_world(pp=2)
     mesh.make("world", "pp")
+    mesh.make_for_steps("pp")
     if dist.get_rank() == 0:
         mesh.abort("a step failed")
     with pytest.raises(smdp.SmdpError, match="a step failed"):
-        dist.barrier(group=mesh.group("pp"))
-    dist.barrier(group=mesh.group("world"))
+        dist.barrier(group=mesh.step_group("pp"))
+    for axis in ("pp", "world"):
+        dist.barrier(group=mesh.group(axis))
 
 
-def test_an_abort_of_a_step_leaves_the_world() -> None:
+def test_an_abort_of_a_step_leaves_the_script_its_groups() -> None:
     run(an_abort)

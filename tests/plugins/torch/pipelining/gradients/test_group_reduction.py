@@ -50,9 +50,22 @@ def groups_by_weight() -> None:
         # One rank has it: the others count as zero, and get the mean.
         assert torch.equal(grads["late"], torch.full((5,), 0.25))
     assert _core.step_count().steps == 4  # two reducers, two steps
+    # A parameter that has become smaller is averaged as it is now; a gradient of another size is refused.
+    parameters["slice"].data = parameters["slice"].data[:1].clone()
+    parameters["slice"].grad = torch.full((1, 3), float(rank))
+    replicas.prepare()
+    replicas.reduce(0)
+    parameters["whole"].grad = parameters["late"].grad = None
+    replicas.reduce(1)
+    replicas.finish()
+    assert torch.equal(parameters["slice"].grad, torch.full((1, 3), rank % 2 + 1.0))
     parameters["whole"].grad = torch.ones(3).to_sparse()
     with pytest.raises(RuntimeError, match=r"gradient of parameter 'whole' is .*sparse.* sparse=False"):
         replicas.reduce(0), replicas.reduce(1)
+    parameters["whole"].grad = None
+    parameters["slice"].data = torch.zeros(4, 3)
+    with pytest.raises(RuntimeError, match=r"parameter 'slice' was torch\.float32 of 3 elements"):
+        replicas.reduce(0)
     dist.barrier()
 
 

@@ -19,7 +19,12 @@ from smdp.torch.data_parallel.output_marks import OutputMarks, arming
 from smdp.torch.data_parallel.parameter_hooks import ParameterHooks
 from smdp.torch.data_parallel.plain_backward import is_plain_backward
 from smdp.torch.data_parallel.reducer_options import check_rows_have_no_momentum
-from smdp.torch.data_parallel.registered_parameters import (
+from smdp.torch.data_parallel.repeated_gradients import RepeatedGradients
+from smdp.torch.data_parallel.shared_parameters import SharedParameters
+from smdp.torch.data_parallel.sparse_gradients import SparseGradients, sparse_on_any_rank
+from smdp.torch.data_parallel.uncoded_momentum import UncodedMomentum
+from smdp.torch.process_group.profiling import ranged
+from smdp.torch.process_group.registered_parameters import (
     Registered,
     check_gradient,
     check_unchanged,
@@ -28,11 +33,6 @@ from smdp.torch.data_parallel.registered_parameters import (
     refuse_device,
     refuse_sparse,
 )
-from smdp.torch.data_parallel.repeated_gradients import RepeatedGradients
-from smdp.torch.data_parallel.shared_parameters import SharedParameters
-from smdp.torch.data_parallel.sparse_gradients import SparseGradients, sparse_on_any_rank
-from smdp.torch.data_parallel.uncoded_momentum import UncodedMomentum
-from smdp.torch.process_group.profiling import ranged
 
 _NONE = -1
 

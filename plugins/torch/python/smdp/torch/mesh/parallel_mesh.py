@@ -14,8 +14,8 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp, timeout_of_
 Axis: TypeAlias = Kind | Literal["world"]
 """An axis of the mesh: "pp", "tp", "rdp", what is composed of them ("dp", "mp"), or all ranks."""
 
-# Axes along which ranks wait for each other within a step.
-_AXES_OF_STEPS: tuple[Axis, ...] = ("pp", "tp", "rdp")
+# What a group has been asked for: an axis, or some stages of each pipeline; and whether steps use it.
+_Asked: TypeAlias = "tuple[Axis | tuple[int, ...], bool]"
 
 
 class ParallelMesh:
@@ -25,8 +25,8 @@ class ParallelMesh:
     `mesh.placement = Placement(...)`, on all ranks of the job.
 
     Each group is made once. Axes with the same ranks share a group; the tags of a `Channel` keep its messages
-    apart. The world has a group of its own beside a pipeline that spans all ranks: a step that fails closes
-    the groups of the pipeline, and the messages of the job go on.
+    apart. What steps send goes over groups of their own (`step_group`): a step that fails closes those, and
+    the groups of the script (`group`) go on, so that it can still save a checkpoint.
 
     Args:
         pp: Ranks that hold different stages of one model.
@@ -45,11 +45,11 @@ class ParallelMesh:
     def __init__(
         self, pp: int = 1, tp: int = 1, rdp: int = 1, strategy: str = "cluster", rank: int | None = None
     ) -> None:
-        self.rank = dist.get_rank() if rank is None else rank
-        self._stand(Placement(pp, tp, rdp, strategy))
-        # What has been asked for, in the order in which all ranks have asked: axes, or some stages' ranks.
-        self._asked: dict[Axis | tuple[int, ...], None] = {}
-        # By ranks; the flag tells the world from a pipeline that spans it. None: without this rank.
+        self._given_rank = rank
+        self._set_placement(Placement(pp, tp, rdp, strategy))
+        # In the order in which all ranks have asked.
+        self._asked: dict[_Asked, None] = {}
+        # By ranks, and whether steps use it. None: without this rank.
         self._made: dict[tuple[tuple[int, ...], bool], ProcessGroupSmdp | None] = {}
 
     @classmethod
@@ -80,17 +80,30 @@ class ParallelMesh:
     def placement(self) -> Placement:
         """Where the axes lie on the ranks.
 
-        All ranks of the job assign a new one together. The groups of the old one close, and those of the new
-        one are made for all that has been asked for.
+        All ranks of the job assign a new one together, also after torch.distributed has begun anew. The
+        groups of the old one close, and those of the new one are made for all that has been asked for.
+
+        Raises:
+            ValueError: It does not fill the world. Nothing has changed then.
         """
         return self._placement
 
     @placement.setter
     def placement(self, placement: Placement) -> None:
-        self.close()
-        self._stand(placement)
-        for what in self._asked:
-            self._make(what)
+        world = dist.get_world_size()
+        if placement.size != world:
+            raise ValueError(
+                f"[smdp] the new placement has {counted(placement.size, 'rank')}, and the world has {world};"
+                " allowed: one that fills the world"
+            )
+        self._set_placement(placement)
+        self._leave({False, True})
+        for asked in list(self._asked):
+            what, _ = asked
+            if isinstance(what, tuple) and what[-1] >= placement.pipeline:
+                del self._asked[asked]  # stages that there are no longer
+            else:
+                self._make(asked)
 
     @property
     def stage_rank(self) -> int:
@@ -123,70 +136,83 @@ class ParallelMesh:
     def make(self, *axes: Axis) -> None:
         """Makes the groups of axes, unless they are there; all ranks of the job call it together."""
         for axis in axes:
-            if axis not in self._asked:
-                self._asked[axis] = None
-                self._make(axis)
+            self._ask((axis, False))
+
+    def make_for_steps(self, *axes: Axis) -> None:
+        """Makes the groups over which steps send, likewise."""
+        for axis in axes:
+            self._ask((axis, True))
 
     def group(self, axis: Axis) -> ProcessGroupSmdp:
-        """Returns this rank's group along an axis; all ranks of the job ask together for the first time.
+        """Returns this rank's group along an axis; all ranks of the job ask together for the first time."""
+        self.make(axis)
+        return self._made[self.ranks(axis), False]  # type: ignore[return-value]
 
-        A rank that is alone on the axis may ask at any time.
+    def step_group(self, axis: Axis) -> ProcessGroupSmdp:
+        """Returns the group along an axis over which steps send. A step that fails closes it.
+
+        All ranks of the job ask together for the first time.
         """
-        ranks = self.ranks(axis)
-        if len(ranks) > 1:
-            self.make(axis)
-        elif (ranks, False) not in self._made:
-            # The others need not wait for a rank that is alone.
-            self._made[ranks, False] = _new_group(ranks, use_local_synchronization=True)
-        return self._made[self._key(axis, ranks)]  # type: ignore[return-value]
+        self.make_for_steps(axis)
+        return self._made[self.ranks(axis), True]  # type: ignore[return-value]
 
     def group_of_stages(self, stage_ranks: tuple[int, ...]) -> ProcessGroupSmdp | None:
-        """Returns the group of some ranks of this rank's pipeline; None where this rank is not one of them.
+        """Returns a step's group of some ranks of this rank's pipeline; None if this rank is not one of them.
 
         All ranks of the job ask together for the first time.
 
         Args:
             stage_ranks: Places in the pipeline, ascending.
         """
-        if stage_ranks not in self._asked:
-            self._asked[stage_ranks] = None
-            self._make(stage_ranks)
+        self._ask((stage_ranks, True))
         pipeline = self.ranks("pp")
-        return self._made[tuple(pipeline[place] for place in stage_ranks), False]
+        return self._made[tuple(pipeline[place] for place in stage_ranks), True]
 
     def abort(self, reason: str) -> None:
         """Lets the others know that this rank cannot go on with a step."""
-        groups = {
-            id(group): group
-            for what in self._asked
-            if what in _AXES_OF_STEPS or isinstance(what, tuple)
-            for ranks in self._all_ranks(what)
-            if (group := self._made.get((ranks, False))) is not None
-        }
-        for group in groups.values():
-            with contextlib.suppress(Exception):
-                group.core.abort(reason)
+        for (_, is_of_steps), group in self._made.items():
+            if is_of_steps and group is not None:
+                with contextlib.suppress(Exception):
+                    group.core.abort(reason)
 
     def close(self) -> None:
-        """Leaves all groups; torch.distributed may be gone already."""
-        if dist.is_initialized():
-            for group in self._made.values():
-                if group is not None:
-                    dist.destroy_process_group(group)
-        self._made.clear()
+        """Leaves the groups of the script. Those of steps stay: late results still travel over them."""
+        self._leave({False})
 
-    def _stand(self, placement: Placement) -> None:
+    def _set_placement(self, placement: Placement) -> None:
+        rank = dist.get_rank() if self._given_rank is None else self._given_rank
+        self._place = placement.coordinates(rank)
+        self.rank = rank
         self._placement = placement
-        self._place = placement.coordinates(self.rank)
         self._ranks: dict[Axis, tuple[int, ...]] = {}
 
-    def _make(self, what: Axis | tuple[int, ...]) -> None:
+    def _leave(self, uses: set[bool]) -> None:
+        left = {key: group for key, group in self._made.items() if key[1] in uses}
+        self._made = {key: group for key, group in self._made.items() if key not in left}
+        for group in left.values():
+            # torch.distributed may be gone, or have begun anew without this group.
+            if group is not None and dist.is_initialized():
+                with contextlib.suppress(ValueError):
+                    dist.destroy_process_group(group)
+
+    def _ask(self, asked: _Asked) -> None:
+        if asked not in self._asked:
+            self._asked[asked] = None
+            self._make(asked)
+
+    def _make(self, asked: _Asked) -> None:
         """Makes all groups of an axis or of some stages, in the order that new_group needs on all ranks."""
+        what, is_of_steps = asked
         for ranks in self._all_ranks(what):
-            key = self._key(what, ranks)
-            if len(ranks) > 1 and key not in self._made:
+            if (ranks, is_of_steps) in self._made:
+                continue
+            is_member = self.rank in ranks
+            if len(ranks) > 1:
                 made = _new_group(ranks)
-                self._made[key] = made if self.rank in ranks else None
+                self._made[ranks, is_of_steps] = made if is_member else None
+            elif is_member:
+                # Now, while there is a store. The others need not wait for a rank that is alone.
+                self._made[ranks, is_of_steps] = _new_group(ranks, use_local_synchronization=True)
 
     def _all_ranks(self, what: Axis | tuple[int, ...]) -> list[tuple[int, ...]]:
         if what == "world":
@@ -194,9 +220,6 @@ class ParallelMesh:
         if isinstance(what, tuple):
             return [tuple(members[place] for place in what) for members in self._placement.groups("pp")]
         return self._placement.groups(what)
-
-    def _key(self, what: Axis | tuple[int, ...], ranks: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        return ranks, what == "world" and self._placement.pipeline > 1
 
 
 def _new_group(ranks: tuple[int, ...], *, use_local_synchronization: bool = False) -> Any:

@@ -42,7 +42,7 @@ class GradScaler(torch.amp.GradScaler):
         for flag in found.values():
             total = flag.reshape(1).to(device)
             for axis in axes:
-                dist.all_reduce(total, op=dist.ReduceOp.MAX, group=mesh.group(axis))
+                dist.all_reduce(total, op=dist.ReduceOp.MAX, group=mesh.step_group(axis))
             flag.copy_(total.reshape(flag.shape))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:

@@ -49,7 +49,7 @@ class NormTable:
 
     def add_stages(self, mesh: ParallelMesh) -> None:
         """Takes over what the other ranks of the pipeline have entered."""
-        dist.all_reduce(self._found, group=mesh.group("pp"))
+        dist.all_reduce(self._found, group=mesh.step_group("pp"))
 
     def total(self) -> Tensor:
         """Returns the norm of all parameters."""
@@ -61,7 +61,7 @@ class NormTable:
         ranks = mesh.ranks(axis)
         told = torch.zeros(len(ranks), *parts.shape, device=parts.device, dtype=parts.dtype)
         told[ranks.index(mesh.rank)] = parts
-        dist.all_reduce(told, group=mesh.group(axis))
+        dist.all_reduce(told, group=mesh.step_group(axis))
         norms, is_there = told.unbind(1)
         joined = [
             torch.linalg.vector_norm(norm[there > 0], self._order) if bool((there > 0).any()) else norm.sum()

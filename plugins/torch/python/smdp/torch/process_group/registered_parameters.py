@@ -25,9 +25,9 @@ def described(
 ) -> list[tuple[str, int, int, str]]:
     """Returns what the core is told of each parameter; sparse gradients have no place in its buffers."""
     return [
-        (name, 0, DTYPES[dtype], f"{_shape_of(one)} with sparse gradients")
+        (name, 0, DTYPES[dtype], f"{shape_of(one)} with sparse gradients")
         if index in sparse
-        else (name, numel, DTYPES[dtype], _shape_of(one))
+        else (name, numel, DTYPES[dtype], shape_of(one))
         for index, ((name, dtype, numel), one) in enumerate(zip(registered, parameters, strict=True))
     ]
 
@@ -58,8 +58,9 @@ def check_gradient(registered: Registered, parameter: Parameter | Tensor, grad: 
     if grad.dtype is not dtype or grad.numel() != numel:
         raise RuntimeError(
             f"[smdp] the gradient of parameter {name!r} is {grad.dtype} of {grad.numel()} elements, the "
-            f"parameter {dtype} of {numel}; smdp's DistributedDataParallel averages gradients of their "
-            "parameter's dtype. Leave grad_dtype alone, or use torch's class with smdp as its backend."
+            f"parameter {dtype} of {numel}; smdp's DistributedDataParallel and pipelines average gradients "
+            "of their parameter's dtype. Leave grad_dtype alone, or use torch's class with smdp as its"
+            " backend."
         )
 
 
@@ -97,8 +98,8 @@ def has_same_order(grad: Tensor, parameter: Tensor) -> bool:
     return grad.stride() == parameter.stride() and bool(torch.ops.aten.is_non_overlapping_and_dense(grad))
 
 
-def _shape_of(parameter: Tensor) -> str:
-    """For comparisons between ranks: elements are summed in their order in memory."""
+def shape_of(parameter: Tensor) -> str:
+    """Returns what ranks compare: elements are summed in their order in memory."""
     steps = [step for step, extent in zip(parameter.stride(), parameter.shape, strict=True) if extent != 1]
     strides = "" if parameter.is_contiguous() else f" with strides {steps}"
     return f"{list(parameter.shape)}{strides}"

@@ -60,7 +60,8 @@ class Configuration:
         ddp: Replicas of the pipeline fill the world.
         ddp_port: Port of rank 0's store, where the launcher names none.
         ddp_dist_backend: "auto" or "nccl"; smdp moves the data either way.
-        deterministic_server: Accepted: smdp always runs in one order.
+        deterministic_server: Ranks with the same stage run the code around the model in the same order: what
+            waits for a value of another rank goes on at fixed places of the schedule.
         prescaled_batch: Matters with tensor parallelism only.
         skip_tracing: Cut by bytes of parameters instead of measured times.
         delayed_parameter_initialization: For the script that reads it; see smdp.torch.delayed_initialization.

@@ -107,7 +107,7 @@ class DistributedModel(ModelState):
             mesh = state.running.mesh
             self._body = SinglePartition(
                 module,
-                mesh.group("dp") if mesh.replicas > 1 else None,
+                mesh.group("dp") if len(mesh.ranks("dp")) > 1 else None,
                 passes_per_step=backward_passes_per_step,
                 is_mean=average_grads_across_microbatches,
                 # torch warns of broadcast_buffers where it is given, from 2.13 on.

@@ -74,6 +74,7 @@ def split(
         memory_weight=configuration.memory_weight,
         device=device or default_device(),
         seed=configuration.seed,
+        is_in_lockstep=configuration.deterministic_server,
         wording=SMP,
     )
     if example is not None:

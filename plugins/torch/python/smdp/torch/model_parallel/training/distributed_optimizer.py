@@ -74,6 +74,11 @@ class DistributedOptimizer(OptimizerLink):
             kept = [each for each in given if each in own or weight_of(each) is None]
             self.keep_parameters({each: model.filled.get(each, each) for each in kept})
 
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped for an overflow in fp16, which comes later."""
+        return self.inner.overflow
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates this rank's parameters."""
         if not any(group["params"] for group in self.param_groups):

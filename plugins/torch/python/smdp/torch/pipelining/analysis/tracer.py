@@ -266,10 +266,7 @@ class Tracer:
             if not is_fake:
                 raise
             cost = measure_on_random_numbers(name, module, args, kwargs, has_gradient, samples, error)
-            output = tree_map(
-                lambda leaf: self._fake(leaf) if isinstance(leaf, Tensor) else leaf, cost.output
-            )
-            return replace(cost, output=output)
+            return replace(cost, output=tree_map(self._fake_if_tensor, cost.output))
 
     def _fake_if_tensor(self, leaf: Any) -> Any:
         return self._fake(leaf) if isinstance(leaf, Tensor) else leaf

@@ -147,8 +147,8 @@ class Steps:
             rank_of=self._rank_of,
             rank=self._mesh.stage_rank,
             own=self._own,
-            values=Channel(self._mesh.group("pp"), Lane.VALUES),
-            reads=Channel(self._mesh.group("pp"), Lane.READS),
+            values=Channel(self._mesh.step_group("pp"), Lane.VALUES),
+            reads=Channel(self._mesh.step_group("pp"), Lane.READS),
             ghosts=self._ghosts,
             coroutines=self._coroutines,
             modes=modes,
@@ -252,7 +252,7 @@ class Steps:
         else:
             mean = torch.zeros((), dtype=dtype, device=self._device)
         if len(set(step.rank_of)) > 1:
-            dist.broadcast(mean, group=self._mesh.group("pp"), group_src=owner)
+            dist.broadcast(mean, group=self._mesh.step_group("pp"), group_src=owner)
         return mean
 
     def _fail(self, error: BaseException, microbatches: list[Microbatch]) -> None:

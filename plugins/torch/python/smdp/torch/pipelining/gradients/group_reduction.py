@@ -11,7 +11,12 @@ from torch.nn import Parameter
 from smdp import _core
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 from smdp.torch.process_group.profiling import ranged
-from smdp.torch.process_group.tensors import DTYPES
+from smdp.torch.process_group.registered_parameters import (
+    Registered,
+    check_gradient,
+    described,
+    has_same_order,
+)
 
 
 class GroupReduction:
@@ -26,11 +31,10 @@ class GroupReduction:
 
     def __init__(self, group: ProcessGroupSmdp, parameters: Sequence[tuple[str, Parameter]]) -> None:
         self._parameters = list(parameters)
-        described = [
-            (name, parameter.numel(), DTYPES[parameter.dtype], _layout_of(parameter))
-            for name, parameter in parameters
-        ]
-        self._reducer = _core.GradientReducer(group.core, described)
+        self._registered = [Registered(name, each.dtype, each.numel()) for name, each in parameters]
+        self._reducer = _core.GradientReducer(
+            group.core, described(self._registered, [each for _, each in parameters], sparse=())
+        )
         # What the core reads and writes until the step ends: gradients, or dense copies of them.
         # Python deletes them after the reducer, which ends what is in flight.
         self._lent: dict[int, Tensor] = {}
@@ -47,15 +51,15 @@ class GroupReduction:
         name, parameter = self._parameters[index]
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
+        if gradient.layout is not torch.strided or gradient.device.type not in ("cpu", "cuda"):
             raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} is {gradient.dtype} with layout"
-                f" {gradient.layout}, the parameter is {parameter.dtype} with layout {parameter.layout}."
-                " Replicas of a pipeline average dense gradients of their parameters' dtypes: leave"
-                " grad_dtype alone, and make embeddings with sparse=False."
+                f"[smdp] the gradient of parameter {name!r} is {gradient.layout} on {gradient.device}, the"
+                " parameter is in a pipeline with replicas, which average dense gradients on CPUs and CUDA"
+                " devices. Make embeddings with sparse=False."
             )
+        check_gradient(self._registered[index], parameter, gradient)
         # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
-        if not _has_layout_of(gradient, parameter) or gradient.is_conj() or gradient.is_neg():
+        if not has_same_order(gradient, parameter) or gradient.is_conj() or gradient.is_neg():
             gradient = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(gradient)
         self._lent[index] = gradient
         if gradient.is_cuda:
@@ -103,18 +107,3 @@ class GroupReduction:
         mean = torch.empty_like(parameter, memory_format=torch.preserve_format, device="cpu")
         self._reducer.read(index, mean.data_ptr())
         return mean.to(parameter.device)
-
-
-def _layout_of(parameter: Tensor) -> str:
-    """Returns what ranks compare: elements are summed in the order in which they lie in memory."""
-    steps = [step for step, extent in zip(parameter.stride(), parameter.shape, strict=True) if extent != 1]
-    strides = "" if parameter.is_contiguous() else f" with strides {steps}"
-    return f"{list(parameter.shape)}{strides}"
-
-
-def _has_layout_of(gradient: Tensor, parameter: Tensor) -> bool:
-    if gradient.is_contiguous() and parameter.is_contiguous():  # takes a tenth of the time of what follows
-        return True
-    return gradient.stride() == parameter.stride() and bool(
-        torch.ops.aten.is_non_overlapping_and_dense(gradient)
-    )

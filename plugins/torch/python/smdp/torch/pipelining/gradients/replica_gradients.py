@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from smdp.torch.pipelining.gradients.group_reduction import GroupReduction
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 GroupOf = Callable[[str], ProcessGroupSmdp | None]
+# A parameter's id, dtype, shape and strides, and its group.
+_Trained: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], ProcessGroupSmdp]
 
 
 class ReplicaGradients:
@@ -38,8 +41,9 @@ class ReplicaGradients:
         self._group_of = group_of
         self._parameters = dict(parameters)
         self._stages_of = {name: stages[name] & own for name in parameters}
-        # What the reductions are for: after a new membership a parameter has another group.
-        self._trained: list[tuple[int, ProcessGroupSmdp]] = []
+        # What the reductions are for. After a new membership a parameter has another group; one that was
+        # cut has another size, and one that was cast another dtype.
+        self._trained: list[_Trained] = []
         self._reductions: list[GroupReduction] = []
         # By stage: (reduction, index in it, parameter, all stages that add to its gradient).
         self._by_stage: dict[int, list[tuple[GroupReduction, int, Parameter, frozenset[int]]]] = {}
@@ -56,12 +60,12 @@ class ReplicaGradients:
 
     def prepare(self) -> None:
         """Begins a step: parameters may have been frozen or thawed since the last one, on all replicas."""
-        trained = []
+        trained: list[_Trained] = []
         grouped: dict[ProcessGroupSmdp, list[tuple[str, Parameter]]] = {}
         for name, parameter in self._parameters.items():
             group = self._group_of(name)
             if parameter.requires_grad and group is not None:
-                trained.append((id(parameter), group))
+                trained.append((id(parameter), parameter.dtype, parameter.shape, parameter.stride(), group))
                 grouped.setdefault(group, []).append((name, parameter))
         if trained == self._trained:
             return

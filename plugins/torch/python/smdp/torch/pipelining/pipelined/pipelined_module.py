@@ -13,11 +13,13 @@ from torch.nn import Parameter
 from torch.nn.modules.module import _IncompatibleKeys
 
 from smdp import pipeline as schedules
-from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
 from smdp.torch.pipelining.engine.actions import read_row
 from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
+from smdp.torch.pipelining.engine.lockstep import Lockstep
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
 from smdp.torch.pipelining.engine.reduction_actions import ReductionActions
 from smdp.torch.pipelining.engine.same_batch import check_same_batch
@@ -51,6 +53,7 @@ class PipelinedModule(nn.Module):
         mesh: Ranks and groups.
         seed: Of dropout; the same on all ranks.
         is_compiled: Modules go through `torch.compile`.
+        is_in_lockstep: Host reads resume at fixed places of the schedule.
         wording: Of the API that the user wrote.
     """
 
@@ -64,6 +67,7 @@ class PipelinedModule(nn.Module):
         seed: int,
         *,
         is_compiled: bool = False,
+        is_in_lockstep: bool = False,
         wording: Wording = PIPELINE,
     ) -> None:
         super().__init__()
@@ -93,10 +97,17 @@ class PipelinedModule(nn.Module):
         buffers = dict(self.named_buffers())
 
         def replicas_of(name: str) -> ProcessGroupSmdp | None:
-            return mesh.group("rdp") if mesh.replicas > 1 else None
+            # All data-parallel ranks hold a whole weight. Of one that is cut, fewer hold the same part.
+            axis: Axis = "rdp" if name in parameters and cut_of(parameters[name]) is not None else "dp"
+            return mesh.step_group(axis) if len(mesh.ranks(axis)) > 1 else None
 
         replicas = ReplicaGradients(parameters, buffers, split.weights, own, replicas_of)
         tied = TiedGradients(parameters, split, mesh, schedule.rank_of)
+        handlers = Handlers(
+            [Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]
+        )
+        if is_in_lockstep:
+            handlers.add(Lockstep())
         self._steps = Steps(
             model,
             split,
@@ -105,7 +116,7 @@ class PipelinedModule(nn.Module):
             mesh,
             replicas,
             tied,
-            Handlers([Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]),
+            handlers,
             device=self.device,
             seed=seed,
             postpones=postpones,
@@ -260,7 +271,7 @@ class PipelinedModule(nn.Module):
                     " then gives the loss."
                 )
         if not self._has_compared:
-            check_same_batch(self.mesh.group("pp"), batch)
+            check_same_batch(self.mesh.step_group("pp"), batch)
         parts = cut(batch, self.schedule.microbatches)
         self._program.check(parts[0])
         self._program.check_keys(parts[0], loss_fn)

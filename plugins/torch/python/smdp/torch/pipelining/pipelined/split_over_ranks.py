@@ -51,6 +51,7 @@ class SplitOptions:
 
     Attributes:
         memory_weight: 0 to 1: how far balance of bytes counts instead of the time of a step.
+        is_in_lockstep: Host reads resume at fixed places of the schedule; see `engine/lockstep.py`.
         wording: Of the API that the user wrote.
     """
 
@@ -64,6 +65,7 @@ class SplitOptions:
     device: torch.device | str | None = None
     seed: int | None = None
     is_compiled: bool = False
+    is_in_lockstep: bool = False
     wording: Wording = PIPELINE
 
     def check(self) -> None:
@@ -164,7 +166,7 @@ def split_over_ranks(
     Raises:
         ValueError: The model cannot be split so; with a fix.
     """
-    mesh.make("pp", "rdp")
+    mesh.make_for_steps("pp", "rdp", "dp")
     # Where modules are put on ranks by hand, the number of stages follows from them.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)
@@ -214,6 +216,7 @@ def split_over_ranks(
         mesh,
         seed,
         is_compiled=options.is_compiled,
+        is_in_lockstep=options.is_in_lockstep,
         wording=options.wording,
     )
 
