@@ -159,8 +159,10 @@ def check(one: Try, ranks: list[dict[str, Any]], words: str) -> None:
     if call in OVERCOME and errors == [""] * len(ranks):
         return
     assert call in failed["error"] and words in failed["error"], text
-    for error in errors:
-        assert call in error and words in error, text
+    for rank in ranks:
+        # One that had nothing left to do has ended before.
+        if rank["error"] or rank["seconds"] >= failed["seconds"]:
+            assert call in rank["error"] and words in rank["error"], text
 
 
 def test_all_calls_of_the_library_are_known() -> None:

@@ -126,7 +126,7 @@ def has_the_timeout_of_the_world() -> None:
 
     dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=77))
     pipe = smdp.torch.pipeline(made(Chain), microbatches=4)
-    assert pipe.layout.group("pp").timeout_s == 77
+    assert pipe.layout.step_group("pp").timeout_s == 77
 
 
 def test_groups_of_a_pipeline_have_the_timeout_of_the_world() -> None:

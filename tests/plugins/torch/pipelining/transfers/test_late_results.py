@@ -50,7 +50,7 @@ def given_tensors(given: list[dict[str, Any]]) -> list[Tensor]:
 
 def read_on_one_rank() -> None:
     pipe = pipelined()
-    reads = pipe.mesh.group("pp").pending_sends
+    reads = pipe.mesh.step_group("pp").pending_sends
     owner = pipe.layout.stage_rank == 1
     for step in (pipe.train_step, pipe.eval_step, pipe.train_step):
         for batch in rows():
@@ -105,7 +105,7 @@ def test_one_rank_reads_and_the_owner_may_change_its_own() -> None:
 
 def drop_unread() -> None:
     pipe = pipelined()
-    sends = pipe.mesh.group("pp").pending_sends
+    sends = pipe.mesh.step_group("pp").pending_sends
     kept = []
     for number in range(3):
         _, given = pipe.eval_step(rows()[0], wide)

@@ -151,8 +151,11 @@ class ParallelMesh:
     def step_group(self, axis: Axis) -> ProcessGroupSmdp:
         """Returns the group along an axis over which steps send. A step that fails closes it.
 
-        All ranks of the job ask together for the first time.
+        All ranks of the job ask together for the first time. A rank that is alone on the axis sends nothing,
+        and gets the group of the script.
         """
+        if len(self.ranks(axis)) == 1:
+            return self.group(axis)
         self.make_for_steps(axis)
         return self._made[self.ranks(axis), True]  # type: ignore[return-value]
 
@@ -210,9 +213,9 @@ class ParallelMesh:
             if len(ranks) > 1:
                 made = _new_group(ranks)
                 self._made[ranks, is_of_steps] = made if is_member else None
-            elif is_member:
+            elif is_member and not is_of_steps:
                 # Now, while there is a store. The others need not wait for a rank that is alone.
-                self._made[ranks, is_of_steps] = _new_group(ranks, use_local_synchronization=True)
+                self._made[ranks, False] = _new_group(ranks, use_local_synchronization=True)
 
     def _all_ranks(self, what: Axis | tuple[int, ...]) -> list[tuple[int, ...]]:
         if what == "world":
