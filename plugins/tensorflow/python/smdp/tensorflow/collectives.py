@@ -70,7 +70,7 @@ def broadcast(
     """The root's tensor, on every rank; all must have the same shape and dtype.
 
     Raises:
-        TypeError: The tensor cannot be sent, or root_rank is no integer.
+        TypeError: The tensor cannot be sent, or root_rank is not an integer.
         ValueError: There is no such rank.
     """
     members = group_of(group, process_set)

@@ -33,7 +33,7 @@ def broadcast_object(
     While a graph of TensorFlow 1 is built it works at once, without a session.
 
     Raises:
-        TypeError: root_rank is no integer, or the object cannot be pickled.
+        TypeError: root_rank is not an integer, or the object cannot be pickled.
         ValueError: There is no such rank.
         RuntimeError: In a function that is being traced: only tensors can be its results.
     """

@@ -43,7 +43,7 @@ def broadcast_variables(
         None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
 
     Raises:
-        TypeError: A variable cannot be sent, or is none, or root_rank is no integer.
+        TypeError: A variable cannot be sent, or is none, or root_rank is not an integer.
         ValueError: There is no such rank.
         MismatchError: In eager code, on all ranks, before anything is sent: the lists or the roots differ.
         tf.errors.InvalidArgumentError: In a graph, on all ranks: the lists' lengths differ.

@@ -34,7 +34,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         """Checks the root, warns of an optimizer that is not distributed, and leaves out XLA.
 
         Raises:
-            TypeError: root_rank is no integer.
+            TypeError: root_rank is not an integer.
             ValueError: There is no such rank.
         """
         members = group_of(self._group)

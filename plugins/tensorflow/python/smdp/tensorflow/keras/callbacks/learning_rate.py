@@ -26,7 +26,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
 
     Raises:
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
         ValueError: steps_per_epoch is not above 0.
     """
 
