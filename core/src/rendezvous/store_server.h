@@ -39,7 +39,7 @@ class TcpStore::Server {
   void turn_away(const FileDescriptor& socket, const ShortageError& error);
   // The same to all that call before `end`.
   void turn_all_away(const ShortageError& error, Deadline end);
-  // Tells the clients whose handshakes failed for a shortage, once they call again.
+  // Waits for clients whose handshake failed because of a shortage to call again, and tells them why.
   void answer_who_calls_again();
   void refuse(const std::string& address, const std::string& why);
 

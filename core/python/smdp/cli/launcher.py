@@ -161,7 +161,7 @@ class Launcher:
             self._outputs.write_on()
 
     def _awaits_reader(self, now: float, since: float) -> bool:
-        """Tell whether to wait until what was written is read: after a signal only while somebody reads."""
+        """Returns whether to wait until the output is read: after a signal, only while somebody reads."""
         if self._is_hurried:
             return False
         if not self._passed_on.intersection(_STOPPING):
@@ -287,15 +287,15 @@ class Launcher:
         """Do what has to be done in between; called at least every 0.2 seconds."""
 
     def is_done(self) -> bool:
-        """Tell whether there is nothing left to do once all ranks have ended."""
+        """Returns whether nothing is left to do once all ranks have ended."""
         return True
 
     def is_silent(self, rank: int) -> bool:
-        """Tell whether all that a rank has written was heard."""
+        """Returns whether all output of a rank has been read."""
         return self._outputs.is_silent(rank)
 
     def is_failure(self, code: int) -> bool:
-        """Tell whether who ends with this code failed: asked for no restart, and was not told to end."""
+        """Returns whether a rank that ends with this code failed: it did not ask for a restart or obey an order."""
         return self._grade(code) == _FAILED
 
     def _grade(self, code: int | None) -> int:

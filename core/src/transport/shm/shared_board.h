@@ -15,7 +15,7 @@ namespace smdp {
 
 class SharedBoard final : public Board {
  public:
-  // doorbells: by local rank, this one's own among them.
+  // doorbells: by local rank, including this rank's.
   SharedBoard(std::shared_ptr<Segment> segment, const Members& members, std::vector<Doorbell> doorbells);
 
   void enter(const Fingerprint& fingerprint) override;
