@@ -295,7 +295,7 @@ class Launcher:
         return self._outputs.is_silent(rank)
 
     def is_failure(self, code: int) -> bool:
-        """Returns whether a rank that ends with this code failed: it did not ask for a restart or obey an order."""
+        """Returns whether this code is a failure: neither a wish for a restart nor an order obeyed."""
         return self._grade(code) == _FAILED
 
     def _grade(self, code: int | None) -> int:
