@@ -19,6 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kGreeting{10};
+constexpr milliseconds kLastGreeting{500};  // after a failure; a rank that has proved the secret sends the rest at once
 
 }  // namespace
 
@@ -70,6 +71,7 @@ void Acceptor::loop() {
       fail(error);
     }
   }
+  await_authenticated();
   hang_up();
   join_all();
   over_.set_value();
@@ -116,7 +118,19 @@ void Acceptor::greet(Session& session) {
     if (missing_ > 0 && !stop_.load()) refuse(session.address, error.what());
     session.socket.reset();
   }
+  const Lock lock(mutex_);
   session.ended.store(true);
+  has_ended_.notify_all();
+}
+
+// A rank that has proved the secret may take its connection for made, and learns of the failure over it alone.
+void Acceptor::await_authenticated() {
+  Lock lock(mutex_);
+  if (!failure_) return;
+  has_ended_.wait_until(lock, steady_clock::now() + kLastGreeting, [this]() SMDP_REQUIRES(mutex_) {
+    return std::none_of(sessions_.begin(), sessions_.end(),
+                        [](const Session& session) { return session.is_authenticated && !session.ended.load(); });
+  });
 }
 
 // Who is not known by now is nobody that is waited for.

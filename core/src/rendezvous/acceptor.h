@@ -56,6 +56,7 @@ class Acceptor {
   bool has_room();
   void take(FileDescriptor socket);
   void greet(Session& session);
+  void await_authenticated();
   void hang_up();
   void join_all();
   void refuse(const std::string& who, const std::string& why) SMDP_REQUIRES(mutex_);
@@ -71,6 +72,7 @@ class Acceptor {
   std::list<Session> sessions_ SMDP_GUARDED_BY(mutex_);
   std::set<std::string> refused_ SMDP_GUARDED_BY(mutex_);
   std::optional<ShortageError> failure_ SMDP_GUARDED_BY(mutex_);
+  Condition has_ended_;  // a session
   std::atomic<bool> stop_{false};
   std::promise<void> over_;  // the thread has nothing more to do
   const std::future<void> is_over_ = over_.get_future();
