@@ -25,7 +25,7 @@ from smdp import _core
 from smdp._buffers import view
 
 LIMIT_S = 15.0
-_KINDS = ("error", "seconds", "counts", "has_failed")
+_KINDS = ("error", "counts", "has_failed")
 
 
 def step(group: smdp.Group) -> None:
@@ -86,7 +86,6 @@ def rank(number: int, library: Any, one: dict[str, Any], port: int, report: Text
     if is_short and one["files"] is not None:
         limit = len(os.listdir("/proc/self/fd")) - 1 + one["files"]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    begin = time.monotonic()
     error = ""
     try:
         job()
@@ -97,7 +96,7 @@ def rank(number: int, library: Any, one: dict[str, Any], port: int, report: Text
         library.fail_call_name(i).decode(): library.fail_call_count(i)
         for i in range(library.fail_call_size())
     }
-    values = (error, time.monotonic() - begin, counts, bool(library.fail_call_has_failed()))
+    values = (error, counts, bool(library.fail_call_has_failed()))
     report.write(json.dumps(dict(zip(_KINDS, values, strict=True))))
 
 
