@@ -1,4 +1,4 @@
-// The name of a thread's calls, for front ends in which nothing between the program and the group carries one.
+// The name of a thread's calls, for front ends that cannot pass a name from the program to the group.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace smdp {
 
-// Collectives that this thread calls from now on have this name, unless their Call has one. Empty: none.
+// Sets the name of the collectives that this thread calls from now on, unless their Call has its own. Empty: no name.
 SMDP_API void set_call_name(std::string name);
 SMDP_API const std::string& call_name();
 

@@ -8,7 +8,7 @@
 
 namespace smdp {
 
-// Element types. The 8-bit floats and the unsigned 16 to 64 bit integers are moved, never reduced.
+// Element types. The 8-bit floats and the unsigned 16- to 64-bit integers can be moved but not reduced.
 enum class DType : std::uint8_t {
   kBool = 0,
   kUint8 = 1,
@@ -34,12 +34,12 @@ enum class DType : std::uint8_t {
   kFloat8E8M0FNU = 21,
 };
 
-// SUM and PRODUCT of bool are OR and AND, as are MAX and MIN. Integers wrap. AVG of integers truncates towards zero.
-// Partial sums of an AVG of float16 that go from host to host are divided already, so that they do not overflow.
+// For bool, SUM and MAX are OR; PRODUCT and MIN are AND. Integers wrap around. AVG of integers truncates toward zero.
+// Partial sums of an AVG of float16 are divided before they travel between hosts, so that they do not overflow.
 enum class ReduceOp : std::uint8_t {
   kSum = 0,
   kAvg = 1,        // SUM divided by the size of the group
-  kPremulSum = 2,  // every rank's input times its own factor, then SUM
+  kPremulSum = 2,  // SUM of every rank's input times its own factor
   kProduct = 3,
   kMin = 4,  // NaN propagates
   kMax = 5,  // NaN propagates
@@ -48,16 +48,16 @@ enum class ReduceOp : std::uint8_t {
   kBxor = 8,
 };
 
-// Bytes of one element.
+// Returns the size of one element in bytes.
 SMDP_API std::size_t size_of(DType dtype);
 
-// Name as NumPy and torch spell it, e.g. "float32".
+// Returns the name as NumPy and torch spell it, e.g. "float32".
 SMDP_API const char* name_of(DType dtype);
 
-// Name as torch spells it, e.g. "SUM".
+// Returns the name as torch spells it, e.g. "SUM".
 SMDP_API const char* name_of(ReduceOp op);
 
-// True where op is defined on dtype.
+// Returns whether `op` is defined on `dtype`.
 SMDP_API bool is_supported(DType dtype, ReduceOp op);
 
 }  // namespace smdp

@@ -1,6 +1,6 @@
-// Visibility of the public C++ API: everything else in libsmdp is hidden.
+// Visibility of symbols: SMDP_API marks the public C++ API; everything else in libsmdp is hidden.
 #pragma once
 
 #define SMDP_API __attribute__((visibility("default")))
-// For what a public class keeps to itself.
+// For private members of a public class.
 #define SMDP_HIDDEN __attribute__((visibility("hidden")))

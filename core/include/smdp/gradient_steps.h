@@ -1,8 +1,9 @@
-// Drives a GradientReducer for a framework that runs ops as soon as their inputs are there: gradients of one step come
-// in any order and from any thread, and those of the next may come before the last of this one is done.
+// Drives a GradientReducer for a framework that runs ops as soon as their inputs are available. Gradients of one step
+// arrive in any order and from any thread, and those of the next step may arrive before this one is finished.
 //
-// A step is: begin(), ready() and mean() for each gradient, finish(), leave(). Nothing waits for other ranks; what
-// closes the group (abort(), leave() or begin() of a step that broke off) returns once its operation here has ended.
+// A step consists of begin(), ready() and mean() for each gradient, finish() and leave(). No function waits for other
+// ranks. Functions that close the group (abort(), and leave() or begin() for an incomplete step) return once its
+// operation on this rank has ended.
 #pragma once
 
 #include <cstddef>
@@ -18,37 +19,37 @@
 
 namespace smdp {
 
-// Thread-safe. Copies are the same object.
+// Thread-safe. Copies refer to the same object.
 class SMDP_API GradientSteps {
  public:
-  // Collective, as GradientReducer is.
+  // Collective, like GradientReducer's constructor.
   GradientSteps(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options);
 
-  // Number of the object in this process, for find().
+  // Returns the number of this object in the process, for find().
   std::uint64_t id() const;
-  // The same object; null if it is gone.
+  // Returns the object with this number, or null if it no longer exists.
   static std::unique_ptr<GradientSteps> find(std::uint64_t id);
 
-  // Opens a step and returns its number; if nothing came of the one before, it is that one. Throws if the one before
-  // was never finished (an op failed in the middle of it, or two threads run steps at once), after closing the group on
-  // all ranks; and the group's error, if it failed.
+  // Opens a step and returns its number. If no gradient of the current step has arrived, returns that step's number
+  // again. Throws if the previous step was never finished (because an op failed in the middle, or two threads run steps
+  // at once), after closing the group on all ranks. Throws the group's error if the group has failed.
   std::uint64_t begin();
-  // Gradient `index` of `step` lies at `data`, where its mean will be. The memory belongs to the reducer until
-  // `release` runs, on the completion thread. Throws without having taken it.
+  // Hands over gradient `index` of `step`, which is stored at `data`; its mean will be written there. The memory
+  // belongs to the reducer until `release` runs on the completion thread. If this throws, the gradient was not taken.
   void ready(std::uint64_t step, std::size_t index, void* data, std::function<void()> release);
-  // `done` runs with a null pointer once the mean is there, or with the step's failure: at once, in the caller's
-  // thread, if that is so already, else on the completion thread.
+  // Calls `done` with a null pointer once the mean is there, or with the step's error. `done` runs at once in the
+  // caller's thread if the result is already known, and on the completion thread otherwise.
   void mean(std::uint64_t step, std::size_t index, std::function<void(std::exception_ptr)> done);
-  // After the last ready() of the step. Gradients that did not come count as zero.
+  // Called after the last ready() of the step. Gradients that were not ready count as zero.
   void finish(std::uint64_t step);
-  // Nothing more comes of one begin() of the step. If gradients came but finish() did not, and nothing more comes of
-  // any other that gave the same number, closes the group on all ranks.
+  // Ends the use of a step by one begin(). If gradients were ready but finish() was not called, and every other begin()
+  // that returned this number has ended too, closes the group on all ranks.
   void leave(std::uint64_t step);
 
-  // As GradientReducer's.
+  // See GradientReducer.
   std::string explain() const;
   const std::string& group_name() const;
-  // Fails what is in flight on all ranks, and all that comes.
+  // Fails all current and future operations on all ranks.
   void abort(const std::string& reason);
 
  private:

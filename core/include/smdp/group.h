@@ -25,46 +25,47 @@ class Batch;
 class SparseSum;
 struct GroupSetup;
 
-// How a group is made. Values that come from SMDP_* variables keep their name without the prefix.
+// How a group is made. Options that come from SMDP_* variables have the variable's name without the prefix.
 struct GroupOptions {
-  // Unique among the groups that share a store.
+  // Must be unique among the groups that share a store.
   std::string name = "world";
-  // Number of this rank in the world, for messages, where the group is a part of it. -1: ranks are the world's.
+  // Rank in the world, used in messages if the group is a part of the world. -1: the group's ranks are those of the
+  // world.
   int world_rank = -1;
-  // Ranks of the world, for traces, likewise. -1: as many as the group has.
+  // Number of ranks in the world, used in traces. -1: the group is the world.
   int world_size = -1;
-  // Deadline of every operation that names none. SMDP_TIMEOUT, default 30 min.
+  // Deadline of operations that do not set their own. SMDP_TIMEOUT, default 30 min.
   std::chrono::milliseconds timeout{1'800'000};
-  // Deadline for all ranks to come. SMDP_INIT_TIMEOUT, default 5 min.
+  // Deadline for all ranks to join. SMDP_INIT_TIMEOUT, default 5 min.
   std::chrono::milliseconds init_timeout{300'000};
-  // Shared secret that every connection must prove. Empty: rank 0 draws one and hands it out through the store.
+  // Shared secret that every connection must prove. Empty: rank 0 generates one and distributes it through the store.
   std::string secret;
-  // Address (name or number) by which others reach rank 0. Empty: taken from the route to it, else the loopback.
+  // Address (name or number) by which other hosts reach rank 0. Empty: that of the route to it, else the loopback.
   std::string master_addr;
-  // Interfaces to use, as NCCL spells them ("eth", "=eth0,eth1", "^docker"); several names are several rails, over
-  // which the data streams are spread. Empty: the route to the master.
+  // Network interfaces to use, in NCCL's syntax ("eth", "=eth0,eth1", "^docker"). Several interfaces are several rails,
+  // over which the data streams are spread. Empty: the interface of the route to the master.
   std::string socket_ifname;
-  // Ranks share a host only if this is equal, too. Empty: boot id and network namespace. For tests, mostly.
+  // Ranks share a host only if this value is equal as well. Empty: boot id and network namespace. Mostly for tests.
   std::string host_id;
-  // See planner.h. Leave alone unless you measure.
+  // See planner.h. Leave this alone unless you measure.
   std::string algorithm = "auto";
-  // SMDP_DETERMINISTIC=strict: only algorithms that add in rank order.
+  // SMDP_DETERMINISTIC=strict: use only algorithms that add in rank order.
   bool strict = false;
-  // Progress threads of the process; groups take turns. SMDP_THREADS.
+  // Number of progress threads in the process, which all groups share. SMDP_THREADS.
   int threads = 1;
-  // TCP streams to each rank on another host; at least one per rail. More help where one connection cannot fill the
-  // link. 0: one per rail; gradients try more, and use them where they are faster.
+  // Number of TCP streams to each rank on another host; at least one per rail. More streams help if one connection
+  // cannot fill the link. 0: one per rail; gradient reducers try more and use them if they are faster.
   int streams = 0;
-  // An operation that waits this long is logged, with the ranks it waits for; 0: never. SMDP_STALL_TIME.
+  // An operation that waits this long is logged, with the ranks it waits for. 0: never. SMDP_STALL_TIME.
   std::chrono::milliseconds stall_time{60'000};
-  // Directory for the trace of this process, see observability.h. Empty: none. SMDP_TRACE.
+  // Directory for the trace of this process, see observability.h. Empty: no trace. SMDP_TRACE.
   std::string trace;
-  // Bytes of a shared-memory chunk (rounded to 4 KiB). 0: 256 KiB, or 2 MiB where ranks outnumber cores, and for
-  // gradients.
+  // Size of a shared-memory chunk in bytes (rounded to 4 KiB). 0: 256 KiB; 2 MiB for gradients, or if there are more
+  // ranks than cores.
   std::size_t chunk_bytes = 0;
 
-  // From names without SMDP_ ("timeout" in seconds, "secret", ...). Unknown ones are ignored, wrong values throw
-  // ConfigError.
+  // Makes options from names without the SMDP_ prefix ("timeout" in seconds, "secret", ...). Ignores unknown names and
+  // throws ConfigError for invalid values.
   SMDP_API static GroupOptions from(const std::map<std::string, std::string>& values);
 };
 
@@ -78,133 +79,138 @@ struct ConstBuffer {
   std::size_t count = 0;
 };
 
-// What the blocks of a call look like, so that ranks find shapes that differ where counts do not: one shape for all, or
-// one per block. Empty: not compared with what other ranks give.
+// Shapes of the blocks of a call, so that ranks detect shapes that differ even if the counts agree: one shape for all
+// blocks, or one per block. Empty: not compared with the other ranks' shapes.
 using Shapes = std::vector<std::vector<std::int64_t>>;
 
-// How one call behaves.
+// Options of one call.
 struct Call {
   std::optional<std::chrono::milliseconds> timeout;  // default: the group's
-  bool async = false;                                // return before it is done
-  std::shared_ptr<Arrival> arrival;                  // what a collective reads comes later; null: is there
-  bool is_counted = true;                            // in operation_counts()
-  std::function<std::string()> label;                // what the data is, for messages; may be empty. Any thread
-  std::string name;                                  // what all ranks call it, which is compared; may be empty
-  // Ranks may make this call before or after others of this kind: it meets those of the same name, in rank 0's order.
-  // Two calls of one name may not be under way at once. Each costs one small message in addition. Before a rank makes a
-  // call that is not by name, it must wait for those by name that it has made.
+  bool async = false;                                // return before the operation is done
+  std::shared_ptr<Arrival> arrival;                  // the input of a collective arrives later; null: it is complete
+  bool is_counted = true;                            // whether operation_counts() includes the call
+  std::function<std::string()> label;  // describes the data in messages; may be empty; any thread may call it
+  std::string name;                    // same on all ranks, which is checked; may be empty
+  // The call is matched with the other ranks' calls of the same name, in rank 0's order, so ranks may make calls of
+  // this kind in different orders. Two calls with the same name must not be in flight at once. Each costs one small
+  // extra message. Before a rank makes a call that is not by name, it must wait for its calls by name.
   bool by_name = false;
-  // Asked now and then by a blocking call: true ends it and closes the group with ClosedError (Ctrl-C). May be empty.
+  // Polled by a blocking call; when it returns true, the call ends and the group is closed with ClosedError (Ctrl-C).
+  // May be empty.
   std::function<bool()> interrupted;
 };
 
-// All ranks of a group must call the same collectives in the same order; calls of one rank may come from any thread,
-// but their order is then the program's business. Buffers must live until the operation is done. Wrong arguments
-// throw InvalidArgument before anything is sent; everything else arrives with the operation. After a MismatchError of a
-// collective that all ranks get in that very call, the group goes on; docs/errors.md says where. After any other
-// failure it is closed: later calls throw the same error.
+// All ranks of a group must call the same collectives in the same order. A rank may call from any thread; the program
+// must then keep the order. Buffers must live until the operation is done. Invalid arguments throw InvalidArgument
+// before anything is sent; all other errors arrive through the operation. After a MismatchError that all ranks get in
+// the same call, the group stays usable (docs/errors.md). After any other failure it is closed, and later calls throw
+// the same error.
 class SMDP_API Group {
  public:
-  using Handle = std::shared_ptr<Operation>;  // null when the call was not async
+  using Handle = std::shared_ptr<Operation>;  // null if the call was not async
 
-  // Blocks until all `size` ranks have called it with the same name and store.
+  // Blocks until all `size` ranks have made a group with the same name and store.
   Group(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options);
-  // For smdp's own bindings, which know more of how it is made.
+  // For smdp's own bindings, which set additional options.
   Group(const GroupSetup& setup, std::shared_ptr<Store> store, int rank, int size);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-  // Leaves the group, as shutdown() does, unless find() has given it to somebody else.
+  // Leaves the group, like shutdown(), unless find() has returned it to another owner.
   ~Group();
 
-  // Number of the group in this process, for find().
+  // Returns the number of the group in this process, for find().
   std::uint64_t id() const;
-  // The same group; null if it is gone.
+  // Returns the group with this number, or null if it no longer exists.
   static std::shared_ptr<Group> find(std::uint64_t id);
 
   int rank() const;
   int size() const;
-  // Of a rank of this group.
+  // Returns the world rank of a rank of this group.
   int world_rank(int rank) const;
   const std::string& name() const;
-  std::string tag() const;  // "[smdp] rank 3 of 8 (host b)", with which messages begin
+  std::string tag() const;  // "[smdp] rank 3 of 8 (host b)", the prefix of messages
   int local_rank() const;   // index among the ranks of this host
   int local_size() const;
   int host_index() const;
   const std::vector<std::vector<int>>& hosts() const;
   const std::vector<std::string>& host_names() const;  // by rank
-  // To each rank on another host, where measuring may tell whether they are faster than one; 0: there is nothing to
-  // tell.
+  // Returns how many streams to each rank on another host are worth comparing with one stream by measurement. 0: there
+  // is nothing to compare.
   int streams_to_try() const;
 
-  // Buffers of one call lie apart, but this rank's input may be where its part of the result goes. Outputs may be one
-  // and the same memory, for results of which nobody reads more than one; which it then holds is not said.
-  // factor: of this rank's input, for kPremulSum.
+  // Buffers of one call must not overlap, except that this rank's input may be the place where its part of the result
+  // goes. Several outputs may be the same memory if at most one result is needed; it is unspecified which one the
+  // memory then holds. `factor` multiplies this rank's input if op is kPremulSum.
   Handle all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op,
                     double factor = 1.0, const Call& call = {});
-  // All ranks give the same shape, dtype and number of sparse dimensions. op: kSum, kAvg or kPremulSum.
+  // All ranks must pass the same shape, dtype and number of sparse dimensions. op: kSum, kAvg or kPremulSum.
   Handle all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp op, double factor = 1.0, const Call& call = {});
-  // Sums tensors as they are filled, for gradient_reducer.h. All ranks give lists of the same counts and dtypes.
+  // Sums tensors while they are being filled, for gradient_reducer.h. All ranks must pass the same counts and dtypes.
   Handle all_reduce_batch(std::shared_ptr<Batch> batch, const Call& call);
-  // After Batch::fill().
+  // Called after Batch::fill().
   void wake();
-  // out is used on the root only.
+  // `out` is used only on the root.
   Handle reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype, ReduceOp op, int root,
                 double factor = 1.0, const Call& call = {});
-  // The root, too, waits until the ranks of its host and one of each host below it have called it, so that it hears
-  // of a mismatch.
+  // The root also waits until the ranks of its host, and one rank of each host below it in the tree, have made the
+  // call, so that it learns of a mismatch.
   Handle broadcast(void* data, std::span<const std::int64_t> shape, DType dtype, int root, const Call& call = {});
-  // out: one buffer per rank; counts may differ between ranks, but all ranks give the same list of counts. One shape is
-  // that of each block.
+  // `out` has one buffer per rank. Counts may differ between ranks, but all ranks must pass the same list of counts. A
+  // single shape applies to each block.
   Handle all_gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, const Call& call = {},
                     const Shapes& shapes = {});
-  // in: one buffer per receiver, the same counts on all ranks. One shape is that of all blocks together.
+  // `in` has one buffer per receiver, with the same counts on all ranks. A single shape is that of all blocks together.
   Handle reduce_scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, ReduceOp op, double factor = 1.0,
                         const Call& call = {}, const Shapes& shapes = {});
-  // in[j] goes to rank j, out[j] comes from rank j. One shape is that of all blocks together, which are alike.
+  // in[j] goes to rank j; out[j] comes from rank j. A single shape is that of all blocks together, which are then
+  // equal.
   Handle all_to_all(std::vector<ConstBuffer> in, std::vector<Buffer> out, DType dtype, const Call& call = {},
                     const Shapes& shapes = {});
-  // out is empty except on the root. The shape is that of `in`, of which the first extent is this rank's own.
+  // `out` is empty except on the root. The shape is that of `in`; its first extent may differ between ranks.
   Handle gather(ConstBuffer in, std::vector<Buffer> out, DType dtype, int root, const Call& call = {},
                 const Shapes& shapes = {});
-  // in is empty except on the root. The shape is that of `out`, likewise.
+  // `in` is empty except on the root. The shape is that of `out`; its first extent may differ between ranks.
   Handle scatter(std::vector<ConstBuffer> in, Buffer out, DType dtype, int root, const Call& call = {},
                  const Shapes& shapes = {});
   Handle barrier(const Call& call = {});
-  // Point to point, matched by (source, tag) in order; independent of collectives. source -1: from anybody.
+  // Point to point, matched by (source, tag) in order, independent of collectives. source -1: any rank.
   Handle send(ConstBuffer data, DType dtype, int destination, std::int64_t tag, const Call& call = {});
   Handle recv(Buffer data, DType dtype, int source, std::int64_t tag, const Call& call = {});
-  // A send, not of nothing, that the destination need not take: it waits, without a deadline, for recv() or refuse()
-  // there, and ends without an error when the destination leaves. The memory is read until it ends.
+  // Like send(), for at least one element, but the destination need not receive it. The operation waits without a
+  // deadline for recv() or refuse() at the destination, and ends without an error when the destination leaves. The
+  // memory is read until the operation ends.
   Handle offer(ConstBuffer data, DType dtype, int destination, std::int64_t tag);
-  // Instead of recv(): the next offer of `source` with this tag will not be taken. What is no offer passes it.
+  // Declines the next offer of `source` with this tag. The offer must not be received as well; ordinary sends are not
+  // affected.
   void refuse(int source, std::int64_t tag);
-  // Sends all that is offered, to be kept at its destinations, so that this rank can leave when the handles have ended.
+  // Sends all offered data, which the destinations then keep, so that this rank can leave once the handles have ended.
   void push_offers();
 
-  // For a group that is made of these ranks of this one by itself: PeerLostError once one of them has died, also after
-  // this group was closed, or has left.
+  // Returns a check for a separate group that these ranks form. The check yields PeerLostError once one of them has
+  // died (even after this group was closed) or has left.
   Obstacle watch(std::vector<int> ranks) const;
 
-  // Collective: ranks with the same color (>= 0) form a group, ordered by key, then rank. Null for color < 0. Throws as
-  // twin() does, but a rank that has left matters to its own color only.
+  // Collective. Ranks with the same color (>= 0) form a group, ordered by key, then by rank. Returns null for color <
+  // 0. Throws as twin() does, except that a rank that has left affects only its own color.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
-  // The same ranks once more, for operations beside a program that computes, with so many streams to each rank on
-  // another host; 0: as this group. Throws this group's failure, or PeerLostError where a rank has left it, also while
-  // it waits for the others.
+  // Makes another group of the same ranks, for operations that run beside the program's own, with this many streams to
+  // each rank on another host (0: as many as this group has). Throws this group's failure, or PeerLostError if a rank
+  // has left it before or during the wait for the other ranks.
   std::unique_ptr<Group> twin(const std::string& name, int streams, std::string purpose = {},
                               std::vector<std::string> replaced = {});
 
-  // Which algorithm an all_reduce of so many bytes takes in this group, the cost model's figures for all, chunks,
-  // owners and connections, as text.
+  // Returns a text that names the algorithm for an all_reduce of this many bytes in this group, the cost model's times
+  // for all algorithms, chunks, owners and connections.
   std::string explain(std::size_t bytes) const;
-  // The name of what all_reduce_batch() of so many bytes takes between hosts.
+  // Returns the name of the algorithm that all_reduce_batch() of this many bytes uses between hosts.
   std::string batch_algorithm(std::size_t bytes) const;
 
-  // Fails what is in flight on all ranks with this reason and closes the group everywhere.
+  // Fails all operations in flight on all ranks with this reason, and closes the group on all ranks.
   void abort(const std::string& reason);
-  // Leaves the group; what is in flight here fails. Idempotent. A non-empty reason is what others are told.
+  // Leaves the group; operations in flight on this rank fail. Idempotent. A non-empty reason is sent to the other
+  // ranks.
   void shutdown(const std::string& reason = "");
-  // The failure that closed the group; null while it works.
+  // Returns the failure that closed the group, or null while it works.
   std::exception_ptr error() const;
 
  private:

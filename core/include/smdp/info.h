@@ -1,4 +1,4 @@
-// What this build and this machine are, for bug reports.
+// Facts about this build and this machine, for bug reports.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace smdp {
 
-// Reduction kernel in use: "avx512", "avx2", "neon" or "generic".
+// Returns the reduction kernel in use: "avx512", "avx2", "neon" or "generic".
 SMDP_API std::string active_kernel();
-// All that this CPU can run, best first.
+// Returns all kernels that this CPU can run, fastest first.
 SMDP_API std::vector<std::string> kernels();
-// Cores this process may use: affinity and cgroup quota counted.
+// Returns the number of cores this process may use, limited by affinity and the cgroup's quota.
 SMDP_API int core_count();
 
 }  // namespace smdp

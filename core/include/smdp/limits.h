@@ -1,4 +1,4 @@
-// Limits of this process, of its container and of the machine.
+// Limits of this process, its container and the machine.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace smdp {
 
-// Raises the soft limit of open files to the hard one, as far as 65536. Ranks do so when they meet. A program that uses
-// select() loses nothing: where a descriptor is now too high for it, it would have failed to open it before.
+// Raises the soft limit of open files to the hard limit, at most to 65536. Ranks call this when they meet. Programs
+// that use select() lose nothing: a descriptor that is now too high for it could not have been opened before.
 SMDP_API void raise_open_files_limit();
 
-// Why a system call fails with this errno for want of something: the limit, its value, what is needed and the cure.
-// purpose: what the call was for, e.g. "a rank of this host". bytes: of memory that it asked for; 0: none.
+// Explains why a system call failed with this errno for lack of a resource: the limit, its value, what is needed and
+// the fix. `purpose` says what the call was for, e.g. "a rank of this host"; `bytes` is the memory it asked for, or 0.
 SMDP_API std::string describe_shortage(const std::string& call, const std::string& purpose, int error,
                                        std::size_t bytes = 0);
 

@@ -1,4 +1,4 @@
-// The ranks of a new group come together.
+// The meeting of the ranks of a new group.
 #pragma once
 
 #include <exception>
@@ -13,25 +13,26 @@ namespace smdp {
 
 class WaitScope;
 
-// Why ranks will never all come: an error, or null while they may. has_failed: the meeting has failed, and this may be
-// why; then it need not be certain. Not asked by two threads at a time. May be empty.
+// Returns the reason why the ranks can never all join, or null as long as they may. has_failed: the meeting has failed
+// and this may be the cause, so the reason need not be certain. Called by one thread at a time. May be empty.
 using Obstacle = std::function<std::exception_ptr(bool has_failed)>;
 
-// From here on this thread waits for the `size` ranks of `group`, and others are told so: those that wait for this rank
-// in another group find out that neither ever ends. Group has its own; whoever waits for ranks before it needs one,
-// too.
+// Announces, for as long as it exists, that this thread waits for the `size` ranks of `group`. Ranks that wait for this
+// rank in another group thereby find out that neither wait can end. Group makes its own Meeting; code that waits for
+// ranks before it makes a group needs one as well.
 class SMDP_API Meeting {
  public:
-  // obstacle: asked by check(). world_rank: of this rank, -1: not known. purpose: what the group is for, as messages
-  // say it; may be empty. replaced: groups whose place it takes, of which this rank calls no operation before all have
-  // come.
+  // obstacle: called by check(). world_rank: world rank of this rank; -1: unknown. purpose: what the group is for, in
+  // messages; may be empty. replaced: groups that it replaces, of which this rank calls no operation until all ranks
+  // have joined.
   Meeting(std::string group, int size, Obstacle obstacle = {}, int world_rank = -1, std::string purpose = {},
           std::vector<std::string> replaced = {});
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  // Throws MismatchError where that has been found out, else what the obstacle gives. To be asked now and then.
+  // Throws MismatchError if the ranks wait for each other in different groups, or else the obstacle's error. Must be
+  // called repeatedly.
   void check(bool has_failed = false) const;
 
  private:

@@ -1,8 +1,8 @@
-// How many bytes training takes on every rank of a pipeline, by formula: no framework, no device.
+// Estimates by formula how many bytes training takes on every rank of a pipeline. Needs no framework and no device.
 //
 // Letters: p pipeline, v virtual stages, t tensor, d data, s sequence, b samples of a microbatch, h hidden, a heads.
 // Sources: ZeRO (arXiv 1910.02054), PTD-P (2104.04473), selective recomputation (2205.05198), the documentation of
-// SageMaker's model parallel library, DeepSpeed's cold estimators.
+// SageMaker's model parallel library, and DeepSpeed's cold estimators.
 #pragma once
 
 #include <cstddef>
@@ -19,53 +19,53 @@ struct Layers {
   std::int64_t count = 0;
   std::int64_t hidden = 0;
   std::int64_t heads = 0;
-  std::int64_t key_value_heads = 0;  // fewer than heads: grouped-query attention
+  std::int64_t key_value_heads = 0;  // fewer than `heads`: grouped-query attention
   std::int64_t head_size = 0;
-  std::int64_t ffn = 0;              // inner width of the MLP; of one expert
-  bool is_gated = false;             // SwiGLU and its kin: three matrices instead of two
-  bool is_relu = false;              // keeps one tensor where other activation functions keep two
-  bool has_cross_attention = false;  // a second attention, over what the layers before the first such one yield
+  std::int64_t ffn = 0;              // inner width of the MLP, or of one expert
+  bool is_gated = false;             // SwiGLU and similar: three matrices instead of two
+  bool is_relu = false;              // keeps one tensor; other activation functions keep two
+  bool has_cross_attention = false;  // a second attention, over the output of the layers before the first such one
   bool has_query_key_value_bias = false;
   bool has_output_bias = false;  // of the attention's last matrix
   bool has_mlp_bias = false;
-  bool has_dropout = false;  // of attention and of both branches
+  bool has_dropout = false;  // on attention and on both branches
   std::int64_t norms = 2;
-  std::int64_t norm_width = 2;      // parameters of a norm per hidden: 2 with a bias, 1 without
-  bool has_unfused_norms = false;   // written out in a framework's operators, which keep the normalized value, too
-  bool has_fp32_softmax = false;    // in 16 bits, kept beside its cast; without flash attention
+  std::int64_t norm_width = 2;      // parameters of a norm per hidden unit: 2 with a bias, 1 without
+  bool has_unfused_norms = false;   // composed of a framework's operators, which also keep the normalized value
+  bool has_fp32_softmax = false;    // for 16-bit types, kept beside its cast; only without flash attention
   bool has_query_key_norm = false;  // over head_size, of every query and key
-  std::int64_t experts = 0;         // 0: no mixture of experts
+  std::int64_t experts = 0;         // 0: not a mixture of experts
   std::int64_t experts_per_token = 0;
-  std::int64_t shared_ffn = 0;  // inner width of a gated expert that every token takes; 0: none
-  std::int64_t extra = 0;       // other parameters, whole on every tensor-parallel rank
+  std::int64_t shared_ffn = 0;  // inner width of a gated expert that processes every token; 0: none
+  std::int64_t extra = 0;       // other parameters, replicated on every tensor-parallel rank
 };
 
-// A transformer: embedding, layers, head.
+// A transformer: embedding, layers and head.
 struct Architecture {
   std::string name;
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;       // rows of the embedding; 0: none
-  std::int64_t positions = 0;        // rows of a learned position embedding, no fewer than a sample's tokens; 0: none
-  std::int64_t embedding_extra = 0;  // other parameters of the embedding, whole on every tensor-parallel rank
+  std::int64_t positions = 0;        // rows of a learned position embedding, at least a sample's tokens; 0: none
+  std::int64_t embedding_extra = 0;  // other parameters of the embedding, replicated on every tensor-parallel rank
   bool has_embedding_dropout = false;
   std::vector<Layers> layers;
   std::int64_t head_extra = 0;  // other parameters of the head: the last norm, a pooler, a classifier
-  std::int64_t outputs = 0;     // columns of the logits of every token; 0: no language model's head
-  bool is_tied = false;         // the logits' matrix is the embedding; otherwise it is outputs x hidden of its own
-  std::int64_t sequence = 0;    // tokens of every sample where the model fixes them; 0: it does not
+  std::int64_t outputs = 0;     // columns of the logits of every token; 0: not a language model's head
+  bool is_tied = false;         // the logits use the embedding's matrix; otherwise their own, outputs x hidden
+  std::int64_t sequence = 0;    // tokens of every sample if the model fixes them; 0: it does not
 };
 
-// All of an architecture. Throws InvalidArgument.
+// Returns the number of all parameters of an architecture. Throws InvalidArgument.
 SMDP_API double parameters(const Architecture& architecture);
 
-// A piece of a model that has been traced; see the docs page on memory for the file it comes from.
+// A piece of a traced model; the documentation page on memory describes the trace file.
 struct Unit {
   double parameters = 0;   // elements
-  double activations = 0;  // bytes kept from forward to backward, of one microbatch
-  double cut = 0;          // bytes that cross from it, and from those before it, to those behind it
+  double activations = 0;  // bytes of one microbatch kept from forward to backward
+  double cut = 0;          // bytes that cross from this unit and the ones before it to the ones behind it
 };
 
-// Parameters that several units share: counted once on every stage that has one of them.
+// Parameters shared by several units: counted once on every stage that has one of the units.
 struct Tied {
   double parameters = 0;
   std::vector<std::size_t> units;
@@ -74,49 +74,49 @@ struct Tied {
 struct Trace {
   std::vector<Unit> units;  // in execution order
   std::vector<Tied> tied;
-  std::int64_t microbatch_size = 1;  // samples that were traced
+  std::int64_t microbatch_size = 1;  // number of traced samples
 };
 
 struct Setting {
-  std::int64_t microbatch_size = 1;   // samples that the ranks of one tensor-parallel group work on at a time
-  std::int64_t microbatches = 1;      // of a step
-  std::int64_t sequence = 0;          // tokens of a sample; needed unless the architecture fixes it
-  std::int64_t decoder_sequence = 0;  // of layers with cross-attention; 0: as sequence
+  std::int64_t microbatch_size = 1;   // samples that the ranks of one tensor-parallel group process at a time
+  std::int64_t microbatches = 1;      // per step
+  std::int64_t sequence = 0;          // tokens of a sample; required unless the architecture fixes it
+  std::int64_t decoder_sequence = 0;  // of layers with cross-attention; 0: same as sequence
   std::int64_t pipeline = 1;
-  std::int64_t virtual_stages = 1;  // per rank; schedules in V shape have 2
+  std::int64_t virtual_stages = 1;  // per rank; V-shaped schedules have 2
   std::int64_t tensor = 1;
   std::int64_t data = 1;                 // ranks that hold the same pipeline stage and tensor slice (rdp)
-  bool sequence_parallel = false;        // what tensor parallelism keeps whole is sharded too; SMP's optimize="memory"
+  bool sequence_parallel = false;        // also shards what tensor parallelism replicates; SMP's optimize="memory"
   std::string schedule = "1f1b";         // see in_flight()
-  std::int64_t active_microbatches = 0;  // of smp_interleaved; 0: pipeline + 2
+  std::int64_t active_microbatches = 0;  // for smp_interleaved; 0: pipeline + 2
   std::string precision = "bf16";        // see state_bytes()
   std::string sharding = "none";         // see state_bytes()
   std::int64_t sharding_degree = 0;      // ranks of data that share states; 0: all
   std::string checkpointing = "none";    // none, each, group_N, contiguous, selective
-  bool flash_attention = false;          // no matrix of scores is kept
+  bool flash_attention = false;          // the matrix of attention scores is not kept
   bool offload_activations = false;  // checkpoints wait in host memory; needs checkpointing other than none, selective
   std::int64_t activation_loading_horizon = 4;         // microbatches whose checkpoints are fetched ahead
-  bool offload_optimizer = false;                      // masters and moments live in host memory
+  bool offload_optimizer = false;                      // master weights and moments are kept in host memory
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  // of a fusion buffer; two are in use if data > 1
   std::vector<std::int64_t> stage_sizes;  // layers (of a trace: units) per virtual stage; empty: even, see stages.h
   std::vector<double> in_flight;          // per rank, e.g. simulated; empty: by the schedule's closed form
 };
 
-// Bytes of one rank of a stage at its peak.
+// Bytes at the peak of one rank of a stage.
 struct StageMemory {
   double parameters = 0;
   double gradients = 0;
-  double optimizer = 0;    // master weights, moments
-  double activations = 0;  // of layers, or their checkpoints, of all microbatches in flight
-  double embedding = 0;    // what the embedding keeps of them
-  double logits = 0;       // their log-probabilities and two gradients, in fp32
-  // What other moments of a step need beyond the logits' peak: layers that backward rebuilds, gradients of activations
-  // and received tensors, or the optimizer's copy of the gradients.
+  double optimizer = 0;    // master weights and moments
+  double activations = 0;  // of layers, or their checkpoints, for all microbatches in flight
+  double embedding = 0;    // activations that the embedding keeps
+  double logits = 0;       // log-probabilities and two gradients of the logits, in fp32
+  // Extra bytes that other moments of a step need beyond the logits' peak: layers recomputed in backward, gradients of
+  // activations and received tensors, or the optimizer's copy of the gradients.
   double transients = 0;
   double buckets = 0;  // fusion buffers
-  // Parameters gathered for use: of embedding, layers and head, the two neighbours that are largest together.
+  // Parameters gathered for use: the largest two neighbors among embedding, layers and head.
   double unsharded = 0;
-  double host = 0;       // in host memory, not in total()
+  double host = 0;       // in host memory, not included in total()
   double in_flight = 0;  // microbatches, not bytes
 
   SMDP_API double total() const;
@@ -125,43 +125,47 @@ struct StageMemory {
 struct Estimate {
   std::vector<StageMemory> stages;  // one per pipeline rank
   double peak = 0;                  // the largest total()
-  std::size_t peak_stage = 0;       // where that is
+  std::size_t peak_stage = 0;       // index of the stage with the peak
 
-  // Whether the peak is at most `margin` of so many bytes. The margin stands for what no formula knows: the device's
-  // context, fragmentation, workspaces. 454 runs whose estimate stayed below 0.8 all worked (arXiv 2411.06465).
+  // Returns whether the peak is at most `margin` of the device's bytes. The margin stands for what no formula knows:
+  // the device's context, fragmentation and workspaces. All 454 runs with an estimate below 0.8 worked (arXiv
+  // 2411.06465).
   SMDP_API bool fits(double device_memory, double margin = 0.8) const;
 };
 
-// Throws InvalidArgument, which names the field, its value and what is allowed.
+// Estimates the memory of all ranks. Throws InvalidArgument, which names the field, its value and the valid values.
 SMDP_API Estimate estimate(const Architecture& architecture, const Setting& setting);
 SMDP_API Estimate estimate(const Trace& trace, const Setting& setting);
 
-// Bytes of states per parameter that a rank holds, as sharded, and of what it sends.
+// Bytes per parameter of the states that a rank holds after sharding, and of the data it sends.
 struct StateBytes {
   double parameters = 0;
   double gradients = 0;
   double optimizer = 0;
-  double copy = 0;  // of gradients in fp32, for the time of the optimizer's step
+  double copy = 0;  // fp32 copy of the gradients during the optimizer's step
   double wire = 0;  // of a gradient that is reduced over data: never sharded, not in sum()
   double sum() const { return parameters + gradients + optimizer; }
 };
 
-// precision: fp32; fp16 or bf16 with 16-bit gradients and fp32 master weights; amp (fp32 weights that are cast on
-// use: AWS's rule of 20 bytes); megatron_bf16 (gradients in fp32); megatron_fp16 (gradients in both). With Adam.
-// sharding: none; zero1 (the optimizer's part: SMP's shard_optimizer_state); zero2 (and gradients); zero3 (and
-// parameters: FSDP, SMP's sharded data parallelism with its degree). Throws InvalidArgument.
+// Returns the bytes of states with Adam. Throws InvalidArgument.
+//
+// precision: fp32; fp16 or bf16 with 16-bit gradients and fp32 master weights; amp (fp32 weights, cast on use: AWS's
+// rule of 20 bytes); megatron_bf16 (gradients in fp32); megatron_fp16 (gradients in both). sharding: none; zero1
+// (optimizer states: SMP's shard_optimizer_state); zero2 (also gradients); zero3 (also parameters: FSDP, or SMP's
+// sharded data parallelism with its degree).
 SMDP_API StateBytes state_bytes(const std::string& precision, const std::string& sharding, std::int64_t degree);
 
-// Microbatches whose activations rank `rank` holds at its peak, in units of all its virtual stages; at most
-// `microbatches`, and never below what the generated schedule keeps if hops take no time. Throws InvalidArgument: an
-// unknown schedule, or one that needs other virtual stages.
+// Returns the number of microbatches whose activations a rank holds at its peak, in units of all its virtual stages. At
+// most `microbatches`, and at least what the generated schedule keeps if hops take no time. Throws InvalidArgument for
+// an unknown schedule, or a number of virtual stages that the schedule does not have.
 SMDP_API double in_flight(const std::string& schedule, std::int64_t pipeline, std::int64_t rank,
                           std::int64_t microbatches, std::int64_t virtual_stages, std::int64_t active_microbatches = 0);
 
-// Layers per stage, as even as can be; what remains goes to the middle. Throws InvalidArgument: fewer than stages.
+// Returns the number of layers per stage, as even as possible; the middle stages get the remainder. Throws
+// InvalidArgument if there are fewer layers than stages.
 SMDP_API std::vector<std::int64_t> even_stages(std::int64_t layers, std::int64_t stages);
 
-// Bytes that one layer keeps of a microbatch. Throws InvalidArgument.
+// Returns the bytes of one microbatch that one layer keeps. Throws InvalidArgument.
 SMDP_API double layer_activations(const Layers& layer, const Setting& setting);
 
 }  // namespace smdp::memory

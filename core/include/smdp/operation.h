@@ -1,4 +1,4 @@
-// Handle of one operation in flight.
+// Handle of an operation in flight.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 namespace smdp {
 
 // Thread-safe. Dropping a handle does not cancel the operation; its buffers must live until it is done. In a forked
-// child what had not ended before the fork has ended with a ClosedError.
+// child, operations that had not ended before the fork end with ClosedError.
 class SMDP_API Operation {
  public:
   Operation();
@@ -21,36 +21,39 @@ class SMDP_API Operation {
   Operation& operator=(const Operation&) = delete;
   ~Operation();
 
-  // Blocks until done and throws the operation's error, if any. After `timeout` without an end: TimeoutError, and the
-  // operation goes on. Without a timeout the operation's own deadline ends the wait.
+  // Blocks until the operation is done and throws its error, if any. Throws TimeoutError after `timeout`; the operation
+  // then continues. Without a timeout the operation's own deadline ends the wait.
   void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
-  // Blocks until done, at most for `timeout`; false if it is not. Never throws the operation's error.
+  // Blocks until the operation is done, at most for `timeout`. Returns whether it is. Never throws the operation's
+  // error.
   bool wait_for(std::chrono::milliseconds timeout);
 
-  // Blocks until done; false if `interrupted`, asked some times a second, says so first. Never throws the operation's
-  // error.
+  // Blocks until the operation is done, or until `interrupted`, which is polled several times a second, returns true.
+  // Returns whether the operation is done. Never throws its error.
   bool wait_unless(const std::function<bool()>& interrupted);
 
   bool done() const;
-  // Null while it runs and after success.
+  // Returns the error; null while the operation runs and after success.
   std::exception_ptr error() const;
-  // Rank whose message a receive got; -1 before and for everything else.
+  // Returns the rank whose message a receive got; -1 before that and for all other operations.
   int source() const;
-  // Pushes `token` to the completion queue of the process once the operation has ended, at once if it has.
+  // Pushes `token` to the process's completion queue once the operation has ended, or at once if it already has.
   void notify(std::uint64_t token);
-  // Runs on the completion thread of the process once the operation has ended, at once if it has. It must not block.
+  // Runs `callback` on the process's completion thread once the operation has ended, or at once if it already has. It
+  // must not block.
   void then(std::function<void()> callback);
 
-  // When it left its queue, and when it ended; only after it has.
+  // Return when the operation left its queue and when it ended. Valid only after it has ended.
   std::chrono::steady_clock::time_point began() const;
   std::chrono::steady_clock::time_point ended() const;
 
-  // Somebody can do nothing else before it ends: worth spinning for, where cores are to spare. Who waits says so.
+  // hurry() marks the operation as urgent: its waiting thread has nothing else to do, so spinning for it is worthwhile
+  // if there are cores to spare. The waiting thread calls it.
   void hurry();
   bool is_urgent() const;
 
-  // For whoever runs the operation. The first call counts.
+  // For the code that runs the operation. Only the first call counts.
   void begin();
   void complete(std::exception_ptr error, int source = -1);
 
@@ -59,11 +62,11 @@ class SMDP_API Operation {
   std::unique_ptr<State> state_;
 };
 
-// Next token of an ended operation; nothing after `timeout`.
+// Returns the next token of an ended operation, or nothing after `timeout`.
 SMDP_API std::optional<std::uint64_t> next_completion(std::chrono::milliseconds timeout);
 
-// Of this thread, while it waits: whether other threads of the program may make calls meanwhile. As long as they may,
-// nobody concludes from this wait that this rank will not come elsewhere.
+// Notes for this thread, while it waits, whether other threads of the program may make calls in the meantime. As long
+// as they may, other ranks do not conclude from this wait that this rank will not join another call.
 SMDP_API void note_other_threads(bool has_other_threads);
 
 }  // namespace smdp

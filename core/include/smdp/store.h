@@ -18,27 +18,28 @@ class SMDP_API Store {
   Store& operator=(const Store&) = delete;
   virtual ~Store() = default;
 
-  // Sets key to value, replacing what was there.
+  // Sets `key` to `value` and replaces any earlier value.
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  // Waits until key exists and returns its value. Throws TimeoutError, which names the key, after `timeout`.
+  // Waits until `key` exists and returns its value. Throws TimeoutError, which names the key, after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 
-  // The same; interrupted is asked now and then, and true ends the wait with ClosedError (Ctrl-C). May be empty.
+  // Like get(), but polls `interrupted`; when it returns true, the wait ends with ClosedError (Ctrl-C). May be empty.
   virtual std::string get_unless(const std::string& key, std::chrono::milliseconds timeout,
                                  const std::function<bool()>& interrupted);
 
-  // True if key exists now.
+  // Returns whether `key` exists now.
   virtual bool check(const std::string& key) = 0;
 
-  // Throws ClosedError if this process may not use it, as a forked child may not use what its parent has. Asks nobody.
+  // Throws ClosedError if this process must not use the store, as a child forked from its owner must not. Sends
+  // nothing.
   virtual void check_owner() const {}
 };
 
-// A view of `base` in which every key starts with `prefix` + "/".
+// Returns a view of `base` in which every key starts with `prefix` + "/".
 SMDP_API std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> base);
 
-// A store inside this process, for ranks that are threads.
+// Returns a store inside this process, for ranks that are threads.
 SMDP_API std::shared_ptr<Store> make_memory_store();
 
 }  // namespace smdp

@@ -12,12 +12,13 @@
 
 namespace smdp {
 
-// Rank 0 constructs it with is_server, the others without; rank 0 uses it, too. The server lives as long as the object.
+// Rank 0 constructs it with is_server, the others without; rank 0 uses it as well. The server lives as long as the
+// object.
 class SMDP_API TcpStore final : public Store {
  public:
-  // port 0 (server only) takes a free one. secret: every connection must prove it; empty is a secret like any other.
-  // Throws ConfigError if the port is taken, TimeoutError if the server does not answer in time. interrupted: asked now
-  // and then by all that waits for the server; true ends it with ClosedError.
+  // port: 0 takes a free port (server only). secret: every connection must prove it; an empty secret counts as well.
+  // interrupted: polled during every wait for the server; when it returns true, the wait ends with ClosedError. Throws
+  // ConfigError if the port is taken, and TimeoutError if the server does not answer in time.
   TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
            std::chrono::milliseconds timeout, std::function<bool()> interrupted = {});
   ~TcpStore() override;
@@ -34,7 +35,7 @@ class SMDP_API TcpStore final : public Store {
  private:
   class SMDP_HIDDEN Server;
   class Client;
-  Store* own_values();  // null on ranks that do not serve
+  Store* own_values();  // null on ranks that do not serve the store
 
   std::unique_ptr<Server> server_;
   std::unique_ptr<Client> client_;

@@ -1,4 +1,4 @@
-// How smdp itself makes a group. Its bindings include this header, which is not in the wheel.
+// How smdp itself makes a group. Its bindings include this header, which is not part of the wheel.
 #pragma once
 
 #include <exception>
@@ -12,22 +12,26 @@
 
 namespace smdp {
 
-// What users set, and what only the library and its bindings do. A copy to GroupOptions has only the former.
+// The options that users set, and those that only the library and its bindings set. A copy to GroupOptions keeps only
+// the former.
 struct GroupSetup : GroupOptions {
   GroupSetup() = default;
   explicit GroupSetup(GroupOptions options) : GroupOptions(std::move(options)) {}
 
-  // What it is for, e.g. "gradient 'w'", where not all ranks come, or wait elsewhere for this one. May be empty.
+  // What the group is for, e.g. "gradient 'w'", for messages about ranks that do not join it or wait elsewhere. May be
+  // empty.
   std::string purpose;
-  // Groups whose place this one takes: a rank that makes it calls no operation of those before all ranks have come. A
-  // rank that is in one of those, waiting for this one, then hears within seconds that neither can end.
+  // Names of groups that this one replaces. A rank that makes this group calls no operation of those groups until all
+  // ranks have joined. A rank that waits in one of those groups for such a rank therefore learns within seconds that
+  // neither wait can end.
   std::vector<std::string> replaced;
-  // Asked now and then while this group, or one that is made of it, waits for its store: true ends that with
+  // Polled while this group, or one made from it, waits for its store; when it returns true, the wait ends with
   // ClosedError. May be empty.
   std::function<bool()> interrupted;
-  // Asked likewise: an error ends the wait with it. See Group::watch().
+  // Polled likewise; an error that it returns ends the wait. See Group::watch().
   Obstacle obstacle;
-  // Why the rank that may serve the store has left; null: it has not. Asked where the store is gone. May be empty.
+  // Polled when the store is unreachable: returns why the rank that serves the store has left, or null if it has not.
+  // May be empty.
   std::function<std::exception_ptr()> departure_of_server;
 };
 

@@ -1,4 +1,4 @@
-// Schedules as text: CSV (torch's), JSON, a Gantt chart, a Chrome trace.
+// Schedules as text: torch's CSV, JSON, a Gantt chart and a Chrome trace.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace smdp::pipeline {
 
-// One line per rank, as torch.distributed.pipelining reads and writes it; torch knows no payloads.
+// Returns one line per rank, in the format of torch.distributed.pipelining. The format has no payloads.
 SMDP_API std::string to_csv(const Schedule& schedule);
 
-// Ranks, placement, skip edges and tied groups follow from the rows, and so does the number of microbatches unless it
-// is given. Empty cells are left out, and so are blank lines at the end; a last row without actions is a comma. Throws
-// InvalidArgument with line, cell and what is allowed.
+// Reads the CSV format. Ranks, placement, skip edges and tied groups follow from the rows, as does the number of
+// microbatches unless it is given. Empty cells and blank lines at the end are skipped; a last row without actions is
+// written as a comma. Throws InvalidArgument with the line, the cell and what is allowed.
 SMDP_API Schedule from_csv(std::string_view text, int microbatches = 0);
 
 SMDP_API std::string to_json(const Schedule& schedule);
@@ -23,11 +23,11 @@ SMDP_API std::string to_json(const Schedule& schedule);
 // Throws InvalidArgument with the field, its value and what is allowed.
 SMDP_API Schedule from_json(std::string_view text);
 
-// Text, one line per rank, at most `width` characters wide. A digit is a forward (of microbatch mod 10), a letter a
-// backward, ':' a weight gradient, '*' an overlapped pair, '.' nothing.
+// Returns one line per rank, at most `width` characters wide. A digit is a forward (of microbatch mod 10), a letter a
+// backward, ':' a weight gradient, '*' an overlapped pair and '.' idle time.
 SMDP_API std::string gantt(const Schedule& schedule, const Simulation& simulation, int width = 120);
 
-// For ui.perfetto.dev and chrome://tracing; a unit of time is taken for a second.
+// Returns a trace for ui.perfetto.dev and chrome://tracing, in which one unit of time is one second.
 SMDP_API std::string chrome_trace(const Schedule& schedule, const Simulation& simulation);
 
 }  // namespace smdp::pipeline
