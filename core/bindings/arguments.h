@@ -1,5 +1,5 @@
-// Arguments for which nanobind's own error would show a signature: here it names the argument, its value and what is
-// allowed.
+// Converts arguments for which nanobind's own error would show only a signature. These errors name the argument, its
+// value and the valid values.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,7 @@
 
 namespace smdp {
 
-// At most 60 characters of its repr; some objects have none, such as integers of more than 4300 digits.
+// Returns at most 60 characters of the repr. Some objects have none, such as integers of more than 4300 digits.
 inline std::string shown(nanobind::handle value) {
   std::string text;
   try {
@@ -39,7 +39,7 @@ inline double number_of(const char* name, nanobind::handle value) {
   return number;
 }
 
-// Throws TypeError, or InvalidArgument for one that is far too large.
+// Throws TypeError, or InvalidArgument for an integer that does not fit 64 bits.
 inline std::int64_t integer_of(const char* name, nanobind::handle value) {
   if (PyIndex_Check(value.ptr()) == 0) throw nanobind::type_error(refusal(name, value, "an integer").c_str());
   const nanobind::object index = nanobind::steal(PyNumber_Index(value.ptr()));
@@ -51,7 +51,7 @@ inline std::int64_t integer_of(const char* name, nanobind::handle value) {
   return number;
 }
 
-// Throws TypeError, or InvalidArgument for half of a surrogate pair, which no UTF-8 has.
+// Throws TypeError, or InvalidArgument for an unpaired surrogate, which UTF-8 cannot encode.
 inline std::string text_of(const char* name, nanobind::handle value) {
   if (PyUnicode_Check(value.ptr()) == 0) throw nanobind::type_error(refusal(name, value, "a str").c_str());
   Py_ssize_t size = 0;
@@ -61,14 +61,14 @@ inline std::string text_of(const char* name, nanobind::handle value) {
   throw InvalidArgument(refusal(name, value, "text without half of a surrogate pair"));
 }
 
-// Throws TypeError. `allowed`: the class and its article.
+// Throws TypeError. `allowed` is the class with its article.
 template <typename T>
 const T& object_of(const std::string& name, nanobind::handle value, const char* allowed) {
   if (!nanobind::isinstance<T>(value)) throw nanobind::type_error(refusal(name.c_str(), value, allowed).c_str());
   return nanobind::cast<const T&>(value);
 }
 
-// Throws TypeError, also for what is no list or the like.
+// Throws TypeError, also if `values` is not a sequence.
 template <typename T>
 std::vector<T> objects_of(const std::string& name, nanobind::handle values, const char* allowed) {
   if (PySequence_Check(values.ptr()) == 0) {

@@ -9,7 +9,7 @@ namespace nb = nanobind;
 namespace smdp {
 namespace {
 
-// NumPy's array interface, version 3, as documented; the capsule `__array_struct__` holds one.
+// NumPy's array interface, version 3, as its documentation defines it. The capsule `__array_struct__` holds one.
 struct ArrayInterface {
   int two;
   int dimensions;
@@ -28,7 +28,8 @@ void bind_arrays(nb::module_& m) {
       "address_of",
       [](const nb::capsule& array_struct) {
         const auto* array = static_cast<const ArrayInterface*>(array_struct.data());
-        if (array == nullptr || array->two != 2) throw nb::type_error("[smdp] not an __array_struct__");
+        if (array == nullptr || array->two != 2)
+          throw nb::type_error("[smdp] the argument is not an __array_struct__ capsule of NumPy's array interface");
         return reinterpret_cast<std::uintptr_t>(array->data);
       },
       nb::arg("array_struct"));

@@ -11,10 +11,11 @@ namespace nb = nanobind;
 namespace smdp {
 
 void bind_arrival(nb::module_& m) {
-  nb::class_<Arrival>(m, "Arrival", "Values that are still on their way when an operation is asked for.")
-      // Owned by C++: a thread of ours that drops the last one must not ask for the GIL.
+  nb::class_<Arrival>(m, "Arrival", "Marks the moment at which the input of a queued operation is complete.")
+      // C++ owns it: a core thread that drops the last reference must not take the GIL.
       .def(nb::new_([] { return std::make_shared<Arrival>(); }))
-      .def("arrive", &Arrival::arrive, nb::call_guard<Released>(), "The values are in place. Once.");
+      .def("arrive", &Arrival::arrive, nb::call_guard<Released>(),
+           "Reports that the values are in place. Later calls do nothing.");
 }
 
 }  // namespace smdp

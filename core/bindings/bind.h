@@ -1,4 +1,4 @@
-// One function per public header, and one for NumPy; module.cpp calls them.
+// One function per public header, and one for NumPy arrays; module.cpp calls them.
 #pragma once
 
 #include <nanobind/nanobind.h>

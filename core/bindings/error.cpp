@@ -53,11 +53,11 @@ void bind_error(nb::module_&) {
     try {
       std::rethrow_exception(error);
     } catch (const Error& e) {
-      if (PyErr_Occurred() != nullptr) return;  // KeyboardInterrupt or the like ended the call
+      if (PyErr_Occurred() != nullptr) return;  // KeyboardInterrupt or a similar exception ended the call
       try {
         const nb::object exception = make(e);
         PyErr_SetObject(exception.type().ptr(), exception.ptr());
-      } catch (nb::python_error& other) {  // it came only now, as the exception's own code ran
+      } catch (nb::python_error& other) {  // raised while the exception's own code ran
         other.restore();
       }
     }

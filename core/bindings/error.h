@@ -1,4 +1,4 @@
-// C++ exceptions as the Python classes of smdp._errors.
+// Converts C++ exceptions to the Python classes of smdp._errors.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,7 +7,7 @@
 
 namespace smdp {
 
-// A new Python exception object for `error`.
+// Returns a new Python exception object for `error`, or None if it is null.
 nanobind::object to_python(const std::exception_ptr& error);
 
 }  // namespace smdp

@@ -30,7 +30,7 @@ using Pointer = std::uintptr_t;
 
 void bind_gradient_reducer(nb::module_& m) {
   using Release = nb::call_guard<Released>;
-  nb::class_<GradientReducer>(m, "GradientReducer", "Sums gradients over a group while backward goes on.")
+  nb::class_<GradientReducer>(m, "GradientReducer", "Averages gradients over a group while the backward pass runs.")
       .def(
           "__init__",
           [](GradientReducer* self, Group& group,
@@ -57,7 +57,7 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
           nb::arg("compares_names") = true, nb::arg("purpose") = "", nb::arg("replaced") = std::vector<std::string>(),
-          "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.")
+          "Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text).")
       .def(
           "ready",
           [](GradientReducer& reducer, std::size_t index, Pointer data, std::optional<int> device, Pointer event,
@@ -67,7 +67,7 @@ void bind_gradient_reducer(nb::module_& m) {
           },
           nb::arg("index"), nb::arg("data"), nb::arg("device") = nb::none(), nb::arg("event") = Pointer{0},
           nb::arg("is_used") = true, Release(),
-          "device: a CUDA device's number, where the gradient is complete after `event`, a cudaEvent_t; 0: now.")
+          "Hands over a gradient. On a CUDA device, it is complete after `event`, a cudaEvent_t; 0: now.")
       .def("finish", &GradientReducer::finish, Release())
       .def(
           "wait",
@@ -76,7 +76,8 @@ void bind_gradient_reducer(nb::module_& m) {
             reducer.wait(CudaStream{*device, reinterpret_cast<void*>(stream)}, is_interrupted);
           },
           nb::arg("device") = nb::none(), nb::arg("stream") = Pointer{0}, Release(),
-          "device: lets `stream` of this CUDA device, a cudaStream_t, wait for what is copied back to devices.")
+          "Blocks until all means are written back. With `device`, its `stream`, a cudaStream_t, waits for copies to "
+          "devices instead.")
       .def(
           "wait_for",
           [](GradientReducer& reducer, std::size_t index, std::optional<int> device, Pointer stream) {
@@ -119,7 +120,8 @@ void bind_gradient_reducer(nb::module_& m) {
       .def_prop_ro("exposed_seconds", [](const GradientReducer& reducer) { return reducer.stats().exposed_seconds; })
       .def_prop_ro("last_exposed_seconds",
                    [](const GradientReducer& reducer) { return reducer.stats().last_exposed_seconds; });
-  nb::class_<GradientCompressor>(m, "GradientCompressor", "Means of a framework's own fusion buffers.")
+  nb::class_<GradientCompressor>(m, "GradientCompressor",
+                                 "Averages a framework's own fusion buffers, with compression.")
       .def(
           "__init__",
           [](GradientCompressor* self, const std::string& compression, double topk_ratio, double topk_momentum) {

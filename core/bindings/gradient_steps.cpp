@@ -20,7 +20,7 @@ namespace smdp {
 
 void bind_gradient_steps(nb::module_& m) {
   using Release = nb::call_guard<Released>;
-  nb::class_<GradientSteps>(m, "GradientSteps", "Drives a GradientReducer for ops of a graph, which know it by its id.")
+  nb::class_<GradientSteps>(m, "GradientSteps", "Drives a GradientReducer for ops of a graph, which find it by its id.")
       .def(
           "__init__",
           [](GradientSteps* self, Group& group,
@@ -44,7 +44,7 @@ void bind_gradient_steps(nb::module_& m) {
           nb::arg("group"), nb::arg("gradients"), nb::arg("compression") = "none",
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("purpose") = "", nb::arg("replaced") = std::vector<std::string>(),
-          "gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.")
+          "Collective; see gradient_steps.h. `gradients` lists (name, elements, dtype, shape as text).")
       .def_prop_ro("id", &GradientSteps::id)
       .def_prop_ro("group_name", &GradientSteps::group_name)
       .def("explain", &GradientSteps::explain)

@@ -34,8 +34,8 @@ using Pointers = std::vector<Pointer>;
 using Counts = std::vector<std::size_t>;
 using Shape = std::vector<std::int64_t>;
 
-// Drops a reference to a Python object from any thread. One of ours must not ask for the GIL: Python ends a thread
-// that does so while it shuts down (stops it, from 3.14 on), and C++ takes that for an error. It leaves the
+// Drops a reference to a Python object from any thread. A core thread must not take the GIL: Python ends a thread that
+// does so during shutdown (or stops it, from 3.14 on), which breaks the C++ on its stack. Such a thread leaves the
 // reference to the main thread, which drops it soon, or never if Python is about to end.
 void drop(PyObject* object) {
   if (!nb::is_alive()) return;
@@ -52,7 +52,7 @@ void drop(PyObject* object) {
   }
 }
 
-// The last group on a store may go in a thread of ours.
+// A core thread may drop the last group that uses a store.
 std::shared_ptr<Store> share(Store& store) {
   PyObject* const owner = nb::find(store).release().ptr();
   return {&store, [owner](Store*) { drop(owner); }};
@@ -74,8 +74,8 @@ Call call(double timeout, bool async, std::shared_ptr<Arrival> arrival = nullptr
 template <class B>
 std::vector<B> buffers(const Pointers& pointers, const Counts& counts) {
   if (pointers.size() != counts.size()) {
-    throw InvalidArgument("[smdp] " + std::to_string(pointers.size()) + " buffers, but " +
-                          std::to_string(counts.size()) + " counts.");
+    throw InvalidArgument("[smdp] " + std::to_string(pointers.size()) + " buffers were passed with " +
+                          std::to_string(counts.size()) + " counts; each buffer needs one count.");
   }
   std::vector<B> all;
   for (std::size_t i = 0; i < pointers.size(); ++i) all.push_back({pointer(pointers[i]), counts[i]});
@@ -219,7 +219,7 @@ void bind_messages(nb::class_<Group>& group) {
 }  // namespace
 
 void bind_group(nb::module_& m) {
-  nb::class_<Group> group(m, "Group", "A set of ranks that communicate. Buffers are given as addresses.");
+  nb::class_<Group> group(m, "Group", "A set of ranks that communicate. Buffers are passed as addresses.");
   group
       .def(
           "__init__",
@@ -259,10 +259,10 @@ void bind_group(nb::module_& m) {
   bind_reductions(group);
   bind_movements(group);
   bind_messages(group);
-  // Once: this process, and no child of its, counts threads.
+  // Registered once: a forked child must forget the parent's threads.
   ::pthread_atfork(nullptr, nullptr, &Released::forget);
-  m.def("threads_inside", &Released::count, "Threads in calls that have let go of Python's lock.");
-  m.def("end", &Released::end, "Makes all such calls of other threads fail from now on; for the end of the program.");
+  m.def("threads_inside", &Released::count, "Returns the number of threads in calls that released the GIL.");
+  m.def("end", &Released::end, "Makes such calls of all other threads fail from now on. Called when the program ends.");
   m.def("shutdown_all", &shutdown_all, nb::arg("reason") = "", nb::call_guard<Released>());
 }
 

@@ -17,7 +17,7 @@ namespace nb = nanobind;
 namespace smdp {
 namespace {
 
-// A context manager: its thread waits between enter and exit.
+// A context manager: its thread waits for other ranks between enter and exit.
 class PythonMeeting {
  public:
   PythonMeeting(std::string group, int size, const Group* parent, const std::vector<int>& ranks)
@@ -41,16 +41,17 @@ class PythonMeeting {
 }  // namespace
 
 void bind_meeting(nb::module_& m) {
-  nb::class_<PythonMeeting>(m, "Meeting", "While this thread waits for the ranks of a new group; see meeting.h.")
+  nb::class_<PythonMeeting>(m, "Meeting",
+                            "Announces that this thread waits for the ranks of a new group; see meeting.h.")
       .def(nb::init<std::string, int, const Group*, const std::vector<int>&>(), nb::arg("group"), nb::arg("size"),
            nb::arg("parent") = nb::none(), nb::arg("ranks") = std::vector<int>(),
-           "parent, ranks: the group whose ranks these are, if it is known; see Group::watch().")
+           "`parent` and `ranks` are the group that the ranks belong to, if known; see Group::watch().")
       .def("__enter__", &PythonMeeting::enter, nb::rv_policy::reference_internal)
       .def(
           "__exit__", [](PythonMeeting& meeting, nb::args) { meeting.exit(); },
           nb::sig("def __exit__(self, *args: object) -> None"))
       .def("check", &PythonMeeting::check, nb::arg("has_failed") = false,
-           "Raises MismatchError or PeerLostError if they will never all come.");
+           "Raises MismatchError or PeerLostError if the ranks can never all join.");
 }
 
 }  // namespace smdp

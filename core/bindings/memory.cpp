@@ -24,7 +24,7 @@ using namespace memory;
 namespace {
 
 void bind_architecture(nb::module_& m) {
-  nb::class_<Layers>(m, "Layers", "A run of equal transformer layers; smdp/memory.h tells its fields.")
+  nb::class_<Layers>(m, "Layers", "A run of equal transformer layers; smdp/memory.h explains its fields.")
       .def(
           "__init__",
           [](Layers* self, std::int64_t count, std::int64_t hidden, std::int64_t heads, std::int64_t key_value_heads,
@@ -90,7 +90,8 @@ void bind_architecture(nb::module_& m) {
       .def_ro("experts_per_token", &Layers::experts_per_token)
       .def_ro("shared_ffn", &Layers::shared_ffn)
       .def_ro("extra", &Layers::extra);
-  nb::class_<Architecture>(m, "Architecture", "A transformer: embedding, layers, head; smdp/memory.h tells its fields.")
+  nb::class_<Architecture>(m, "Architecture",
+                           "A transformer: embedding, layers and head; smdp/memory.h explains its fields.")
       .def(
           "__init__",
           [](Architecture* self, const std::string& name, std::int64_t hidden, std::int64_t vocabulary,
@@ -133,7 +134,7 @@ void bind_architecture(nb::module_& m) {
         return parameters(object_of<Architecture>("architecture", architecture, "an Architecture"));
       },
       nb::arg("architecture").none(), nb::sig("def parameters(architecture: Architecture) -> float"),
-      "Elements of all parameters.");
+      "Returns the number of elements of all parameters.");
   m.def(
       "layer_activations",
       [](nb::handle layer, nb::handle setting) {
@@ -142,11 +143,11 @@ void bind_architecture(nb::module_& m) {
       },
       nb::arg("layer").none(), nb::arg("setting").none(),
       nb::sig("def layer_activations(layer: Layers, setting: MemorySetting) -> float"),
-      "Bytes that one layer of the run keeps of a microbatch.");
+      "Returns the bytes of one microbatch that one layer of the run keeps.");
 }
 
 void bind_estimate(nb::module_& m) {
-  nb::class_<Setting>(m, "MemorySetting", "How a model is trained; smdp/memory.h tells its fields.")
+  nb::class_<Setting>(m, "MemorySetting", "How a model is trained; smdp/memory.h explains its fields.")
       .def(
           "__init__",
           [](Setting* self, std::int64_t microbatch_size, std::int64_t microbatches, std::int64_t sequence,
@@ -215,7 +216,7 @@ void bind_estimate(nb::module_& m) {
       .def_ro("bucket_bytes", &Setting::bucket_bytes)
       .def_ro("stage_sizes", &Setting::stage_sizes)
       .def_ro("in_flight", &Setting::in_flight);
-  nb::class_<StageMemory>(m, "StageMemory", "Bytes of one rank of a stage at its peak.")
+  nb::class_<StageMemory>(m, "StageMemory", "Bytes at the peak of one rank of a stage.")
       .def_ro("parameters", &StageMemory::parameters)
       .def_ro("gradients", &StageMemory::gradients)
       .def_ro("optimizer", &StageMemory::optimizer)
@@ -228,7 +229,7 @@ void bind_estimate(nb::module_& m) {
       .def_ro("host", &StageMemory::host)
       .def_ro("in_flight", &StageMemory::in_flight)
       .def_prop_ro("total", &StageMemory::total);
-  nb::class_<Estimate>(m, "MemoryEstimate", "What estimate_memory() says of every pipeline rank.")
+  nb::class_<Estimate>(m, "MemoryEstimate", "The memory of every pipeline rank, as estimate_memory() returns it.")
       .def_ro("stages", &Estimate::stages)
       .def_ro("peak", &Estimate::peak)
       .def_ro("peak_stage", &Estimate::peak_stage)
@@ -239,7 +240,7 @@ void bind_estimate(nb::module_& m) {
           },
           nb::arg("device_memory").none(), nb::kw_only(), nb::arg("margin").none() = 0.8,
           nb::sig("def fits(self, device_memory: float, *, margin: float = 0.8) -> bool"),
-          "Whether the peak is at most `margin` of so many bytes.");
+          "Returns whether the peak is at most `margin` times the device's bytes.");
   m.def("estimate_memory", nb::overload_cast<const Architecture&, const Setting&>(&estimate), nb::arg("architecture"),
         nb::arg("setting"));
   m.def(
@@ -254,7 +255,8 @@ void bind_estimate(nb::module_& m) {
         return estimate(trace, setting);
       },
       nb::arg("units"), nb::arg("tied"), nb::arg("microbatch_size"), nb::arg("setting"),
-      "units: (elements of parameters, bytes of activations, bytes of the cut behind it); tied: (elements, units).");
+      "`units` lists (elements of parameters, bytes of activations, bytes of the cut behind it), `tied` lists "
+      "(elements, units).");
 }
 
 }  // namespace
@@ -262,7 +264,7 @@ void bind_estimate(nb::module_& m) {
 void bind_memory(nb::module_& m) {
   bind_architecture(m);
   bind_estimate(m);
-  nb::class_<StateBytes>(m, "StateBytes", "Bytes of states per parameter that a rank holds.")
+  nb::class_<StateBytes>(m, "StateBytes", "Bytes per parameter of the states that a rank holds.")
       .def_ro("parameters", &StateBytes::parameters)
       .def_ro("gradients", &StateBytes::gradients)
       .def_ro("optimizer", &StateBytes::optimizer)
@@ -284,7 +286,7 @@ void bind_memory(nb::module_& m) {
       },
       nb::arg("layers").none(), nb::arg("stages").none(),
       nb::sig("def even_stages(layers: int, stages: int) -> list[int]"),
-      "Layers per stage, as even as can be; what remains goes to the middle.");
+      "Returns the layers per stage, as even as possible; the middle stages get the remainder.");
   m.def(
       "in_flight",
       [](nb::handle schedule, nb::handle pipeline, nb::handle rank, nb::handle microbatches, nb::handle virtual_stages,
@@ -297,7 +299,7 @@ void bind_memory(nb::module_& m) {
       nb::arg("microbatches").none(), nb::arg("virtual_stages").none() = 1, nb::arg("active_microbatches").none() = 0,
       nb::sig("def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, "
               "active_microbatches: int = 0) -> float"),
-      "Microbatches whose activations a pipeline rank holds at its peak.");
+      "Returns the number of microbatches whose activations a pipeline rank holds at its peak.");
 }
 
 }  // namespace smdp

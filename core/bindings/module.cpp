@@ -1,7 +1,7 @@
 #include "bind.h"
 
 NB_MODULE(_core_of_main, m) {
-  // A program that ends by an exception still holds its groups; that is no leak of ours to shout about.
+  // A program that ends with an exception still holds its groups, which is not a leak worth reporting.
   nanobind::set_leak_warnings(false);
   m.doc() = "The C++ core of smdp. Private: use the package smdp.";
   smdp::bind_arrays(m);
@@ -26,12 +26,12 @@ NB_MODULE(_core_of_main, m) {
   smdp::bind_info(m);
 }
 
-// What nanobind knows of this module's types is one per process: a second interpreter would take it from the first.
+// nanobind keeps one registry of this module's types per process; a second interpreter would take it from the first.
 static bool is_in_main_interpreter() {
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return true;
   PyErr_SetString(PyExc_ImportError,
-                  "[smdp] smdp works in the main interpreter only, and this is a subinterpreter. Import it there, or "
-                  "start a process.");
+                  "[smdp] smdp works in the main interpreter only, but this is a subinterpreter. Import it in the main "
+                  "interpreter, or start a process.");
   return false;
 }
 
@@ -39,7 +39,7 @@ static int exec_in_main_interpreter(PyObject* module) {
   return is_in_main_interpreter() ? nanobind__core_of_main_exec(module) : -1;
 }
 
-// As NB_MODULE's; from Python 3.13 on the main interpreter calls it for all others, which then only run the module.
+// Like NB_MODULE's. From Python 3.13 on, the main interpreter calls it for all others, which then only run the module.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (!is_in_main_interpreter()) return nullptr;
   nanobind::detail::init_singletons();

@@ -19,7 +19,7 @@ namespace nb = nanobind;
 namespace smdp {
 namespace {
 
-// time.monotonic_ns() is the same clock.
+// Converts a time of time.monotonic_ns(), which uses the same clock.
 TimePoint at(std::int64_t nanoseconds) { return TimePoint(std::chrono::nanoseconds(nanoseconds)); }
 
 }  // namespace
@@ -34,7 +34,7 @@ void bind_observability(nb::module_& m) {
         }
         return rows;
       },
-      "(operation, algorithm, calls, bytes, seconds) of all groups of this process.");
+      "Returns (operation, algorithm, calls, bytes, seconds) over all groups of this process.");
   nb::class_<StepCount>(m, "StepCount", "Steps of all gradient reducers of this process.")
       .def_ro("steps", &StepCount::steps)
       .def_ro("bytes", &StepCount::bytes)
@@ -46,7 +46,7 @@ void bind_observability(nb::module_& m) {
   m.def("step_count", &step_count);
   m.def(
       "seconds_computed", [](std::int64_t now_ns) { return seconds_computed(at(now_ns)); }, nb::arg("now_ns"),
-      "Since the last call, without what was exposed. A time of time.monotonic_ns().");
+      "Returns the seconds since the last call, minus exposed communication. Takes a time of time.monotonic_ns().");
   m.def(
       "count_reduced_step",
       [](const std::string& group, std::uint64_t number, std::size_t bytes, std::int64_t last_end_ns,
@@ -55,10 +55,10 @@ void bind_observability(nb::module_& m) {
       },
       nb::arg("group"), nb::arg("number"), nb::arg("bytes"), nb::arg("last_end_ns"), nb::arg("begin_ns"),
       nb::arg("end_ns"), nb::arg("rank_seconds"),
-      "A step of a framework's own reducer. Times of time.monotonic_ns(); see observability.h.");
+      "Counts a step of a framework's own reducer; see observability.h. Takes times of time.monotonic_ns().");
   m.def(
       "count_input", [](std::int64_t begin_ns, std::int64_t end_ns) { count_input(at(begin_ns), at(end_ns)); },
-      nb::arg("begin_ns"), nb::arg("end_ns"), "Times of time.monotonic_ns().");
+      nb::arg("begin_ns"), nb::arg("end_ns"), "Counts a wait for input data. Takes times of time.monotonic_ns().");
   m.def("trace_is_on", &trace::is_on);
   m.def("trace_set_limit", &trace::set_limit, nb::arg("bytes"));
   m.def(

@@ -48,14 +48,16 @@ void bind_operation(nb::module_& m) {
               if (is_done) return operation.wait();
               if (is_interrupted()) throw nb::python_error();
               if (std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(*timeout)) {
-                std::array<char, 32> text{};  // with a point in any locale
+                std::array<char, 32> text{};  // always with a decimal point, whatever the locale
                 const auto end = std::to_chars(text.data(), text.data() + text.size(), *timeout).ptr;
                 throw TimeoutError("[smdp] wait() gave up after " + std::string(text.data(), end) +
                                    " s; the operation is still running. Wait again, or longer.");
               }
             }
           },
-          nb::arg("timeout") = nb::none(), "Blocks until done and raises the operation's error, if any.")
+          nb::arg("timeout") = nb::none(),
+          "Blocks until the operation is done and raises its error, if any. Raises TimeoutError after `timeout` "
+          "seconds.")
       .def("done", &Operation::done)
       .def(
           "error", [](const Operation& operation) { return to_python(operation.error()); },
@@ -66,7 +68,7 @@ void bind_operation(nb::module_& m) {
       "next_completion",
       [](double timeout) { return next_completion(std::chrono::milliseconds(static_cast<long long>(timeout * 1000))); },
       nb::arg("timeout"), nb::call_guard<Released>(),
-      "Token of an ended operation, see Handle.notify; None after `timeout` seconds.");
+      "Returns the next token of an ended operation (see Handle.notify), or None after `timeout` seconds.");
 }
 
 }  // namespace smdp

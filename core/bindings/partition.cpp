@@ -53,26 +53,29 @@ Partition partition_units(const std::vector<UnitTuple>& units, const std::vector
 }  // namespace
 
 void bind_partition(nb::module_& m) {
-  nb::class_<Stage>(m, "PartitionStage", "One stage of a partition; smdp/partition.h tells its fields.")
-      .def_ro("units", &Stage::units, "Indices, contiguous unless by SMP's algorithm.")
+  nb::class_<Stage>(m, "PartitionStage", "One stage of a partition; smdp/partition.h explains its fields.")
+      .def_ro("units", &Stage::units, "Indices of its units, contiguous except for SMP's algorithm.")
       .def_ro("rank", &Stage::rank)
-      .def_ro("forward", &Stage::forward, "Seconds of a microbatch.")
+      .def_ro("forward", &Stage::forward, "Seconds per microbatch.")
       .def_ro("backward_input", &Stage::backward_input)
       .def_ro("backward_weight", &Stage::backward_weight)
-      .def_prop_ro("seconds", &Stage::seconds, "Of all three.")
+      .def_prop_ro("seconds", &Stage::seconds, "Sum of the three.")
       .def_ro("parameter_bytes", &Stage::parameter_bytes)
-      .def_ro("activation_bytes", &Stage::activation_bytes, "Of one microbatch.")
-      .def_ro("memory_bytes", &Stage::memory_bytes, "States, and activations of the microbatches in flight.")
-      .def_ro("cut_bytes", &Stage::cut_bytes, "That go on to the next stage.");
-  nb::class_<Partition>(m, "Partition", "A model cut into stages; smdp/partition.h tells its fields.")
+      .def_ro("activation_bytes", &Stage::activation_bytes, "Bytes of one microbatch.")
+      .def_ro("memory_bytes", &Stage::memory_bytes,
+              "Bytes of the states, and of the activations of the microbatches in flight.")
+      .def_ro("cut_bytes", &Stage::cut_bytes, "Bytes sent to the next stage.");
+  nb::class_<Partition>(m, "Partition", "A model cut into stages; smdp/partition.h explains its fields.")
       .def_ro("stages", &Partition::stages)
       .def_ro("bottleneck", &Partition::bottleneck, "Seconds of the slowest stage.")
-      .def_ro("step", &Partition::step, "Seconds, simulated; 0 by SMP's algorithm.")
-      .def_ro("bubble", &Partition::bubble, "Idle part of all ranks' time, simulated.")
-      .def_ro("peak_bytes", &Partition::peak_bytes, "Per rank.")
-      .def_ro("schedule", &Partition::schedule, "That was simulated; under a cap another may stand in for auto.")
-      .def_ro("activation_cap", &Partition::activation_cap, "Bytes per rank that auto was given; 0: none.")
-      .def_ro("reason", &Partition::reason, "One sentence.");
+      .def_ro("step", &Partition::step, "Seconds of a step, simulated; 0 for SMP's algorithm.")
+      .def_ro("bubble", &Partition::bubble, "Idle fraction of all ranks' time, simulated.")
+      .def_ro("peak_bytes", &Partition::peak_bytes, "Bytes per rank.")
+      .def_ro("schedule", &Partition::schedule,
+              "The schedule that was simulated; under a cap another one may replace auto.")
+      .def_ro("activation_cap", &Partition::activation_cap,
+              "Bytes of activations per rank that auto was allowed; 0: no cap.")
+      .def_ro("reason", &Partition::reason, "One sentence that explains the result.");
   m.def("partition_units", &partition_units, nb::arg("units"), nb::arg("tied"), nb::kw_only(), nb::arg("ranks"),
         nb::arg("virtual_stages"), nb::arg("rank_of"), nb::arg("microbatches"), nb::arg("schedule"),
         nb::arg("active_microbatches"), nb::arg("algorithm"), nb::arg("memory_cap"), nb::arg("state_factor"),

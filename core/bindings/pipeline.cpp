@@ -58,7 +58,7 @@ void bind_data(nb::module_& m) {
       .def_ro("tied", &Schedule::tied)
       .def_prop_ro("ranks", &Schedule::ranks)
       .def_prop_ro("stages", &Schedule::stages)
-      .def("rows", rows_of, "Actions as text.")
+      .def("rows", rows_of, "Returns the actions as text.")
       .def(
           "with_skip_edges",
           [](const Schedule& schedule, const std::vector<std::pair<int, int>>& edges) {
@@ -95,7 +95,7 @@ void bind_data(nb::module_& m) {
           nb::arg("receive_bytes") = std::vector<double>{}, nb::arg("hop") = 0.0, nb::arg("unshard") = 0.0,
           nb::arg("reduce_grad") = 0.0, nb::arg("reduce_tied") = 0.0, nb::arg("reduce_norm") = 0.0,
           nb::arg("offload") = 0.0, nb::arg("reload") = 0.0);
-  nb::class_<Simulation>(m, "PipelineSimulation", "What simulate() finds; see simulate.h.")
+  nb::class_<Simulation>(m, "PipelineSimulation", "The result of simulate(); see simulate.h.")
       .def_ro("makespan", &Simulation::makespan)
       .def_ro("span", &Simulation::span)
       .def_ro("bubble", &Simulation::bubble)
@@ -112,7 +112,7 @@ void bind_data(nb::module_& m) {
             }
             return rows;
           },
-          "(start, end) of every action of every row.")
+          "Returns (start, end) of every action of every row.")
       .def(
           "links",
           [](const Simulation& simulation) {
@@ -122,8 +122,8 @@ void bind_data(nb::module_& m) {
             }
             return links;
           },
-          "(from rank, to rank, transfers, busy seconds).");
-  nb::class_<Violation>(m, "PipelineViolation", "What verify() finds.")
+          "Returns (from rank, to rank, transfers, busy seconds) of every link.");
+  nb::class_<Violation>(m, "PipelineViolation", "A violation found by verify().")
       .def_prop_ro("check", [](const Violation& violation) { return std::string(name_of(violation.check)); })
       .def_ro("rank", &Violation::rank)
       .def_ro("stage", &Violation::stage)
@@ -148,7 +148,8 @@ void bind_passes(nb::module_& m) {
         for (const auto& [source, target, payload] : payloads) all.push_back({source, target, payload});
         return add_send_recv(schedule, all);
       },
-      nb::arg("schedule"), nb::arg("payloads"), "payloads: (source stage, target stage, what travels).", Release());
+      nb::arg("schedule"), nb::arg("payloads"),
+      "`payloads` lists (source stage, target stage, dtype and shape as text).", Release());
 }
 
 void bind_formats(nb::module_& m) {
@@ -177,7 +178,8 @@ void bind_pipeline(nb::module_& m) {
         }
         return infos;
       },
-      "(name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W, takes any "
+      "Returns (name, description, usual virtual stages per rank, the only valid number or 0, placement or None, has I "
+      "and W, takes any "
       "placement) of every schedule.");
   m.def(
       "pipeline_generate",
@@ -199,7 +201,8 @@ void bind_pipeline(nb::module_& m) {
         const pipeline::LowerBounds bounds = lower_bounds(schedule, costs);
         return std::pair(bounds.makespan, bounds.span);
       },
-      nb::arg("schedule"), nb::arg("costs"), "(makespan, span) that no order can beat.", Release());
+      nb::arg("schedule"), nb::arg("costs"), "Returns (makespan, span) that no order of the actions can beat.",
+      Release());
   m.def(
       "pipeline_verify",
       [](const Schedule& schedule, const std::vector<std::string>& checks, const std::vector<std::string>& transports,
@@ -221,7 +224,7 @@ void bind_pipeline(nb::module_& m) {
       nb::arg("schedule"), nb::kw_only(), nb::arg("checks"), nb::arg("transports"), nb::arg("buffers") = 1,
       nb::arg("costs") = nb::none(), nb::arg("memory_cap") = nb::none(), nb::arg("active_microbatches") = 0,
       nb::arg("replicas") = std::vector<Schedule>{}, nb::arg("alternates") = std::vector<Schedule>{},
-      "The first violation, or None.", Release());
+      "Returns the first violation, or None.", Release());
 }
 
 }  // namespace smdp

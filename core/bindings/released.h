@@ -1,4 +1,4 @@
-// C++ that runs without Python's lock, and how many threads do: who ends the program waits for them.
+// Runs C++ without the GIL and counts the threads that do, so that the end of the program can wait for them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,15 +10,16 @@
 
 namespace smdp {
 
-// Guards of one kind: in place of nanobind's gil_scoped_release. Python ends a daemon thread that wants its lock back
-// while it shuts down, and the C++ on that thread's stack takes this for an error that nobody catches.
+// Replaces nanobind's gil_scoped_release. Python ends a daemon thread that takes the GIL during shutdown, and the C++
+// on that thread's stack would treat this as an uncaught error.
 class Released {
  public:
-  // Threads without the lock.
+  // Returns the number of threads without the GIL.
   static int count() { return inside().load(); }
-  // The calling thread ends the program: from here on no other lets go of it any more, but gets a ClosedError.
+  // Marks the calling thread as the one that ends the program. From now on, other threads that try to release the GIL
+  // get a ClosedError.
   static void end() { last().store(std::this_thread::get_id()); }
-  // A forked child has none of its parent's threads.
+  // For a forked child, which has none of its parent's threads.
   static void forget() {
     inside().store(0);
     last().store(std::thread::id());
@@ -29,7 +30,7 @@ class Released {
     Counted() {
       const std::thread::id ender = last().load();
       if (ender != std::thread::id() && ender != std::this_thread::get_id()) {
-        throw ClosedError("[smdp] this program is about to end, and smdp has shut down.");
+        throw ClosedError("[smdp] the program is ending, and smdp has already shut down.");
       }
       ++inside();
     }
@@ -41,13 +42,13 @@ class Released {
     static std::atomic<int> number{0};
     return number;
   }
-  // The thread that ends the program.
+  // Returns the thread that ends the program.
   static std::atomic<std::thread::id>& last() {
     static std::atomic<std::thread::id> thread{};
     return thread;
   }
 
-  Counted counted_;  // first: the thread is there until it has the lock again
+  Counted counted_;  // first, so that the thread counts until it has the GIL again
   nanobind::gil_scoped_release release_;
 };
 

@@ -21,11 +21,11 @@ using namespace sharding;
 namespace {
 
 std::vector<Parameter> parameters_of(nb::handle parameters) {
-  return objects_of<Parameter>("parameters", parameters, "a ShardedParameter, as parameter() gives");
+  return objects_of<Parameter>("parameters", parameters, "a ShardedParameter, as returned by parameter()");
 }
 
 const Layout& layout_of(const char* name, nb::handle layout) {
-  return object_of<Layout>(name, layout, "a ShardingLayout, as layout() gives");
+  return object_of<Layout>(name, layout, "a ShardingLayout, as returned by layout()");
 }
 
 std::vector<Move> reshard_unlocked(nb::handle parameters, nb::handle source, nb::handle target) {
@@ -40,7 +40,7 @@ std::vector<Move> reshard_unlocked(nb::handle parameters, nb::handle source, nb:
 
 void bind_sharding(nb::module_& m) {
   nb::class_<Parameter>(m, "ShardedParameter",
-                        "A tensor seen as [outer, length, inner]; smdp/sharding.h tells its fields.")
+                        "A tensor viewed as [outer, length, inner]; smdp/sharding.h explains its fields.")
       .def(
           "__init__",
           [](Parameter* self, std::int64_t outer, std::int64_t length, std::int64_t inner, std::int64_t element_size,
@@ -52,7 +52,7 @@ void bind_sharding(nb::module_& m) {
       .def_ro("inner", &Parameter::inner)
       .def_ro("element_size", &Parameter::element_size)
       .def_ro("is_split", &Parameter::is_split);
-  nb::class_<Piece>(m, "Piece", "Bytes [begin, end) of a parameter, and where in its owner's shard they begin.")
+  nb::class_<Piece>(m, "Piece", "Bytes [begin, end) of a parameter, and their offset in the owner's shard.")
       .def_ro("parameter", &Piece::parameter)
       .def_ro("begin", &Piece::begin)
       .def_ro("end", &Piece::end)
@@ -60,7 +60,7 @@ void bind_sharding(nb::module_& m) {
   nb::class_<Owner>(m, "Owner", "A piece of a parameter, and the rank that owns it.")
       .def_ro("rank", &Owner::rank)
       .def_ro("piece", &Owner::piece);
-  nb::class_<Move>(m, "Move", "Rows of bytes that go from one rank's shard to another's, or stay.")
+  nb::class_<Move>(m, "Move", "Rows of bytes that move from one rank's shard to another's, or stay.")
       .def_ro("source", &Move::source)
       .def_ro("source_offset", &Move::source_offset)
       .def_ro("source_stride", &Move::source_stride)
@@ -69,8 +69,7 @@ void bind_sharding(nb::module_& m) {
       .def_ro("target_stride", &Move::target_stride)
       .def_ro("rows", &Move::rows)
       .def_ro("bytes", &Move::bytes);
-  nb::class_<ParameterShards>(m, "ParameterShards",
-                              "Equal shards of a list of parameters that lie one after the other.")
+  nb::class_<ParameterShards>(m, "ParameterShards", "Equal shards of a list of parameters stored one after the other.")
       .def(
           "__init__",
           [](ParameterShards* self, nb::handle parameters, nb::handle ranks) {
@@ -86,15 +85,15 @@ void bind_sharding(nb::module_& m) {
           "pieces",
           [](const ParameterShards& shards, nb::handle rank) { return shards.pieces(integer_of("rank", rank)); },
           nb::arg("rank").none(), nb::sig("def pieces(self, rank: int) -> list[Piece]"),
-          "What a rank owns, in the order of its shard.")
+          "Returns the pieces that a rank owns, in the order of its shard.")
       .def(
           "owners",
           [](const ParameterShards& shards, nb::handle parameter) {
             return shards.owners(integer_of("parameter", parameter));
           },
           nb::arg("parameter").none(), nb::sig("def owners(self, parameter: int) -> list[Owner]"),
-          "Who owns a parameter, in its order.");
-  nb::class_<Layout>(m, "ShardingLayout", "smdp/sharding.h tells its fields.")
+          "Returns the owners of a parameter's pieces, in the order of the parameter.");
+  nb::class_<Layout>(m, "ShardingLayout", "How ranks share parameters; smdp/sharding.h explains its fields.")
       .def(
           "__init__",
           [](Layout* self, std::int64_t pipeline, std::int64_t tensor, std::int64_t data,
@@ -116,7 +115,7 @@ void bind_sharding(nb::module_& m) {
       nb::arg("parameters").none(), nb::arg("layout").none(), nb::arg("rank").none(),
       nb::sig("def holdings(parameters: collections.abc.Sequence[ShardedParameter], layout: ShardingLayout, rank: int) "
               "-> list[Piece]"),
-      "Pieces of whole parameters that a rank holds, in the order of its shard.");
+      "Returns the pieces of whole parameters that a rank holds, in the order of its shard.");
   m.def(
       "shard_bytes",
       [](nb::handle parameters, nb::handle layout, nb::handle rank) {
@@ -128,7 +127,7 @@ void bind_sharding(nb::module_& m) {
   m.def("reshard", &reshard_unlocked, nb::arg("parameters").none(), nb::arg("source").none(), nb::arg("target").none(),
         nb::sig("def reshard(parameters: collections.abc.Sequence[ShardedParameter], source: ShardingLayout, target: "
                 "ShardingLayout) -> list[Move]"),
-        "What the ranks of `target` need from those of `source`, each byte once.");
+        "Returns the moves that give the ranks of `target` what they need from those of `source`, each byte once.");
 }
 
 }  // namespace smdp

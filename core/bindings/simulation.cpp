@@ -16,7 +16,7 @@ namespace nb = nanobind;
 namespace smdp {
 
 void bind_simulation(nb::module_& m) {
-  nb::class_<DdpPrediction>(m, "DdpPrediction", "What simulate_ddp() predicts of a step.")
+  nb::class_<DdpPrediction>(m, "DdpPrediction", "The prediction of simulate_ddp() for a step.")
       .def_ro("step_seconds", &DdpPrediction::step_seconds)
       .def_ro("compute_seconds", &DdpPrediction::compute_seconds)
       .def_ro("communication_seconds", &DdpPrediction::communication_seconds)
@@ -36,7 +36,9 @@ void bind_simulation(nb::module_& m) {
       nb::arg("layers"), nb::kw_only(), nb::arg("hosts"), nb::arg("ranks_per_host"), nb::arg("bandwidth"),
       nb::arg("hop_seconds") = DdpSetting{}.hop_seconds, nb::arg("compression") = "none",
       nb::arg("topk_ratio") = DdpSetting{}.topk_ratio, nb::arg("buffer_bytes") = DdpSetting{}.buffer_bytes,
-      nb::arg("algorithm") = "auto", "layers: (forward seconds, backward seconds, elements of each parameter).");
+      nb::arg("algorithm") = "auto",
+      "Predicts a step of data-parallel training. `layers` lists (forward seconds, backward seconds, elements of each "
+      "parameter).");
 }
 
 }  // namespace smdp

@@ -31,8 +31,9 @@ void* pointer(Pointer value) { return reinterpret_cast<void*>(value); }
 
 void bind_sparse_sum(nb::module_& m) {
   using Release = nb::call_guard<Released>;
-  nb::class_<SparseSum>(m, "SparseSum", "Rows that a rank gives to a sum, and then the sum. Buffers are addresses.")
-      // Owned by C++: a thread of ours that drops the last one must not ask for the GIL.
+  nb::class_<SparseSum>(m, "SparseSum",
+                        "This rank's rows of a sparse sum, and then the result. Buffers are passed as addresses.")
+      // C++ owns it: a core thread that drops the last reference must not take the GIL.
       .def(nb::new_([](Shape shape, std::size_t sparse_dims, int dtype, Pointer indices, Pointer values,
                        std::size_t count, bool is_coalesced) {
              const Released release;

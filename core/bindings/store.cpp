@@ -30,7 +30,7 @@ nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text
 constexpr std::chrono::microseconds kShortestPause{200};
 constexpr std::chrono::microseconds kLongestPause{50'000};
 
-// A Python object with torch's store interface. Only used while a group is made.
+// A Python object with torch's store interface. Used only while a group is made.
 class PythonStore final : public Store {
  public:
   explicit PythonStore(nb::object store) : store_(std::move(store)) {}
@@ -48,15 +48,16 @@ class PythonStore final : public Store {
     guarded([&] { store_.attr("set")(key, to_bytes(value)); });
   }
 
-  // By asking: a wait of torch's stores keeps signals from Python, and each one that ends writes a warning to the log.
+  // Polls the key: waiting in torch's stores blocks Python's signals, and each timeout there logs a warning.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     for (auto pause = kShortestPause; !check(key); pause = std::min(pause * 3 / 2, kLongestPause)) {
       if (std::chrono::steady_clock::now() >= deadline) {
-        throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+        throw TimeoutError("[smdp] the rendezvous store has no key '" + key + "' after " +
+                           std::to_string(timeout.count()) + " ms.");
       }
       std::this_thread::sleep_for(pause);
-      if (is_interrupted()) throw ClosedError("[smdp] interrupted.");
+      if (is_interrupted()) throw ClosedError("[smdp] the wait for the rendezvous store was interrupted.");
     }
     const nb::gil_scoped_acquire gil;
     std::string value;
@@ -79,7 +80,7 @@ class PythonStore final : public Store {
   }
 
  private:
-  // KeyboardInterrupt, SystemExit and the like are not the store's.
+  // KeyboardInterrupt, SystemExit and similar exceptions do not come from the store.
   static bool is_of_a_signal(const nb::python_error& error) { return !error.matches(PyExc_Exception); }
 
   template <class Work>
@@ -89,9 +90,9 @@ class PythonStore final : public Store {
     } catch (nb::python_error& error) {
       if (is_of_a_signal(error)) {
         error.restore();
-        throw ClosedError("[smdp] interrupted.");
+        throw ClosedError("[smdp] the wait for the rendezvous store was interrupted.");
       }
-      const nb::object name = error.type().attr("__name__");  // what() has the whole traceback
+      const nb::object name = error.type().attr("__name__");  // what() would contain the whole traceback
       throw Error(std::string("[smdp] the rendezvous store failed: ") + nb::str(name).c_str() + ": " +
                   nb::str(error.value()).c_str());
     }
@@ -122,14 +123,15 @@ void bind_store(nb::module_& m) {
             }
             return to_bytes(value);
           },
-          nb::arg("key"), nb::arg("timeout"), "Waits for the key, at most `timeout` seconds.")
+          nb::arg("key"), nb::arg("timeout"), "Waits at most `timeout` seconds for the key and returns its value.")
       .def("check", &Store::check, nb::arg("key"), nb::call_guard<Released>());
   nb::class_<TcpStore, Store>(m, "TcpStore").def_prop_ro("port", &TcpStore::port);
   m.def(
       "tcp_store",
       [](const std::string& host, int port, bool is_server, const nb::bytes& secret, double timeout) {
         if (port < 0 || port > 65535) {
-          throw ConfigError("[smdp] the store's port is " + std::to_string(port) + "; allowed: 1 to 65535.");
+          throw ConfigError("[smdp] the port of the rendezvous store is " + std::to_string(port) +
+                            "; allowed: 1 to 65535.");
         }
         const std::string key(secret.c_str(), secret.size());
         const Released release;
@@ -137,8 +139,8 @@ void bind_store(nb::module_& m) {
                                           is_interrupted);
       },
       nb::arg("host"), nb::arg("port"), nb::arg("is_server"), nb::arg("secret"), nb::arg("timeout"),
-      "A store over TCP; rank 0 serves it (port 0 takes a free one).");
-  m.def("memory_store", &make_memory_store, "A store for ranks that are threads of this process.");
+      "Returns a store over TCP, which rank 0 serves (port 0 takes a free port).");
+  m.def("memory_store", &make_memory_store, "Returns a store for ranks that are threads of this process.");
   m.def(
       "prefix_store",
       [](std::string prefix, std::shared_ptr<Store> store) {

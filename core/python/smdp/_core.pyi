@@ -13,7 +13,7 @@ class Store:
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Waits for the key, at most `timeout` seconds."""
+        """Waits at most `timeout` seconds for the key and returns its value."""
 
     def check(self, key: str) -> bool: ...
 
@@ -22,10 +22,12 @@ class TcpStore(Store):
     def port(self) -> int: ...
 
 def tcp_store(host: str, port: int, is_server: bool, secret: bytes, timeout: float) -> TcpStore:
-    """A store over TCP; rank 0 serves it (port 0 takes a free one)."""
+    """
+    Returns a store over TCP, which rank 0 serves (port 0 takes a free port).
+    """
 
 def memory_store() -> Store:
-    """A store for ranks that are threads of this process."""
+    """Returns a store for ranks that are threads of this process."""
 
 def prefix_store(prefix: str, store: Store) -> Store: ...
 
@@ -36,7 +38,9 @@ class Handle:
     """An operation in flight. Its buffers must live until it is done."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Blocks until done and raises the operation's error, if any."""
+        """
+        Blocks until the operation is done and raises its error, if any. Raises TimeoutError after `timeout` seconds.
+        """
 
     def done(self) -> bool: ...
 
@@ -48,20 +52,20 @@ class Handle:
 
 def next_completion(timeout: float) -> int | None:
     """
-    Token of an ended operation, see Handle.notify; None after `timeout` seconds.
+    Returns the next token of an ended operation (see Handle.notify), or None after `timeout` seconds.
     """
 
 class Arrival:
-    """Values that are still on their way when an operation is asked for."""
+    """Marks the moment at which the input of a queued operation is complete."""
 
     def __init__(self) -> None: ...
 
     def arrive(self) -> None:
-        """The values are in place. Once."""
+        """Reports that the values are in place. Later calls do nothing."""
 
 class SparseSum:
     """
-    Rows that a rank gives to a sum, and then the sum. Buffers are addresses.
+    This rank's rows of a sparse sum, and then the result. Buffers are passed as addresses.
     """
 
     def __init__(self, shape: Sequence[int], sparse_dims: int, dtype: int, indices_ptr: int, values_ptr: int, count: int, is_coalesced: bool) -> None: ...
@@ -82,7 +86,7 @@ def set_call_name(name: str) -> None: ...
 def call_name() -> str: ...
 
 class Group:
-    """A set of ranks that communicate. Buffers are given as addresses."""
+    """A set of ranks that communicate. Buffers are passed as addresses."""
 
     def __init__(self, store: Store, rank: int, size: int, name: str, timeout: float, options: Mapping[str, str], parent: Group | None = None, ranks: Sequence[int] = []) -> None: ...
 
@@ -159,29 +163,33 @@ class Group:
     def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int, timeout: float, async_op: bool) -> Handle | int: ...
 
 def threads_inside() -> int:
-    """Threads in calls that have let go of Python's lock."""
+    """Returns the number of threads in calls that released the GIL."""
 
 def end() -> None:
     """
-    Makes all such calls of other threads fail from now on; for the end of the program.
+    Makes such calls of all other threads fail from now on. Called when the program ends.
     """
 
 def shutdown_all(reason: str = '') -> None: ...
 
 def raise_open_files_limit() -> None:
-    """Raises the soft limit of open files to the hard one."""
+    """
+    Raises the soft limit of open files to the hard limit, at most to 65536.
+    """
 
 def describe_shortage(call: str, purpose: str, error: int, bytes: int = 0) -> str:
     """
-    Says which limit a system call with this errno ran into, and how to raise it.
+    Explains which limit a system call with this errno reached, and how to raise it.
     """
 
 class Meeting:
-    """While this thread waits for the ranks of a new group; see meeting.h."""
+    """
+    Announces that this thread waits for the ranks of a new group; see meeting.h.
+    """
 
     def __init__(self, group: str, size: int, parent: Group | None = None, ranks: Sequence[int] = []) -> None:
         """
-        parent, ranks: the group whose ranks these are, if it is known; see Group::watch().
+        `parent` and `ranks` are the group that the ranks belong to, if known; see Group::watch().
         """
 
     def __enter__(self) -> Meeting: ...
@@ -189,26 +197,26 @@ class Meeting:
     def __exit__(self, *args: object) -> None: ...
 
     def check(self, has_failed: bool = False) -> None:
-        """Raises MismatchError or PeerLostError if they will never all come."""
+        """Raises MismatchError or PeerLostError if the ranks can never all join."""
 
 class GradientReducer:
-    """Sums gradients over a group while backward goes on."""
+    """Averages gradients over a group while the backward pass runs."""
 
     def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: Sequence[str] = []) -> None:
         """
-        gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_reducer.h.
+        Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text).
         """
 
     def ready(self, index: int, data: int, device: int | None = None, event: int = 0, is_used: bool = True) -> None:
         """
-        device: a CUDA device's number, where the gradient is complete after `event`, a cudaEvent_t; 0: now.
+        Hands over a gradient. On a CUDA device, it is complete after `event`, a cudaEvent_t; 0: now.
         """
 
     def finish(self) -> None: ...
 
     def wait(self, device: int | None = None, stream: int = 0) -> None:
         """
-        device: lets `stream` of this CUDA device, a cudaStream_t, wait for what is copied back to devices.
+        Blocks until all means are written back. With `device`, its `stream`, a cudaStream_t, waits for copies to devices instead.
         """
 
     def wait_for(self, index: int, device: int | None = None, stream: int = 0) -> None: ...
@@ -247,7 +255,7 @@ class GradientReducer:
     def last_exposed_seconds(self) -> float: ...
 
 class GradientCompressor:
-    """Means of a framework's own fusion buffers."""
+    """Averages a framework's own fusion buffers, with compression."""
 
     def __init__(self, compression: str, topk_ratio: float = 0.01, topk_momentum: float = 0.0) -> None: ...
 
@@ -260,11 +268,11 @@ class GradientCompressor:
     def rescale(self, factor: float) -> None: ...
 
 class GradientSteps:
-    """Drives a GradientReducer for ops of a graph, which know it by its id."""
+    """Drives a GradientReducer for ops of a graph, which find it by its id."""
 
     def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, purpose: str = '', replaced: Sequence[str] = []) -> None:
         """
-        gradients: (name, elements, dtype, shape as text) of each. Collective; see gradient_steps.h.
+        Collective; see gradient_steps.h. `gradients` lists (name, elements, dtype, shape as text).
         """
 
     @property
@@ -279,7 +287,7 @@ class GradientSteps:
 
 def operation_counts() -> list[tuple[str, str, int, int, float]]:
     """
-    (operation, algorithm, calls, bytes, seconds) of all groups of this process.
+    Returns (operation, algorithm, calls, bytes, seconds) over all groups of this process.
     """
 
 class StepCount:
@@ -310,16 +318,16 @@ def step_count() -> StepCount: ...
 
 def seconds_computed(now_ns: int) -> float:
     """
-    Since the last call, without what was exposed. A time of time.monotonic_ns().
+    Returns the seconds since the last call, minus exposed communication. Takes a time of time.monotonic_ns().
     """
 
 def count_reduced_step(group: str, number: int, bytes: int, last_end_ns: int, begin_ns: int, end_ns: int, rank_seconds: Sequence[float]) -> None:
     """
-    A step of a framework's own reducer. Times of time.monotonic_ns(); see observability.h.
+    Counts a step of a framework's own reducer; see observability.h. Takes times of time.monotonic_ns().
     """
 
 def count_input(begin_ns: int, end_ns: int) -> None:
-    """Times of time.monotonic_ns()."""
+    """Counts a wait for input data. Takes times of time.monotonic_ns()."""
 
 def trace_is_on() -> bool: ...
 
@@ -328,7 +336,7 @@ def trace_set_limit(bytes: int) -> None: ...
 def trace_span(track: str, category: str, name: str, begin_ns: int, end_ns: int) -> None: ...
 
 class DdpPrediction:
-    """What simulate_ddp() predicts of a step."""
+    """The prediction of simulate_ddp() for a step."""
 
     @property
     def step_seconds(self) -> float: ...
@@ -350,17 +358,19 @@ class DdpPrediction:
 
 def simulate_ddp(layers: Sequence[tuple[float, float, Sequence[int]]], *, hosts: int, ranks_per_host: int, bandwidth: float, hop_seconds: float = 3e-05, compression: str = 'none', topk_ratio: float = 0.01, buffer_bytes: int = 26214400, algorithm: str = 'auto') -> DdpPrediction:
     """
-    layers: (forward seconds, backward seconds, elements of each parameter).
+    Predicts a step of data-parallel training. `layers` lists (forward seconds, backward seconds, elements of each parameter).
     """
 
 def transfer_seconds(bytes: float, *, latency: float, bandwidth: float) -> float:
-    """Of one message over a link."""
+    """Returns the seconds of one message over a link."""
 
 def all_reduce_seconds(bytes: float, ranks: int, *, latency: float, bandwidth: float) -> float:
-    """Of an all_reduce that sends as little as can be."""
+    """
+    Returns the seconds of an all_reduce that sends the minimum number of bytes.
+    """
 
 class Layers:
-    """A run of equal transformer layers; smdp/memory.h tells its fields."""
+    """A run of equal transformer layers; smdp/memory.h explains its fields."""
 
     def __init__(self, *, count: int, hidden: int, heads: int, key_value_heads: int, head_size: int, ffn: int, is_gated: bool = False, is_relu: bool = False, has_cross_attention: bool = False, has_query_key_value_bias: bool = False, has_output_bias: bool = False, has_mlp_bias: bool = False, has_dropout: bool = False, norms: int = 2, norm_width: int = 2, has_unfused_norms: bool = False, has_fp32_softmax: bool = False, has_query_key_norm: bool = False, experts: int = 0, experts_per_token: int = 0, shared_ffn: int = 0, extra: int = 0) -> None: ...
 
@@ -432,7 +442,7 @@ class Layers:
 
 class Architecture:
     """
-    A transformer: embedding, layers, head; smdp/memory.h tells its fields.
+    A transformer: embedding, layers and head; smdp/memory.h explains its fields.
     """
 
     def __init__(self, *, name: str = '', hidden: int, vocabulary: int = 0, positions: int = 0, embedding_extra: int = 0, has_embedding_dropout: bool = False, layers: Sequence[Layers], head_extra: int = 0, outputs: int = 0, is_tied: bool = False, sequence: int = 0) -> None: ...
@@ -471,13 +481,13 @@ class Architecture:
     def sequence(self) -> int: ...
 
 def parameters(architecture: Architecture) -> float:
-    """Elements of all parameters."""
+    """Returns the number of elements of all parameters."""
 
 def layer_activations(layer: Layers, setting: MemorySetting) -> float:
-    """Bytes that one layer of the run keeps of a microbatch."""
+    """Returns the bytes of one microbatch that one layer of the run keeps."""
 
 class MemorySetting:
-    """How a model is trained; smdp/memory.h tells its fields."""
+    """How a model is trained; smdp/memory.h explains its fields."""
 
     def __init__(self, *, microbatch_size: int = 1, microbatches: int = 1, sequence: int = 0, decoder_sequence: int = 0, pipeline: int = 1, virtual_stages: int = 1, tensor: int = 1, data: int = 1, sequence_parallel: bool = False, schedule: str = '1f1b', active_microbatches: int = 0, precision: str = 'bf16', sharding: str = 'none', sharding_degree: int = 0, checkpointing: str = 'none', flash_attention: bool = False, offload_activations: bool = False, activation_loading_horizon: int = 4, offload_optimizer: bool = False, bucket_bytes: int = 26214400, stage_sizes: Sequence[int] = [], in_flight: Sequence[float] = []) -> None: ...
 
@@ -548,7 +558,7 @@ class MemorySetting:
     def in_flight(self) -> list[float]: ...
 
 class StageMemory:
-    """Bytes of one rank of a stage at its peak."""
+    """Bytes at the peak of one rank of a stage."""
 
     @property
     def parameters(self) -> float: ...
@@ -587,7 +597,7 @@ class StageMemory:
     def total(self) -> float: ...
 
 class MemoryEstimate:
-    """What estimate_memory() says of every pipeline rank."""
+    """The memory of every pipeline rank, as estimate_memory() returns it."""
 
     @property
     def stages(self) -> list[StageMemory]: ...
@@ -599,17 +609,17 @@ class MemoryEstimate:
     def peak_stage(self) -> int: ...
 
     def fits(self, device_memory: float, *, margin: float = 0.8) -> bool:
-        """Whether the peak is at most `margin` of so many bytes."""
+        """Returns whether the peak is at most `margin` times the device's bytes."""
 
 def estimate_memory(architecture: Architecture, setting: MemorySetting) -> MemoryEstimate: ...
 
 def estimate_trace_memory(units: Sequence[tuple[float, float, float]], tied: Sequence[tuple[float, Sequence[int]]], microbatch_size: int, setting: MemorySetting) -> MemoryEstimate:
     """
-    units: (elements of parameters, bytes of activations, bytes of the cut behind it); tied: (elements, units).
+    `units` lists (elements of parameters, bytes of activations, bytes of the cut behind it), `tied` lists (elements, units).
     """
 
 class StateBytes:
-    """Bytes of states per parameter that a rank holds."""
+    """Bytes per parameter of the states that a rank holds."""
 
     @property
     def parameters(self) -> float: ...
@@ -632,14 +642,18 @@ class StateBytes:
 def state_bytes(precision: str, sharding: str = 'none', degree: int = 1) -> StateBytes: ...
 
 def even_stages(layers: int, stages: int) -> list[int]:
-    """Layers per stage, as even as can be; what remains goes to the middle."""
+    """
+    Returns the layers per stage, as even as possible; the middle stages get the remainder.
+    """
 
 def in_flight(schedule: str, *, pipeline: int, rank: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0) -> float:
-    """Microbatches whose activations a pipeline rank holds at its peak."""
+    """
+    Returns the number of microbatches whose activations a pipeline rank holds at its peak.
+    """
 
 class ShardedParameter:
     """
-    A tensor seen as [outer, length, inner]; smdp/sharding.h tells its fields.
+    A tensor viewed as [outer, length, inner]; smdp/sharding.h explains its fields.
     """
 
     def __init__(self, *, outer: int = 1, length: int, inner: int = 1, element_size: int = 4, is_split: bool = False) -> None: ...
@@ -661,7 +675,7 @@ class ShardedParameter:
 
 class Piece:
     """
-    Bytes [begin, end) of a parameter, and where in its owner's shard they begin.
+    Bytes [begin, end) of a parameter, and their offset in the owner's shard.
     """
 
     @property
@@ -686,7 +700,7 @@ class Owner:
     def piece(self) -> Piece: ...
 
 class Move:
-    """Rows of bytes that go from one rank's shard to another's, or stay."""
+    """Rows of bytes that move from one rank's shard to another's, or stay."""
 
     @property
     def source(self) -> int: ...
@@ -713,20 +727,22 @@ class Move:
     def bytes(self) -> int: ...
 
 class ParameterShards:
-    """Equal shards of a list of parameters that lie one after the other."""
+    """Equal shards of a list of parameters stored one after the other."""
 
     def __init__(self, parameters: Sequence[ShardedParameter], ranks: int) -> None: ...
 
     def bytes(self, rank: int) -> int: ...
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What a rank owns, in the order of its shard."""
+        """Returns the pieces that a rank owns, in the order of its shard."""
 
     def owners(self, parameter: int) -> list[Owner]:
-        """Who owns a parameter, in its order."""
+        """
+        Returns the owners of a parameter's pieces, in the order of the parameter.
+        """
 
 class ShardingLayout:
-    """smdp/sharding.h tells its fields."""
+    """How ranks share parameters; smdp/sharding.h explains its fields."""
 
     def __init__(self, *, pipeline: int, tensor: int, data: int, stages: Sequence[Sequence[int]], ranks: Sequence[int] = []) -> None: ...
 
@@ -747,14 +763,14 @@ class ShardingLayout:
 
 def holdings(parameters: Sequence[ShardedParameter], layout: ShardingLayout, rank: int) -> list[Piece]:
     """
-    Pieces of whole parameters that a rank holds, in the order of its shard.
+    Returns the pieces of whole parameters that a rank holds, in the order of its shard.
     """
 
 def shard_bytes(parameters: Sequence[ShardedParameter], layout: ShardingLayout, rank: int) -> int: ...
 
 def reshard(parameters: Sequence[ShardedParameter], source: ShardingLayout, target: ShardingLayout) -> list[Move]:
     """
-    What the ranks of `target` need from those of `source`, each byte once.
+    Returns the moves that give the ranks of `target` what they need from those of `source`, each byte once.
     """
 
 class PipelineSchedule:
@@ -785,7 +801,7 @@ class PipelineSchedule:
     def stages(self) -> int: ...
 
     def rows(self) -> list[list[str]]:
-        """Actions as text."""
+        """Returns the actions as text."""
 
     def with_skip_edges(self, edges: Sequence[tuple[int, int]]) -> PipelineSchedule: ...
 
@@ -797,7 +813,7 @@ class PipelineCosts:
     def __init__(self, *, forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], activation_bytes: Sequence[float], stash_bytes: Sequence[float] = [], receive_bytes: Sequence[float] = [], hop: float = 0.0, unshard: float = 0.0, reduce_grad: float = 0.0, reduce_tied: float = 0.0, reduce_norm: float = 0.0, offload: float = 0.0, reload: float = 0.0) -> None: ...
 
 class PipelineSimulation:
-    """What simulate() finds; see simulate.h."""
+    """The result of simulate(); see simulate.h."""
 
     @property
     def makespan(self) -> float: ...
@@ -818,13 +834,13 @@ class PipelineSimulation:
     def peak_action(self) -> list[int]: ...
 
     def timeline(self) -> list[list[tuple[float, float]]]:
-        """(start, end) of every action of every row."""
+        """Returns (start, end) of every action of every row."""
 
     def links(self) -> list[tuple[int, int, int, float]]:
-        """(from rank, to rank, transfers, busy seconds)."""
+        """Returns (from rank, to rank, transfers, busy seconds) of every link."""
 
 class PipelineViolation:
-    """What verify() finds."""
+    """A violation found by verify()."""
 
     @property
     def check(self) -> str: ...
@@ -855,7 +871,9 @@ def pipeline_add_tied_reductions(schedule: PipelineSchedule, groups: Sequence[Se
 def pipeline_add_reduce_norm(schedule: PipelineSchedule) -> PipelineSchedule: ...
 
 def pipeline_add_send_recv(schedule: PipelineSchedule, payloads: Sequence[tuple[int, int, str]]) -> PipelineSchedule:
-    """payloads: (source stage, target stage, what travels)."""
+    """
+    `payloads` lists (source stage, target stage, dtype and shape as text).
+    """
 
 def pipeline_to_csv(schedule: PipelineSchedule) -> str: ...
 
@@ -871,7 +889,7 @@ def pipeline_chrome_trace(schedule: PipelineSchedule, simulation: PipelineSimula
 
 def pipeline_schedules() -> list[tuple[str, str, int, int, str | None, bool, bool]]:
     """
-    (name, one line, usual virtual stages per rank, the only number or 0, placement or None, has I and W, takes any placement) of every schedule.
+    Returns (name, description, usual virtual stages per rank, the only valid number or 0, placement or None, has I and W, takes any placement) of every schedule.
     """
 
 def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stages: int = 1, active_microbatches: int = 0, costs: PipelineCosts | None = None, memory_cap: float | None = None, placement: str | None = None, rank_of: Sequence[int] = []) -> PipelineSchedule: ...
@@ -879,24 +897,24 @@ def pipeline_generate(name: str, *, stages: int, microbatches: int, virtual_stag
 def pipeline_simulate(schedule: PipelineSchedule, costs: PipelineCosts) -> PipelineSimulation: ...
 
 def pipeline_lower_bounds(schedule: PipelineSchedule, costs: PipelineCosts) -> tuple[float, float]:
-    """(makespan, span) that no order can beat."""
+    """Returns (makespan, span) that no order of the actions can beat."""
 
 def pipeline_verify(schedule: PipelineSchedule, *, checks: Sequence[str], transports: Sequence[str], buffers: int = 1, costs: PipelineCosts | None = None, memory_cap: float | None = None, active_microbatches: int = 0, replicas: Sequence[PipelineSchedule] = [], alternates: Sequence[PipelineSchedule] = []) -> PipelineViolation | None:
-    """The first violation, or None."""
+    """Returns the first violation, or None."""
 
 class PartitionStage:
-    """One stage of a partition; smdp/partition.h tells its fields."""
+    """One stage of a partition; smdp/partition.h explains its fields."""
 
     @property
     def units(self) -> list[int]:
-        """Indices, contiguous unless by SMP's algorithm."""
+        """Indices of its units, contiguous except for SMP's algorithm."""
 
     @property
     def rank(self) -> int: ...
 
     @property
     def forward(self) -> float:
-        """Seconds of a microbatch."""
+        """Seconds per microbatch."""
 
     @property
     def backward_input(self) -> float: ...
@@ -906,25 +924,27 @@ class PartitionStage:
 
     @property
     def seconds(self) -> float:
-        """Of all three."""
+        """Sum of the three."""
 
     @property
     def parameter_bytes(self) -> float: ...
 
     @property
     def activation_bytes(self) -> float:
-        """Of one microbatch."""
+        """Bytes of one microbatch."""
 
     @property
     def memory_bytes(self) -> float:
-        """States, and activations of the microbatches in flight."""
+        """
+        Bytes of the states, and of the activations of the microbatches in flight.
+        """
 
     @property
     def cut_bytes(self) -> float:
-        """That go on to the next stage."""
+        """Bytes sent to the next stage."""
 
 class Partition:
-    """A model cut into stages; smdp/partition.h tells its fields."""
+    """A model cut into stages; smdp/partition.h explains its fields."""
 
     @property
     def stages(self) -> list[PartitionStage]: ...
@@ -935,27 +955,29 @@ class Partition:
 
     @property
     def step(self) -> float:
-        """Seconds, simulated; 0 by SMP's algorithm."""
+        """Seconds of a step, simulated; 0 for SMP's algorithm."""
 
     @property
     def bubble(self) -> float:
-        """Idle part of all ranks' time, simulated."""
+        """Idle fraction of all ranks' time, simulated."""
 
     @property
     def peak_bytes(self) -> list[float]:
-        """Per rank."""
+        """Bytes per rank."""
 
     @property
     def schedule(self) -> str:
-        """That was simulated; under a cap another may stand in for auto."""
+        """
+        The schedule that was simulated; under a cap another one may replace auto.
+        """
 
     @property
     def activation_cap(self) -> float:
-        """Bytes per rank that auto was given; 0: none."""
+        """Bytes of activations per rank that auto was allowed; 0: no cap."""
 
     @property
     def reason(self) -> str:
-        """One sentence."""
+        """One sentence that explains the result."""
 
 def partition_units(units: Sequence[tuple[str, float, float, float, float, float, float, int]], tied: Sequence[tuple[float, Sequence[int]]], *, ranks: int, virtual_stages: int, rank_of: Sequence[int], microbatches: int, schedule: str, active_microbatches: int, algorithm: str, memory_cap: float, state_factor: float, memory_weight: float, is_tied_together: bool, latency: float, bandwidth: float) -> Partition: ...
 
