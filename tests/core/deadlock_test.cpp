@@ -95,7 +95,7 @@ TEST_P(Deadlock, WhereOneRankMakesAGroup) {
         if (group.rank() != 0) return sum(group);
         const auto alone = group.twin("alone", 0);
       },
-      {"all_reduce #2", "it makes group", "alone-0', to which all its ranks must come"});
+      {"all_reduce #2", "it is creating group", "alone-0', which all its ranks must join"});
 }
 
 TEST_P(Deadlock, WhereRanksMakeDifferentGroups) {
@@ -205,7 +205,7 @@ TEST(Deadlocks, NameTheGroupThatAnotherThreadMakes) {
       other->barrier(call);
       ADD_FAILURE() << "a barrier that one rank has not called has ended";
     } catch (const TimeoutError& error) {
-      EXPECT_NE(std::string(error.what()).find("late-1' (a test), to which all its ranks must come"), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("late-1' (a test), which all its ranks must join"), std::string::npos)
           << error.what();
     }
     meet();
@@ -219,7 +219,7 @@ TEST(Deadlocks, OfAGroupThatTakesThePlaceOfThisOne) {
     other->barrier();
     const auto expect = [](const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kMismatch) << error.what();
-      EXPECT_NE(std::string(error.what()).find("late-1' (a test), to which all its ranks must come. Neither"),
+      EXPECT_NE(std::string(error.what()).find("late-1' (a test), which all its ranks must join. Neither"),
                 std::string::npos)
           << error.what();
     };

@@ -1,5 +1,5 @@
-// Tensors that one all_reduce sums one after the other, each as soon as this rank has filled it: the pipeline stays
-// full from one to the next.
+// Tensors that one all_reduce sums one after the other, each as soon as this rank has filled it, so that the pipeline
+// stays full from one to the next.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,11 @@ class Batch {
  public:
   struct Item {
     const std::byte* in = nullptr;
-    std::byte* out = nullptr;  // may be `in`
+    std::byte* out = nullptr;  // may equal `in`
     std::size_t count = 0;     // elements
     Reduction reduction{};
-    Codec* codec = nullptr;                     // how float32 sums travel between hosts; null: as they are
-    std::shared_ptr<Operation> done = nullptr;  // completed when the item is, if the batch does not fail
+    Codec* codec = nullptr;                     // encodes float32 sums that travel between hosts; null: not encoded
+    std::shared_ptr<Operation> done = nullptr;  // completed when the item is, unless the batch fails
 
     std::size_t bytes() const { return count * size_of(reduction.dtype); }
     void begin() const {
@@ -39,16 +39,16 @@ class Batch {
       : items_(std::move(items)), sizes_(sizes), filled_(filled) {}
 
   const std::vector<Item>& items() const { return items_; }
-  // How it is cut between hosts.
+  // How the batch is cut between hosts.
   const cost::ExchangeSizes& sizes() const { return sizes_; }
   bool is_filled(std::size_t item) const { return item < filled_.load(std::memory_order_acquire); }
-  // Where an item lies, if that was not known before. Before it is filled.
+  // Sets where an item is stored if that was not known before. Called before the item is filled.
   void place(std::size_t item, std::byte* data) { items_[item].in = items_[item].out = data; }
-  // The first `count` items can be read. One thread at a time, never less than before.
+  // Marks the first `count` items as readable. Called by one thread at a time, with counts that never decrease.
   void fill(std::size_t count) { filled_.store(count, std::memory_order_release); }
 
  private:
-  std::vector<Item> items_;  // of those that are filled, nothing changes
+  std::vector<Item> items_;  // filled items do not change
   const cost::ExchangeSizes sizes_;
   std::atomic<std::size_t> filled_;
 };

@@ -5,9 +5,9 @@
 namespace smdp {
 namespace {
 
-// Before encoding, of one owner.
+// Size of one owner's shard before encoding.
 constexpr std::size_t kCodedShardBytes = std::size_t{512} << 10;
-// Of a lane: every step of recursive doubling sends the whole chunk.
+// Size of a lane's chunk: every step of recursive doubling sends the whole chunk.
 constexpr std::size_t kDoublingBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -22,8 +22,9 @@ std::size_t chunk_bytes(bool is_coded, Algorithm algorithm, const cost::Exchange
 Chunks::Chunks(const Batch::Item& one, Algorithm algorithm, const cost::ExchangeSizes& sizes, std::size_t hosts,
                std::size_t lanes)
     : elements_(one.count),
-      // A codec loses what its pieces make it lose, and a ring adds in an order that depends on the place: their chunks
-      // are full ones and a rest, whatever else is measured or tuned, and all hosts own a shard of each.
+      // A codec's loss depends on how its pieces are cut, and a ring's order of addition depends on the place. Chunks
+      // for them are therefore full ones and a remainder, whatever is measured or tuned, and all hosts own a shard of
+      // each.
       has_fixed_ends_(one.codec != nullptr || algorithm == Algorithm::kRing) {
   const std::size_t element = size_of(one.reduction.dtype);
   most_ = std::max<std::size_t>(1, chunk_bytes(one.codec != nullptr, algorithm, sizes, hosts, lanes) / element);

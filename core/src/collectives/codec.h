@@ -1,13 +1,13 @@
-// How partial sums of float32 travel between hosts: what a gradient's wire type does. Implemented in fusion/.
+// Interface that encodes partial sums of float32 between hosts, for compressed gradients. Implemented in fusion/.
 #pragma once
 
 #include <cstddef>
 
 namespace smdp {
 
-// Belongs to one buffer, which it may keep state for (what was lost in earlier steps). `offset` is the place of a piece
-// within the buffer, in elements; pieces are the same in every step. Sizes depend on the arguments only, so that both
-// ends know them. Thread safety: one thread at a time.
+// Belongs to one buffer, for which it may keep state (what was lost in earlier steps). `offset` is the position of a
+// piece within the buffer, in elements; pieces are the same in every step. Sizes depend only on the arguments, so that
+// both ends know them. Thread safety: one thread at a time.
 class Codec {
  public:
   Codec() = default;
@@ -20,10 +20,10 @@ class Codec {
   virtual void encode(std::size_t offset, const float* in, std::size_t count, std::byte* out) = 0;
   virtual void decode(const std::byte* in, std::size_t count, float* out) const = 0;
 
-  // True if the owner's own contribution must be encoded, too, although it goes nowhere.
+  // Returns whether the owner's own contribution must also be encoded, although it is not sent.
   virtual bool encodes_own() const { return false; }
 
-  // The sum over `hosts` contributions, on its way back from the piece's owner.
+  // The sum over `hosts` contributions, which the piece's owner sends back.
   virtual std::size_t sum_bytes(std::size_t count, std::size_t /*hosts*/) const { return encoded_bytes(count); }
   virtual void encode_sum(std::size_t offset, const float* in, std::size_t count, std::size_t /*hosts*/,
                           std::byte* out) {

@@ -17,8 +17,8 @@ struct Context {
   const Members& members;
   Board& board;                               // the ranks on this host
   std::vector<std::unique_ptr<Link>>& links;  // by rank; empty for ranks on this host
-  const char* algorithm = "";                 // of the operation under way; a literal, for counters and traces
-  std::size_t streams = std::numeric_limits<std::size_t>::max();  // to each peer that it may use
+  const char* algorithm = "";                 // of the current operation; a literal, for counters and traces
+  std::size_t streams = std::numeric_limits<std::size_t>::max();  // that it may use to each peer
 
   bool is_single_host() const { return members.hosts.size() == 1; }
 
@@ -30,7 +30,7 @@ struct Context {
   }
 };
 
-// Suspends until every message counted in `pending` has ended; `peer` is named if that takes too long.
+// Suspends until every message counted in `pending` has ended. If that takes too long, the error names `peer`.
 inline auto settled(int peer, const Link::Pending& pending) {
   return until(peer, [&pending] { return pending == 0; });
 }

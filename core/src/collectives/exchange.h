@@ -1,10 +1,10 @@
-// All-reduce of one lane across hosts: one rank of each host holds that host's partial sum in `data` and ends with the
-// sum over all hosts in its place. The algorithms differ in steps and in the order of the sum.
+// All-reduce of one lane across hosts. One rank of each host holds that host's partial sum in `data` and ends with the
+// sum over all hosts in its place. The algorithms differ in the number of steps and the order of the sum.
 //
-// S bytes, M hosts:
-//   direct               2 steps                 2 (M - 1) / M S bytes   sum in host order
-//   ring                 2 (M - 1) steps         2 (M - 1) / M S bytes   sum in ring order, per shard
-//   recursive_doubling   ceil(log2 M) steps      S log2 M bytes          sum in tree order
+// For S bytes and M hosts:
+// //   direct               2 steps                 2 (M - 1) / M S bytes   sum in host order
+// //   ring                 2 (M - 1) steps         2 (M - 1) / M S bytes   sum in ring order, per shard
+// //   recursive_doubling   ceil(log2 M) steps      S log2 M bytes          sum in tree order
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,15 @@ namespace smdp {
 struct Lane {
   std::vector<int> ranks;  // one per host, in host order
   std::size_t me = 0;      // index of this rank
-  std::uint64_t slots;     // first of kSlotsPerExchange message numbers that are free for it
+  std::uint64_t slots;     // first of kSlotsPerExchange message numbers reserved for it
 };
 inline constexpr std::uint64_t kSlotsPerExchange = 4096;
 
-// owners: the first so many hosts own a shard each.
+// The first `owners` hosts own one shard each.
 Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction,
                      std::size_t owners);
 Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
-// float32 through a codec; offset: of `data` within the codec's buffer.
+// Sends float32 through a codec. offset: position of `data` within the codec's buffer.
 Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec);
 Task exchange_recursive_doubling(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
 

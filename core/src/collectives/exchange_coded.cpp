@@ -1,6 +1,6 @@
-// Direct exchange of encoded pieces: as exchange_direct, but a host's partial sum is encoded for its owner, the owner
-// decodes and sums in float32, in host order, and encodes the sum once for all. The owner takes what it sent, so that
-// all hosts end with the same bits.
+// Direct exchange of encoded pieces. Like exchange_direct, except that a host encodes its partial sum for the owner,
+// and the owner decodes, sums in float32 in host order, and encodes the sum once for all. The owner uses the encoded
+// sum itself, so that all hosts end with the same bits.
 #include <vector>
 
 #include "collectives/exchange.h"
@@ -28,7 +28,7 @@ Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset
     context.receive(lane.ranks[host], lane.slots + 1, sums[host].data(), sums[host].size(), results[host]);
   }
   for (std::size_t step = 1; step < hosts; ++step) {
-    const std::size_t host = (lane.me + step) % hosts;  // everybody starts with another owner
+    const std::size_t host = (lane.me + step) % hosts;  // every host starts with a different owner
     const Slice theirs = shard(host);
     outgoing[host].resize(codec.encoded_bytes(theirs.size()));
     codec.encode(offset + theirs.begin, data + theirs.begin, theirs.size(), outgoing[host].data());

@@ -1,6 +1,6 @@
-// Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Everybody sends each owner its shard,
-// owners sum in host order and send the result back: two hops, whatever the number of hosts. So it is with
-// fewer owners, each of a longer shard.
+// Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Every host sends each owner its shard; the
+// owners sum in host order and send the result back. This takes two hops for any number of hosts. With fewer owners,
+// each owns a longer shard.
 #include <vector>
 
 #include "collectives/chunks.h"
@@ -25,14 +25,15 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
       context.receive(lane.ranks[host], lane.slots, scratch.data() + host * own.size() * element, own.size() * element,
                       partials[host]);
     }
-    // A result can only arrive after the peer has got all of this rank's part of that shard: no overlap in time.
+    // A result can arrive only after the peer has received all of this rank's part of that shard, so the two do not
+    // overlap in time.
     if (host < owners) {
       context.receive(lane.ranks[host], lane.slots + 1, data + shard(host).begin * element,
                       shard(host).size() * element, results[host]);
     }
   }
   for (std::size_t step = 1; step < hosts; ++step) {
-    const std::size_t host = (lane.me + step) % hosts;  // everybody starts with another owner
+    const std::size_t host = (lane.me + step) % hosts;  // every host starts with a different owner
     if (host >= owners) continue;
     context.send(lane.ranks[host], lane.slots, data + shard(host).begin * element, shard(host).size() * element, sends);
   }

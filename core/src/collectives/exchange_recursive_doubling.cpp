@@ -1,8 +1,8 @@
-// Recursive doubling: in step k, hosts whose indices differ in bit k swap everything and add. Hosts beyond the largest
-// power of two first hand their data to a partner and get the result from it at the end. Both partners add the lower
-// host's data first, so all hosts end with the same bits.
+// Recursive doubling: in step k, hosts whose indices differ in bit k exchange all data and add. Hosts beyond the
+// largest power of two first send their data to a partner and get the result from it at the end. Both partners add the
+// lower host's data first, so all hosts end with the same bits.
 //
-// All receives are posted at once: of two chunks under way, either may come first.
+// All receives are posted at once, because of two chunks in flight either may arrive first.
 #include <bit>
 #include <vector>
 

@@ -1,8 +1,8 @@
-// Ring: in step s of the first half, host h sends shard h - s to its right neighbour and adds shard h - s - 1, which
-// comes from the left; after M - 1 steps it owns the whole of shard h + 1. The second half passes the results on.
+// Ring: in step s of the first half, host h sends shard h - s to its right neighbor and adds shard h - s - 1, which
+// comes from the left. After M - 1 steps it owns all of shard h + 1. The second half passes the results on.
 //
-// Nobody waits for what it sends before the end, so what comes from the left is always taken: a ring of ranks that wait
-// for their right neighbours would stand still. A shard's result comes after all have received what was sent of it.
+// A rank waits for its sends only at the end, so it always takes what comes from the left. If ranks waited for their
+// right neighbors, the ring would deadlock. The result of a shard arrives after all have received what was sent of it.
 #include <vector>
 
 #include "collectives/exchange.h"

@@ -1,4 +1,4 @@
-// The public Group, but for its calls: what it is, the groups that are made of it, and its end.
+// The public class Group except for its calls: its properties, the groups made from it, and its end.
 #include "smdp/group.h"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ namespace {
 
 constexpr int kStreamsToTry = 4;
 constexpr int kMostRanksToTryStreams = 16;
-// Beside a backward that takes the cores every wait is a switch between threads, as where ranks outnumber cores.
-// Measured, see docs/benchmarks.md.
+// Chunk size for operations beside a backward pass that occupies the cores: every wait then switches threads, as it
+// does if there are more ranks than cores. Measured, see docs/benchmarks.md.
 constexpr std::size_t kChunkBesideCompute = std::size_t{2} << 20;
 
 }  // namespace
@@ -55,7 +55,7 @@ const std::vector<std::vector<int>>& Group::hosts() const { return impl_->member
 int Group::streams_to_try() const {
   const GroupOptions& options = impl_->setup;
   const Members& members = impl_->members();
-  // Several rails need a stream each, and many ranks would want many descriptors.
+  // Several rails need a stream each, and many ranks would need many descriptors.
   const bool is_open = options.streams == 0 && options.socket_ifname.empty();
   return is_open && members.hosts.size() > 1 && members.size <= kMostRanksToTryStreams ? kStreamsToTry : 0;
 }
@@ -90,7 +90,7 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
     return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
   });
   GroupSetup setup = impl_->setup;
-  // A copy of the world has its numbers.
+  // A copy of the world has the same rank numbers.
   std::vector<int> everybody(all.size());
   std::iota(everybody.begin(), everybody.end(), 0);
   if (ranks != everybody) setup.world_rank = members.world_rank(members.rank);

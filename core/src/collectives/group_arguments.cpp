@@ -36,7 +36,7 @@ void check_count(const Members& members, const std::string& what, std::size_t co
 void check_reduction(const Members& members, const char* operation, DType dtype, ReduceOp op) {
   if (is_supported(dtype, op)) return;
   throw InvalidArgument(members.prefix() + operation + ": " + name_of(op) + " is not defined on " + name_of(dtype) +
-                        ". Convert the data to a type that has it, such as " +
+                        ". Convert the data to a type that supports it, such as " +
                         (is_supported(DType::kFloat32, op) ? "float32." : "int64."));
 }
 
@@ -58,7 +58,7 @@ void add_shapes(Fingerprint& print, Shapes shapes, bool is_divided) {
     return;
   }
   std::vector<std::int64_t>& shape = shapes.front();
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;  // nothing has no shape
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;  // an empty buffer has no shape to compare
   if (is_divided && shapes.size() > 1) {
     const auto blocks = static_cast<std::int64_t>(shapes.size());
     if (shape.empty()) {

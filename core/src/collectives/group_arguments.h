@@ -1,5 +1,5 @@
-// What a call of a group is given: views of its buffers, the checks that come before anything is sent, and the
-// fingerprint that ranks compare.
+// The arguments of a group's calls: views of buffers, the checks before anything is sent, and the fingerprint that
+// ranks compare.
 #pragma once
 
 #include <cstddef>
@@ -53,16 +53,16 @@ std::vector<std::uint64_t> counts_of(const std::vector<B>& buffers) {
 }
 
 void check_buffer(const char* operation, const void* data, std::size_t count);
-// what: e.g. "root".
+// what: the argument's name, e.g. "root".
 void check_rank(const Members& members, const char* what, int rank);
 void check_list(const Members& members, const char* what, std::size_t count);
 void check_count(const Members& members, const std::string& what, std::size_t count, std::size_t expected);
 void check_reduction(const Members& members, const char* operation, DType dtype, ReduceOp op);
 
 Fingerprint fingerprint(OpKind kind, DType dtype, ReduceOp op = ReduceOp::kSum, int root = -1);
-// Lists of equal blocks count as one shape: of a block, or, where one tensor is divided, of that.
+// A list of equal blocks counts as one shape: that of a block or, if one tensor is divided, that of the tensor.
 void add_shapes(Fingerprint& print, Shapes shapes, bool is_divided);
-// All but the first extent, which may differ between ranks.
+// Adds all extents except the first, which may differ between ranks.
 void add_open_shape(Fingerprint& print, const Shapes& shapes, std::size_t count);
 
 Reduction reduction_for(DType dtype, ReduceOp op, int size);

@@ -1,5 +1,4 @@
-// Calls of a group that all ranks make: checks the arguments, then turns each call into a coroutine that the engine
-// runs.
+// Calls of a group that all ranks make. Each checks its arguments and then becomes a coroutine that the engine runs.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -42,15 +41,15 @@ Group::Handle Group::all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp 
   SparseParts& parts = sum->parts();
   const SparseForm& form = parts.form;
   if (op != ReduceOp::kSum && op != ReduceOp::kAvg && op != ReduceOp::kPremulSum) {
-    throw InvalidArgument(members.prefix() + "all_reduce of a sparse tensor: " + name_of(op) +
-                          " is not defined, because what a rank does not have is zero. Use SUM or AVG, or make the "
-                          "tensor dense.");
+    throw InvalidArgument(members.prefix() + "all_reduce of a sparse tensor does not support " + name_of(op) +
+                          ", because rows that a rank does not have count as zero. Use SUM or AVG, or make the tensor "
+                          "dense.");
   }
   check_reduction(members, "all_reduce", form.dtype, op);
   if (parts.was_given) {
     throw InvalidArgument(members.prefix() +
-                          "all_reduce of a sparse tensor got a SparseSum that another one has used already. Make a new "
-                          "SparseSum for each all_reduce.");
+                          "all_reduce of a sparse tensor got a SparseSum that an earlier all_reduce has used. Make a "
+                          "new SparseSum for each all_reduce.");
   }
   parts.was_given = true;
   if (op == ReduceOp::kPremulSum) parts.scale_own(factor);

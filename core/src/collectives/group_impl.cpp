@@ -1,4 +1,4 @@
-// How a group comes together: the ranks meet, connect, and leave the store.
+// How a group is made: the ranks meet, connect, and leave the store.
 #include "collectives/group_impl.h"
 
 #include <chrono>
@@ -21,11 +21,11 @@
 namespace smdp {
 namespace {
 
-// A store or a connection may break before this process hears that the rank at its other end is gone.
+// A store or a connection may break before this process learns that the rank at its other end is gone.
 constexpr std::chrono::seconds kNews{1};
 constexpr std::chrono::milliseconds kNewsPause{20};
 
-// Ends early where another rank waits for this one in another group, and so never comes, and where one is gone.
+// Ends early if a rank is gone, or if another rank waits for this one in another group and so never joins.
 Connections meet(Store& store, int rank, int size, GroupSetup setup) {
   const int world_rank = setup.world_rank < 0 ? rank : setup.world_rank;
   const Meeting meeting(setup.name, size, setup.obstacle, world_rank, setup.purpose, setup.replaced);
@@ -38,9 +38,9 @@ Connections meet(Store& store, int rank, int size, GroupSetup setup) {
   } catch (const ShortageError&) {
     throw;
   } catch (const Error& error) {
-    // What the ranks' own settings are is why others leave, and not the other way round.
+    // Wrong settings of the ranks make other ranks leave, and not the other way round.
     if (error.kind() == ErrorKind::kConfig || error.kind() == ErrorKind::kMismatch) throw;
-    meeting.check(true);  // and not what a store makes of it
+    meeting.check(true);  // a more precise error than the store's
     if (!setup.obstacle || (error.kind() != ErrorKind::kInternal && error.kind() != ErrorKind::kPeerLost)) throw;
     const bool has_lost_store = error.kind() == ErrorKind::kPeerLost && setup.departure_of_server;
     for (const auto end = Clock::now() + kNews; Clock::now() < end;) {
@@ -65,7 +65,7 @@ Group::Impl::Impl(std::shared_ptr<Store> store_, int rank, int size, GroupSetup 
   try {
     engine = std::make_shared<Engine>(std::move(connections), setup);
   } catch (const ShortageError& error) {
-    // Who is connected has heard of it. Others may be on their way, and rank 0 stays for them.
+    // Connected ranks have already been told. Others may still be joining, and rank 0 stays for them.
     GroupView view(store, setup.name, {});
     view.fail(without_tag(error.what()));
     if (rank == 0) await_departures(view, all_but_first(size), setup.interrupted);
@@ -97,7 +97,7 @@ void Group::Impl::part(const std::string& name) const {
   bool is_told = false;
   await_departures(view, all_but_first(members().size), setup.interrupted, [&](int rank) {
     if (const std::exception_ptr error = engine->failures().error(); error && !std::exchange(is_told, true)) {
-      view.fail(without_tag(Failure::of(error).text));  // who is on its way has no connection to hear of it
+      view.fail(without_tag(Failure::of(error).text));  // a rank that is still joining has no connection that tells it
     }
     return engine->failures().death_of({rank}) || engine->failures().departure_of({rank});
   });

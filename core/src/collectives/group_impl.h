@@ -1,4 +1,4 @@
-// What the handles of one group in this process share.
+// State that the handles of one group in this process share.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ class Group::Impl {
   ~Impl();
   const Members& members() const { return engine->members(); }
 
-  // The last look at the keys of group `name` in the store. Rank 0 waits for that of all others.
+  // Ends the use of the store's keys for group `name`. Rank 0 waits until all others have done the same.
   void part(const std::string& name) const;
-  // Its arguments are checked.
+  // The arguments have been checked.
   Handle all_gather(const Fingerprint& print, ConstBuffer in, const std::vector<Buffer>& out, const Call& call);
 
   const std::shared_ptr<Store> store;
   const GroupSetup setup;
   std::shared_ptr<Engine> engine;
   std::uint64_t id = 0;
-  int splits = 0;  // calls of split(): part of the new group's name
+  int splits = 0;  // number of calls of split(), which is part of the new group's name
 
  private:
   void open_trace() const;

@@ -14,7 +14,7 @@ void check_source(const Members& members, int rank) {
   check_rank(members, "source", rank);
   if (rank == members.rank)
     throw InvalidArgument(members.prefix() +
-                          "cannot receive from itself: source must be another rank. Copy what it has.");
+                          "cannot receive from itself: source must be another rank. Copy the data instead.");
 }
 
 Mailbox::Request outgoing(const char* operation, const Members& members, ConstBuffer data, DType dtype, int destination,
@@ -23,7 +23,7 @@ Mailbox::Request outgoing(const char* operation, const Members& members, ConstBu
   check_buffer(operation, data.data, data.count);
   if (destination == members.rank)
     throw InvalidArgument(members.prefix() +
-                          "cannot send to itself: destination must be another rank. Copy what it has.");
+                          "cannot send to itself: destination must be another rank. Copy the data instead.");
   Mailbox::Request request{};
   request.data = const_cast<std::byte*>(bytes(data.data));
   request.size = data.count * size_of(dtype);
@@ -40,7 +40,8 @@ Group::Handle Group::send(ConstBuffer data, DType dtype, int destination, std::i
 }
 
 Group::Handle Group::offer(ConstBuffer data, DType dtype, int destination, std::int64_t tag) {
-  if (data.count == 0) throw InvalidArgument(impl_->members().prefix() + "cannot offer a message of no elements.");
+  if (data.count == 0)
+    throw InvalidArgument(impl_->members().prefix() + "cannot offer an empty message; it needs at least one element.");
   return impl_->engine->mail().offer(outgoing("offer", impl_->members(), data, dtype, destination, tag));
 }
 

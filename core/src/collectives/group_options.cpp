@@ -15,7 +15,7 @@ namespace {
 double number(const std::string& name, const std::string& value, double least, double most) {
   double parsed = 0;
   const char* const last = value.data() + value.size();
-  // In any locale a point: it is Python that writes these.
+  // Always with a decimal point, whatever the locale: Python writes these values.
   const auto [end, error] = std::from_chars(value.data(), last, parsed);
   if (error != std::errc() || end != last || !(parsed >= least) || !(parsed <= most)) {
     std::string upper;

@@ -1,5 +1,5 @@
 // Rank (host h, index i) sends its block to rank (h', i mod W') of every other host h', which contributes it there
-// together with its own: a block crosses to a host once, whatever the number of its ranks.
+// together with its own block. A block is thereby sent to a host once, whatever the number of its ranks.
 #include <vector>
 
 #include "collectives/hierarchical.h"
@@ -10,7 +10,7 @@ Task hierarchical_all_gather(Context& context, std::vector<Bytes> blocks, std::u
   const Members& members = context.members;
   const auto block = [&](int rank) { return blocks[static_cast<std::size_t>(rank)]; };
   const Bytes own = block(members.rank);
-  // By local rank: what it contributes, in one order known to all.
+  // What each local rank contributes, in an order known to all.
   std::vector<std::vector<Bytes>> contributions(context.board.size());
   for (std::size_t local = 0; local < context.board.size(); ++local) {
     contributions[local].push_back(block(members.local_ranks()[local]));

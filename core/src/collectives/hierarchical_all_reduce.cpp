@@ -1,6 +1,7 @@
-// Tensors are cut into chunks, a chunk into one slice per lane. Lane i belongs to local rank i of every host. Three
-// stages run at once, each on another chunk: sum inside the host (board lane 0), exchange across hosts (links), spread
-// inside the host (board lane 1). `out` holds the partial sums, so no stage needs memory of its own.
+// Tensors are cut into chunks, and a chunk into one slice per lane. Lane i belongs to local rank i of every host. Three
+// stages run at once, each on a different chunk: the sum inside the host (board lane 0), the exchange across hosts
+// (links), and the spreading inside the host (board lane 1). `out` holds the partial sums, so no stage needs its own
+// memory.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -12,8 +13,8 @@
 namespace smdp {
 namespace {
 
-// Chunks under way between hosts. None starts before all that are this far behind it are over, so that no message of a
-// later one keeps one that is awaited from coming.
+// Maximum number of chunks in flight between hosts. A chunk starts only when all chunks this far before it are over, so
+// that no message of a later chunk holds up one that is awaited.
 constexpr std::size_t kWindow = 3;
 
 struct Pipeline {
@@ -24,14 +25,14 @@ struct Pipeline {
   std::vector<Algorithm> algorithms;  // between hosts, by item
   std::size_t summed = 0;             // chunks that have left the first stage
   std::vector<bool> exchanged = {};   // chunks that have left the second
-  std::size_t over = 0;               // of those, the first ones without a gap
+  std::size_t over = 0;               // how many of the first ones have left it without a gap
 
   const Batch::Item& item(std::size_t k) const { return batch.items()[chunks[k].item]; }
   // Within the item.
   Slice slice(std::size_t k, std::size_t lane) const {
     return slice_of_lane(chunks[k], lanes, lane, size_of(item(k).reduction.dtype));
   }
-  // Whether partial sums are stored before the one that makes the result.
+  // Returns whether partial sums are stored before the final sum.
   bool has_stages(std::size_t k) const {
     return stores_partial_sums(context.members) || algorithms[chunks[k].item] != Algorithm::kDirect;
   }
@@ -75,7 +76,7 @@ Task sum_locally(Pipeline& p) {
       reduce(target, &only, 1, pieces[0].size / element, partial);
     }
     p.summed = k + 1;
-    // Let the other stages start on it.
+    // Lets the other stages start on the chunk.
     bool yielded = false;
     co_await until(-1, [&yielded] { return std::exchange(yielded, true); });
   }
@@ -117,7 +118,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
 
 Task spread_chunks(Pipeline& p) {
   for (std::size_t k = 0; k < p.chunks.size(); ++k) {
-    // A rank without a lane exchanges nothing, but where its item lies is known only once it is filled.
+    // A rank without a lane exchanges nothing, but the place of its item is known only once the item is filled.
     co_await until(-1, [&p, k]() -> bool { return p.has_lane() ? p.exchanged[k] : p.summed > k; });
     const Batch::Item& item = p.item(k);
     if (p.context.board.size() > 1) {
@@ -133,7 +134,7 @@ Task spread_chunks(Pipeline& p) {
   }
 }
 
-// The one that counts for a batch.
+// The algorithm of the largest item represents the batch.
 const char* algorithm_of_largest(const Pipeline& p) {
   const auto size_of_item = [&p](std::size_t i) {
     const Batch::Item& item = p.batch.items()[i];

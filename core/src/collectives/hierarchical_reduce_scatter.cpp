@@ -1,5 +1,5 @@
-// For every receiver (host h', index i') the local rank i' mod W of each other host forms the sum of its host's inputs
-// and sends it; the receiver adds the hosts in order.
+// For every receiver (host h', index i'), the local rank i' mod W of each other host forms the sum of its host's inputs
+// and sends it. The receiver adds the hosts' sums in order.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +15,7 @@ Task hierarchical_reduce_scatter(Context& context, std::vector<ConstBytes> block
   const bool has_stages = stores_partial_sums(members);
   const Reduction partial = has_stages ? first_stage(reduction) : middle_stage(reduction);
 
-  // Rounds of the board: in each, every local rank forms at most one sum. The same on all local ranks.
+  // Rounds of the board, the same on all local ranks: in each, every local rank forms at most one sum.
   std::vector<std::vector<int>> work(context.board.size());
   for (std::size_t step = 1; step <= hosts; ++step) {  // this host's own receivers come last
     const std::size_t host = (members.host_index + step) % hosts;

@@ -1,4 +1,4 @@
-// Collectives among the local ranks of a group, through shared memory. Building blocks of everything else.
+// Collectives among the local ranks of a group, through shared memory. The other collectives are built from them.
 #pragma once
 
 #include <cstddef>
@@ -20,28 +20,28 @@ struct ConstBytes {
   std::size_t size = 0;
 };
 
-// all_reduce up to one slot: every rank publishes its input and sums all of them itself. out may equal in.
+// all_reduce of up to one slot: every rank publishes its input and sums all of them itself. `out` may equal `in`.
 Task one_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction);
 
-// all_reduce of any size: each rank sums one slice of every chunk and publishes it. out may equal in; a null `out`
-// leaves the result to the others (reduce to a root).
+// all_reduce of any size: each rank sums one slice of every chunk and publishes it. `out` may equal `in`. If `out` is
+// null, this rank does not keep the result (for a reduce to a root).
 Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction);
 
-// all_gather, also uneven: local rank j contributes the concatenation of its `contributions[j]`, known to all; the
-// bytes of j != me are written there, those of me are read from there. An empty entry contributes nothing.
-// lane: two operations on different lanes may run at once.
-// own_source: where this rank's bytes are read from, if not from contributions[me]; they are copied there, too.
+// all_gather, also uneven: local rank j contributes the concatenation of its `contributions[j]`, which all ranks know.
+// The bytes of j != me are written there, and those of `me` are read from there. An empty entry contributes nothing.
+// lane: two operations on different lanes may run at once. own_source: if set, this rank's bytes are read from there
+// and also copied to contributions[me].
 Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions,
             const std::byte* own_source = nullptr);
 
-// reduce_scatter, also uneven: local rank j gets the sum over ranks, in rank order, of the pieces `pieces[j]` (element
-// counts are whole), written to `out`, the concatenation in order. pieces[j] are this rank's inputs for rank j.
-// out may equal pieces[me] exactly.
+// reduce_scatter, also uneven: local rank j gets the sum over ranks, in rank order, of the pieces `pieces[j]` (whole
+// elements), written to its `out` as a concatenation in order. pieces[j] are this rank's inputs for rank j. `out` may
+// equal pieces[me] exactly.
 Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
                           Reduction reduction);
 
-// all_to_all, also uneven: outgoing[j] goes to local rank j, incoming[j] is filled by local rank j. Sizes need not be
-// known to others; a size that differs from what the receiver expects throws MismatchError on all of them.
+// all_to_all, also uneven: outgoing[j] goes to local rank j, and incoming[j] is filled by local rank j. Other ranks
+// need not know the sizes; if a size differs from what the receiver expects, all of them throw MismatchError.
 Task shuffle(Board& board, const Members& members, std::vector<ConstBytes> outgoing, std::vector<Bytes> incoming);
 
 // Returns when all local ranks have called it.

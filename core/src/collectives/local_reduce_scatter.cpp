@@ -9,7 +9,7 @@ namespace smdp {
 
 Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
                           Reduction reduction) {
-  // A slot is divided into one region per receiver: all but its owner.
+  // A slot is divided into one region per receiver, which is every rank except its owner.
   const std::size_t receivers = std::max<std::size_t>(1, board.size() - 1);
   const std::size_t region = std::max<std::size_t>(64, board.slot_bytes() / receivers / 64 * 64);
   const auto region_of = [region](std::size_t receiver, std::size_t owner) {
@@ -21,7 +21,7 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
     longest = std::max(longest, piece.size);
     all += piece.size;
   }
-  // Every rank reads all of its own and writes a part.
+  // Every rank reads all of its own data and writes a part.
   const bool is_large = exceeds_caches(all * (board.size() + 1));
   const bool is_streamed = is_large && out != pieces[board.me()].data;
   const auto copy_in = is_large && board.streams_slots(SlotUse::kReduceScatter) ? copy_streamed : copy_bytes;

@@ -20,9 +20,10 @@ bool share(ConstBytes a, ConstBytes b) {
 
 [[noreturn]] void refuse(const Members& members, const char* operation, const char* which, ConstBytes a, ConstBytes b) {
   const std::uintptr_t shared = std::min(end_of(a), end_of(b)) - std::max(begin_of(a), begin_of(b));
-  throw InvalidArgument(members.prefix() + operation + ": " + which + " of " + std::to_string(a.size) + " and " +
-                        std::to_string(b.size) + " bytes share " + std::to_string(shared) +
-                        " bytes of memory, so that one is overwritten before it is read. Give each memory of its own.");
+  throw InvalidArgument(
+      members.prefix() + operation + ": " + which + " of " + std::to_string(a.size) + " and " + std::to_string(b.size) +
+      " bytes share " + std::to_string(shared) +
+      " bytes of memory, so one would be overwritten before it is read. Pass buffers that do not overlap.");
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ void check_apart(const Members& members, const char* operation, const std::vecto
     }
   }
   for (const ConstBytes source : in) {
-    // Outputs lie apart, so that they are in the order of their ends, too.
+    // Outputs do not overlap, so they are also sorted by their ends.
     auto block = std::upper_bound(out.begin(), out.end(), begin_of(source),
                                   [](std::uintptr_t address, ConstBytes b) { return address < end_of(b); });
     for (; block != out.end() && share(source, *block); ++block) {

@@ -1,4 +1,4 @@
-// Buffers of one call that share memory in a way that gives wrong results: InvalidArgument.
+// Throws InvalidArgument for buffers of one call that overlap in a way that gives wrong results.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace smdp {
 
-// The input and the output may be the same memory, or lie apart.
+// The input and the output must be the same memory or not overlap.
 void check_apart(const Members& members, const char* operation, ConstBytes in, ConstBytes out);
 
 // Blocks, one per rank: an input may be the same memory as the output `own`, and outputs the same as each other; all
-// else must lie apart. Inputs may share what they like.
+// others must not overlap. Inputs may overlap each other.
 void check_apart(const Members& members, const char* operation, const std::vector<ConstBytes>& in,
                  std::vector<ConstBytes> out, ConstBytes own);
 

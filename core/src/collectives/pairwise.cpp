@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint64_t kData = 0;
 constexpr std::uint64_t kExpected = 1;
 
-// Each also says how much it expects, so that not only the receiver hears of a difference.
+// Each rank also sends how much it expects, so that both sides detect a difference.
 Task remote(Context& context, const std::vector<ConstBytes>& outgoing, const std::vector<Bytes>& incoming) {
   const Members& members = context.members;
   const auto size = static_cast<std::size_t>(members.size);

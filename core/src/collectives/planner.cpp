@@ -23,16 +23,16 @@ constexpr std::pair<const char*, Algorithm> kNames[] = {
     {"tree", Algorithm::kTree},
 };
 
-// What SMDP_LOG_LEVEL=debug has printed.
+// The choices that SMDP_LOG_LEVEL=debug has already printed.
 struct Announced {
   Mutex mutex;
   std::set<std::string> texts SMDP_GUARDED_BY(mutex);
 };
 
-// A program whose sizes never repeat must not fill memory.
+// Limits memory for a program whose sizes never repeat.
 constexpr std::size_t kMostAnnounced = 10'000;
 
-// Once for each size.
+// Logs the choice once for each size.
 Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, const char* what, const char* where) {
   if (!is_logged(LogLevel::kDebug)) return choice;
   const std::string text =
@@ -44,24 +44,24 @@ Algorithm announced(Algorithm choice, std::size_t bytes, std::size_t parties, co
   return choice;
 }
 
-// bytes: of a lane.
+// bytes: size of a lane.
 Algorithm announced_exchange(Algorithm choice, std::size_t bytes, std::size_t hosts) {
   return announced(choice, bytes, hosts, "a rank's part of an all_reduce, ", "hosts");
 }
 
-// Of equal chunks and shards.
+// Describes equal chunks and shards.
 std::string owned_text(std::size_t chunks, std::size_t bytes, std::size_t owners) {
   return counted(chunks, "chunk") + " of " + std::to_string(bytes / chunks) + " bytes, " + counted(owners, "owner") +
          " of " + std::to_string(bytes / chunks / owners) + " bytes in each";
 }
 
-// Of an all_reduce by itself, which no measurement goes before.
+// Describes a single all_reduce, before any measurement.
 std::string cut_text(std::size_t bytes, Algorithm algorithm, std::size_t hosts, std::size_t lanes) {
   const cost::ExchangeSizes sizes;
   const Batch::Item item{nullptr, nullptr, bytes, {DType::kUint8, ReduceOp::kSum}};
   const std::size_t chunks = Chunks(item, algorithm, sizes, hosts, lanes).count();
   if (algorithm == Algorithm::kRecursiveDoubling) {
-    return counted(chunks, "chunk") + " of " + std::to_string(bytes / chunks) + " bytes, of which every host sums all";
+    return counted(chunks, "chunk") + " of " + std::to_string(bytes / chunks) + " bytes, each summed by every host";
   }
   const bool is_direct = algorithm == Algorithm::kDirect;
   const std::size_t owners =
@@ -131,13 +131,14 @@ std::string Planner::why_idle(std::size_t hosts) const {
   if (hosts > 1 && is_for_one) {
     return what + "ranks are on several hosts, where it can be direct, ring, recursive_doubling or tree.";
   }
-  if (hosts > 1 && strict_ && forced_ != Algorithm::kDirect) return what + "SMDP_DETERMINISTIC=strict takes direct.";
+  if (hosts > 1 && strict_ && forced_ != Algorithm::kDirect)
+    return what + "SMDP_DETERMINISTIC=strict always uses direct.";
   return "";
 }
 
 std::string Planner::reason(std::size_t hosts) const {
   std::string text;
-  if (hosts > 1 && strict_) text = "; SMDP_DETERMINISTIC=strict takes direct";
+  if (hosts > 1 && strict_) text = "; SMDP_DETERMINISTIC=strict always uses direct";
   if (forced_ == Algorithm::kAuto) return text;
   return text + "; SMDP_ALGORITHM=" + name_of(forced_) + (why_idle(hosts).empty() ? "" : " has no effect");
 }
@@ -154,7 +155,7 @@ std::string Planner::explain(std::size_t bytes, std::size_t hosts, std::size_t r
     return what + "between " + counted(ranks, "rank") + " of one host: " + name_of(choice) + " (cost model: one_shot " +
            microseconds(cost::one_shot(size, ranks)) + ", two_shot " + microseconds(cost::two_shot(size, ranks)) +
            "; one_shot up to " + std::to_string(slot_bytes) + " bytes" + by + "), in " +
-           (choice == Algorithm::kOneShot ? "1 chunk, of which every rank sums all" : owned_text(chunks, bytes, ranks));
+           (choice == Algorithm::kOneShot ? "1 chunk, summed by every rank" : owned_text(chunks, bytes, ranks));
   }
   const Algorithm choice = best_exchange(bytes / ranks, hosts);
   const double lane = size / static_cast<double>(ranks);

@@ -14,7 +14,7 @@ namespace smdp {
 namespace {
 
 struct Registry {
-  Mutex mutex;  // no other is taken under it
+  Mutex mutex;  // no other lock is taken under it
   std::vector<std::weak_ptr<Engine>> engines SMDP_GUARDED_BY(mutex);
   std::vector<std::shared_ptr<Progress>> threads SMDP_GUARDED_BY(mutex);
   std::size_t turn SMDP_GUARDED_BY(mutex) = 0;
@@ -22,7 +22,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry& instance = *new Registry;  // never destroyed: progress threads may outlive main
+  static Registry& instance = *new Registry;  // never destroyed, because progress threads may outlive main
   return instance;
 }
 
@@ -32,7 +32,7 @@ std::shared_ptr<Progress> shared_progress(int threads) {
   Registry& all = registry();
   const Lock lock(all.mutex);
   if (all.generation != ForkGuard::generation()) {
-    // The parent's threads do not exist here: forget them without joining.
+    // The parent's threads do not exist here, so forget them without joining.
     for (auto& thread : all.threads) new std::shared_ptr<Progress>(std::move(thread));
     all.threads.clear();
     all.generation = ForkGuard::generation();
@@ -64,7 +64,7 @@ void look_at_engines(const std::function<bool(Engine&)>& look) {
   for (const auto& engine : engines) {
     if (look(*engine)) break;
   }
-  // If nobody else has one any more, it must not end on its own progress thread.
+  // If this is the last reference, the engine must not end on its own progress thread.
   run_on_completion_thread([engines = std::move(engines)] {});
 }
 
@@ -79,7 +79,7 @@ void shutdown_all(const std::string& reason) {
     all.engines.clear();
   }
   for (const auto& engine : engines) engine->shutdown(reason);
-  trace::finish();  // what came after the last group's end, and this program's too
+  trace::finish();  // writes what came after the last group's end
 }
 
 }  // namespace smdp

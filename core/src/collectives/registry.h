@@ -1,4 +1,4 @@
-// The one global of the library: the engines of this process, and the progress threads they share.
+// The library's only global: the engines of this process, and the progress threads that they share.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@ namespace smdp {
 
 class Engine;
 
-// Progress threads live as long as the process: an idle one costs nothing, and nothing has to be joined at exit.
-// threads: how many there should be (SMDP_THREADS); groups take turns. A forked child gets new ones.
+// Progress threads live as long as the process: an idle one costs nothing, and nothing must be joined at exit. threads:
+// how many there should be (SMDP_THREADS); groups take turns using them. A forked child gets new ones.
 std::shared_ptr<Progress> shared_progress(int threads);
 
 void register_engine(const std::shared_ptr<Engine>& engine);

@@ -9,7 +9,7 @@
 namespace smdp {
 namespace {
 
-// One host: shared memory, item by item.
+// On one host: shared memory, item by item.
 Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                      const Planner& planner) {
   Board& board = context.board;
@@ -29,7 +29,7 @@ Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner
     co_await hierarchical_all_reduce(context, batch, planner);
     co_return;
   }
-  std::size_t largest = 0;  // of the items: the one that counts
+  std::size_t largest = 0;  // size of the largest item
   const char* algorithm = "";
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
     const Batch::Item& item = batch.items()[i];
@@ -52,8 +52,8 @@ Task across_hosts(Context& context, std::shared_ptr<Batch> batch, const Planner&
   co_await hierarchical_all_reduce(context, *batch, planner);
 }
 
-// Slower than the others, but where a tree of links is all that works well. What goes up and what goes down differ in
-// direction, so that both may have the same numbers.
+// Slower than the others, except where only a tree of links works well. The data going up and down differ in direction,
+// so both may use the same message numbers.
 Task up_and_down_a_tree(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction) {
   context.algorithm = name_of(Algorithm::kTree);
   co_await tree_reduce(context, in, out, count, reduction, 0);
@@ -68,7 +68,7 @@ Task unscaled(Context& context, const std::byte* in, std::byte* out, std::size_t
                       planner);
 }
 
-// PREMUL_SUM: this rank's factor first, then a SUM in place.
+// PREMUL_SUM: applies this rank's factor first, then sums in place.
 Task scaled(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
             double factor, const Planner& planner) {
   if (count != 0) scale(out, in, count, reduction.dtype, factor);
@@ -76,8 +76,8 @@ Task scaled(Context& context, const std::byte* in, std::byte* out, std::size_t c
   co_await sum;
 }
 
-// A PREMUL_SUM of a 16-bit dtype is formed in float32, between hosts too, and rounded once: what is scaled need not
-// fit.
+// A PREMUL_SUM of a 16-bit dtype is formed in float32, also between hosts, and rounded once, because scaled values may
+// not fit the dtype.
 bool is_widened(const Reduction& reduction) {
   const DType component = component_of(reduction.dtype);
   return reduction.op == ReduceOp::kPremulSum && (component == DType::kFloat16 || component == DType::kBfloat16);
@@ -89,7 +89,7 @@ std::size_t floats_of(const Reduction& reduction, std::size_t bytes) {
   return bytes / size_of(component_of(reduction.dtype));
 }
 
-// Twice the bytes.
+// Takes twice the bytes.
 std::vector<float> widened(const Reduction& reduction, ConstBytes data, double factor) {
   std::vector<float> wide(floats_of(reduction, data.size));
   if (!wide.empty()) widen(wide.data(), data.data, component_of(reduction.dtype), wide.size(), factor);

@@ -1,4 +1,4 @@
-// Which algorithm a collective takes, by where the ranks are: one host, or several. Each says so in context.algorithm.
+// Chooses a collective's algorithm by where the ranks are: on one host or several. Sets context.algorithm.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace smdp {
 
-// factor: of this rank's input, for kPremulSum.
+// factor: multiplies this rank's input, for kPremulSum.
 Task routed_all_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                        double factor, const Planner& planner);
 Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner& planner);
@@ -20,9 +20,10 @@ Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner
 Task routed_reduce(Context& context, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction,
                    int root, double factor);
 Task routed_broadcast(Context& context, Bytes data, int root);
-// blocks: by rank, the places in this rank's output. in may be its own one. slot: see hierarchical_all_gather().
+// blocks: places in this rank's output, by rank. `in` may be this rank's own block. slot: see
+// hierarchical_all_gather().
 Task routed_all_gather(Context& context, std::vector<Bytes> blocks, ConstBytes in, std::uint64_t slot = 0);
-// blocks: this rank's inputs by receiver.
+// blocks: this rank's inputs, by receiver.
 Task routed_reduce_scatter(Context& context, std::vector<ConstBytes> blocks, std::byte* out, Reduction reduction,
                            double factor);
 

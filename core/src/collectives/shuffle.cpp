@@ -9,8 +9,8 @@ namespace smdp {
 
 namespace {
 
-// A slot begins with a table: bytes for each receiver, in the place of this rank the longest of them, so that all agree
-// on the rounds; then bytes expected from each sender.
+// A slot begins with a table. It has the bytes for each receiver, where this rank's own entry is the longest of them so
+// that all agree on the number of rounds; then the bytes expected from each sender.
 using Table = std::vector<std::uint64_t>;
 
 Table table_of(const Board& board, const std::vector<ConstBytes>& outgoing, const std::vector<Bytes>& incoming) {
@@ -25,7 +25,7 @@ Table table_of(const Board& board, const std::vector<ConstBytes>& outgoing, cons
   return table;
 }
 
-// Every rank looks at all pairs, so that all hear of one that differs.
+// Every rank checks all pairs, so that all detect one that differs.
 void check_sizes(const Board& board, const Members& members, const std::vector<Table>& tables) {
   for (std::size_t receiver = 0; receiver < board.size(); ++receiver) {
     for (std::size_t sender = 0; sender < board.size(); ++sender) {

@@ -14,12 +14,12 @@
 namespace smdp {
 namespace {
 
-// Numbers of messages beside those of an all_reduce, which count from 0.
+// Message numbers distinct from those of an all_reduce, which count from 0.
 constexpr std::uint64_t kCountsSlot = std::numeric_limits<std::uint64_t>::max() / 2;
 constexpr std::uint64_t kPlacesSlot = kCountsSlot + 1;
 constexpr std::uint64_t kValuesSlot = kCountsSlot + 2;
 
-// What a rank says it has.
+// What a rank announces about its rows.
 struct Contribution {
   std::uint64_t rows = 0;
   std::uint64_t is_dense = 0;
@@ -27,7 +27,7 @@ struct Contribution {
 
 std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
-// A block of the others is written, this rank's own is read.
+// Blocks of other ranks are written; this rank's own is only read.
 Bytes block_at(const void* own, std::size_t bytes) {
   return {const_cast<std::byte*>(static_cast<const std::byte*>(own)), bytes};
 }

@@ -7,8 +7,8 @@
 
 namespace smdp {
 
-// Ranks tell each other how many rows they have. Then every rank gets all rows, or, where that is less data
-// (cost/sparse_cost.h) or a rank has all of it, they add up the whole tensor. Both add in the order of the ranks.
+// Ranks tell each other how many rows they have. Then every rank gets all rows; or, if that is less data
+// (cost/sparse_cost.h) or a rank has the whole tensor, they add up the whole tensor. Both add in rank order.
 Task sparse_all_reduce(Context& context, SparseParts& parts, Reduction reduction, const Planner& planner);
 
 }  // namespace smdp

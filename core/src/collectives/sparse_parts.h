@@ -1,4 +1,4 @@
-// What a rank gives to a sum of sparse tensors, what it gets of the others, and what comes of it.
+// A rank's input of a sum of sparse tensors, the input that it gets from the other ranks, and the result.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct SparseParts {
 
   // Both throw ShortageError.
   static Memory allocate(std::size_t bytes);
-  // Pages that nobody writes cost nothing.
+  // Pages that are never written take no memory.
   static Memory allocate_zeros(std::size_t bytes);
 
   std::size_t row_bytes() const { return row_elements * size_of(form.dtype); }
@@ -31,9 +31,9 @@ struct SparseParts {
   std::size_t own_bytes() const { return dense == nullptr ? own_places.size() * row_bytes() : whole_bytes(); }
   bool is_dense_here() const { return dense != nullptr; }
 
-  // Multiplies what this rank gives.
+  // Multiplies this rank's input.
   void scale_own(double factor);
-  // The rows that all ranks gave, in the order of the ranks, become the sum.
+  // Sums the rows of all ranks, which are in rank order.
   void set_gathered(std::vector<Row> rows, const Reduction& reduction_);
 
   const SparseForm form;
@@ -41,20 +41,20 @@ struct SparseParts {
   std::size_t rows_in_all = 1;
   std::size_t row_elements = 1;
 
-  // This rank's: sorted rows, each place once, or all of it.
+  // This rank's input: rows sorted by place without duplicates, or the whole tensor.
   std::vector<std::int64_t> own_places;
   const std::byte* own_values = nullptr;
   const std::byte* dense = nullptr;
-  Memory packed;  // where they had to be sorted, added up or multiplied
+  Memory packed;  // rows that had to be sorted, added up or multiplied
 
-  // The sum: rows of all ranks still to be added, with the memory that the others' came to, or all of it.
+  // The result: rows of all ranks still to be added, with the memory of the other ranks' rows, or the whole tensor.
   bool is_dense = false;
   std::size_t count = 0;
   Reduction reduction{};
   std::vector<Row> sorted;
   Memory received;
   Memory whole;
-  std::vector<std::uint8_t> used;  // a bit for each row of `whole`; empty if it is dense
+  std::vector<std::uint8_t> used;  // one bit per row of `whole`; empty if it is dense
 
  private:
   explicit SparseParts(SparseForm form_);

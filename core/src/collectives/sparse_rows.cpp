@@ -6,14 +6,14 @@
 namespace smdp {
 namespace {
 
-// Fewer are sorted faster by comparing them.
+// Fewer rows are sorted faster by comparison.
 constexpr std::size_t kFewRows = 256;
 constexpr unsigned kDigitBits = 11;
 constexpr std::size_t kDigits = std::size_t{1} << kDigitBits;
 
 bool is_before(const Row& one, const Row& other) { return one.place < other.place; }
 
-// One pass of a radix sort, which keeps the order of equal digits.
+// One pass of a radix sort; it keeps the order of equal digits.
 void sort_by_digit(const std::vector<Row>& rows, unsigned shift, std::vector<Row>& sorted) {
   const auto digit = [shift](const Row& row) { return (row.place >> shift) % kDigits; };
   std::array<std::size_t, kDigits> next{};

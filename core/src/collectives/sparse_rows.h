@@ -1,4 +1,4 @@
-// Rows of a sparse tensor, wherever they lie: sorted by their place in it, and added up.
+// Rows of a sparse tensor in any memory: sorted by their place in the tensor, and added up.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ struct Row {
   const std::byte* values;
 };
 
-// By place; rows of one place keep their order. places: how many there are.
+// Sorts by place; rows with the same place keep their order. places: the number of places.
 void sort_rows(std::vector<Row>& rows, std::uint64_t places);
 
-// Of sorted rows.
+// Returns the number of different places of sorted rows.
 std::size_t count_places(const std::vector<Row>& sorted);
 
-// Writes the places of sorted rows, each once, and for each the reduction of its rows, in their order.
+// Writes each place of sorted rows once, with the reduction of its rows in their order.
 void sum_rows(const std::vector<Row>& sorted, std::size_t row_elements, const Reduction& reduction,
               std::int64_t* places, std::byte* sums);
 

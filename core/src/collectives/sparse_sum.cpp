@@ -16,7 +16,7 @@
 namespace smdp {
 namespace {
 
-constexpr std::size_t kLine = 64;  // of the cache
+constexpr std::size_t kLine = 64;  // bytes of a cache line
 
 std::string text_of(const std::vector<std::int64_t>& shape) {
   std::string text;
@@ -39,7 +39,7 @@ SparseParts::SparseParts(SparseForm form_) : form(std::move(form_)) {
     if (extent != 0 && product > kMost / extent) {
       throw InvalidArgument("[smdp] a sparse tensor of shape " + text_of(form.shape) +
                             " has more places than 2**63 - 1" +
-                            ", and its rows cannot be numbered. Give it fewer sparse dimensions.");
+                            ", so its rows cannot be numbered. Use fewer sparse dimensions.");
     }
     product *= extent;
   }

@@ -1,4 +1,4 @@
-// A list of buffers read or written as one stream of bytes.
+// Reads or writes a list of buffers as one stream of bytes.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace smdp {
 
 using Copy = void (*)(void* to, const void* from, std::size_t bytes) noexcept;
 
-// Moves on through `pieces`; copies at most what is left.
+// Advances through `pieces`; copies at most what is left.
 class Cursor {
  public:
   explicit Cursor(std::vector<Bytes> pieces) : pieces_(std::move(pieces)) {}

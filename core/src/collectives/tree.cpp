@@ -1,9 +1,9 @@
-// Binomial tree over hosts. Hosts are numbered from the root's: the parent of v is v without its lowest set bit, its
-// children are v + 2^k for every k below that bit. One rank per host takes part, its delegate; data goes by chunks, so
-// that all levels of the tree and shared memory work at the same time.
+// A binomial tree over hosts. Hosts are numbered from the root's: the parent of v is v without its lowest set bit, and
+// its children are v + 2^k for every k below that bit. One rank per host, its delegate, takes part. Data is sent in
+// chunks, so that all levels of the tree and shared memory work at the same time.
 //
-// Who only sends would not hear of a mismatch, so there is a greeting of no bytes the other way: up a broadcast's tree,
-// by whom all below have greeted; down a reduce's.
+// A rank that only sends would not learn of a mismatch, so an empty greeting goes the other way: up a broadcast's tree,
+// sent once all hosts below have greeted, and down a reduce's tree.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
-constexpr std::uint64_t kGreeting = std::numeric_limits<std::uint64_t>::max();  // a slot beside those of chunks
+constexpr std::uint64_t kGreeting = std::numeric_limits<std::uint64_t>::max();  // a slot distinct from those of chunks
 
 struct Tree {
   int parent = -1;

@@ -1,15 +1,15 @@
 // Two-shot all_reduce in shared memory. Per chunk k, with W local ranks and slice i owned by rank i:
 //
-//   lane 0, round k: every rank copies in the slices that others own
-//   lane 1, round k: the owner sums its slice, reading its own part from private memory, into `out` and, in place,
-//                    into the slot of its right neighbour, where it has just read that neighbour's part
-//   then everybody copies the slices of the others out of those slots, and gives lane 0's slots free
+// //   lane 0, round k: every rank copies in the slices that other ranks own
+// //   lane 1, round k: the owner sums its slice, reading its own part from private memory, into `out` and, in place,
+// //                    into the slot of its right neighbor, where it has just read that neighbor's part
+// //   then every rank copies the other slices out of those slots, and releases lane 0's slots
 //
-// Summing in place keeps a cache line from going between cores more than once each way: a slot of one's own for the
-// result would first have to be fetched back from those who read it last. Lane 1 has flags only, no data.
+// Summing in place moves a cache line between cores at most once each way. With a separate slot for the result, the
+// line would first have to be fetched back from the ranks that read it last. Lane 1 has only flags and no data.
 //
 // The copy-in of chunk k + 1 comes before the wait for lane 1 of chunk k, so that ranks rarely wait for each other.
-// Memory traffic at W = 2 is 4 bytes per byte reduced (data_parallel: improved two-shot).
+// Memory traffic at W = 2 is 4 bytes per byte reduced.
 #include <algorithm>
 
 #include "collectives/local.h"
@@ -33,7 +33,7 @@ struct Plan {
   }
 };
 
-// Copies what others own of a chunk to its place in the slot: slices keep their offset within the chunk.
+// Copies the slices of a chunk that other ranks own to the slot, where they keep their offset within the chunk.
 void copy_in(const Board& board, const Plan& plan, const Piece& chunk, const std::byte* in, std::byte* slot) {
   for (std::size_t owner = 0; owner < board.size(); ++owner) {
     if (owner == board.me()) continue;
@@ -44,8 +44,8 @@ void copy_in(const Board& board, const Plan& plan, const Piece& chunk, const std
   }
 }
 
-// Writes the sum to the slot and, if `out` is not null, there, too. Piecewise, so that the second write reads from the
-// first-level cache. Advances `sources`.
+// Writes the sum to the slot and also to `out` unless it is null. Works piecewise, so that the second write reads from
+// the first-level cache. Advances `sources`.
 void sum_to_both(std::byte* slot, std::byte* out, std::vector<const void*>& sources, std::size_t count,
                  const Reduction& reduction) {
   constexpr std::size_t kPieceBytes = std::size_t{8} << 10;
@@ -62,7 +62,7 @@ void sum_to_both(std::byte* slot, std::byte* out, std::vector<const void*>& sour
 
 Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std::size_t count, Reduction reduction) {
   const std::size_t element = size_of(reduction.dtype);
-  // Equal chunks: a short last one would leave some ranks without work.
+  // Chunks are equal, because a short last one would leave some ranks without work.
   const std::size_t most = board.slot_bytes() / element;
   const std::size_t chunks = std::max<std::size_t>(1, (count + most - 1) / most);
   const std::size_t align = std::max<std::size_t>(1, 64 / element);
@@ -70,7 +70,7 @@ Task two_shot_all_reduce(Board& board, const std::byte* in, std::byte* out, std:
   const Plan plan{count, std::max<std::size_t>(1, per_chunk), element};
   const std::uint64_t first[2] = {board.take_rounds(0, chunks), board.take_rounds(1, chunks)};
   std::vector<const void*> sources(board.size());
-  // Where the owner of a slice leaves its sum.
+  // Returns where the owner of a slice leaves its sum.
   const auto result_of = [&board](std::size_t owner, std::uint64_t round) {
     return board.slot((owner + 1) % board.size(), 0, round);
   };

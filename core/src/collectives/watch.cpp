@@ -11,13 +11,14 @@
 namespace smdp {
 namespace {
 
-// Who leaves may have been through with it: what it left has a while to arrive.
+// A rank that leaves may have finished joining; what it sent has this time to arrive.
 constexpr std::chrono::seconds kArrival{2};
-// Nobody is in an operation where all make groups: so whoever makes one has all ranks asked, as often as this.
+// While all ranks make groups, none runs an operation that would detect a deadlock. A rank that makes a group therefore
+// has all ranks asked this often.
 constexpr std::chrono::milliseconds kLook{2500};
 
 Obstacle watch(const std::shared_ptr<Engine>& base, std::vector<int> ranks, bool needs_base) {
-  std::exception_ptr departure;  // the first: others leave because of it
+  std::exception_ptr departure;  // the first one; others leave because of it
   Clock::time_point last_chance;
   Clock::time_point next_look = Clock::now() + kLook;
   return [weak = std::weak_ptr<Engine>(base), ranks = std::move(ranks), needs_base, departure, last_chance,

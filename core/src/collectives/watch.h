@@ -1,4 +1,4 @@
-// While a group is made of ranks of another one: what that one knows of them ends the wait.
+// Ends the wait for a new group by what an existing group of the same ranks knows about them.
 #pragma once
 
 #include <exception>
@@ -12,12 +12,13 @@ namespace smdp {
 
 class Engine;
 
-// For ranks of `base` that meet by themselves: the death or departure of one of them.
+// For ranks of `base` that meet separately: returns the death or departure of one of them.
 Obstacle watch_ranks(const std::shared_ptr<Engine>& base, std::vector<int> ranks);
-// Where they have agreed on it by operations of `base`: also whatever closes that, since not all may have got so far.
+// For ranks that agreed by operations of `base` to meet: also returns whatever closes `base`, because some ranks may
+// not have got that far.
 Obstacle watch_base(const std::shared_ptr<Engine>& base, std::vector<int> ranks);
 
-// Why rank 0 of `base`, which may serve the store, has left; null: it has not.
+// Returns why rank 0 of `base`, which may serve the store, has left; null if it has not.
 std::function<std::exception_ptr()> watch_server(const std::shared_ptr<Engine>& base);
 
 }  // namespace smdp

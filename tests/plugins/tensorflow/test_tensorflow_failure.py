@@ -90,7 +90,7 @@ def check_missing(is_graph: bool) -> None:
     start = time.monotonic()
     kind = smdp.MismatchError if sdp.rank() == 1 else tf.errors.InvalidArgumentError
     with pytest.raises(
-        kind, match=f"rank 1 .* has not called: it makes group .* {_LACKS}, .* Neither can end"
+        kind, match=f"rank 1 .* has not called: it is creating group .* {_LACKS}, .* Neither can end"
     ):
         step(sdp.rank() == 0)
     assert time.monotonic() - start < 10

@@ -10,12 +10,13 @@ namespace smdp {
 std::unique_ptr<Collective> CallQueue::enter(std::unique_ptr<Collective> collective, bool must_queue) {
   const Lock lock(mutex_);
   failures_.check_usable();
-  // It would wait for what this very thread has to end first, at once or in its handle's wait().
+  // The new call would wait for one that this same thread must finish first, at once or in its handle's wait().
   if (driver_ == Driver::kCaller && caller_ == std::this_thread::get_id()) {
-    throw Error(members_.prefix() + "a signal handler called " + name_of(collective->fingerprint.kind) + " while " +
-                last_.describe() +
-                " is under way in the same thread, which it would wait for. Let the handler note the signal, and make "
-                "the call after the step, on all ranks.");
+    throw Error(
+        members_.prefix() + "a signal handler called " + name_of(collective->fingerprint.kind) + " while " +
+        last_.describe() +
+        " is running in the same thread, and would wait for it forever. Let the handler only record the signal, "
+        "and make the call after the step, on all ranks.");
   }
   if (last_caller_ != this_thread()) {
     last_caller_ = this_thread();
@@ -29,11 +30,11 @@ std::unique_ptr<Collective> CallQueue::enter(std::unique_ptr<Collective> collect
   }
   const auto now = Clock::now();
   collective->deadline = now + collective->timeout;
-  if (collective->is_by_name) {  // it may be set aside, and is looked at meanwhile
+  if (collective->is_by_name) {  // it may be set aside and is inspected meanwhile
     collective->since = now;
     collective->set_looks(options_.stall_time);
   }
-  collective->next_inquiry = collective->final_inquiry();  // those before it ask earlier
+  collective->next_inquiry = collective->final_inquiry();  // those before it inquire earlier
   if (collective->is_by_name) {
     queue_by_name(std::move(collective));
   } else {
@@ -47,9 +48,9 @@ void CallQueue::begin(Collective& collective) {
   last_ = collective.fingerprint;
   is_given_up_ = false;
   running_ = is_patient(collective) ? collective.handle.get() : nullptr;
-  if (driver_ == Driver::kProgress) collective.handle->begin();  // else nobody else has the handle
+  if (driver_ == Driver::kProgress) collective.handle->begin();  // otherwise only this thread has the handle
   collective.began = collective.since = Clock::now();
-  collective.deadline = collective.since + collective.timeout;  // those before it have taken their own time
+  collective.deadline = collective.since + collective.timeout;  // those before it used up their own time
   collective.set_looks(options_.stall_time);
 }
 
@@ -88,7 +89,7 @@ void CallQueue::end(const Collective& collective, Clock::time_point end, bool ha
   driver_ = Driver::kNone;
   running_ = nullptr;
   last_end_ = end;
-  if (!has_failed) end_by_name(collective);  // else the group is closed, if it was called by name
+  if (!has_failed) end_by_name(collective);  // after a failure of a call by name the group is closed
 }
 
 std::deque<std::unique_ptr<Collective>> CallQueue::take_all() {
@@ -108,7 +109,7 @@ CallQueue::Lateness CallQueue::check(Clock::time_point now, const Collective* ac
   const auto look = [&](Collective& queued, std::uint64_t sequence, Clock::time_point last_end) {
     const bool is_open = is_behind_late || queued.waits_for_this_rank();
     is_behind_late = is_behind_late || queued.is_late();
-    // While those before it end, it waits for nobody.
+    // While those before it are still ending, it waits for no rank.
     const auto begin = is_open || queued.was_open ? now : last_end;
     queued.was_open = is_open;
     if (begin + queued.timeout > queued.deadline) {
@@ -129,8 +130,8 @@ CallQueue::Lateness CallQueue::check(Clock::time_point now, const Collective* ac
     if (announced_.name == 0 || now < aside->next_stall) continue;
     const auto waited = std::chrono::round<std::chrono::seconds>(now - aside->since);
     aside->next_stall = now + (now - aside->since);
-    found.stalled.push_back(aside->fingerprint.describe() + " has taken " + seconds(waited) +
-                            " and goes on: " + reason_for_waiting_aside() + ".");
+    found.stalled.push_back(aside->fingerprint.describe() + " is still running after " + seconds(waited) + ": " +
+                            reason_for_waiting_aside() + ".");
   }
   if (found.overdue && found.overdue->operation.sequence == 0 && announced_.name != 0) {
     found.overdue->reason = reason_for_waiting_aside();
@@ -176,7 +177,7 @@ std::uint64_t CallQueue::describe(Control::Status& status) const {
   status.has_given_up = is_given_up_;
   status.busy = driver_ != Driver::kNone;
   status.called = last_.sequence + queue_.size();
-  if (announced_.name == 0) status.called += aside_.size();  // else the next one is none of them
+  if (announced_.name == 0) status.called += aside_.size();  // otherwise the next one is not among them
   return last_caller_;
 }
 

@@ -1,8 +1,9 @@
-// Calls that ranks may make in different orders, such as the operations of a graph that a framework runs as it likes.
+// Calls that ranks may make in different orders, such as the operations of a graph that a framework runs in any order.
 //
-// Rank 0's order is everybody's. It queues each as it is called, and before it a small broadcast of its name. Another
-// rank keeps its own aside, and while it has some it takes part in such a broadcast: that says which of them comes
-// next, or for which to wait. So all ranks queue the same, one broadcast and one operation in turn.
+// All ranks follow rank 0's order. Rank 0 queues each call as it is made, preceded by a small broadcast of its name.
+// Any other rank sets its calls aside, and takes part in such broadcasts as long as it has some: each tells which of
+// its calls is next, or which call it must wait for. All ranks thereby queue the same sequence, one broadcast and one
+// operation in turn.
 #include <array>
 #include <memory>
 #include <utility>
@@ -22,8 +23,8 @@ void CallQueue::queue_by_name(std::unique_ptr<Collective> collective) {
   const Fingerprint& print = collective->fingerprint;
   if (!names_.insert(print.name).second) {
     throw MismatchError(members_.prefix() + "two calls of " + print.describe_name() +
-                        " are under way at once, and nothing says which call of another rank each of them belongs to. "
-                        "Give each a name of its own, or let one wait for the other.");
+                        " are in flight at once, so they cannot be matched with the other ranks' calls. Give each "
+                        "call its own name, or let one wait for the other.");
   }
   if (members_.rank == kOrderingRank) {
     queue_next_name(print);
@@ -70,7 +71,7 @@ void CallQueue::end_by_name(const Collective& ended) {
 
 void CallQueue::queue_from_aside() {
   const auto found = aside_.find(announced_.name);
-  if (found == aside_.end()) return;  // this rank has not called it yet
+  if (found == aside_.end()) return;  // this rank has not made the call yet
   queue_.push_back(std::move(found->second));
   aside_.erase(found);
   announced_ = {};
@@ -79,11 +80,11 @@ void CallQueue::queue_from_aside() {
 
 std::string CallQueue::reason_for_waiting_aside() const {
   return "it waits for " + announced_.describe_name() + ", which " + members_.who(kOrderingRank) +
-         " called before it and this rank has not called";
+         " called first and this rank has not called yet";
 }
 
 std::string CallQueue::waiting_for_the_announced() const {
-  // What rank 0 has sent for the announced call may still lie in a stream, but it announces nothing more.
+  // Data that rank 0 has sent for the announced call may still be in a stream, but it announces nothing more.
   const Lock lock(mutex_);
   const bool waits = !aside_.empty() && announced_.name != 0 && failures_.has_left(kOrderingRank);
   return waits ? aside_.begin()->second->fingerprint.describe() : "";

@@ -13,10 +13,10 @@ namespace smdp {
 namespace {
 
 constexpr std::chrono::seconds kMostBetweenInquiries{8};
-// Who makes a group for longer than this, with ranks that wait for the maker, has not seen them come.
+// A rank that makes a group for longer than this, with ranks that wait for it elsewhere, has not seen them join.
 constexpr std::chrono::seconds kMeeting{2};
 
-// FNV-1a; never 0.
+// Returns the FNV-1a hash; never 0.
 std::uint64_t hash_of(const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -59,8 +59,8 @@ void Diagnosis::check_stall(Collective& collective, Clock::time_point now) {
   collective.is_stall_inquired = false;
   const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.since);
   collective.next_stall = now + waited - kAnswer;
-  log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has taken " + seconds(waited) +
-                              " and goes on: " + verdict_for(collective.awaited()) + ".");
+  log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " is still running after " +
+                              seconds(waited) + ": " + verdict_for(collective.awaited()) + ".");
 }
 
 void Diagnosis::check_late(Collective& collective, Clock::time_point now) {
@@ -70,7 +70,7 @@ void Diagnosis::check_late(Collective& collective, Clock::time_point now) {
   const auto waited = std::chrono::round<std::chrono::seconds>(now - collective.began);
   collective.next_late_line = now + waited;
   log(LogLevel::kWarning, without_tag(members_.prefix()) + collective.describe() + " has waited " + seconds(waited) +
-                              " for values of this rank, which have not left their device.");
+                              " for this rank's values, which are still on their device.");
 }
 
 Control::Status Diagnosis::status() {
@@ -78,7 +78,7 @@ Control::Status Diagnosis::status() {
   const std::uint64_t caller = queue_.describe(status);
   const int world_rank = members_.world_rank(members_.rank);
   const std::optional<ThreadWait> wait = wait_of(caller);
-  // A framework's own threads may call operations for one that makes a group now.
+  // A framework's own threads may call operations for a thread that is making a group now.
   const std::optional<ThreadWait> meeting = wait ? std::nullopt : meeting_of(world_rank, Collective::kEarlyInquiry);
   if (wait && place_of(wait->operation)) {
     status.wait = wait->id;
@@ -114,9 +114,9 @@ Control::OtherWait Diagnosis::other_wait(const std::optional<ThreadWait>& wait) 
       found.made.push_back(hash_of(other.members().name));
       return false;
     });
-    std::reverse(found.made.begin(), found.made.end());  // the newest first
+    std::reverse(found.made.begin(), found.made.end());  // newest first
     found.replaces_this = wait->replaces(members_.name) && is_long;
-    found.what = "it makes group " + quoted(wait->group, wait->purpose) + ", to which all its ranks must come";
+    found.what = "it is creating group " + quoted(wait->group, wait->purpose) + ", which all its ranks must join";
   } else if (wait) {
     look_at_engines([&](Engine& other) {
       if (&other.diagnosis() == this) return false;
@@ -127,13 +127,13 @@ Control::OtherWait Diagnosis::other_wait(const std::optional<ThreadWait>& wait) 
       return true;
     });
   } else {
-    // Frameworks that never block a thread: what has not ended may be what it waits for.
+    // In frameworks that never block a thread, the rank may be waiting for an operation that has not ended.
     look_at_engines([&](Engine& other) {
       if (&other.diagnosis() == this) return false;
       if (members_.world_rank(members_.rank) != other.members().world_rank(other.members().rank)) return false;
       const std::string what = other.queue().under_way_for(Collective::kEarlyInquiry);
       if (what.empty()) return false;
-      found.what = what + " of group '" + other.members().name + "' is under way there";
+      found.what = what + " of group '" + other.members().name + "' is running there";
       return true;
     });
   }
@@ -170,13 +170,13 @@ std::string Diagnosis::verdict_for(int peer, const char* undone) const {
   }
   const bool is_silent = unanswered_since && Clock::now() - *unanswered_since >= Control::kInquiry;
   if (is_silent && members_.rank != 0) {
-    return members_.who(0) +
-           (failures_.has_left(0) ? " has left the group" : " does not answer: stopped, or its machine hangs");
+    return members_.who(0) + (failures_.has_left(0) ? " has left the group"
+                                                    : " does not answer: its process is stopped, or its machine hangs");
   }
   if (!text.empty()) return text;
   const std::string answers = unanswered_since ? "" : "answers, but ";
   if (peer >= 0) return "waiting for " + members_.who(peer) + ", which " + answers + undone;
-  return unanswered_since ? "which rank is late is not known yet" : "all ranks answer";
+  return unanswered_since ? "it is not known yet which rank is late" : "all ranks answer";
 }
 
 void Diagnosis::fail_other_groups(const Failure& failure) {

@@ -1,4 +1,4 @@
-// Who is late to a collective, and what it waits for instead.
+// Finds out which ranks are late to a collective, and what they wait for instead.
 //
 // Locks: mutex_ guards the last answer; nothing is called under it. Takes the locks of CallQueue and Failures, also
 // those of other groups, one at a time.
@@ -21,35 +21,36 @@ namespace smdp {
 
 class Diagnosis {
  public:
-  // Has rank 0 ask all ranks, see Control::inquire(). Progress thread.
+  // Makes rank 0 ask all ranks, see Control::inquire(). Progress thread.
   using Ask = std::function<void(std::uint64_t sequence, std::function<void(const Control::Verdict&)> answer)>;
 
   Diagnosis(const Members& members, std::chrono::milliseconds stall_time, const CallQueue& queue,
             const Failures& failures, const GroupThread& thread, Ask ask);
 
-  // Whoever drives, both: asks about an operation that waits for others, and logs one that does so for long. Logs one
-  // whose values have not left this rank's device.
+  // Called by the driving thread, like check_late(). check() inquires about an operation that waits for others, and
+  // logs one that has waited long. check_late() logs one whose values are still on this rank's device.
   void check(Collective& collective, Clock::time_point now);
   void check_late(Collective& collective, Clock::time_point now);
 
-  // Any thread, from here on. Asks who is behind collective `sequence`; 0: only who does not answer.
+  // Any thread, from here on. Asks which ranks are behind collective `sequence`; 0: only which ranks do not answer.
   void inquire(std::uint64_t sequence) SMDP_EXCLUDES(mutex_);
-  // What the last answer says of a wait for `peer`; -1: for all. undone: what is awaited of it.
+  // Returns what the last answer says about a wait for `peer`; -1: for all. undone: what `peer` has not done yet.
   std::string verdict_for(int peer, const char* undone = "has not sent its part") const SMDP_EXCLUDES(mutex_);
-  // Has rank 0 ask all ranks what they wait for, though nothing need be under way here.
+  // Makes rank 0 ask all ranks what they wait for, even if no operation is running here.
   void look_for_deadlock();
 
-  // What this rank answers when it is asked.
+  // Returns this rank's answer to an inquiry.
   Control::Status status();
-  // What it is in, if `operation` is one of its collectives that has not ended, and the last answer of an inquiry.
+  // Returns where `operation` is, if it is one of the group's collectives that have not ended, and the last answer
+  // about it.
   std::optional<Control::OtherWait> place_of(const Operation* operation) const SMDP_EXCLUDES(mutex_);
-  // Fails the group in which the thread waits that calls this group's collectives, if it is another one.
+  // Fails the group in which the thread that calls this group's collectives waits, if that is a different group.
   void fail_other_groups(const Failure& failure);
 
  private:
   void check_inquiry(Collective& collective, Clock::time_point now);
   void check_stall(Collective& collective, Clock::time_point now);
-  // Of the thread that calls this group's collectives, in other groups.
+  // Returns what the thread that calls this group's collectives waits for in other groups.
   Control::OtherWait other_wait(const std::optional<ThreadWait>& wait);
 
   const Members& members_;

@@ -16,7 +16,7 @@
 namespace smdp {
 namespace {
 
-// Once in a process, by rank 0, and not of a part of the world, where what is set for the world may not apply.
+// Warns once per process, on rank 0. Not for parts of the world, because a setting for the world may not apply there.
 void warn_of_idle_algorithm(const Planner& planner, const Members& members) {
   static std::atomic<bool> is_told{false};
   if (members.rank != 0 || members.size == 1 || !members.world_ranks.empty()) return;
@@ -104,7 +104,8 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   collective->fingerprint.set_name(call.name.empty() ? call_name() : call.name);
   collective->is_by_name = call.by_name && members_.size > 1;
   if (call.by_name && collective->fingerprint.name == 0) {
-    throw InvalidArgument(members_.prefix() + name_of(fingerprint.kind) + " by name has no name.");
+    throw InvalidArgument(members_.prefix() + name_of(fingerprint.kind) +
+                          " was called by name, but without a name. Set Call::name.");
   }
   collective->bytes = bytes;
   collective->label = call.label;
@@ -119,7 +120,8 @@ Group::Handle Engine::collective(Fingerprint fingerprint, std::size_t bytes, Bod
   try {
     collective = queue_.enter(std::move(collective), must_queue);
   } catch (const MismatchError&) {
-    failures_.fail(std::current_exception(), Tell::kEveryone);  // two calls by one name: other ranks may wait for both
+    failures_.fail(std::current_exception(), Tell::kEveryone);  // two calls with one name: other ranks may wait for
+                                                                // both
     throw;
   }
   if (collective) {
@@ -176,12 +178,12 @@ Task Engine::run(Collective& collective) {
   }
   if (collective.arrival) {
     co_await until(-1, [&collective] { return collective.arrival->is_there(); });
-    collective.began = Clock::now();  // before, it was the device's time
+    collective.began = Clock::now();  // the time before was the device's
   }
   context_.algorithm = "";
   Task body = collective.body(context_);
   co_await body;
-  // A root that only gives has waited for nobody; it is told of a mismatch all the same.
+  // A root that only sends has waited for no rank; it must still learn of a mismatch.
   for (std::size_t local = 0; local < board_.size(); ++local) {
     if (local != board_.me()) co_await board_.met(local);
   }
@@ -246,7 +248,7 @@ bool Engine::poll_collective() {
   }
   const std::exception_ptr failure = error_of(collective);
   if (failure) {
-    // A part of it that has thrown has taken its buffers along, and no stream may write into them.
+    // A coroutine of it that threw has released its buffers, and no stream may write into them.
     const bool goes_on = is_for_all(collective, failure);
     for (const auto& link : links_) {
       if (!link) continue;
@@ -256,7 +258,7 @@ bool Engine::poll_collective() {
   if (!collective.root.done()) return moved;
   if (failure) end_failed(collective, failure);
   const std::unique_ptr<Collective> ended = std::move(active_);
-  const Clock::time_point end = record(*ended);  // before a caller may drive the next, which shares the context
+  const Clock::time_point end = record(*ended);  // before a caller may drive the next one, which shares the context
   queue_.end(*ended, end, failure != nullptr);
   ended->handle->complete(failure);
   return true;

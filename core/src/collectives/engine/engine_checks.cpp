@@ -46,8 +46,8 @@ bool Engine::check(Collective& collective) {
   return true;
 }
 
-// On this host, a rank that has left published all it ever will before it said so: what is not there now never comes.
-// What a rank on another host sent may still be on its way, until its streams have ended.
+// On this host, a rank published everything before it announced its departure, so what is missing now never arrives.
+// Data from a rank on another host may still be in transit until its streams have ended.
 bool Engine::check_departed(Collective& collective) {
   if (collective.scheduler.poll()) return true;
   for (const Scheduler::Wait& wait : collective.scheduler.waits()) {
@@ -69,7 +69,7 @@ bool Engine::may_still_send(int rank) const {
 void Engine::check_queue(Clock::time_point now) {
   const CallQueue::Lateness found = queue_.check(now, active_.get());
   for (const std::string& line : found.stalled) log(LogLevel::kWarning, without_tag(members_.prefix()) + line);
-  // Whom it waits for is whom the one under way waits for.
+  // It waits for the same ranks as the running operation.
   if (found.is_inquiry_due) diagnosis_.inquire(found.running.sequence);
   if (!found.overdue) return;
   const CallQueue::Overdue& late = *found.overdue;

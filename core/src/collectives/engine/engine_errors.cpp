@@ -1,4 +1,4 @@
-// What an error ends: the operation, if all ranks get it, else the group.
+// What an error ends: the operation if all ranks get the error, and otherwise the group.
 #include <cerrno>
 #include <deque>
 #include <memory>
@@ -15,7 +15,7 @@
 namespace smdp {
 namespace {
 
-// Between hosts, no rank ends such an operation before it has something from every other one.
+// Between hosts, no rank ends such an operation before it has data from every other rank.
 bool needs_every_rank(OpKind kind) {
   switch (kind) {
     case OpKind::kAllReduce:
@@ -26,7 +26,7 @@ bool needs_every_rank(OpKind kind) {
     case OpKind::kScatter:
     case OpKind::kBarrier:
     case OpKind::kSplit:
-    case OpKind::kAllReduceSparse:  // it begins with an all_gather of counts
+    case OpKind::kAllReduceSparse:  // begins with an all_gather of counts
       return true;
     default:
       return false;
@@ -48,10 +48,10 @@ std::exception_ptr Engine::error_of(const Collective& collective) const {
   }
 }
 
-// On one host every rank compares itself with all others before an operation ends, so all of them find a mismatch.
-// Between hosts a rank may have ended its part of a broadcast, say, before it can be told, and counts that differ are
-// known to two ranks only: that closes the group. So does a mismatch of calls by name: ranks may have set others aside,
-// or be asking which is next.
+// On one host every rank compares itself with all others before an operation ends, so all of them detect a mismatch.
+// Between hosts a rank may have ended its part, for example of a broadcast, before it can be told, and differing counts
+// are known to only two ranks; that closes the group. A mismatch of calls by name also does, because ranks may have set
+// other calls aside or may be asking which is next.
 bool Engine::is_for_all(const Collective& collective, const std::exception_ptr& error) const {
   if (collective.is_by_name || collective.announced_name) return false;
   if (failures_.error()) return false;
@@ -82,7 +82,7 @@ void Engine::on_refused(std::uint64_t sequence, const std::string& text) {
   if (!refused_.try_emplace(sequence, text).second) return;
   const std::uint64_t last = queue_.last().sequence;
   const bool has_entered = board_.operation().sequence >= sequence;
-  if (sequence > last || (active_ && !has_entered)) return;  // it will fail as it begins
+  if (sequence > last || (active_ && !has_entered)) return;  // it will fail when it begins
   const bool is_under_way = active_ && sequence == last;
   const std::string what = is_under_way ? active_->describe() + " failed: " : "";
   const auto error = std::make_exception_ptr(MismatchError(members_.prefix() + what + text));
@@ -94,8 +94,8 @@ void Engine::on_mismatch(std::uint64_t sequence, std::exception_ptr error) {
   is_under_way ? active_->scheduler.fail(std::move(error)) : failures_.fail(std::move(error), Tell::kEveryone);
 }
 
-// Whoever comes first: a program that has seen the error may shut down before the thread that failed has asked for
-// this.
+// Called by the first thread that gets here: a program that has seen the error may shut down before the thread that
+// failed has called this.
 void Engine::tell_failure() {
   if (const std::optional<Failure> failure = failures_.take_untold()) control_->abort(*failure);
 }
@@ -104,7 +104,7 @@ void Engine::fail_everything() {
   const std::exception_ptr error = failures_.error();
   const std::deque<std::unique_ptr<Collective>> queued = queue_.take_all();
   for (const auto& link : links_) {
-    if (link) link->reset();  // before any coroutine frame goes: nothing may write into its buffers
+    if (link) link->reset();  // before any coroutine frame is destroyed, because links write into its buffers
   }
   mail_.fail(error);
   if (active_) {
@@ -142,8 +142,8 @@ void Engine::shutdown(const std::string& reason) {
     thread_.close();
   });
   trace::finish();
-  // A caller that drives sees the error and ends; its buffers and the board must outlive it. If it is this thread, in a
-  // signal handler, that is after the handler.
+  // A driving caller sees the error and returns; its buffers and the board must outlive it. If it is this thread,
+  // interrupted by a signal handler, it returns after the handler.
   queue_.await_idle();
 }
 

@@ -11,7 +11,8 @@
 namespace smdp {
 namespace {
 
-// Between a broken data stream and blaming its peer: the control plane knows better, and may need its keepalive.
+// Time between the break of a data stream and blaming its peer: the control connection gives the true reason, but may
+// need its keepalive time.
 constexpr std::chrono::milliseconds kSuspicion{4500};
 
 }  // namespace

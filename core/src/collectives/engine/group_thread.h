@@ -1,4 +1,4 @@
-// The progress thread of a group, for as long as the group is open.
+// Access to the progress thread of a group while the group is open.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ class GroupThread {
  public:
   explicit GroupThread(std::shared_ptr<Progress> progress) : progress_(std::move(progress)) {}
 
-  // Any thread. Later, on the progress thread, `work` runs if the group is still open, else `if_closed`.
+  // Any thread. Runs `work` on the progress thread later if the group is still open then, and `if_closed` otherwise.
   template <class Work, class IfClosed>
   void post(Work work, IfClosed if_closed) const {
     progress_->post([is_open = is_open_, work = std::move(work), if_closed = std::move(if_closed)] {

@@ -28,7 +28,7 @@ bool Mail::check_left() {
   };
   for (const int rank : failures_.left()) {
     const bool is_remote = members_.host_of(rank) != members_.host_index;
-    if (is_remote && mailbox_.is_open(rank)) continue;  // its messages may still be on their way
+    if (is_remote && mailbox_.is_open(rank)) continue;  // its messages may still be in transit
     mailbox_.withdraw(rank);
     if (mailbox_.waiting_for(rank) != nullptr) {
       gone = {rank};
@@ -38,7 +38,7 @@ bool Mail::check_left() {
   }
   const bool is_alone = static_cast<int>(gone.size()) + 1 == members_.size;
   if (!is_alone || mailbox_.waiting_for(Mailbox::kAnySource) == nullptr) return false;
-  const std::string others = gone.size() > 1 ? " So have all others." : "";
+  const std::string others = gone.size() > 1 ? " All other ranks have left as well." : "";
   return fail_for(members_.who(gone.front()) + failures_.left_reason(gone.front()) + others);
 }
 
@@ -92,7 +92,9 @@ Group::Handle Mail::post(Mailbox::Request request) {
 }
 
 Group::Handle Mail::post_until(Mailbox::Request request, const Call& call) {
-  if (call.arrival) throw InvalidArgument(members_.prefix() + "send and recv take no values that come later.");
+  if (call.arrival)
+    throw InvalidArgument(members_.prefix() +
+                          "send and recv do not support an arrival. The data must be complete when they are called.");
   request.timeout = call.timeout.value_or(timeout_);
   request.deadline = Clock::now() + request.timeout;
   return post(std::move(request));

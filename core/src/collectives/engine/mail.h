@@ -1,6 +1,6 @@
-// Messages from one rank to another: send, receive and offer, and what ends those that wait in vain.
+// Messages from one rank to another (send, receive and offer), and what ends those that wait in vain.
 //
-// Locks: none. What belongs to the mailbox is the progress thread's.
+// Locks: none. The mailbox belongs to the progress thread.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace smdp {
 
 class Mail {
  public:
-  // timeout: of a message that has none of its own.
+  // timeout: for messages that do not set their own.
   Mail(const Members& members, std::chrono::milliseconds timeout, Failures& failures, Diagnosis& diagnosis,
        const GroupThread& thread);
 
@@ -36,18 +36,18 @@ class Mail {
   // Progress thread, from here on.
   void open(std::vector<std::unique_ptr<ByteStream>> streams) { mailbox_.open(std::move(streams)); }
   bool poll() { return mailbox_.poll(); }
-  // Fails the group for a message that waits for a rank that has left, or for too long.
+  // Fails the group if a message waits for a rank that has left, or for too long.
   void check(Clock::time_point now);
-  // When to do that.
+  // Returns when to call that.
   Clock::time_point deadline();
-  // The group has failed.
+  // Fails all messages because the group has failed.
   void fail(const std::exception_ptr& error) { mailbox_.fail(error); }
 
  private:
   Group::Handle post(Mailbox::Request request);
   Group::Handle post_until(Mailbox::Request request, const Call& call);
   void post_to_mailbox(std::function<void(Mailbox&)> work);
-  // True if it has failed the group.
+  // Returns whether it has failed the group.
   bool check_left();
 
   const Members& members_;

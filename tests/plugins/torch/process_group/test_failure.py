@@ -109,7 +109,7 @@ def wrapped_on_one_rank() -> None:
     import smdp
 
     with raises_within(
-        20, "rank 0", "rank 1", "it makes group 'torch:0/gradients-0'", kind=smdp.MismatchError
+        20, "rank 0", "rank 1", "it is creating group 'torch:0/gradients-0'", kind=smdp.MismatchError
     ):
         if dist.get_rank() == 0:
             dist.all_reduce(torch.ones(7))
@@ -121,7 +121,7 @@ def wrapped_on_one_rank() -> None:
 def new_group_on_one_rank() -> None:
     import smdp
 
-    with raises_within(20, "rank 0", "rank 1", "it makes group 'torch:1'", kind=smdp.MismatchError):
+    with raises_within(20, "rank 0", "rank 1", "it is creating group 'torch:1'", kind=smdp.MismatchError):
         if dist.get_rank() == 0:
             dist.new_group([0, 1])
         else:

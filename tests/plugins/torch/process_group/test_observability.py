@@ -281,6 +281,6 @@ def check_stall() -> None:
 
 def test_a_stall_names_gradients_and_ranks() -> None:
     first, _ = run(check_stall, env={"SMDP_STALL_TIME": "1"})
-    line = next(line for line in first.splitlines() if "has taken" in line)
+    line = next(line for line in first.splitlines() if "is still running after" in line)
     assert "(gradients '1.bias' to '0.weight'" in line or "(gradients '1.weight' to '0.weight'" in line
-    assert "rank 1" in line.split("goes on")[1]
+    assert "rank 1" in line.split("is still running")[1]
