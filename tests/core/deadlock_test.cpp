@@ -100,7 +100,7 @@ TEST_P(Deadlock, WhereOneRankMakesAGroup) {
 
 TEST_P(Deadlock, WhereRanksMakeDifferentGroups) {
   const auto make = [](Group& group) { const auto made = group.twin(group.rank() == 0 ? "one" : "two", 0); };
-  const std::vector<std::string> texts{"rank 0", " waits for rank 1", "one-", "and that one waits, too", "two-"};
+  const std::vector<std::string> texts{"rank 0", " waits for rank 1", "one-", "and that one waits as well", "two-"};
   expect_deadlock(GetParam(), [](Group&) {}, make, texts);
 }
 

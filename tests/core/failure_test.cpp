@@ -174,7 +174,8 @@ TEST_P(Mismatch, Name) {
   expect(reduce_as("loss", "accuracy"), {"all_reduce 'loss' #1 float32", "all_reduce 'accuracy' #1 float32"});
   expect(reduce_as("loss", ""), {"all_reduce 'loss' #1 float32", "all_reduce #1 float32"});
   const std::string end(60, 'x');
-  expect(reduce_as("a" + end, "b" + end), {"'" + end.substr(4) + "'", "with another name than is shown here"});
+  expect(reduce_as("a" + end, "b" + end),
+         {"'" + end.substr(4) + "'", "with a different name, beyond what is shown here"});
   // Cut between characters: each takes two bytes here, and the quotation mark must not follow half of one.
   std::string wide;
   for (int i = 0; i < 40; ++i) wide += "\u00fc";
@@ -199,7 +200,7 @@ TEST_P(Mismatch, ShapesOfAnUnevenAllGather) {
         Blocks blocks(group);
         group.all_gather({blocks.in.data(), 6}, blocks.targets(), DType::kFloat32, {}, blocks.uneven());
       },
-      {"float32 in blocks of 6, 6", "with another shape than is shown here"});
+      {"float32 in blocks of 6, 6", "with a different shape, beyond what is shown here"});
 }
 
 TEST_P(Mismatch, ShapeOfReduceScatter) {
@@ -252,7 +253,7 @@ TEST_P(Mismatch, NinthDimension) {
         shape[9] = 6 / shape[8];
         group.broadcast(data.data(), shape, DType::kFloat32, 0);
       },
-      {"[1, 1, 1, 1, 1, 1, 1, 1, ...]", "with another shape than is shown here"});
+      {"[1, 1, 1, 1, 1, 1, 1, 1, ...]", "with a different shape, beyond what is shown here"});
 }
 
 TEST_P(Mismatch, CountsOfAnUnevenAllGather) {

@@ -90,7 +90,7 @@ std::string refusal() {
 TEST(LocalMesh, NobodyWaitsForASilentStranger) {
   const Host host;
   const std::vector<FileDescriptor> silent = strangers(host, "");
-  expect_connected(host, refusal() + ": all ranks have come");
+  expect_connected(host, refusal() + ": all ranks have joined");
 }
 
 TEST(LocalMesh, GarbageIsRefusedAndLoggedOnce) {
@@ -119,7 +119,7 @@ TEST(LocalMesh, OtherNamespacesOfUsersAreNoReason) {
   for (Record& record : host.records()) record.user += "1";
   host.records()[1].user_space = "another";
   const std::vector<FileDescriptor> silent = strangers(host, "");
-  expect_connected(host, refusal() + ": all ranks have come");
+  expect_connected(host, refusal() + ": all ranks have joined");
 }
 
 TEST(LocalMesh, AnInterruptionEndsTheWaitForARank) {

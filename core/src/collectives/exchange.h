@@ -2,9 +2,9 @@
 // sum over all hosts in its place. The algorithms differ in the number of steps and the order of the sum.
 //
 // For S bytes and M hosts:
-// //   direct               2 steps                 2 (M - 1) / M S bytes   sum in host order
-// //   ring                 2 (M - 1) steps         2 (M - 1) / M S bytes   sum in ring order, per shard
-// //   recursive_doubling   ceil(log2 M) steps      S log2 M bytes          sum in tree order
+//   direct               2 steps                 2 (M - 1) / M S bytes   sum in host order
+//   ring                 2 (M - 1) steps         2 (M - 1) / M S bytes   sum in ring order, per shard
+//   recursive_doubling   ceil(log2 M) steps      S log2 M bytes          sum in tree order
 #pragma once
 
 #include <cstddef>

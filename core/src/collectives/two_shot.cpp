@@ -1,9 +1,9 @@
 // Two-shot all_reduce in shared memory. Per chunk k, with W local ranks and slice i owned by rank i:
 //
-// //   lane 0, round k: every rank copies in the slices that other ranks own
-// //   lane 1, round k: the owner sums its slice, reading its own part from private memory, into `out` and, in place,
-// //                    into the slot of its right neighbor, where it has just read that neighbor's part
-// //   then every rank copies the other slices out of those slots, and releases lane 0's slots
+//   lane 0, round k: every rank copies in the slices that other ranks own
+//   lane 1, round k: the owner sums its slice, reading its own part from private memory, into `out` and, in place,
+//                    into the slot of its right neighbor, where it has just read that neighbor's part
+//   then every rank copies the other slices out of those slots, and releases lane 0's slots
 //
 // Summing in place moves a cache line between cores at most once each way. With a separate slot for the result, the
 // line would first have to be fetched back from the ranks that read it last. Lane 1 has only flags and no data.

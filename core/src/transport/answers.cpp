@@ -6,7 +6,7 @@
 namespace smdp {
 namespace {
 
-// A rank that has been stopped says for a moment that it still makes a group: not for so long.
+// A rank that was stopped and resumed briefly reports an old wait, but not for this long.
 constexpr std::chrono::seconds kSeparate{4};
 
 bool contains(const std::vector<std::uint64_t>& list, std::uint64_t wait) {
@@ -57,7 +57,8 @@ Control::Verdict Answers::verdict(std::uint64_t sequence, const std::vector<bool
   }
   std::string text;
   if (!silent.empty()) {
-    text = members_.who(silent) + (silent.size() == 1 ? " does" : " do") + " not answer: stopped, or its machine hangs";
+    text = members_.who(silent) + (silent.size() == 1 ? " does not answer: it is stopped, or its machine hangs"
+                                                      : " do not answer: they are stopped, or their machines hang");
   }
   if (!gone.empty()) {
     text += (text.empty() ? "" : "; ") + members_.who(gone) + (gone.size() == 1 ? " has" : " have") + " left the group";
@@ -67,7 +68,7 @@ Control::Verdict Answers::verdict(std::uint64_t sequence, const std::vector<bool
 }
 
 std::pair<std::uint64_t, std::string> Answers::mismatch() const {
-  if (members_.hosts.size() == 1) return {};  // ranks that share memory compare themselves
+  if (members_.hosts.size() == 1) return {};  // ranks that share memory compare their calls directly
   for (std::size_t second = 1; second < statuses_.size(); ++second) {
     for (std::size_t first = 0; first < second; ++first) {
       const Fingerprint& a = statuses_[first].last;
@@ -81,7 +82,7 @@ std::pair<std::uint64_t, std::string> Answers::mismatch() const {
   return {};
 }
 
-// Whoever has not called what another one waits in, and waits elsewhere for that one, never comes.
+// Finds a rank that has not called the operation in which another rank waits, and itself waits elsewhere for that rank.
 std::string Answers::deadlock() const {
   for (std::size_t away = 0; away < statuses_.size(); ++away) {
     const Control::OtherWait& other_wait = statuses_[away].other_wait;
@@ -102,14 +103,14 @@ std::string Answers::deadlock() const {
 }
 
 std::string Answers::separate_meetings() {
-  // Who is silent may be what one of the two waits for.
+  // A rank that does not answer may be what one of the two waits for.
   if (!are_complete()) return "";
   for (std::size_t second = 1; second < statuses_.size(); ++second) {
     for (std::size_t first = 0; first < second; ++first) {
       const Control::OtherWait& a = statuses_[first].other_wait;
       const Control::OtherWait& b = statuses_[second].other_wait;
       if (a.wait == 0 || b.wait == 0 || !a.is_for_all || !b.is_for_all || a.meeting == b.meeting) continue;
-      // Of a group that the one has made the other may still wait for a third rank.
+      // If one of the ranks has already made the group, the other may still wait in it for a third rank.
       if (contains(a.made, b.meeting) || contains(b.made, a.meeting)) continue;
       const std::pair<std::uint64_t, std::uint64_t> waits{a.wait, b.wait};
       if (separate_ != waits) {
@@ -118,7 +119,7 @@ std::string Answers::separate_meetings() {
       }
       if (Clock::now() - separate_since_ < kSeparate) return "";
       return members_.who(static_cast<int>(first)) + " waits for " + members_.who(static_cast<int>(second)) + ": " +
-             a.what + "; and that one waits, too: " + b.what +
+             a.what + "; and that one waits as well: " + b.what +
              ". Neither can end before the other. All ranks must make the same groups and models, in the same order.";
     }
   }

@@ -1,4 +1,4 @@
-// A reliable stream of bytes to one rank, never blocking: a ring in shared memory or a TCP socket.
+// A reliable, non-blocking stream of bytes to one rank: a ring in shared memory or a TCP socket.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@ class ByteStream {
   ByteStream& operator=(const ByteStream&) = delete;
   virtual ~ByteStream() = default;
 
-  // Bytes taken, 0 if there is no room (or no byte) now. Throws Error when the stream has ended.
+  // Return the number of bytes moved, 0 if there is no room (or no data) now. Throw Error when the stream has ended.
   virtual std::size_t write(std::span<const std::byte> data) = 0;
   virtual std::size_t read(std::span<std::byte> data) = 0;
-  // There is something to write: have the thread woken when there is room (again).
+  // Tells the stream whether data is waiting to be written, so that the thread is woken when there is room.
   virtual void want_room(bool wanted) = 0;
 };
 

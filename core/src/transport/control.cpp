@@ -17,7 +17,7 @@
 namespace smdp {
 namespace {
 
-// How long a rank that leaves tries to say so where the kernel is short of memory or a peer does not read.
+// How long a leaving rank tries to announce it if the kernel is short of memory or a peer does not read.
 constexpr std::chrono::milliseconds kLastWords{500};
 constexpr std::chrono::milliseconds kLastWordsPause{1};
 
@@ -57,7 +57,7 @@ void Control::abort_over(const std::vector<FileDescriptor>& connections, int ran
   const std::string message = framed(abort_message(rank, failure));
   for (const FileDescriptor& connection : connections) {
     if (connection.get() < 0) continue;
-    // Nothing was sent before, so there is room for it.
+    // This is the first message, so there is room for it.
     [[maybe_unused]] const ssize_t sent =
         ::send(connection.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
@@ -104,7 +104,7 @@ void Control::flush(int rank) {
     const ssize_t written =
         ::send(peer.socket.get(), peer.outgoing.data(), peer.outgoing.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && !may_pass(errno)) peer.outgoing.clear();  // the connection is broken, as an event tells
+    if (written < 0 && !may_pass(errno)) peer.outgoing.clear();  // the connection is broken, which an event reports
     if (written < 0) break;
     peer.outgoing.erase(0, static_cast<std::size_t>(written));
   }
@@ -145,7 +145,7 @@ void Control::on_event(int rank, std::uint32_t events) {
       if (is_shortage(error)) {
         const ShortageError lack = shortage("recv", members_.who(rank), error);
         lacks(lack);
-        close(rank);  // else the event comes again at once
+        close(rank);  // otherwise the event would repeat at once
         return;
       }
       close(rank);
@@ -182,7 +182,7 @@ void Control::on_message(int rank, const std::string& body) {
       break;
     case ControlType::kRefused: {
       const auto sequence = reader.get<std::uint64_t>();
-      if (!refused_.insert(sequence).second) break;  // ranks that find a mismatch at the same time all say so
+      if (!refused_.insert(sequence).second) break;  // several ranks may find and report a mismatch at the same time
       if (members_.rank == 0) broadcast(body, rank);
       callbacks_.on_refused(sequence, reader.rest());
       break;
@@ -216,8 +216,8 @@ void Control::on_lost(int rank, int error) {
   } else {
     failure.lost = members_.hosts[members_.host_of(rank)];
     failure.text = members_.who(failure.lost) + (failure.lost.size() == 1 ? " is" : " are") +
-                   " unreachable: " + std::strerror(error) + ". Its host is down or cut off the network.";
-    if (members_.rank != 0) failure.text += " (Or this one is: all connections to other hosts go through rank 0's.)";
+                   " unreachable: " + std::strerror(error) + ". Its host is down or disconnected from the network.";
+    if (members_.rank != 0) failure.text += " (Or this host is: all control connections go through rank 0's host.)";
   }
   if (members_.rank == 0) abort(failure);
   callbacks_.on_abort(failure);
@@ -234,7 +234,7 @@ void Control::inquire(std::uint64_t sequence, std::function<void(const Verdict&)
 
 void Control::start_inquiry(Inquiry inquiry) {
   inquiries_.push_back(inquiry);
-  if (inquiries_.size() > 1) return;  // joins the one under way
+  if (inquiries_.size() > 1) return;  // joins the running inquiry
   answers_->restart(callbacks_.status());
   inquiry_ends_ = Clock::now() + kInquiry;
   const std::string question = ping_message(++number_);

@@ -1,8 +1,9 @@
-// The control plane of a group: one idle connection per rank to rank 0, over which death, departure and diagnosis
-// travel.
+// The control connections of a group: one idle connection per rank to rank 0, which carries news of deaths and
+// departures, and diagnosis.
 //
-// It never carries payload, so keepalive works on it: within a host its end means the process is gone, between hosts
-// also that the host is. Rank 0 relays. Thread safety: progress thread only, except the constructor.
+// It never carries payload, so keepalive works on it. Within a host its end means that the process is gone; between
+// hosts it can also mean that the host is. Rank 0 relays messages. Thread safety: progress thread only, except the
+// constructor.
 #pragma once
 
 #include <cstdint>
@@ -26,55 +27,56 @@ class Answers;
 
 class Control final : public Progress::Client {
  public:
-  // What the thread that calls this group's collectives waits for outside of it. Waits have the numbers of ThreadWait.
+  // What the thread that calls this group's collectives waits for outside this group. Waits have the ids of ThreadWait.
   struct OtherWait {
-    std::uint64_t wait = 0;              // 0: it is not known to wait
-    bool is_for_all = false;             // for all ranks of this group
-    std::uint64_t meeting = 0;           // the group that it makes, by a hash of its name; 0: none
-    std::vector<std::uint64_t> made;     // and those that it has made before, as many as fit
-    bool replaces_this = false;          // a group in place of this one: also for ranks whose threads do not wait
-    std::vector<std::uint64_t> awaited;  // waits of other ranks that cannot end before this one
+    std::uint64_t wait = 0;           // 0: not known to wait
+    bool is_for_all = false;          // whether it waits for all ranks of this group
+    std::uint64_t meeting = 0;        // hash of the name of the group that it is making; 0: none
+    std::vector<std::uint64_t> made;  // the groups that it made before, as many as fit
+    bool replaces_this = false;       // the new group replaces this one; also set for ranks whose threads do not wait
+    std::vector<std::uint64_t> awaited;  // waits of other ranks that must end before this one can
     std::string what;                    // e.g. "it waits in barrier #3 of group 'b'"; may be empty
   };
   struct Status {
-    Fingerprint last;           // of the last collective this rank began
-    bool busy = false;          // and whether it is in it still
-    bool has_given_up = false;  // after a mismatch of which all ranks know
-    std::uint64_t called = 0;   // how many it has called; some may be queued
-    std::uint64_t wait = 0;     // of the thread that calls collectives, in one of this group; 0: none
+    Fingerprint last;           // the last collective that this rank began
+    bool busy = false;          // whether this rank is still in it
+    bool has_given_up = false;  // after a mismatch that all ranks know of
+    std::uint64_t called = 0;   // how many collectives it has called, including queued ones
+    std::uint64_t wait = 0;     // wait of the calling thread in a collective of this group; 0: none
     OtherWait other_wait;
   };
   struct Verdict {
     std::uint64_t sequence = 0;  // of the operation asked about
     std::string text;
-    std::vector<std::uint64_t> awaited;  // waits that must end before the operation asked about can
+    std::vector<std::uint64_t> awaited;  // waits that must end before the operation in question can
   };
   struct Callbacks {
     // The group must fail.
     std::function<void(const Failure& failure)> on_abort;
-    // Collective `sequence` must fail, though not the group. Once for each, on all ranks but the one that says so.
+    // Collective `sequence` must fail, but not the group. Called once for each, on all ranks but the one that reports
+    // it.
     std::function<void(std::uint64_t sequence, const std::string& text)> on_refused;
-    // A rank has left on purpose. reason is empty for a normal end.
+    // A rank has left on purpose. `reason` is empty for a normal end.
     std::function<void(int rank, const std::string& reason)> on_left;
     std::function<Status()> status;
   };
 
-  // connections: on rank 0 one per other rank (index rank; [0] is empty), elsewhere one, to rank 0.
+  // connections: on rank 0 one per other rank (by rank; [0] is empty); on other ranks one, to rank 0.
   Control(Progress& progress, const Members& members, std::vector<FileDescriptor> connections, Callbacks callbacks);
   ~Control() override;
-  // Listens from here on: callbacks may come. On the progress thread.
+  // Starts to listen, so callbacks may be called from now on. Progress thread.
   void open();
 
   // Tells all other ranks to fail.
   void abort(const Failure& failure);
-  // The same where the group was not made: over connections of which there is no Control. Never throws.
+  // The same for a group that could not be made, over connections that have no Control. Never throws.
   static void abort_over(const std::vector<FileDescriptor>& connections, int rank, const Failure& failure);
   // Fails collective `sequence` on all other ranks.
   void refuse(std::uint64_t sequence, const std::string& text);
-  // Says goodbye and closes. Takes up to half a second where the kernel has no room for the message.
+  // Announces that this rank leaves, and closes. Takes up to half a second if the kernel has no room for the message.
   void leave(const std::string& reason);
-  // Asks who is behind collective `sequence` (0: only who does not answer). The answer comes within kInquiry, unless
-  // rank 0 itself does not answer. A collective is refused if two ranks on different hosts have called it
+  // Asks which ranks are behind collective `sequence` (0: only which ranks do not answer). The answer comes within
+  // kInquiry unless rank 0 itself does not answer. A collective is refused if two ranks on different hosts called it
   // differently; all ranks abort if they wait for each other in different groups.
   void inquire(std::uint64_t sequence, std::function<void(const Verdict& verdict)> answer);
 
@@ -87,7 +89,7 @@ class Control final : public Progress::Client {
  private:
   struct Peer {
     FileDescriptor socket;
-    std::string received;  // not yet a whole message
+    std::string received;  // incomplete message
     std::string outgoing;  // not yet written
     bool awaits_room = false;
     bool left = false;
@@ -102,26 +104,26 @@ class Control final : public Progress::Client {
   void on_message(int rank, const std::string& body);
   void on_lost(int rank, int error);
   void send(int rank, const std::string& body);
-  // Sends a question, unless the peer is in doubt already.
+  // Sends a question unless the peer has not answered keepalive probes.
   void ask(int rank, const std::string& body);
   void broadcast(const std::string& body, int except);
   void flush(int rank);
-  // This process lacks something: all ranks fail, once.
+  // This process ran out of a resource: all ranks fail, once.
   void lacks(const ShortageError& error);
   void close(int rank);
   void start_inquiry(Inquiry inquiry);
-  // Ends the own inquiries that it is about.
+  // Ends this rank's inquiries that the verdict is about.
   void hand_out(const Verdict& verdict);
 
   Progress& progress_;
   const Members& members_;
-  bool has_failed_ = false;  // for want of something
+  bool has_failed_ = false;  // for lack of a resource
   Callbacks callbacks_;
-  std::vector<Peer> peers_;                                // by rank; on others than rank 0 only [0] is used
-  std::vector<std::pair<std::uint64_t, Answer>> waiting_;  // own inquiries, by sequence
-  std::set<std::uint64_t> refused_;                        // collectives that this rank was told of, or told
-  // Rank 0: the inquiry under way.
-  std::uint64_t number_ = 0;  // of rounds of questions so far
+  std::vector<Peer> peers_;                                // by rank; on ranks other than 0 only [0] is used
+  std::vector<std::pair<std::uint64_t, Answer>> waiting_;  // this rank's inquiries, by sequence
+  std::set<std::uint64_t> refused_;                        // collectives whose refusal this rank has sent or received
+  // Rank 0: the running inquiry.
+  std::uint64_t number_ = 0;  // number of rounds of questions so far
   std::vector<Inquiry> inquiries_;
   std::unique_ptr<Answers> answers_;
   Clock::time_point inquiry_ends_ = Clock::time_point::max();

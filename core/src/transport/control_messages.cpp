@@ -6,7 +6,7 @@
 namespace smdp {
 namespace {
 
-// Of a list of waits that travels: one cycle is enough.
+// Upper limit of a list of waits in a message; one cycle is enough.
 constexpr std::size_t kMaxWaits = 64;
 
 template <class T>

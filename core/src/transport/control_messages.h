@@ -1,5 +1,5 @@
-// What travels over control connections, as bytes: a type, the rank that it comes from, and what belongs to the type.
-// All hosts of a job have the same byte order (checked at rendezvous).
+// Encoding of the messages on control connections: a type, the rank that sent it, and the type's data. All hosts of a
+// job have the same byte order (checked at rendezvous).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ enum class ControlType : char {
 inline constexpr std::size_t kMaxControlText = 16'384;
 inline constexpr std::size_t kMaxControlMessage = kMaxControlText + 65'536;
 
-// Reads a message from its start. A short one gives zeros, never a read outside of it.
+// Reads a message from its beginning. If the message is too short, it returns zeros and never reads outside of it.
 class ControlReader {
  public:
   explicit ControlReader(const std::string& message) : message_(message) {}
@@ -47,7 +47,7 @@ class ControlReader {
   std::size_t position_ = 0;
 };
 
-// The message with its length before it, as it goes over a connection.
+// Returns the message preceded by its length, as it is sent over a connection.
 std::string framed(const std::string& message);
 
 std::string abort_message(int origin, const Failure& failure);
@@ -58,7 +58,7 @@ std::string pong_message(int origin, std::uint64_t number, const Control::Status
 std::string inquire_message(int origin, std::uint64_t sequence);
 std::string verdict_message(const Control::Verdict& verdict);
 
-// What follows the origin; of a pong, what follows its number. size: ranks of the group.
+// Read what follows the origin or, in a pong, the number. size: number of ranks in the group.
 Failure read_failure(ControlReader& reader, int size);
 Control::Status read_status(ControlReader& reader);
 Control::Verdict read_verdict(ControlReader& reader);

@@ -96,7 +96,7 @@ void Fingerprint::add_shapes(const std::vector<std::vector<std::int64_t>>& shape
   std::vector<std::uint64_t> counts;
   std::uint64_t hash = kSeed;
   for (const std::vector<std::int64_t>& extents : shapes) {
-    // Empty blocks are alike: who has nothing often has it in another shape.
+    // Empty blocks are treated as equal, because ranks often pass different empty shapes.
     const bool is_empty = std::find(extents.begin(), extents.end(), 0) != extents.end();
     hash = is_empty ? mixed(hash, 0) : hash_of(extents, hash);
     counts.push_back(1);
@@ -112,7 +112,7 @@ void Fingerprint::set_name(std::string_view text) {
   for (const char letter : text) name = mixed(name, static_cast<unsigned char>(letter));
   name |= 1;
   std::string_view end = text.substr(text.size() - std::min(text.size(), sizeof name_end));
-  while (!end.empty() && (end.front() & 0xc0) == 0x80) end.remove_prefix(1);  // the rest of a character in UTF-8
+  while (!end.empty() && (end.front() & 0xc0) == 0x80) end.remove_prefix(1);  // the rest of a UTF-8 character
   std::copy(end.begin(), end.end(), name_end);
 }
 
@@ -127,7 +127,8 @@ std::string Fingerprint::describe() const {
   if (kind == OpKind::kNone || kind == OpKind::kBarrier || kind == OpKind::kSplit) return text;
   text += std::string(" ") + name_of(dtype);
   const bool is_list = (ndim & kSeveral) != 0;
-  const bool is_open = kind == OpKind::kGather || kind == OpKind::kScatter;  // the first extent is each rank's own
+  const bool is_open = kind == OpKind::kGather || kind == OpKind::kScatter;  // the first extent may differ between
+                                                                             // ranks
   const std::size_t known = ndim & kMostDims;
   if (is_list || shape != 0) {
     text += is_list ? " in blocks of " : "[";
@@ -153,7 +154,7 @@ std::string Fingerprint::describe() const {
 
 std::string describe_sizes(const std::string& who, std::size_t expected_bytes, const std::string& peer,
                            std::size_t sent_bytes, const Fingerprint& operation) {
-  // A peer of another dtype is a mismatch before, so both count alike.
+  // A different dtype is reported earlier as a mismatch, so both sides have the same element size.
   const std::size_t element = size_of(operation.dtype);
   return who + " expects " + std::to_string(expected_bytes / element) + " elements from " + peer + ", which sends " +
          std::to_string(sent_bytes / element) + ", in " + operation.describe() +
@@ -165,9 +166,10 @@ std::string describe_mismatch(const std::string& first, const Fingerprint& their
   const std::string text = theirs_first.describe();
   const std::string other = theirs_second.describe();
   return first + " called " + text + ", but " + second + " called " + other +
-         (text == other ? std::string(" with another ") + (theirs_first.name == theirs_second.name ? "shape" : "name") +
-                              " than is shown here"
-                        : "") +
+         (text == other
+              ? std::string(" with a different ") + (theirs_first.name == theirs_second.name ? "shape" : "name") +
+                    ", beyond what is shown here"
+              : "") +
          ". All ranks of a group must call the same operations in the same order, with the same names, shapes, dtypes "
          "and roots.";
 }

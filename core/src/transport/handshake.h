@@ -1,7 +1,7 @@
-// Both ends of a fresh connection prove that they know the job's secret, before anything else is read from it.
+// Both ends of a new connection prove that they know the job's secret before anything else is read from it.
 //
-// Each sends {magic, version, 32 random bytes}, then HMAC(secret, role | client's bytes | server's bytes | purpose).
-// Only fixed sizes are read, so garbage costs the reader nothing.
+// Each end sends {magic, version, 32 random bytes}, then HMAC(secret, role | client's bytes | server's bytes |
+// purpose). Only fixed sizes are read, so an unauthenticated peer cannot make the reader use memory.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ namespace smdp {
 
 enum class Role { kClient, kServer };
 
-// purpose: what the connection is for; both ends must agree. Throws Error (never with the secret in it),
-// ConnectionEnded where the other side hangs up without an answer. proved: called on a server whose client knows the
-// secret, before the client is told so.
+// purpose: what the connection is for; both ends must agree. proved: called on a server once the client has proved the
+// secret, before the client is told. Throws Error (which never contains the secret), and ConnectionEnded if the other
+// side closes the connection without an answer.
 void handshake(const FileDescriptor& socket, Role role, std::string_view secret, std::string_view purpose,
                Deadline deadline, const Interrupted& interrupted = {}, const std::function<void()>& proved = {});
 

@@ -50,7 +50,7 @@ Progress::~Progress() {
   }
   wake();
   if (on_thread()) {
-    thread_.detach();  // the last reference died in a callback
+    thread_.detach();  // the last reference was dropped in a callback
   } else {
     thread_.join();
   }
@@ -164,7 +164,7 @@ void Progress::loop() {
         continue;
       }
       const auto found = callbacks_.find(descriptor);
-      if (found == callbacks_.end()) continue;  // removed by an earlier callback of this round
+      if (found == callbacks_.end()) continue;  // removed by an earlier callback in this round
       const std::shared_ptr<Callback> callback = found->second;
       (*callback)(events[static_cast<std::size_t>(i)].events);
     }

@@ -1,7 +1,7 @@
-// The progress thread: epoll over sockets and doorbells, and polling of whatever said it has work.
+// The progress thread: it waits in epoll for sockets and doorbells, and polls its clients.
 //
-// Everything below except post(), run() and wake() happens on the thread itself, so what it touches needs no locks.
-// It never takes the GIL and never calls a framework, and it spins only for a client that asks for it.
+// Everything below except post(), run() and wake() happens on the thread itself, so that code needs no locks. The
+// thread never takes the GIL, never calls a framework, and spins only for a client that asks for it.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 class Progress {
  public:
-  // Something polled before every sleep.
+  // An object that the thread polls before every sleep.
   class Client {
    public:
     Client() = default;
@@ -30,13 +30,13 @@ class Progress {
     Client& operator=(const Client&) = delete;
     virtual ~Client() = default;
 
-    // Does what can be done without waiting; true if anything was done.
+    // Does what can be done without waiting; returns whether anything was done.
     virtual bool poll() = 0;
-    // Something that comes through shared memory is waited for, and there are cores to spare.
+    // Returns whether the client waits for something in shared memory and there are cores to spare.
     virtual bool spins() { return false; }
-    // The thread is about to sleep: arrange to be woken. poll() is called once more afterwards.
+    // Arranges a wake-up because the thread is about to sleep. poll() is called once more afterwards.
     virtual void arm() = 0;
-    // When poll() must be called at the latest.
+    // Returns the latest time at which poll() must be called.
     virtual Clock::time_point deadline() = 0;
   };
   using Callback = std::function<void(std::uint32_t events)>;
@@ -46,19 +46,19 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress();
 
-  // From any thread: run `work` on the progress thread, later (post) or before returning (run, which throws what it
-  // throws).
+  // Any thread. Run `work` on the progress thread: post() later, run() before it returns, rethrowing what `work`
+  // throws.
   void post(std::function<void()> work);
   void run(const std::function<void()>& work);
-  // Any thread: poll the clients soon.
+  // Any thread: makes the thread poll the clients soon.
   void wake();
-  // An eventfd that wakes the thread from wherever it is written to: other processes of this host get it.
+  // Returns an eventfd that wakes the thread when written to. Other processes of this host get it.
   const FileDescriptor& doorbell() const { return wakeup_; }
-  // Tells it from the doorbells of other processes.
+  // Returns a name that distinguishes it from the doorbells of other processes.
   const std::string& doorbell_name() const { return doorbell_name_; }
   bool on_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
-  // Progress thread only. The callback may remove its own descriptor. add() and modify() throw ShortageError.
+  // Progress thread only. A callback may remove its own descriptor. add() and modify() throw ShortageError.
   void add(int descriptor, std::uint32_t events, Callback callback);
   void modify(int descriptor, std::uint32_t events);
   void remove(int descriptor);

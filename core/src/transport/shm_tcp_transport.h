@@ -13,7 +13,7 @@ namespace smdp {
 
 class ShmTcpTransport final : public Transport {
  public:
-  // doorbells: by local rank. data, mail: by rank, for those on other hosts.
+  // doorbells: by local rank. data, mail: by rank, for ranks on other hosts.
   ShmTcpTransport(std::shared_ptr<Progress> progress, Members members, std::shared_ptr<Segment> segment,
                   std::vector<Doorbell> doorbells, std::vector<std::vector<FileDescriptor>> data,
                   std::vector<FileDescriptor> mail);

@@ -286,8 +286,8 @@ report(talk)
 @pytest.mark.parametrize(
     ("size", "here", "told"),
     [
-        (3, [0, 2], "ranks 0, 2 of 3 came; missing: 1."),
-        (300, [0, 1], "ranks 0-1 of 300 came; missing: 2-299."),
+        (3, [0, 2], "ranks 0, 2 of 3 joined; missing: 1."),
+        (300, [0, 1], "ranks 0-1 of 300 joined; missing: 2-299."),
         (2, [1], "[smdp] rank 1 of 2 does not reach rank 0's store: cannot connect to 127.0.0.1"),
     ],
 )

@@ -4,8 +4,7 @@
 // Calls by name follow rank 0's order, see call_queue_by_name.cpp.
 //
 // Locks: mutex_ is taken before the mutexes of Failures, of an operation and of thread_wait.cpp. Of the callbacks,
-// // only is_open and label run under it.
-// and label run under it.
+// only is_open and label run under it.
 #pragma once
 
 #include <chrono>

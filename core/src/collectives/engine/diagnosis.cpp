@@ -170,8 +170,8 @@ std::string Diagnosis::verdict_for(int peer, const char* undone) const {
   }
   const bool is_silent = unanswered_since && Clock::now() - *unanswered_since >= Control::kInquiry;
   if (is_silent && members_.rank != 0) {
-    return members_.who(0) + (failures_.has_left(0) ? " has left the group"
-                                                    : " does not answer: its process is stopped, or its machine hangs");
+    return members_.who(0) +
+           (failures_.has_left(0) ? " has left the group" : " does not answer: it is stopped, or its machine hangs");
   }
   if (!text.empty()) return text;
   const std::string answers = unanswered_since ? "" : "answers, but ";

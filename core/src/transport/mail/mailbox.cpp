@@ -20,7 +20,7 @@ void Mailbox::open(std::vector<std::unique_ptr<ByteStream>> streams) {
   for (std::size_t rank = 0; rank < streams.size(); ++rank) peers_[rank].stream = std::move(streams[rank]);
 }
 
-// What no rank would send must not reach memory.
+// Rejects headers that no rank would send, before their values are used.
 bool Mailbox::is_sound(const Header& header) {
   if (header.magic != kMagic || size_of(header.dtype) == 0) return false;
   switch (header.kind) {
@@ -87,7 +87,7 @@ void Mailbox::receive(Request request) {
       request.operation->complete(nullptr, rank);
       return;
     }
-    // The rest is on its way, maybe in the middle of a frame.
+    // The rest is in transit, perhaps in the middle of a frame.
     if (peer.header_done == sizeof(Header) && peer.header.kind == Kind::kPush && peer.header.id == header.id) {
       peer.target = request.data + peer.header.offset;
     }
@@ -97,7 +97,7 @@ void Mailbox::receive(Request request) {
   receives_.push_back(std::move(request));
 }
 
-// The receiver has a buffer: tell the sender, and remember where its data goes.
+// The receiver has a buffer: tells the sender so and remembers where the data goes.
 void Mailbox::accept(int rank, const Header& header, Request request) {
   Header ready{kMagic, Kind::kReady, header.dtype, 0, header.tag, header.id, header.size, 0, 0};
   queue(rank, ready);
@@ -112,8 +112,8 @@ bool Mailbox::fits(const Header& header, int rank, const Request& request) {
   const auto error = std::make_exception_ptr(MismatchError(
       members_.prefix() + "recv (tag " + std::to_string(request.tag) + ") expects " +
       text(request.size, request.dtype) + ", but " + members_.who(rank) + " sent " + text(header.size, header.dtype) +
-      ". The buffer of recv must have the size and dtype of what is sent."));
-  on_error_(error);  // first, so that the others hear of it even if this rank ends right after
+      ". The buffer of recv must have the size and dtype of the message."));
+  on_error_(error);  // first, so that the other ranks get it even if this rank ends right afterwards
   request.operation->complete(error);
   return false;
 }
@@ -140,7 +140,7 @@ void Mailbox::begin_payload(int rank) {
   if (header.kind == Kind::kEager) {
     peer.matched = find_receive(rank, header);
     if (peer.matched != receives_.end() && fits(header, rank, *peer.matched)) {
-      // Taken out of the list of posted receives now, or a second message could match it, too.
+      // Removed from the list of posted receives at once, so that a second message cannot match it as well.
       peer.incoming.push_front({0, std::move(*peer.matched), 0});
       receives_.erase(peer.matched);
       peer.is_matched = true;
@@ -154,7 +154,7 @@ void Mailbox::begin_payload(int rank) {
   }
 }
 
-// Where a frame of data goes.
+// Returns the destination of a data frame.
 std::byte* Mailbox::place_of(Peer& peer, const Header& header) {
   const auto goes_on = [&header](std::uint64_t size, std::size_t received) {
     if (header.size != size || received + header.payload > size) throw Error("a message is damaged");
@@ -166,14 +166,15 @@ std::byte* Mailbox::place_of(Peer& peer, const Header& header) {
   }
   if (header.kind != Kind::kPush) throw Error("a message is damaged");
   Arrived* kept = find_pushed(peer, header);
-  if (kept == nullptr) {  // refused before the sender knew
+  if (kept == nullptr) {  // refused before the sender knew of it
     peer.eager.resize(header.payload);
     return peer.eager.data();
   }
   goes_on(kept->header.size, kept->received);
   if (header.offset != kept->received) throw Error("a message is damaged");
   try {
-    kept->payload.resize(header.offset + header.payload);  // as it comes: the whole may be gigabytes
+    kept->payload.resize(header.offset + header.payload);  // grows as data arrives, because the whole message may take
+                                                           // gigabytes
   } catch (const std::exception&) {
     throw Error("there is no memory for a message of " + std::to_string(header.size) + " bytes");
   }
@@ -192,7 +193,7 @@ void Mailbox::end_payload(int rank) {
         peer.incoming.pop_front();
         operation->complete(nullptr, rank);
       } else {
-        // A receive may have been posted while the payload was on its way.
+        // A receive may have been posted while the payload was in transit.
         const std::vector<std::byte> payload = std::exchange(peer.eager, {});
         const auto found = find_receive(rank, header);
         if (found == receives_.end()) {
@@ -273,10 +274,10 @@ void Mailbox::end_data(int rank, const Header& header) {
                                   [&](const Incoming& incoming) { return incoming.id == header.id; });
   Arrived* kept = found == peer.incoming.end() ? find_pushed(peer, header) : nullptr;
   const bool is_known = found != peer.incoming.end() || kept != nullptr;
-  std::size_t received = header.offset + header.payload;  // frames come in order
+  std::size_t received = header.offset + header.payload;  // frames arrive in order
   if (is_known) received = (kept == nullptr ? found->received : kept->received) += header.payload;
   if (received < header.size) return;
-  // Only now may the sender close the stream: what it had not read would take along what is on its way.
+  // The sender must not close the stream earlier: if it had unread data, closing would discard data in transit.
   if (header.kind == Kind::kPush) queue(rank, {kMagic, Kind::kKept, header.dtype, 0, header.tag, header.id, 0, 0, 0});
   if (!is_known) return;
   if (kept == nullptr) {
@@ -409,7 +410,7 @@ const Mailbox::Request* Mailbox::waiting_for(int rank) const {
   return nullptr;
 }
 
-// A lost rank is told of without what was under way with it.
+// The loss of a rank is reported without the operation that was in flight to it.
 std::exception_ptr Mailbox::named(const Request& request, const std::exception_ptr& error) const {
   Failure failure = Failure::of(error);
   if (failure.kind != ErrorKind::kPeerLost) return error;

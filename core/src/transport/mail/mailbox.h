@@ -1,11 +1,11 @@
-// Point to point messages of a group, matched by (source, tag) in the order they were sent.
+// Point-to-point messages of a group, matched by (source, tag) in the order they were sent.
 //
-// Up to kEager bytes a message travels at once and is kept here until somebody asks for it. Longer ones announce
-// themselves and travel when the receiver has a buffer: announce -> ready -> data, straight into that buffer.
-// Data is cut into frames, so that a long message does not hold up a short one.
+// A message of up to kEager bytes is sent at once and kept at the receiver until it is requested. Longer messages are
+// announced and sent when the receiver has a buffer: announce -> ready -> data, directly into that buffer. Data is cut
+// into frames, so that a long message does not hold up a short one.
 //
-// An offer announces itself whatever its size, and waits without a deadline until it is asked for or refused, or the
-// receiver has left. A sender that leaves pushes it, and the receiver keeps it: offer -> push -> kept.
+// An offer is announced whatever its size, and waits without a deadline until it is received or refused, or the
+// receiver has left. A sender that leaves pushes its offers, and the receiver keeps them: offer -> push -> kept.
 //
 // Thread safety: progress thread only.
 #pragma once
@@ -37,17 +37,17 @@ class Mailbox {
     std::byte* data;
     std::size_t size;  // bytes
     DType dtype;
-    int peer;  // destination, or source, or kAnySource
+    int peer;  // destination or source; kAnySource: any rank
     std::int64_t tag;
     Clock::time_point deadline;  // max() for offers and refusals
     std::chrono::milliseconds timeout;
     bool is_send = false;
-    bool is_offer = false;    // of what is sent
-    bool is_refusal = false;  // of what is received: it takes the place of a receive, and has no operation
+    bool is_offer = false;    // for sends
+    bool is_refusal = false;  // for receives: takes the place of a receive, and has no operation
   };
 
-  // on_broken: a stream ended. on_error: a message does not fit what the receiver expects, or
-  // this process lacks something (ShortageError).
+  // on_broken: a stream ended. on_error: a message does not match its receive, or this process ran out of a resource
+  // (ShortageError).
   Mailbox(const Members& members, std::function<void(int peer, const std::string& reason)> on_broken,
           std::function<void(std::exception_ptr)> on_error);
 
@@ -56,26 +56,26 @@ class Mailbox {
 
   void send(Request request);
   void receive(Request request);
-  // Ends the next offer of `source` with this tag, now or when it comes; other messages pass.
+  // Declines the next offer of `source` with this tag, now or when it arrives. Other messages are not affected.
   void refuse(int source, std::int64_t tag);
-  // Sends all that is offered, as this rank leaves.
+  // Sends all offered data, because this rank leaves.
   void push_offers();
   // Ends all offers to a rank that has left.
   void withdraw(int rank);
 
-  // Moves what can be moved; true if anything was.
+  // Moves whatever can be moved; returns whether anything was.
   bool poll();
-  // Earliest deadline of what is under way, and what to do then.
+  // Return the earliest deadline of a request, and a request whose deadline has passed.
   Clock::time_point deadline() const;
   const Request* overdue(Clock::time_point now) const;
-  // First request, offers aside, that can only be served by `peer`, which has left, or for kAnySource by any rank; null
-  // if there is none. Call after poll().
+  // Returns the first request, except offers, that only `peer`, which has left, could serve (kAnySource: any rank);
+  // null if there is none. Call it after poll().
   const Request* waiting_for(int peer) const;
 
-  // The stream to a rank has not ended.
+  // Returns whether the stream to a rank is still open.
   bool is_open(int rank) const { return peers_[static_cast<std::size_t>(rank)].stream != nullptr; }
 
-  // Fails everything and closes the streams.
+  // Fails all requests and closes the streams.
   void fail(const std::exception_ptr& error);
 
  private:
@@ -91,22 +91,22 @@ class Mailbox {
     std::int64_t tag;
     std::uint64_t id;       // of an announced message, per sender
     std::uint64_t size;     // of the whole message
-    std::uint64_t payload;  // that follows
+    std::uint64_t payload;  // bytes that follow
     std::uint64_t offset;   // of the payload
   };
   struct Outgoing {
     Header header;
     const std::byte* data;
     std::size_t done;
-    bool is_last;  // of its message
+    bool is_last;  // the last frame of its message
   };
-  struct Arrived {  // nobody asked for it yet
+  struct Arrived {  // not requested yet
     Header header;
-    std::vector<std::byte> payload;  // eager, or an offer that is pushed
-    std::size_t received = 0;        // of the latter
-    bool is_refused = false;         // while it is pushed
+    std::vector<std::byte> payload;  // of an eager message or a pushed offer
+    std::size_t received = 0;        // bytes of a pushed offer
+    bool is_refused = false;         // refused while it is being pushed
   };
-  struct Incoming {  // a long message on its way
+  struct Incoming {  // a long message in transit
     std::uint64_t id;
     Request request;
     std::size_t received;
@@ -117,7 +117,7 @@ class Mailbox {
     std::list<Arrived> arrived;
     std::list<Incoming> incoming;
     std::list<std::pair<std::uint64_t, Request>> announced;  // sends that wait for kReady
-    std::list<std::pair<std::uint64_t, Request>> sending;    // of which data is on its way
+    std::list<std::pair<std::uint64_t, Request>> sending;    // sends whose data is in transit
     Header header{};
     std::size_t header_done = 0;
     std::size_t payload_done = 0;
@@ -150,7 +150,7 @@ class Mailbox {
   std::vector<Peer> peers_;
   std::list<Request> receives_;  // posted, not matched
   std::uint64_t next_id_ = 1;
-  bool has_pushed_ = false;  // hence answers may come to what is no longer offered
+  bool has_pushed_ = false;  // afterwards, answers may arrive for offers that no longer exist
 };
 
 }  // namespace smdp

@@ -1,4 +1,4 @@
-// Offers: refused, pushed by a sender that leaves, withdrawn when their receiver has left.
+// Offers: refused, pushed by a sender that leaves, or withdrawn when their receiver has left.
 #include <algorithm>
 #include <utility>
 
@@ -54,7 +54,7 @@ void Mailbox::withdraw(int rank) {
   peer.sending.remove_if(end);
 }
 
-// The offer that a frame of data belongs to, which nobody has asked for.
+// Returns the offer that a data frame belongs to, which has not been received yet.
 Mailbox::Arrived* Mailbox::find_pushed(Peer& peer, const Header& header) {
   for (Arrived& arrived : peer.arrived) {
     if (arrived.header.kind == Kind::kOffer && arrived.header.id == header.id) return &arrived;

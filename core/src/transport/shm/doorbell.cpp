@@ -17,7 +17,7 @@ void ring_doorbell(std::atomic<std::uint32_t>& sleep, int eventfd) {
     ::syscall(SYS_futex, &sleep, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   } else if (state == kInEpoll) {
     const std::uint64_t one = 1;
-    // It cannot block: the counter would have to reach 2^64 - 1.
+    // This cannot block: the counter would have to reach 2^64 - 1.
     [[maybe_unused]] const ssize_t written = ::write(eventfd, &one, sizeof one);
   }
 }

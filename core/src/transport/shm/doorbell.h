@@ -1,7 +1,7 @@
-// How a rank that sleeps is woken by a local peer: futex for a blocked caller, eventfd for a progress thread in epoll.
+// Wakes a sleeping rank from a local peer: a futex for a blocked caller, an eventfd for a progress thread in epoll.
 //
-// The owner sets its sleep word, looks once more for what it waits for, then sleeps. A peer that has published
-// something looks at the word afterwards. Both use sequentially consistent operations, so one of them sees the other.
+// The owner sets its sleep word, checks once more for what it waits for, and then sleeps. A peer that has published
+// data checks the word afterwards. Both use sequentially consistent operations, so one of them always sees the other.
 #pragma once
 
 #include <atomic>

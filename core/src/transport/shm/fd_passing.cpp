@@ -85,7 +85,7 @@ void send_descriptors(const FileDescriptor& socket, const std::vector<int>& desc
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(count * sizeof(int));
     std::memcpy(CMSG_DATA(header), descriptors.data() + begin, count * sizeof(int));
-    // Never too much for the socket's buffer, blocking or not.
+    // Small enough for the socket's buffer, whether it blocks or not.
     if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) != 1) {
       throw_if_short("sendmsg", kLocalRank);
       throw ConnectionEnded(std::string("[smdp] cannot pass descriptors to a local rank: ") + std::strerror(errno));
@@ -120,7 +120,7 @@ std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, st
         received.emplace_back(descriptor);
       }
     }
-    // The kernel leaves out what this process has no room for, without an error.
+    // If this process has no room for descriptors, the kernel drops them without an error.
     if ((message.msg_flags & MSG_CTRUNC) != 0) throw shortage("recvmsg", kLocalRank, EMFILE);
     if (received.size() == before) throw Error("[smdp] a local rank sent a message without descriptors");
   }

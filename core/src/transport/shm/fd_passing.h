@@ -1,6 +1,6 @@
-// Local rendezvous over an abstract Unix socket: descriptors travel by SCM_RIGHTS. Such sockets belong to a network
-// namespace, so a connection proves that both ranks are in the same one.
-// All throw ShortageError where a limit or a sandbox does not let them.
+// Local rendezvous over an abstract Unix socket, which passes descriptors by SCM_RIGHTS. Such sockets belong to a
+// network namespace, so a connection proves that both ranks are in the same one. All functions throw ShortageError if a
+// limit or a sandbox prevents the call.
 #pragma once
 
 #include <chrono>
@@ -13,17 +13,17 @@ namespace smdp {
 
 // name: without the leading zero byte.
 FileDescriptor listen_local(const std::string& name);
-// Empty descriptor if nobody listens there.
+// Returns an empty descriptor if there is no listener.
 FileDescriptor connect_local(const std::string& name);
 
-// Who connected, as this process knows it: 0 or 65534 where it is in a namespace that this one does not see into.
+// The connected peer as this process sees it: 0 or 65534 if the peer is in a namespace that is not visible from here.
 struct LocalPeer {
   int process = 0;
-  std::string user;  // number
+  std::string user;  // numeric
 };
 LocalPeer local_peer(const FileDescriptor& socket);
 
-// One message with at most 200 descriptors per part. Throws Error, ConnectionEnded where the other side is gone.
+// Sends one message per 200 descriptors. Throws Error, and ConnectionEnded if the other side is gone.
 void send_descriptors(const FileDescriptor& socket, const std::vector<int>& descriptors);
 std::vector<FileDescriptor> receive_descriptors(const FileDescriptor& socket, std::size_t count,
                                                 std::chrono::steady_clock::time_point deadline);

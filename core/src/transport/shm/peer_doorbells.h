@@ -1,5 +1,5 @@
-// The doorbells of other processes of this host. However many groups two processes share, each keeps one descriptor of
-// the other's doorbell.
+// The doorbells of other processes of this host. Each process keeps one descriptor of another's doorbell, however many
+// groups the two share.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@ namespace smdp {
 
 using Doorbell = std::shared_ptr<const FileDescriptor>;
 
-// Returns the doorbell of that name, see Progress::doorbell_name(). It is closed when the last group that uses it goes.
-// received: a descriptor of it, which is closed where this process has one already.
+// Returns the doorbell of that name, see Progress::doorbell_name(). It is closed when its last group ends. received: a
+// descriptor of the doorbell, which is closed if this process already has one.
 Doorbell keep_doorbell(const std::string& name, FileDescriptor received);
 
 }  // namespace smdp

@@ -1,4 +1,4 @@
-// ByteStream through shared memory: one ring per direction (see segment.h). Woken by the peer's doorbell.
+// ByteStream through shared memory: one ring per direction (see segment.h). The peer's doorbell wakes the reader.
 #pragma once
 
 #include <memory>

@@ -1,8 +1,8 @@
-// The memory that the local ranks of one group share: a memfd, mapped by each of them.
+// The memory that the local ranks of one group share: a memfd that each of them maps.
 //
 //   header | RankFlags per rank | slots per rank: lane A x2, lane B x2 | one byte ring per ordered pair
 //
-// Everything is zero at the start; pages are only backed once touched.
+// It starts as zeros, and a page takes memory only once it is touched.
 #pragma once
 
 #include <atomic>
@@ -15,25 +15,25 @@
 
 namespace smdp {
 
-inline constexpr std::size_t kCacheLine = 128;  // two lines: the prefetcher pairs them
-// Ranks are at most one operation apart: what is compared is there still.
+inline constexpr std::size_t kCacheLine = 128;  // two lines, because the prefetcher pairs them
+// Ranks are at most one operation apart, so the fingerprints being compared still exist.
 inline constexpr std::size_t kFingerprints = 2;
 
-// Written by one rank (its owner), read by its local peers. sleep words are also cleared by whoever wakes the owner.
+// Written by its owner rank and read by its local peers. Sleep words are also cleared by the rank that wakes the owner.
 struct RankFlags {
   alignas(kCacheLine) std::atomic<std::uint64_t> produced[kLanes];
   std::atomic<std::uint64_t> entered;
   alignas(kCacheLine) std::atomic<std::uint64_t> consumed[kLanes];
   alignas(kCacheLine) std::atomic<std::uint32_t> sleep;                     // kAwake, kInFutex or kInEpoll: collectives
   alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleep;                // kAwake or kInEpoll: point to point
-  alignas(kCacheLine) std::atomic<std::uint32_t> streams_slots[kSlotUses];  // of local rank 0
+  alignas(kCacheLine) std::atomic<std::uint32_t> streams_slots[kSlotUses];  // written by local rank 0
   alignas(kCacheLine) Fingerprint fingerprints[kFingerprints];
-  // Of the last operation that it gave up, and the rounds that it would have taken next; see Board::give_up().
+  // The last operation that the rank gave up, and the rounds that it would have taken next; see Board::give_up().
   alignas(kCacheLine) std::atomic<std::uint64_t> given_up;
   std::uint64_t next_rounds[kFingerprints][kLanes];
 };
 
-// One direction of a pair: a single-producer single-consumer ring of bytes.
+// One direction between two ranks: a single-producer, single-consumer ring of bytes.
 struct RingIndex {
   alignas(kCacheLine) std::atomic<std::uint64_t> written;
   alignas(kCacheLine) std::atomic<std::uint64_t> read;
@@ -43,9 +43,9 @@ class Segment {
  public:
   static constexpr std::size_t kRingBytes = std::size_t{1} << 18;
 
-  // ranks: local ranks that share it. slot_bytes: of one slot of lane A; lane B has the same.
-  // The first form makes the memfd, which the others get by its descriptor; the second maps one received from the
-  // maker.
+  // ranks: local ranks that share it. slot_bytes: size of one slot of lane A; lane B has the same. The first
+  // constructor creates the memfd, whose descriptor the other ranks get; the second maps a memfd received from its
+  // creator.
   Segment(std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
   Segment(FileDescriptor memfd, std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
   Segment(const Segment&) = delete;
@@ -53,7 +53,7 @@ class Segment {
   ~Segment();
 
   int descriptor() const { return memfd_.get(); }
-  // Once all have it: mapped memory needs none.
+  // Called once all ranks have it, because mapped memory needs no descriptor.
   void close_descriptor() { memfd_ = FileDescriptor(); }
   std::size_t ranks() const { return ranks_; }
   std::size_t slot_bytes() const { return slot_bytes_; }

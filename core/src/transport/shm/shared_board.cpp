@@ -47,7 +47,7 @@ void SharedBoard::agree_on_rounds() {
       const std::uint64_t theirs = segment_->flags(local).next_rounds[mine_.sequence % kFingerprints][lane];
       next_round_[lane] = std::max(next_round_[lane], theirs);
     }
-    // Nobody reads what was published before: both slots are free.
+    // What was published before is no longer read, so both slots are free.
     flags.produced[lane].store(next_round_[lane] - 1);
     flags.consumed[lane].store(next_round_[lane] - 1);
   }
@@ -116,7 +116,7 @@ bool SharedBoard::has_met(std::size_t local) {
   return true;
 }
 
-// A rank that knows no shape fits all others; they must fit each other, for all ranks to hear of a mismatch.
+// A rank without a shape matches all others. Those must match each other, so that all ranks detect a mismatch.
 void SharedBoard::check_shapes(std::size_t local, const Fingerprint& theirs) {
   if (mine_.shape != 0 || theirs.shape == 0) return;
   if (shaped_ == me()) shaped_ = local;

@@ -57,11 +57,11 @@ class SharedBoard final : public Board {
   std::shared_ptr<Segment> segment_;
   std::vector<Doorbell> doorbells_;
   Fingerprint mine_;
-  std::size_t shaped_ = 0;  // this rank knows no shape, but this local rank does; its own number: no rank so far
-  bool in_doubt_ = false;   // mine_ was given up, and nothing has been agreed on since
+  std::size_t shaped_ = 0;  // this rank has no shape, but this local rank does; own number: none so far
+  bool in_doubt_ = false;   // mine_ was given up, and no agreement has followed
   std::uint64_t next_round_[kLanes] = {1, 1};  // both slots are free at the start
   std::vector<std::uint64_t> met_;             // by local rank: last sequence compared
-  Trials trials_[kSlotUses];                   // of local rank 0: the second way is past the caches
+  Trials trials_[kSlotUses];                   // of local rank 0: way 1 streams past the caches
 };
 
 }  // namespace smdp

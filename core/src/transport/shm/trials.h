@@ -1,5 +1,5 @@
-// Which of two ways of doing the same is cheaper here and now, found out by trying: the dearer one is tried again after
-// every kPeriod uses, for the answer may change (virtual machines move between cores).
+// Finds by trial which of two ways is cheaper at this place and time. The more expensive one is tried again after every
+// kPeriod uses, because the answer may change (virtual machines move between cores).
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,11 @@ class Trials {
  public:
   static constexpr std::uint64_t kPeriod = 32;
 
-  // 0 or 1.
+  // Returns 0 or 1.
   std::uint32_t way() const { return way_; }
 
-  // What a use of way() has cost. The first one after a change does not count: others may still have gone the old way.
+  // Records the cost of a use of way(). The first use after a change does not count, because other ranks may still have
+  // used the old way.
   void record(double cost) {
     ++uses_;
     if (is_settling_) {
@@ -35,12 +36,12 @@ class Trials {
   }
 
  private:
-  static constexpr double kWeight = 0.3;   // of the newest cost
-  static constexpr double kMargin = 0.95;  // what is not cheaper than this is no reason to change
+  static constexpr double kWeight = 0.3;   // weight of the newest cost
+  static constexpr double kMargin = 0.95;  // a way must be at least this much cheaper to be chosen
 
   struct Known {
     double cost = 0;
-    std::uint64_t uses = 0;  // when it was found
+    std::uint64_t uses = 0;  // time of the measurement
   };
   Known known_[2];
   std::uint32_t way_ = 0;

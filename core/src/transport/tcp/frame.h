@@ -1,4 +1,4 @@
-// What precedes every piece of data between two ranks on different hosts. Both ends have proved the job's secret before
+// The header of every piece of data between two ranks on different hosts. Both ends have proved the job's secret before
 // the first frame. Hosts of one job have the same byte order (checked at rendezvous).
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace smdp {
 
-// A message within one collective: algorithms number them.
+// Identifies a message within one collective; algorithms number their messages.
 struct MessageKey {
   std::uint64_t sequence = 0;  // of the collective
   std::uint64_t slot = 0;
@@ -25,7 +25,7 @@ struct Frame {
   std::uint64_t offset = 0;   // of this frame's payload within the message
   std::uint64_t payload = 0;  // bytes that follow
   std::uint64_t total = 0;    // bytes of the whole message
-  Fingerprint fingerprint;    // of the collective, its sequence number too
+  Fingerprint fingerprint;    // of the collective, including its sequence number
 };
 static_assert(sizeof(Frame) == 168);
 

@@ -38,7 +38,7 @@ Addresses look_up(const std::string& host, std::uint16_t port, int flags) {
   const std::string purpose = "the name " + host;
   if (failed == EAI_MEMORY) throw shortage("getaddrinfo", purpose, ENOMEM);
   if (failed == EAI_SYSTEM) throw_if_short("getaddrinfo", purpose);
-  // It finds no address either where it could not open its files.
+  // getaddrinfo() also finds no address if it could not open its files.
   const FileDescriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (probe.get() < 0) throw_if_short("socket", purpose);
   return Addresses(nullptr, &::freeaddrinfo);
@@ -47,14 +47,14 @@ Addresses look_up(const std::string& host, std::uint16_t port, int flags) {
 std::string numeric(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST];
   if (::getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  // What an IPv4 peer is called on a socket that serves both families.
+  // Prefix of an IPv4 peer on a socket that serves both families.
   constexpr char kMapped[] = "::ffff:";
   const std::string text = host;
   const bool is_mapped = text.rfind(kMapped, 0) == 0 && text.find('.') != std::string::npos;
   return is_mapped ? text.substr(sizeof kMapped - 1) : text;
 }
 
-// A loopback connection to a port of the ephemeral range, where nobody listens, may meet itself.
+// A loopback connection to a port of the ephemeral range without a listener may connect to itself.
 bool is_connected_to_itself(int socket) {
   sockaddr_storage own{};
   sockaddr_storage peer{};
@@ -65,7 +65,7 @@ bool is_connected_to_itself(int socket) {
          std::memcmp(&own, &peer, own_length) == 0;
 }
 
-// " (address)" of the other end, for messages; empty for local sockets and connections that were reset.
+// Returns " (address)" of the other end, for messages; empty for local sockets and connections that were reset.
 std::string with_peer(int socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -79,7 +79,7 @@ int milliseconds_left(Deadline deadline) {
   return static_cast<int>(std::clamp<long>(left, 0, 60'000));
 }
 
-// Gives the first that is ready, -1 at the deadline.
+// Returns the first descriptor that is ready, or -1 at the deadline.
 int wait_for_any(std::vector<pollfd>& requests, Deadline deadline) {
   for (;;) {
     const int left = milliseconds_left(deadline);
@@ -94,10 +94,10 @@ int wait_for_any(std::vector<pollfd>& requests, Deadline deadline) {
 }
 
 void throw_if(const Interrupted& interrupted) {
-  if (interrupted && interrupted()) throw ClosedError("[smdp] interrupted.");
+  if (interrupted && interrupted()) throw ClosedError("[smdp] the wait for another rank was interrupted.");
 }
 
-// False at the deadline.
+// Returns false at the deadline.
 bool wait_for(int socket, short events, Deadline deadline, const Interrupted& interrupted) {
   std::vector<pollfd> request{{socket, events, 0}};
   for (;;) {
@@ -115,7 +115,7 @@ bool wait_for(int socket, short events, Deadline deadline, const Interrupted& in
   throw Error(text);
 }
 
-// call: which one has failed with this error.
+// call: set to the system call that failed with this error.
 FileDescriptor try_connect(const addrinfo& address, const std::string& source, Deadline deadline,
                            const Interrupted& interrupted, int& error, const char*& call) {
   call = "socket";
@@ -147,10 +147,10 @@ FileDescriptor try_connect(const addrinfo& address, const std::string& source, D
 
 struct Interface {
   std::string name;
-  std::string address;  // the first IPv4 one, else the first IPv6 one that is not link-local
+  std::string address;  // the first IPv4 address, or else the first IPv6 address that is not link-local
 };
 
-// The interfaces that are up and have an address, in the kernel's order.
+// Returns the interfaces that are up and have an address, in the kernel's order.
 std::vector<Interface> interfaces_with_address() {
   ifaddrs* raw = nullptr;
   if (::getifaddrs(&raw) != 0) throw shortage("getifaddrs", "the network interfaces", errno);
@@ -176,7 +176,7 @@ std::vector<Interface> interfaces_with_address() {
 }  // namespace
 
 FileDescriptor listen_on(const std::string& host, std::uint16_t port) {
-  // All addresses: one IPv6 socket serves IPv4, too; where there is no IPv6, one for IPv4.
+  // For all addresses: one IPv6 socket also serves IPv4; without IPv6, one socket for IPv4.
   Addresses addresses = look_up(host.empty() ? "::" : host, port, AI_PASSIVE | AI_NUMERICHOST);
   if (host.empty()) {
     const FileDescriptor probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -203,7 +203,7 @@ FileDescriptor listen_on(const std::string& host, std::uint16_t port) {
     }
     error = errno;
   }
-  // A port below 1024 is root's.
+  // Only root may use a port below 1024.
   if (is_shortage(error) && error != EACCES) throw shortage(call, place, error);
   throw Error("[smdp] cannot listen on " + place + ": " + std::strerror(error));
 }
@@ -236,12 +236,12 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
     std::optional<ShortageError> denied;
     if (is_shortage(error)) {
       const ShortageError lack = shortage(call, place, error);
-      // A firewall may let a connection through later, as a Kubernetes service does once a pod is ready.
+      // A firewall may allow a connection later, as a Kubernetes service does once a pod is ready.
       if (!lack.is_denied() || std::string(call) != "connect") throw lack;
       denied = lack;
     }
     if (error == ECONNREFUSED && patience && std::chrono::steady_clock::now() - begin >= *patience) {
-      throw Error("[smdp] nobody listens at " + place + " any longer.");
+      throw Error("[smdp] no process listens at " + place + " any more.");
     }
     if (std::chrono::steady_clock::now() + pause >= deadline) {
       if (denied) throw TimeoutError(denied->what());
@@ -261,7 +261,7 @@ FileDescriptor accept_from(std::span<const FileDescriptor> listeners, Deadline d
   if (ready < 0 || ready == wake) return FileDescriptor();
   FileDescriptor socket(::accept4(ready, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.get() < 0) {
-    throw_if_short("accept4", "a rank that calls");
+    throw_if_short("accept4", "a connection from another rank");
     return socket;
   }
   set_no_delay(socket);
@@ -330,7 +330,7 @@ std::vector<std::string> addresses_of_interfaces(const std::string& names) {
     std::string present;
     for (const Interface& one : interfaces) present += (present.empty() ? "" : ", ") + one.name;
     throw ConfigError("[smdp] SMDP_SOCKET_IFNAME is '" + names +
-                      "', which no interface with an address fits; there are: " + present + ".");
+                      "', but it matches no interface with an address. Available interfaces: " + present + ".");
   }
   return addresses;
 }
@@ -345,15 +345,15 @@ void set_no_delay(const FileDescriptor& socket) {
 void set_keepalive(const FileDescriptor& socket, int idle_s, int interval_s, int count) {
   const auto set = [&socket](int level, int option, int value) {
     if (::setsockopt(socket.get(), level, option, &value, sizeof value) != 0) {
-      throw_if_short("setsockopt", "a connection that tells whether a rank lives");
+      throw_if_short("setsockopt", "the keepalive of a control connection");
     }
   };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
   set(IPPROTO_TCP, TCP_KEEPINTVL, interval_s);
   set(IPPROTO_TCP, TCP_KEEPCNT, count);
-  // A question may be unacknowledged when the link is cut, and keepalive waits for that. It was sent up to idle_s after
-  // the cut: hence that much less than keepalive takes.
+  // An inquiry may be unacknowledged when the link is cut, and keepalive waits for its acknowledgment. It was sent up
+  // to idle_s after the cut, so the limit is that much shorter than keepalive's time.
   const unsigned int limit_ms = static_cast<unsigned int>(1000 * interval_s * count);
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
 }
@@ -372,7 +372,7 @@ void send_all(int socket, const void* data, std::size_t size, Deadline deadline,
       done += static_cast<std::size_t>(written);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (!wait_for(socket, POLLOUT, deadline, interrupted)) {
-        throw TimeoutError("[smdp] a connection" + with_peer(socket) + " took no data in time.");
+        throw TimeoutError("[smdp] the other side of a connection" + with_peer(socket) + " accepted no data in time.");
       }
     } else if (errno != EINTR) {
       throw_failure("send");
@@ -390,7 +390,7 @@ void recv_all(int socket, void* data, std::size_t size, Deadline deadline, const
       throw ConnectionEnded("[smdp] a connection" + with_peer(socket) + " was closed by the other side.");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (!wait_for(socket, POLLIN, deadline, interrupted)) {
-        throw TimeoutError("[smdp] a connection" + with_peer(socket) + " brought no data in time.");
+        throw TimeoutError("[smdp] the other side of a connection" + with_peer(socket) + " sent no data in time.");
       }
     } else if (errno != EINTR) {
       throw_failure("recv");

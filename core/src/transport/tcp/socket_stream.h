@@ -11,7 +11,8 @@ namespace smdp {
 
 class SocketStream final : public ByteStream {
  public:
-  // on_ready: the socket has bytes or room; called on the progress thread, which also makes and destroys the stream.
+  // on_ready: called when the socket has bytes or room, on the progress thread, which also makes and destroys the
+  // stream.
   SocketStream(Progress& progress, FileDescriptor socket, std::function<void()> on_ready);
   ~SocketStream() override;
 

@@ -16,7 +16,7 @@
 namespace smdp {
 namespace {
 
-// Frames are this long: enough to amortise their header, short enough to share streams evenly.
+// Length of a frame: long enough to amortize its header, short enough to share streams evenly.
 constexpr std::size_t kFramePayload = std::size_t{256} << 10;
 constexpr std::size_t kScrapBytes = std::size_t{64} << 10;
 // What one readiness event may move before other descriptors get their turn.
@@ -62,7 +62,7 @@ void TcpLink::abandon() {
     if (stream->socket.get() < 0) continue;
     try {
       progress_.modify(stream->socket.get(), 0);
-    } catch (const ShortageError&) {  // the group is failing already, and on_event() does nothing any more
+    } catch (const ShortageError&) {  // the group is already failing, and on_event() does nothing any more
     }
   }
 }
@@ -86,7 +86,7 @@ void TcpLink::drop_outgoing(Stream& stream, std::uint64_t sequence) {
     if (out->frame.fingerprint.sequence != sequence) {
       ++out;
     } else if (out->done != 0) {
-      // The memory that it lay in may be gone with the coroutine that has thrown; the peer throws the frame away.
+      // The data's memory may have been freed with the coroutine that threw; the peer discards the frame.
       out->zeros.assign(out->frame.payload, std::byte{0});
       out->data = out->zeros.data();
       out->pending = nullptr;
@@ -113,10 +113,12 @@ void TcpLink::enter(const Fingerprint& fingerprint) {
 
 void TcpLink::send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending, std::size_t streams) {
   ++pending;
-  if (broken_ || abandoned_ || was_dropped(current_.sequence)) return;  // whoever waits is told by the group
+  if (broken_ || abandoned_ || was_dropped(current_.sequence))
+    return;  // the group reports the error to the waiting
+             // thread
   std::size_t offset = 0;
-  // The message counts as sent when its last frame is; frames on other streams may still be queued, so every frame
-  // counts.
+  // The message counts as sent when its last frame is. Frames on other streams may still be queued, so every frame is
+  // counted.
   do {
     const std::size_t payload = std::min(kFramePayload, size - offset);
     Stream& stream = next_stream(std::min(streams, streams_.size()));
@@ -137,7 +139,7 @@ void TcpLink::send(std::uint64_t slot, const std::byte* data, std::size_t size, 
   } while (offset < size && !broken_);
 }
 
-// The one with the least to send; in turn among those that the kernel keeps up with.
+// Returns the stream with the least to send; among the ones that the kernel keeps up with, they take turns.
 TcpLink::Stream& TcpLink::next_stream(std::size_t streams) {
   std::size_t best = turn_ % streams;
   for (std::size_t i = 1; i < streams; ++i) {
@@ -236,7 +238,7 @@ bool TcpLink::find_target(Stream& stream) {
     return true;
   }
   if (frame.fingerprint.sequence < current_.sequence) {
-    // An operation ends with all that it expects; its peer has sent more.
+    // The operation ended with everything that it expects, so its peer has sent too much.
     const Fingerprint& own = entered_[frame.fingerprint.sequence % entered_.size()];
     const bool is_known = own.sequence == frame.fingerprint.sequence;
     const std::string text = !is_known || own.matches(frame.fingerprint)
@@ -325,7 +327,7 @@ void TcpLink::update_events(Stream& stream) {
   }
 }
 
-// The peer has closed one stream; what it sent on the others may still be on its way.
+// The peer has closed one stream; what it sent on the others may still be in transit.
 void TcpLink::ended(Stream& stream) {
   progress_.remove(stream.socket.get());
   stream.socket.reset();
@@ -338,7 +340,7 @@ void TcpLink::ended(Stream& stream) {
   }
 }
 
-// A call on one of its sockets has failed: for want of something here, or of the peer.
+// A system call on one of its sockets has failed, because of a shortage here or because of the peer.
 void TcpLink::failed(const char* call) {
   const int error = errno;
   if (is_shortage(error)) {

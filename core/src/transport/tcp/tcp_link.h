@@ -1,8 +1,8 @@
 // Messages of collectives between this rank and one rank on another host, over one or more TCP streams.
 //
-// A message goes straight from the sender's buffer into the buffer that the receiver posted for its key; long ones are
-// cut into frames that travel on all streams. A stream whose next frame nobody waits for yet stops being read, so that
-// a fast peer is held back by TCP itself; ranks send and post in the same order per pair, so this cannot deadlock.
+// A message goes directly from the sender's buffer into the buffer that the receiver posted for its key. Long messages
+// are cut into frames, which use all streams. A stream is not read while its next frame has no posted buffer, so TCP
+// itself slows down a fast peer. Both ranks send and post in the same order, so this cannot deadlock.
 //
 // Thread safety: progress thread only.
 #pragma once
@@ -32,7 +32,7 @@ class TcpLink final : public Link {
   void send(std::uint64_t slot, const std::byte* data, std::size_t size, Pending& pending,
             std::size_t streams) override;
   void receive(std::uint64_t slot, std::byte* data, std::size_t size, Pending& pending) override;
-  // A frame that has been begun is sent to its end, with zeros, so that the peer never takes something else for it.
+  // A frame that was begun is completed with zeros, so that the peer never misreads what follows.
   void drop(std::uint64_t sequence) override;
   void reset() override;
   void abandon() override;
@@ -43,15 +43,15 @@ class TcpLink final : public Link {
     Frame frame;
     const std::byte* data;
     std::size_t done;                   // bytes of frame and payload written
-    Pending* pending;                   // null: nobody waits
-    std::vector<std::byte> zeros = {};  // where data lies, of a collective that was dropped
+    Pending* pending;                   // null: there is no waiting coroutine
+    std::vector<std::byte> zeros = {};  // replaces the data of a collective that was dropped
   };
   struct Posted {
     MessageKey key;
     std::byte* data;
     std::size_t size;
     std::size_t claimed;   // bytes of frames whose header has been read
-    std::size_t received;  // of those that are complete
+    std::size_t received;  // bytes of complete frames
     Pending* pending;
   };
   struct Stream {
@@ -63,8 +63,8 @@ class TcpLink final : public Link {
     std::size_t payload_done = 0;
     std::list<Posted>::iterator target;
     bool has_target = false;
-    bool is_dropped = false;  // the frame's payload goes nowhere, and has_target
-    bool stalled = false;     // a whole header has been read, nobody has posted its key
+    bool is_dropped = false;  // the frame's payload is discarded; has_target is set
+    bool stalled = false;     // a whole header has been read, but its key has not been posted
     std::uint32_t events = 0;
   };
 
@@ -86,13 +86,13 @@ class TcpLink final : public Link {
   const Members& members_;
   int peer_;
   std::vector<std::unique_ptr<Stream>> streams_;
-  std::size_t turn_ = 0;  // stream whose turn it is
+  std::size_t turn_ = 0;  // index of the stream whose turn it is
   Handlers handlers_;
   Fingerprint current_;
-  std::array<Fingerprint, 4> entered_{};  // the last ones, by sequence
+  std::array<Fingerprint, 4> entered_{};  // the most recent ones, by sequence
   std::list<Posted> posted_;
-  std::vector<std::uint64_t> dropped_;  // collectives, ascending
-  std::vector<std::byte> scrap_;        // where their payloads go
+  std::vector<std::uint64_t> dropped_;  // sequence numbers, ascending
+  std::vector<std::byte> scrap_;        // receives their payloads
   bool broken_ = false;
   bool abandoned_ = false;
 };
