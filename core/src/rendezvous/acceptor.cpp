@@ -28,7 +28,7 @@ Acceptor::Acceptor(Setup setup, std::size_t expected, Deadline deadline)
       deadline_(deadline),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       missing_(expected) {
-  if (wake_.get() < 0) throw shortage("eventfd", "the ranks that call", errno);
+  if (wake_.get() < 0) throw shortage("eventfd", "connections from other ranks", errno);
   if (expected > 0) {
     thread_ = service_thread("smdp-acceptor", [this] { loop(); });
   } else {
@@ -64,7 +64,7 @@ void Acceptor::loop() {
       if (socket.get() >= 0) {
         take(std::move(socket));
       } else if (is_wanted()) {
-        // Strangers are many, or one hung up: poll() may return at once, so wait here.
+        // With many unauthenticated peers, or after one hung up, poll() may return at once, so wait here.
         std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
       }
     } catch (const ShortageError& error) {
@@ -123,7 +123,7 @@ void Acceptor::greet(Session& session) {
   has_ended_.notify_all();
 }
 
-// A rank that has proved the secret may take its connection for made, and learns of the failure over it alone.
+// A rank that has proved the secret may consider its connection made, and learns of the failure only through it.
 void Acceptor::await_authenticated() {
   Lock lock(mutex_);
   if (!failure_) return;
@@ -133,12 +133,13 @@ void Acceptor::await_authenticated() {
   });
 }
 
-// Who is not known by now is nobody that is waited for.
+// A peer that has not proved its identity by now is not an expected rank.
 void Acceptor::hang_up() {
   const Lock lock(mutex_);
   for (const Session& session : sessions_) {
     if (session.socket.get() < 0) continue;
-    if (missing_ == 0) refuse(session.address, "all ranks have come, and it has not said that it is one of them.");
+    if (missing_ == 0)
+      refuse(session.address, "all ranks have joined, and this peer has not proved to be one of them.");
     ::shutdown(session.socket.get(), SHUT_RDWR);
   }
 }

@@ -1,5 +1,5 @@
-// Takes the calls at an address of ours until all that are expected have come. Each is greeted in a thread of its own:
-// a silent peer must not hold up the others.
+// Accepts connections until all expected ones have been made. Each peer is greeted in its own thread, so that a silent
+// peer does not hold up the others.
 #pragma once
 
 #include <atomic>
@@ -22,32 +22,32 @@
 
 namespace smdp {
 
-// How often who waits for it should look whether to go on.
+// How often a waiting thread should check whether to continue.
 inline constexpr std::chrono::milliseconds kInterruptionCheck{200};
 
 class Acceptor {
  public:
   struct Setup {
     std::span<const FileDescriptor> listeners;
-    // Who a caller is, for messages.
+    // Returns a peer's name for messages.
     std::function<std::string(const FileDescriptor&)> name;
-    // Talks to a caller, calls proved() once it has shown the secret, and returns what puts the socket in its place, to
-    // be run while nobody else does so. Both throw Error to refuse it. Any thread.
+    // Talks to a peer, calls proved() once the peer has proved the secret, and returns a function that moves the socket
+    // to its place; such functions run one at a time. Both throw Error to refuse the peer. Any thread.
     std::function<std::function<void()>(FileDescriptor&, Deadline, const std::function<void()>& proved)> greet;
   };
 
   Acceptor(Setup setup, std::size_t expected, Deadline deadline);
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
-  // Hangs up on all that are not in their place.
+  // Closes all connections that have not been moved to their place.
   ~Acceptor();
 
-  // Waits so long; true once all have come, or can come no more, or the deadline has passed, and nothing is put
-  // anywhere any more.
+  // Waits for this long. Returns true once all have joined, or cannot join any more, or the deadline has passed. No
+  // socket is moved afterwards.
   bool is_over_within(std::chrono::milliseconds time);
-  // Throws ShortageError if this process could not take a call.
+  // Throws ShortageError if this process could not accept a connection.
   bool have_all_come();
-  // Runs `work` while nothing is put anywhere.
+  // Runs `work` while no socket is being moved.
   void run_apart(const std::function<void()>& work);
 
  private:
@@ -72,9 +72,9 @@ class Acceptor {
   std::list<Session> sessions_ SMDP_GUARDED_BY(mutex_);
   std::set<std::string> refused_ SMDP_GUARDED_BY(mutex_);
   std::optional<ShortageError> failure_ SMDP_GUARDED_BY(mutex_);
-  Condition has_ended_;  // a session
+  Condition has_ended_;  // notified when a session ends
   std::atomic<bool> stop_{false};
-  std::promise<void> over_;  // the thread has nothing more to do
+  std::promise<void> over_;  // set when the thread has nothing more to do
   const std::future<void> is_over_ = over_.get_future();
   std::thread thread_;
 };

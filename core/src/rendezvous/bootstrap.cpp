@@ -37,11 +37,12 @@ std::string agree_on_secret(Store& store, int rank, const GroupOptions& options)
   if (rank != 0) return store.get("secret", options.init_timeout);
   const std::string secret = to_hex(random_bytes(32));
   store.set("secret", secret);
-  log(LogLevel::kInfo, "no SMDP_SECRET: rank 0 drew one and handed it out through the rendezvous store.");
+  log(LogLevel::kInfo,
+      "SMDP_SECRET is not set: rank 0 generated a secret and distributed it through the rendezvous store.");
   return secret;
 }
 
-// Each host for itself. Where ranks of one cannot share memory, each counts as a host of its own.
+// Connects each host separately. If the ranks of one cannot share memory, each counts as a separate host.
 void connect_hosts(Store& store, const std::vector<Record>& records, int rank, const std::string& secret,
                    const FileDescriptor& listener, const GroupSetup& options, Deadline deadline, Wires& wires) {
   Members& members = wires.members;
@@ -75,7 +76,7 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
   wires.doorbells = std::move(alone.doorbells);
 }
 
-// What waits for connections looks for failures, too; what waits for the store does so by itself.
+// Waits for connections must check for failures; waits for the store do so themselves.
 GroupSetup watching(GroupView& store, const GroupSetup& options) {
   GroupSetup watching = options;
   watching.interrupted = [&store, asked = options.interrupted,
@@ -89,7 +90,7 @@ GroupSetup watching(GroupView& store, const GroupSetup& options) {
   return watching;
 }
 
-// All of bootstrap() but what is said of a failure, for which there are the connections that were made by then.
+// Does all of bootstrap() except reporting a failure, which needs the connections made so far.
 void meet(GroupView& store, int rank, int size, const GroupSetup& options,
           const std::function<std::shared_ptr<Progress>()>& take_progress, Wires& wires) {
   const Deadline deadline = std::chrono::steady_clock::now() + options.init_timeout;
@@ -152,7 +153,7 @@ void meet(GroupView& store, int rank, int size, const GroupSetup& options,
   }
 }
 
-// A rank that fails closes its connections, and tells why a moment later. Throws that.
+// A rank that fails closes its connections and reports the reason a moment later. Throws that reason.
 void await_failure(GroupView& store) {
   for (const auto end = std::chrono::steady_clock::now() + kNews; std::chrono::steady_clock::now() < end;) {
     store.throw_failure();
@@ -166,7 +167,7 @@ ShortageError end_meeting(GroupView& store, int rank, int size, const GroupSetup
   const std::string tag = tag_of_self(rank, size, options);
   const std::string reason = without_tag(tag) + ": " + without_tag(error.what());
   store.fail(reason);
-  // Some may have all that they need of the store, and wait in the group's first operation.
+  // Some ranks may have all they need from the store and wait in the group's first operation.
   Control::abort_over(wires.control, rank, {ErrorKind::kInternal, reason, {}});
   rank == 0 ? await_departures(store, all_but_first(size), options.interrupted) : announce_departure(store, rank);
   return ShortageError(tag + ": group '" + options.name + "' cannot be made: " + without_tag(error.what()));

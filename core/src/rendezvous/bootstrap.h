@@ -1,4 +1,4 @@
-// From a store to a connected group: who is there, who shares this host, and the connections between all.
+// From a store to a connected group: finds the ranks and hosts, and makes all connections.
 #pragma once
 
 #include <chrono>
@@ -18,14 +18,15 @@ namespace smdp {
 
 struct Connections {
   Members members;
-  std::shared_ptr<Progress> progress;    // the group's
+  std::shared_ptr<Progress> progress;    // of the group
   std::unique_ptr<Transport> transport;  // for data
-  std::vector<FileDescriptor> control;   // on rank 0 by rank, elsewhere one, to rank 0
+  std::vector<FileDescriptor> control;   // by rank on rank 0; on other ranks one connection, to rank 0
 };
 
-// Rank 0 has await_departures() to call, once it can tell who is gone. take_progress gives the progress thread of the
-// group. Throws TimeoutError, which lists who came and who did not, ConfigError, or Error. What a rank lacks is a
-// ShortageError on all ranks, which names that rank.
+// Connects a group. Rank 0 must call await_departures() afterwards, once it can tell which ranks are gone.
+// take_progress returns the progress thread of the group. Throws TimeoutError, which lists the ranks that joined and
+// those that did not, ConfigError, or Error. If a rank lacks a resource, all ranks throw a ShortageError that names the
+// rank.
 Connections bootstrap(Store& store, int rank, int size, const GroupSetup& options,
                       const std::function<std::shared_ptr<Progress>()>& take_progress);
 

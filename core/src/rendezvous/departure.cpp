@@ -21,7 +21,7 @@ void announce_departure(Store& store, int rank) {
   try {
     store.set(departure_key(rank), "1");
   } catch (const std::exception&) {
-    // The store has ended: nobody waits for that any more.
+    // The store has ended, so no rank waits for this any more.
   }
 }
 
@@ -40,7 +40,7 @@ void await_departures(Store& store, const std::vector<int>& others, const std::f
       });
     } catch (const std::exception&) {
       if (is_interrupted) throw;
-      // It has ended in another way, or the store has.
+      // The rank or the store has ended.
     }
   }
 }

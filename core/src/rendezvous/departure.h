@@ -1,5 +1,5 @@
 // The store may live in rank 0's process, whose program may end as soon as it has its group, or knows why it has none.
-// So rank 0 stays until the others have read what they need.
+// Rank 0 therefore stays until the others have read what they need.
 #pragma once
 
 #include <functional>
@@ -9,16 +9,16 @@
 
 namespace smdp {
 
-// What a rank other than 0 does after its last look at the store. Never throws.
+// Called by a rank other than 0 after its last use of the store. Never throws.
 void announce_departure(Store& store, int rank);
 
-// What rank 0 does before it returns: waits until these have announced that they leave, up to 3 s in all, and not for
-// those of which `is_gone` is true. Both functions may be empty. Throws what ends the wait where `interrupted`
-// (Ctrl-C), nothing else.
+// Called by rank 0 before it returns: waits until the other ranks have announced that they leave, at most 3 s in all,
+// and not for ranks for which `is_gone` returns true. Both functions may be empty. Throws only what ends the wait when
+// `interrupted` (Ctrl-C) returns true.
 void await_departures(Store& store, const std::vector<int>& others, const std::function<bool()>& interrupted,
                       const std::function<bool(int rank)>& is_gone = {});
 
-// Ranks 1 to size - 1.
+// Returns ranks 1 to size - 1.
 std::vector<int> all_but_first(int size);
 
 }  // namespace smdp

@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr char kFailure[] = "failure";
-constexpr milliseconds kLook{500};  // between two looks for a failure
+constexpr milliseconds kLook{500};  // between two checks for a failure
 constexpr milliseconds kAnswer{5000};
 
 }  // namespace
@@ -26,7 +26,7 @@ void GroupView::set(const std::string& key, const std::string& value) { store_->
 
 std::string GroupView::get(const std::string& key, milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
-  bool is_over = false;  // what interrupts it may be a TimeoutError, too
+  bool is_over = false;  // an interruption may also be a TimeoutError
   const auto interrupted = [&] {
     is_over = true;
     const bool is_interrupted = interrupted_();
@@ -43,7 +43,8 @@ std::string GroupView::get(const std::string& key, milliseconds timeout) {
       throw_failure();
       if (steady_clock::now() < deadline) continue;
     }
-    throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+    throw TimeoutError("[smdp] the rendezvous store has no key '" + key + "' after " + std::to_string(timeout.count()) +
+                       " ms.");
   }
 }
 
@@ -58,7 +59,7 @@ void GroupView::fail(const std::string& reason) {
   try {
     if (!store_->check(kFailure)) store_->set(kFailure, reason);
   } catch (const std::exception&) {
-    // The store has ended, and whoever waits there finds that out.
+    // The store has ended, which the ranks waiting there detect.
   }
 }
 

@@ -1,4 +1,4 @@
-// What a store answers in a forked child of the process that made it.
+// The error of a store in a process forked from its owner.
 #pragma once
 
 #include "smdp/error.h"

@@ -27,14 +27,14 @@ struct Offer {
   std::uint64_t slot_bytes = 0;
 };
 
-// Bytes of a slot: as long as a chunk takes to copy, others wait. Where ranks outnumber cores, every wait is a switch
-// between processes, and long chunks make few of them. Measured, see docs/benchmarks.md.
+// Returns the bytes of a slot. The other ranks wait while a chunk is copied, so slots are small. If there are more
+// ranks than cores, every wait is a switch between processes, so slots are large. Measured, see docs/benchmarks.md.
 std::size_t slot_bytes(const GroupOptions& options, const Members& members) {
   constexpr std::size_t kUsual = std::size_t{256} << 10;
   constexpr std::size_t kOversubscribed = std::size_t{2} << 20;
   const std::size_t usual = members.is_oversubscribed() ? kOversubscribed : kUsual;
   const std::size_t wanted = options.chunk_bytes != 0 ? options.chunk_bytes : usual;
-  // A shuffle has two numbers and at least 64 bytes for each rank.
+  // A shuffle needs two numbers and at least 64 bytes for each rank.
   const std::size_t least = std::max<std::size_t>(16384, 80 * members.local_ranks().size() + 64);
   return (std::max(wanted / 4096 * 4096, least) + 4095) / 4096 * 4096;
 }
@@ -42,8 +42,8 @@ std::size_t slot_bytes(const GroupOptions& options, const Members& members) {
 std::string joined_key(int rank) { return "local/" + std::to_string(rank); }
 std::string verdict_key(int leader) { return "mapped/" + std::to_string(leader); }
 
-// The users as whom ranks of this host run. Empty if that does not tell unauthenticated peers: in a namespace of users
-// of its own a rank goes by a number there, and by another one or none here.
+// Returns the users that the ranks of this host run as. Empty if users do not identify unauthenticated peers: in its
+// own user namespace a rank has a different user number, or none, from outside.
 std::set<std::string> users_of(const std::vector<Record>& records, const std::vector<int>& ranks, int leader) {
   std::set<std::string> users;
   for (const int rank : ranks) {
@@ -54,7 +54,7 @@ std::set<std::string> users_of(const std::vector<Record>& records, const std::ve
   return users;
 }
 
-// The doorbells of `ranks`, of which this one is ranks[own].
+// Returns the doorbells of `ranks`, of which this rank is ranks[own].
 std::vector<Doorbell> doorbells_of(const std::vector<Record>& records, const std::vector<int>& ranks,
                                    std::vector<FileDescriptor> received, const std::shared_ptr<Progress>& progress,
                                    std::size_t own) {
@@ -67,13 +67,13 @@ std::vector<Doorbell> doorbells_of(const std::vector<Record>& records, const std
   return doorbells;
 }
 
-// What the leader has of the others, in the order of `ranks`; its own place is empty.
+// The leader's connections to the others, in the order of `ranks`; its own entries are empty.
 struct Callers {
   std::vector<FileDescriptor> sockets;
   std::vector<FileDescriptor> doorbells;
 };
 
-// Calls of the other ranks, of which each brings its doorbell and goes to its place in `callers`.
+// Accepts the other ranks; each sends its doorbell and is stored at its place in `callers`.
 Acceptor::Setup setup_for(const std::set<std::string>& users, const std::string& secret, const FileDescriptor& listener,
                           Callers& callers) {
   Acceptor::Setup setup;
@@ -84,18 +84,18 @@ Acceptor::Setup setup_for(const std::set<std::string>& users, const std::string&
   };
   setup.greet = [&, users](FileDescriptor& socket, Deadline soon, const std::function<void()>& proved) {
     if (!users.empty() && users.count(local_peer(socket).user) == 0) {
-      throw Error("[smdp] no rank of this host runs as that user.");
+      throw Error("[smdp] no rank of this host runs as that user, so the connection was refused.");
     }
     handshake(socket, Role::kServer, secret, kPurpose, soon, {}, proved);
     std::int32_t index = -1;
     recv_all(socket.get(), &index, sizeof index, soon);
     if (index <= 0 || index >= static_cast<std::int32_t>(callers.sockets.size())) {
-      throw Error("[smdp] a wrong rank.");
+      throw Error("[smdp] the peer announced a rank that does not exist.");
     }
     auto doorbells = std::make_shared<std::vector<FileDescriptor>>(receive_descriptors(socket, 1, soon));
     return [&socket, &callers, index, doorbells] {
       const auto place = static_cast<std::size_t>(index);
-      if (callers.sockets[place].get() >= 0) throw Error("[smdp] a rank connected twice.");
+      if (callers.sockets[place].get() >= 0) throw Error("[smdp] the same rank connected twice.");
       callers.sockets[place] = std::move(socket);
       callers.doorbells[place] = std::move(doorbells->front());
     };
@@ -103,7 +103,7 @@ Acceptor::Setup setup_for(const std::set<std::string>& users, const std::string&
   return setup;
 }
 
-// Whether a rank has said that it cannot come, and all others are here or have said so, too.
+// Returns whether a rank has announced that it cannot join, and all others have joined or announced the same.
 bool have_given_up(Store& store, const std::vector<int>& ranks, Acceptor& acceptor, const Callers& callers) {
   std::vector<std::size_t> missing;
   acceptor.run_apart([&] {
@@ -115,8 +115,8 @@ bool have_given_up(Store& store, const std::vector<int>& ranks, Acceptor& accept
          std::all_of(missing.begin(), missing.end(), [&](std::size_t i) { return store.check(joined_key(ranks[i])); });
 }
 
-// Makes the memory, and hands it and all doorbells to every other rank once all have come. Returns the connections, in
-// the order of `ranks`; none where not all can come.
+// Makes the memory, and sends it and all doorbells to every other rank once all have joined. Returns the connections in
+// the order of `ranks`; none if not all can join.
 std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks,
                                  const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
                                  Deadline deadline, Wires& out) {
@@ -131,10 +131,11 @@ std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& record
                     deadline);
   auto next_look = std::chrono::steady_clock::now() + kRefusalCheck;
   while (!acceptor.is_over_within(kInterruptionCheck)) {
-    if (options.interrupted && options.interrupted()) throw ClosedError("[smdp] interrupted.");
+    if (options.interrupted && options.interrupted())
+      throw ClosedError("[smdp] the wait for other ranks was interrupted.");
     if (std::chrono::steady_clock::now() < next_look) continue;
     next_look += kRefusalCheck;
-    // Whoever fails says so in the store and comes no more; others may still be on their way.
+    // A rank that fails announces it in the store and does not join; others may still be joining.
     if (have_given_up(store, ranks, acceptor, callers)) return {};
   }
   if (!acceptor.have_all_come()) throw TimeoutError("[smdp] a rank of this host did not connect in time.");
@@ -146,7 +147,7 @@ std::vector<FileDescriptor> lead(Store& store, const std::vector<Record>& record
     try {
       send_all(socket.get(), &offer, sizeof offer, deadline, options.interrupted);
       send_descriptors(socket, passed);
-    } catch (const ConnectionEnded&) {  // that rank has failed, and says so in the store
+    } catch (const ConnectionEnded&) {  // that rank has failed and announces it in the store
     }
   }
   out.segment->close_descriptor();
@@ -186,7 +187,7 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
     for (const int other : ranks) {
       if (other != leader) all = store.get(joined_key(other), left()) == "1" && all;
     }
-    // Not of a rank by itself, after the memory of all could not be shared: others may still read what came of that.
+    // Not when a rank is alone after the memory could not be shared: others may still read the first verdict.
     if (ranks.size() > 1 || wires.members.size == 1) store.set(verdict_key(leader), all ? "1" : "0");
     if (all && leader == 0) {
       for (std::size_t i = 1; i < ranks.size(); ++i) {
@@ -206,17 +207,17 @@ bool connect_local_ranks(Store& store, const std::vector<Record>& records, const
     throw;
   } catch (const ShortageError& error) {
     if (!error.is_denied()) throw;
-    mapped = false;  // no permission: TCP does it
+    mapped = false;  // no permission: TCP is used instead
   } catch (const Error&) {
-    mapped = false;  // another network namespace after all: likewise
+    mapped = false;  // a different network namespace after all: TCP is used instead
   }
-  // Rank 0 has its end by now: if this rank fails from here on, it says so there.
+  // Rank 0 has its end by now. If this rank fails from here on, it reports it there.
   if (leader == 0) wires.control[0] = std::move(socket);
   store.set(joined_key(rank), mapped ? "1" : "0");
   const bool all = store.get(verdict_key(leader), left()) == "1";
   if (all && !mapped) {
-    throw ConfigError("[smdp] the rendezvous store holds keys of an earlier group '" + options.name +
-                      "'. Every group needs a name of its own, or a fresh store.");
+    throw ConfigError("[smdp] the rendezvous store still holds the keys of an earlier group '" + options.name +
+                      "'. Give every group its own name, or use a new store.");
   }
   if (!all && leader == 0) wires.control[0].reset();
   return all;

@@ -1,4 +1,4 @@
-// The ranks of one host find each other: one makes the shared memory, and passes it on with the doorbells of all.
+// Connects the ranks of one host: one rank makes the shared memory and passes it on with the doorbells of all.
 #pragma once
 
 #include <chrono>
@@ -12,9 +12,8 @@
 
 namespace smdp {
 
-// listener: this rank's, named records[rank].local_name. Fills segment and doorbells for `ranks` (ascending, this rank
-// among them), and on rank 0's host `control`. Returns false if shared memory could not be established with one of
-// them; all of them then return false.
+// listener: this rank's, named records[rank].local_name. Fills segment and doorbells for `ranks` (ascending, including
+// this rank) and, on rank 0's host, `control`. Returns false, on all of them, if one of them cannot share memory.
 bool connect_local_ranks(Store& store, const std::vector<Record>& records, const std::vector<int>& ranks, int rank,
                          const std::string& secret, const FileDescriptor& listener, const GroupSetup& options,
                          std::chrono::steady_clock::time_point deadline, Wires& wires);

@@ -30,7 +30,8 @@ class MemoryStore final : public Store {
         changed_.wait_until(lock, WaitClock::now() + left);
         continue;
       }
-      throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+      throw TimeoutError("[smdp] the rendezvous store has no key '" + key + "' after " +
+                         std::to_string(timeout.count()) + " ms.");
     }
     return values_[key];
   }
@@ -41,7 +42,7 @@ class MemoryStore final : public Store {
     return values_.count(key) != 0;
   }
 
-  // What a forked child writes into its copy, no rank elsewhere reads.
+  // No other rank can read what a forked child writes into its copy.
   void check_owner() const override {
     if (ForkGuard::in_forked_child(generation_)) throw inherited_store();
   }

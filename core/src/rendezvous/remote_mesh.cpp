@@ -25,13 +25,13 @@ struct Hello {
   std::int32_t index;  // of a data stream
 };
 
-// How the control plane notices a cut link: 1 s idle, then 3 probes 1 s apart.
+// Detects a cut link on control connections: 1 s idle, then 3 probes 1 s apart.
 void prepare_control(const FileDescriptor& socket) { set_keepalive(socket, 1, 1, 3); }
 
-// Waits for what higher ranks connect.
+// Waits for the connections of higher ranks.
 void finish(Acceptor& acceptor, const Interrupted& interrupted, const Wires& wires) {
   while (!acceptor.is_over_within(kInterruptionCheck)) {
-    if (interrupted && interrupted()) throw ClosedError("[smdp] interrupted.");
+    if (interrupted && interrupted()) throw ClosedError("[smdp] the wait for other ranks was interrupted.");
   }
   if (acceptor.have_all_come()) return;
   const Members& members = wires.members;
@@ -43,22 +43,25 @@ void finish(Acceptor& acceptor, const Interrupted& interrupted, const Wires& wir
     missing += (missing.empty() ? "" : ", ") + members.who(rank);
   }
   throw TimeoutError(members.prefix() + "these ranks did not connect in time: " + missing +
-                     ". Can they reach this host? SMDP_SOCKET_IFNAME names the interface to use.");
+                     ". Can they reach this host? SMDP_SOCKET_IFNAME selects the network interface to use.");
 }
 
-// Where a connection of a higher rank belongs.
+// Moves a connection of a higher rank to its place.
 void place(const Hello& hello, FileDescriptor& socket, Wires& out) {
-  if (hello.rank <= out.members.rank || hello.rank >= out.members.size) throw Error("[smdp] a wrong rank.");
+  if (hello.rank <= out.members.rank || hello.rank >= out.members.size)
+    throw Error("[smdp] the peer announced a rank that does not exist.");
   const auto rank = static_cast<std::size_t>(hello.rank);
   if (hello.index < 0 || static_cast<std::size_t>(hello.index) >= out.data[rank].size()) {
-    throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on another host than it said.");
+    throw Error("[smdp] SMDP_STREAMS differs between ranks, or a rank is on a different host than it announced.");
   }
   FileDescriptor& place = hello.purpose == Purpose::kControl ? out.control.at(rank)
                           : hello.purpose == Purpose::kMail  ? out.mail[rank]
                                                              : out.data[rank][static_cast<std::size_t>(hello.index)];
-  if (place.get() >= 0) throw Error("[smdp] a rank connected twice.");
+  if (place.get() >= 0) throw Error("[smdp] the same rank connected twice.");
   place = std::move(socket);
-  if (hello.purpose == Purpose::kControl) prepare_control(place);  // if that fails, the peer hears of it over this
+  if (hello.purpose == Purpose::kControl)
+    prepare_control(place);  // if this fails, the connection reports it to the
+                             // peer
 }
 
 }  // namespace
@@ -91,7 +94,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
     try {
       recv_all(socket.get(), &hello, sizeof hello, soon);
     } catch (const ShortageError& error) {
-      // Its rank may have left the meeting, and hears of this over the connection alone.
+      // The peer may have left the meeting, and learns of this only through the connection.
       lacking = error;
       recv_all(socket.get(), &hello, sizeof hello, soon);
     }
@@ -108,14 +111,14 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       const std::size_t rails = rails_to(index);
       const Rail& there = records[index].rails[stream % rails];
       try {
-        // One rail leaves the source to the routing table; of several, each has its own.
+        // With one rail the routing table chooses the source; with several, each has its own source.
         const std::string source = rails > 1 ? own_rails[stream % rails].address : "";
         for (;;) {
           FileDescriptor socket = connect_to(there.address, there.port, deadline, source, options.interrupted);
           try {
             handshake(socket, Role::kClient, secret, purpose, deadline, options.interrupted);
           } catch (const ConnectionEnded&) {
-            // A rank that is beset by unauthenticated peers makes room, and may take this one for one of them.
+            // A rank with many unauthenticated peers makes room, and may mistake this one for one of them.
             if (std::chrono::steady_clock::now() + kRetryPause >= deadline) throw;
             std::this_thread::sleep_for(kRetryPause);
             continue;
@@ -127,7 +130,7 @@ void connect_remote_ranks(const std::vector<Record>& records, const std::string&
       } catch (const TimeoutError& error) {
         throw TimeoutError(members.prefix() + "cannot reach " + members.who(rank) + " at " + there.address + ", port " +
                            std::to_string(there.port) + ": " + error.what() +
-                           " SMDP_SOCKET_IFNAME names the interface to use.");
+                           " SMDP_SOCKET_IFNAME selects the network interface to use.");
       }
     };
     for (std::size_t stream = 0; stream < streams_to(index); ++stream) {

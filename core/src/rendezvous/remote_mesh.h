@@ -12,9 +12,9 @@
 
 namespace smdp {
 
-// listeners: this rank's, one per rail. Data streams take the rails in turn; there are options.streams to a peer, and
-// at least one per rail that both have. All else goes over the first rail. Fills data, mail and, for ranks not on rank
-// 0's host, control. Connections that do not prove the secret are refused, and logged once per address.
+// listeners: this rank's, one per rail. Data streams use the rails in turn; there are options.streams to a peer, and at
+// least one per rail that both have. Everything else uses the first rail. Fills data, mail and, for ranks that are not
+// on rank 0's host, control. Connections that do not prove the secret are refused and logged once per address.
 void connect_remote_ranks(const std::vector<Record>& records, const std::string& secret,
                           std::span<const FileDescriptor> listeners, const GroupSetup& options,
                           std::chrono::steady_clock::time_point deadline, Wires& wires);

@@ -25,7 +25,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// First line of the roster: what follows is a list of records, or the reason why there is none.
+// First line of the roster: a list of records follows, or the reason why there is none.
 constexpr char kGood[] = "roster 6";
 constexpr char kBad[] = "failed 6";
 
@@ -51,7 +51,8 @@ Record decode(std::istream& in) {
   lines.push_back(&rails);
   for (std::string* line : lines) {
     if (!std::getline(in, *line))
-      throw ConfigError("[smdp] the rendezvous store holds something else than smdp's records.");
+      throw ConfigError(
+          "[smdp] the rendezvous store contains a record that smdp did not write. Give every job its own store.");
   }
   std::istringstream(world_rank) >> record.world_rank;
   record.rails = decode_rails(rails);
@@ -60,14 +61,14 @@ Record decode(std::istream& in) {
 
 constexpr char kNotSet[] = "not set";
 
-// Tells secrets apart, within a group.
+// Distinguishes secrets within a group.
 std::string fingerprint_of(const std::string& secret, const std::string& group) {
   if (secret.empty()) return kNotSet;
   const Digest digest = hmac_sha256(secret, "fingerprint for " + group);
   return to_hex({reinterpret_cast<const char*>(digest.data()), 4});
 }
 
-// Of kShared[i], for messages, which must not help to guess a secret.
+// Returns the value of kShared[i] for messages, which must not help to guess a secret.
 std::string shown(std::size_t i, const std::string& value, const char* hidden) {
   return std::string(kShared[i]) == "SMDP_SECRET" && value != kNotSet ? hidden : value;
 }
@@ -78,7 +79,7 @@ std::string host_name() {
   return name.data();
 }
 
-// Of the namespace of this kind in which this process is.
+// Returns the id of this process's namespace of this kind.
 std::string namespace_number(const char* kind) {
   struct stat space{};
   ::stat((std::string("/proc/self/ns/") + kind).c_str(), &space);
@@ -94,7 +95,7 @@ std::string machine_key() {
   return boot_id + "/" + namespace_number("net");
 }
 
-// "0-3, 7": ascending numbers, of which there may be thousands.
+// Returns text such as "0-3, 7" for ascending numbers, of which there may be thousands.
 std::string ranges(const std::vector<int>& numbers) {
   std::string text;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -108,7 +109,7 @@ std::string ranges(const std::vector<int>& numbers) {
 
 std::string key_of(int rank) { return "record/" + std::to_string(rank); }
 
-// Rank 0: waits for everybody. Returns the records of ranks 1 to size - 1, or says in `problem` who is missing of them;
+// Rank 0: waits for all ranks. Returns the records of ranks 1 to size - 1, or describes the missing ranks in `problem`;
 // `came` are the others.
 std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::vector<int>& came,
                             std::string& problem) {
@@ -131,7 +132,7 @@ std::vector<Record> collect(Store& store, int size, milliseconds timeout, std::v
     here.insert(here.end(), came.begin(), came.end());
     problem = "after " + std::to_string(timeout.count() / 1000) +
               (here.size() == 1 ? " s only rank " : " s only ranks ") + ranges(here) + " of " + std::to_string(size) +
-              " came; missing: " + ranges(missing) +
+              " joined; missing: " + ranges(missing) +
               ". Are all processes running, with the same SMDP_MASTER_ADDR, SMDP_MASTER_PORT and world size? "
               "SMDP_INIT_TIMEOUT sets how long to wait.";
   }
@@ -206,7 +207,7 @@ std::vector<Record> exchange_records(
   } else {
     store.set(key_of(rank), encode(own));
     try {
-      // Rank 0's verdict comes a little after its own deadline.
+      // Rank 0's verdict arrives a little after its own deadline.
       roster = store.get("roster", options.init_timeout + milliseconds(3000));
     } catch (const TimeoutError&) {
       announce_departure(store, rank);
@@ -225,7 +226,10 @@ std::vector<Record> exchange_records(
     throw TimeoutError("[smdp] rank " + std::to_string(rank) + " of " + std::to_string(size) + ", group " +
                        quoted(options.name, options.purpose) + ": " + reason);
   }
-  if (first != kGood) throw ConfigError("[smdp] the rendezvous store holds records of another version of smdp.");
+  if (first != kGood)
+    throw ConfigError(
+        "[smdp] the rendezvous store contains records of a different version of smdp. Install the same version on all "
+        "ranks.");
   std::vector<Record> records;
   for (int i = 0; i < size; ++i) records.push_back(decode(in));
   return records;
@@ -255,10 +259,11 @@ void check_shared(Store& store, const std::vector<Record>& records, const Member
     if (other == records.end()) continue;
     members.rank == 0 ? await_departures(store, all_but_first(members.size), interrupted)
                       : announce_departure(store, members.rank);
-    throw ConfigError(members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) +
-                      ", but '" + shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") +
-                      "' on " + members.who(static_cast<int>(other - records.begin())) +
-                      ". It decides how ranks talk to each other: set it alike in the environment of all ranks.");
+    throw ConfigError(
+        members.prefix() + kShared[i] + " is '" + shown(i, first, "a secret") + "' on " + members.who(0) + ", but '" +
+        shown(i, other->shared[i], first == kNotSet ? "a secret" : "another secret") + "' on " +
+        members.who(static_cast<int>(other - records.begin())) +
+        ". It determines how ranks communicate, so set it to the same value in the environment of all ranks.");
   }
 }
 
@@ -278,7 +283,7 @@ std::vector<Rail> decode_rails(const std::string& text) {
   std::vector<Rail> rails;
   std::istringstream list(text);
   for (Rail rail; list >> rail.address >> rail.port;) rails.push_back(rail);
-  if (rails.empty()) throw ConfigError("[smdp] the rendezvous store holds a rank that listens nowhere.");
+  if (rails.empty()) throw ConfigError("[smdp] the rendezvous store contains a rank without an address to connect to.");
   return rails;
 }
 

@@ -21,10 +21,11 @@ std::string Store::get_unless(const std::string& key, std::chrono::milliseconds 
     try {
       return get(key, std::clamp(left, std::chrono::milliseconds(0), kSlice));
     } catch (const TimeoutError&) {
-      if (interrupted()) throw ClosedError("[smdp] interrupted.");
+      if (interrupted()) throw ClosedError("[smdp] the wait for the rendezvous store was interrupted.");
       if (std::chrono::steady_clock::now() < deadline) continue;
     }
-    throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+    throw TimeoutError("[smdp] the rendezvous store has no key '" + key + "' after " + std::to_string(timeout.count()) +
+                       " ms.");
   }
 }
 

@@ -19,11 +19,11 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kHandshake{10};
-constexpr std::chrono::milliseconds kRefusal{1000};   // for one that cannot be served to hear why
-constexpr std::chrono::milliseconds kRefusals{2000};  // and for all
+constexpr std::chrono::milliseconds kRefusal{1000};   // time in which a refused client can read the reason
+constexpr std::chrono::milliseconds kRefusals{2000};  // the same for all of them
 constexpr std::chrono::hours kIdle{24 * 365};
 constexpr std::size_t kMostSessions = 16'384;
-constexpr std::size_t kMostRefused = 1024;  // addresses remembered; later ones are not logged
+constexpr std::size_t kMostRefused = 1024;  // number of addresses remembered; later ones are not logged
 
 StoreMessage answer(StoreStatus status, std::string value = "") {
   StoreMessage message;
@@ -33,12 +33,12 @@ StoreMessage answer(StoreStatus status, std::string value = "") {
   return message;
 }
 
-// Answers a request by why it cannot be served.
+// Answers a request with the reason why it cannot be served.
 void tell(const FileDescriptor& socket, const ShortageError& error) {
   try {
     send_message(socket, answer(StoreStatus::kFailed, error.what()), steady_clock::now() + kRefusal);
   } catch (const std::exception&) {
-    // Who asked has left.
+    // The client has left.
   }
 }
 
@@ -50,7 +50,8 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
     try {
       listener_ = listen_on(host, port);
     } catch (const ShortageError& error) {
-      // Without it the others never hear of it: that takes the reserve, and the group to be made fails.
+      // Without a listener the other ranks would never learn the reason. Closing the reserve makes room for one, and
+      // the group then fails.
       note_shortage(error);
       free_reserve();
       listener_ = listen_on(host, port);
@@ -58,7 +59,8 @@ TcpStore::Server::Server(const std::string& host, std::uint16_t port, std::strin
   } catch (const ShortageError&) {
     throw;
   } catch (const Error& error) {
-    throw ConfigError(std::string(error.what()) + ". Set SMDP_MASTER_PORT to a free port, or end what holds this one.");
+    throw ConfigError(std::string(error.what()) +
+                      ". Set SMDP_MASTER_PORT to a free port, or stop the process that uses this one.");
   }
   try {
     thread_ = service_thread("smdp-store", [this] { accept_loop(); });
@@ -72,7 +74,7 @@ TcpStore::Server::~Server() {
   stopping_.store(true);
   thread_.join();
   answer_who_calls_again();
-  // Without mutex_, which sessions take to log; nobody else changes the list once the accepting thread is gone.
+  // Without mutex_, which sessions take to log. No other thread changes the list once the accepting thread is gone.
   for (Session& session : sessions_) ::shutdown(session.socket.get(), SHUT_RDWR);
   for (Session& session : sessions_) session.thread.join();
 }
@@ -94,14 +96,14 @@ void TcpStore::Server::accept_loop() {
       has_come = socket.get() >= 0;
       receive(std::move(socket));
     } catch (const ShortageError& error) {
-      // This rank's group fails, and those that are here hear of it. The reserve lets in some of those that are not.
+      // This rank's group fails, and connected ranks are told. The reserve makes room for some that are not connected.
       note_shortage(error);
       free_reserve();
       if (!std::exchange(has_said_full_, true)) {
         log(LogLevel::kError, "the store cannot serve all ranks: " + without_tag(error.what()));
       }
     }
-    // What cannot be accepted stays in the queue, and poll() returns at once, so wait here.
+    // Connections that cannot be accepted stay in the queue, and poll() returns at once, so wait here.
     if (!has_come) std::this_thread::sleep_until(std::min(soon, steady_clock::now() + milliseconds(20)));
   }
 }
@@ -151,7 +153,7 @@ void TcpStore::Server::answer_who_calls_again() {
   try {
     turn_all_away(*error, end);
   } catch (const std::exception&) {
-    // Nothing is left to answer with, and this rank is ending.
+    // No resources are left to answer with, and this rank is ending.
   }
 }
 
@@ -172,7 +174,7 @@ void TcpStore::Server::serve(Session& session) {
   } catch (const std::exception& error) {
     if (const auto* lack = dynamic_cast<const ShortageError*>(&error)) {
       note_shortage(*lack);
-      // The client calls again, by when this rank may be about to end.
+      // The client connects again, when this rank may already be ending.
       const Lock lock(mutex_);
       unanswered_ = *lack;
       call_again_until_ = steady_clock::now() + kRefusal;
@@ -197,7 +199,7 @@ void TcpStore::Server::serve(Session& session) {
         case StoreCommand::kGet: {
           reply = answer(StoreStatus::kMissing);
           const auto deadline = steady_clock::now() + milliseconds(request.header.timeout_ms);
-          // In slices, so that the server can stop.
+          // Waits in short intervals, so that the server can stop.
           while (!stopping_.load()) {
             try {
               const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
@@ -211,7 +213,7 @@ void TcpStore::Server::serve(Session& session) {
           break;
         }
         default:
-          throw Error("[smdp] an unknown store command.");
+          throw Error("[smdp] a client sent an unknown store command.");
       }
       send_message(session.socket, reply, steady_clock::now() + kHandshake);
     }
@@ -219,7 +221,7 @@ void TcpStore::Server::serve(Session& session) {
     note_shortage(error);
     tell(session.socket, error);
   } catch (const std::exception&) {
-    // The client left: that is how every session ends.
+    // The client left, which is how every session ends.
   }
   ::shutdown(session.socket.get(), SHUT_RDWR);
   session.ended.store(true);

@@ -1,4 +1,4 @@
-// The serving side of TcpStore: a thread that accepts, and one per client, which all but sleep after rendezvous.
+// The server side of TcpStore: a thread that accepts and one per client, which are nearly idle after rendezvous.
 #pragma once
 
 #include <atomic>
@@ -26,18 +26,18 @@ class TcpStore::Server {
   ~Server();
 
   std::uint16_t port() const;
-  // What is stored, for the rank that serves.
+  // Returns the stored values, for the rank that serves.
   Store& values() { return *values_; }
 
  private:
   void accept_loop();
   bool has_room();
-  // Starts a session for who has called, if there is a thread for it.
+  // Starts a session for a client, if there is a thread for it.
   void receive(FileDescriptor socket);
   void serve(Session& session);
-  // Sends the client the reason why it cannot be served, from this thread.
+  // Sends the client the reason why it cannot be served. Runs in this thread.
   void turn_away(const FileDescriptor& socket, const ShortageError& error);
-  // The same to all that call before `end`.
+  // Does the same for all clients that connect before `end`.
   void turn_all_away(const ShortageError& error, Deadline end);
   // Waits for clients whose handshake failed because of a shortage to call again, and tells them why.
   void answer_who_calls_again();
@@ -51,9 +51,9 @@ class TcpStore::Server {
   Mutex mutex_;
   std::list<Session> sessions_ SMDP_GUARDED_BY(mutex_);
   std::set<std::string> refused_ SMDP_GUARDED_BY(mutex_);            // addresses already logged
-  std::optional<ShortageError> unanswered_ SMDP_GUARDED_BY(mutex_);  // what cut a client's handshake short
+  std::optional<ShortageError> unanswered_ SMDP_GUARDED_BY(mutex_);  // what ended a client's handshake
   Deadline call_again_until_ SMDP_GUARDED_BY(mutex_);                // how long to wait for that client
-  bool has_said_full_ = false;  // accepting thread only: that not all can be served
+  bool has_said_full_ = false;  // accepting thread only: the log says that not all can be served
   std::thread thread_;
 };
 

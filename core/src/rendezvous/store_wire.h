@@ -1,4 +1,4 @@
-// What travels between TcpStore's client and server, after the handshake: a request and one answer, in turn.
+// The protocol between TcpStore's client and server after the handshake: requests, each with one answer.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace smdp {
 
 enum class StoreCommand : std::uint8_t { kSet = 1, kGet = 2, kCheck = 3 };
-// kFailed: the value says why the server can serve nobody.
+// kFailed: the value is the reason why the server cannot serve the client.
 enum class StoreStatus : std::uint8_t { kDone = 1, kMissing = 2, kFailed = 3 };
 
 struct StoreHeader {
@@ -44,7 +44,7 @@ inline StoreMessage receive_message(const FileDescriptor& socket, Deadline deadl
   StoreMessage message;
   recv_all(socket.get(), &message.header, sizeof message.header, deadline, interrupted);
   if (message.header.key_bytes > kMaxKey || message.header.value_bytes > kMaxValue) {
-    throw Error("[smdp] a store message is too long.");
+    throw Error("[smdp] a message of the rendezvous store is too long.");
   }
   message.key.resize(message.header.key_bytes);
   message.value.resize(message.header.value_bytes);

@@ -23,16 +23,18 @@ namespace {
 
 constexpr char kHint[] = " Is rank 0 running there? SMDP_MASTER_ADDR and SMDP_MASTER_PORT must name it.";
 constexpr std::chrono::milliseconds kPause{100};     // before the next try to connect
-constexpr std::chrono::milliseconds kPatience{500};  // with a server that was there and refuses
+constexpr std::chrono::milliseconds kPatience{500};  // with a server that answered before and now refuses
 
 void check_lengths(const std::string& key, const std::string& value) {
-  if (key.size() > kMaxKey || value.size() > kMaxValue) throw InvalidArgument("[smdp] a store entry is too long.");
+  if (key.size() > kMaxKey || value.size() > kMaxValue)
+    throw InvalidArgument("[smdp] the key or value of an entry of the rendezvous store is too long.");
 }
 
 }  // namespace
 
-// One connection per request under way, kept for the next one: a thread that waits for a key must not hold up the one
-// that sets it. A connection on which a request failed is dropped, as a late answer would be taken for the next one.
+// One connection per request in flight, kept for the next request, because a thread that waits for a key must not hold
+// up the one that sets it. A connection on which a request failed is closed, because a late answer would be taken for
+// the answer to the next request.
 class TcpStore::Client {
  public:
   Client(std::string host, std::uint16_t port, std::string secret, std::chrono::milliseconds timeout,
@@ -45,7 +47,8 @@ class TcpStore::Client {
     try {
       idle_.push_back(connect(deadline, interrupted));
     } catch (const ShortageError& error) {
-      // Without a connection nobody hears of it: that takes the reserve, and the group to be made fails.
+      // Without a connection the other ranks would never learn the reason. Closing the reserve makes room for one, and
+      // the group then fails.
       note_shortage(error);
       free_reserve();
       idle_.push_back(connect(deadline, interrupted));
@@ -71,7 +74,7 @@ class TcpStore::Client {
       try {
         reply = exchange(request, deadline, interrupted);
       } catch (const ShortageError& error) {
-        // The others hear of it from the group to be made, for which this must go on. Asking twice does no harm.
+        // The other ranks learn of it through the group, so continue. Sending the request twice does no harm.
         note_shortage(error);
         free_reserve();
         reply = exchange(request, deadline, interrupted);
@@ -113,7 +116,7 @@ class TcpStore::Client {
           handshake(socket, Role::kClient, secret_, "store", deadline, interrupted);
           return socket;
         } catch (const ConnectionEnded&) {
-          // A server that is beset by unauthenticated peers makes room, and may take this one for one of them.
+          // A server with many unauthenticated peers makes room, and may mistake this one for one of them.
           if (std::chrono::steady_clock::now() + kPause >= deadline) throw;
           std::this_thread::sleep_for(kPause);
         }
@@ -151,7 +154,7 @@ class TcpStore::Client {
   std::vector<FileDescriptor> idle_ SMDP_GUARDED_BY(mutex_);
 };
 
-// The rank that serves uses what is stored directly: it needs no connection to itself.
+// The rank that serves uses the stored values directly, without a connection to itself.
 TcpStore::TcpStore(const std::string& host, std::uint16_t port, bool is_server, std::string secret,
                    std::chrono::milliseconds timeout, std::function<bool()> interrupted)
     : interrupted_(std::move(interrupted)), port_(port), generation_(ForkGuard::generation()) {
@@ -166,7 +169,7 @@ TcpStore::TcpStore(const std::string& host, std::uint16_t port, bool is_server, 
 
 TcpStore::~TcpStore() {
   if (!ForkGuard::in_forked_child(generation_)) return;
-  // Its threads are not in this process and its mutexes may be held by them: nothing here can be ended.
+  // The threads do not exist in this process and their mutexes may be locked, so nothing can be destroyed.
   (void)server_.release();
   (void)client_.release();
 }
@@ -202,7 +205,8 @@ std::string TcpStore::get_unless(const std::string& key, std::chrono::millisecon
   if (Store* const own = own_values()) return own->get_unless(key, timeout, asked);
   StoreMessage reply = client_->ask(StoreCommand::kGet, key, "", timeout, asked);
   if (static_cast<StoreStatus>(reply.header.code) == StoreStatus::kDone) return std::move(reply.value);
-  throw TimeoutError("[smdp] the store has no '" + key + "' after " + std::to_string(timeout.count()) + " ms.");
+  throw TimeoutError("[smdp] the rendezvous store has no key '" + key + "' after " + std::to_string(timeout.count()) +
+                     " ms.");
 }
 
 bool TcpStore::check(const std::string& key) {

@@ -8,9 +8,9 @@
 namespace smdp {
 namespace {
 
-constexpr std::size_t kPart = 8;  // of the descriptors
+constexpr std::size_t kPart = 8;  // they may use one in eight descriptors
 constexpr std::size_t kFewest = 16;
-constexpr std::size_t kMost = 1024;  // each has a thread, too
+constexpr std::size_t kMost = 1024;  // because each also has a thread
 constexpr std::chrono::seconds kSilence{1};
 
 bool is_unauthenticated(const Session& session) { return !session.is_authenticated && !session.ended.load(); }

@@ -1,4 +1,4 @@
-// What a rank has connected to the others of its group so far.
+// The connections that a rank has made to the others of its group so far.
 #pragma once
 
 #include <memory>
@@ -14,12 +14,12 @@ namespace smdp {
 
 struct Wires {
   Members members;
-  std::shared_ptr<Segment> segment;               // of the local ranks
-  std::shared_ptr<Progress> progress;             // the group's
+  std::shared_ptr<Segment> segment;               // shared by the local ranks
+  std::shared_ptr<Progress> progress;             // of the group
   std::vector<Doorbell> doorbells;                // by local rank
   std::vector<std::vector<FileDescriptor>> data;  // by rank: streams for collectives; empty for local ranks
-  std::vector<FileDescriptor> mail;               // by rank: stream for point to point; empty for local ranks
-  std::vector<FileDescriptor> control;            // on rank 0 by rank, elsewhere one, to rank 0
+  std::vector<FileDescriptor> mail;               // by rank: stream for point-to-point messages; empty for local ranks
+  std::vector<FileDescriptor> control;            // by rank on rank 0; on other ranks one connection, to rank 0
 };
 
 }  // namespace smdp
