@@ -1,4 +1,4 @@
-// What an argument may be; the error names it, its value and what is allowed.
+// Checks of arguments. The error names the argument, its value and the valid values.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace smdp {
 
-// Bytes of the UTF-8 character at the front of text; 0 if there is none, but a byte that begins no character.
+// Returns the bytes of the UTF-8 character at the front of `text`; 0 if its first byte does not begin one.
 inline std::size_t character_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (text.empty()) return 0;
@@ -21,14 +21,14 @@ inline std::size_t character_length(std::string_view text) {
   for (std::size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xC0) != 0x80) return 0;
   }
-  // Overlong forms, halves of surrogate pairs, and what lies beyond Unicode.
+  // Overlong forms, surrogates, and code points beyond Unicode.
   if ((byte(0) == 0xE0 && byte(1) < 0xA0) || (byte(0) == 0xED && byte(1) > 0x9F)) return 0;
   if ((byte(0) == 0xF0 && byte(1) < 0x90) || (byte(0) == 0xF4 && byte(1) > 0x8F)) return 0;
   return length;
 }
 
-// Text of unknown origin for a message: at most `most` bytes of it, cut before a character, and '?' for each byte that
-// is none or a control character. So the message is UTF-8 on one line, and no NUL ends it, whatever the text.
+// Returns text of unknown origin in a form that is safe in a message: at most `most` bytes, cut between characters,
+// with '?' for each invalid byte or control character. The message is thereby valid UTF-8 on one line without a NUL.
 inline std::string shown(std::string_view text, std::size_t most = 60) {
   std::string result;
   while (!text.empty()) {
@@ -42,7 +42,7 @@ inline std::string shown(std::string_view text, std::size_t most = 60) {
   return result;
 }
 
-// A number for a message: small ones keep their digits, large ones have no row of zeros.
+// Returns a number for a message: small ones with all digits, large ones without a row of zeros.
 inline std::string shown(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.12g", value);
@@ -53,7 +53,7 @@ inline std::string shown(double value) {
   throw InvalidArgument("[smdp] " + name + " = " + value + " is not valid; allowed: " + allowed);
 }
 
-// Far above every model and cluster; products of three, as double, stay far below the largest.
+// Far above every model and cluster. Products of three, as double, stay far below the largest double.
 inline constexpr std::int64_t kLargestCount = std::int64_t{1} << 40;
 
 // `why`: what the range depends on, e.g. " with 4 stages".
@@ -64,7 +64,7 @@ inline void check_count(const std::string& name, std::int64_t value, std::int64_
          "an integer from " + std::to_string(smallest) + " to " + std::to_string(largest) + why);
 }
 
-// Neither NaN nor infinite.
+// Rejects NaN and infinity as well.
 inline void check_amount(const std::string& name, double value, double largest = 1e18) {
   if (value >= 0 && value <= largest) return;
   refuse(name, shown(value), "a number from 0 to " + shown(largest));

@@ -32,7 +32,7 @@ struct Completion {
 };
 
 Completion& completion() {
-  // Never destroyed: the thread may outlive main.
+  // Never destroyed, because the thread may outlive main.
   static Mutex& mutex = *new Mutex;
   static Completion* current SMDP_GUARDED_BY(mutex) = nullptr;
   const Lock lock(mutex);

@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of one cgroup: "max 100000" or "150000 100000" in version 2, two files in version 1. 0 if there is no limit.
+// Returns the quota of one cgroup: "max 100000" or "150000 100000" in version 2, two files in version 1. 0: no limit.
 double quota_of(const fs::path& directory) {
   double quota = 0;
   double period = 0;
@@ -23,7 +23,7 @@ double quota_of(const fs::path& directory) {
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
-// Whether a line's second field, e.g. "cpu,cpuacct", names the controller; that of version 2 is empty.
+// Returns whether a line's second field, e.g. "cpu,cpuacct", names the controller; it is empty in version 2.
 bool has_cpu(const std::string& controllers) {
   return controllers.empty() || ("," + controllers + ",").find(",cpu,") != std::string::npos;
 }
@@ -40,7 +40,7 @@ double cgroup_quota(const fs::path& system) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     if (!has_cpu(controllers)) continue;
     const fs::path root = system / (controllers.empty() ? "sys/fs/cgroup" : "sys/fs/cgroup/cpu");
-    // Each of those above may be tighter. A container may show its own as the root.
+    // Each of the parents may have a lower limit. A container may show its own cgroup as the root.
     for (fs::path inner = fs::path(line.substr(second + 1)).relative_path();; inner = inner.parent_path()) {
       const double quota = quota_of(root / inner);
       if (quota > 0) least = least > 0 ? std::min(least, quota) : quota;

@@ -1,4 +1,4 @@
-// CPU cores this process may really use.
+// The CPU cores that this process may actually use.
 #pragma once
 
 #include <filesystem>
@@ -7,18 +7,18 @@
 
 namespace smdp {
 
-// Cores that the cgroup of this process, or one above it, allows it; 0 if none sets a limit. system: where proc and sys
-// are, for tests.
+// Returns the cores that the cgroup of this process, or one of its parents, allows; 0 if none sets a limit. system:
+// root of proc and sys, for tests.
 double cgroup_quota(const std::filesystem::path& system = "/");
 
-// Affinity mask and cgroup quota counted; at least 1.
+// Returns the usable cores, limited by affinity mask and cgroup quota; at least 1.
 int usable_cores();
 
-// This process's affinity mask as text, for core_count_of().
+// Returns this process's affinity mask as text, for core_count_of().
 std::string core_mask();
 
-// Cores that processes with these masks may use together: a launcher may bind each to one of its own. The cgroup
-// quota of this process counts, too; at least 1.
+// Returns the cores that processes with these masks may use together, because a launcher may bind each to its own core.
+// Limited by the cgroup quota of this process; at least 1.
 int core_count_of(const std::vector<std::string>& masks);
 
 }  // namespace smdp

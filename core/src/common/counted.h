@@ -6,7 +6,7 @@
 
 namespace smdp {
 
-// "1 rank", "2 ranks", "2 microbatches".
+// Returns, for example, "1 rank", "2 ranks" or "2 microbatches".
 inline std::string counted(std::uint64_t number, const std::string& noun) {
   const char* ending = number == 1 ? "" : noun.ends_with("ch") ? "es" : "s";
   return std::to_string(number) + " " + noun + ending;

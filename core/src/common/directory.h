@@ -1,4 +1,4 @@
-// Objects that other code knows by number only: an attribute of a graph's op can hold no pointer.
+// Objects that other code refers to by number, because an attribute of a graph's op cannot hold a pointer.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace smdp {
 
-// One per type. Numbers start at 1 and are never used again.
+// One directory per type. Numbers start at 1 and are never reused.
 template <class T>
 class Directory {
  public:
   static Directory& instance() {
-    static Directory& all = *new Directory;  // never destroyed: ops may outlive main
+    static Directory& all = *new Directory;  // never destroyed, because ops may outlive main
     return all;
   }
 
@@ -25,7 +25,7 @@ class Directory {
     return last_;
   }
 
-  // Null if it is gone or never was.
+  // Returns null if the object is gone or never existed.
   std::shared_ptr<T> find(std::uint64_t number) const {
     const Lock lock(mutex_);
     const auto found = objects_.find(number);

@@ -1,4 +1,4 @@
-// An error as data: what travels between ranks when a group fails.
+// An error as data, which ranks exchange when a group fails.
 #pragma once
 
 #include <chrono>
@@ -14,21 +14,21 @@ struct Failure {
   ErrorKind kind = ErrorKind::kInternal;
   std::string text;
   std::vector<int> lost;     // ranks that are gone; PeerLostError only
-  bool is_deadlock = false;  // of several groups: all that wait in it must hear, whatever group they wait in
+  bool is_deadlock = false;  // across several groups: all waits that it includes must end, whatever their group
 
-  // Reads the exception, whatever its type.
+  // Reads an exception of any type.
   static Failure of(const std::exception_ptr& error);
   // Makes the exception of this kind.
   std::exception_ptr exception() const;
 };
 
-// Without the "[smdp] " at the start of a message that becomes part of another one.
+// Removes the "[smdp] " from the start of a message that becomes part of another one.
 std::string without_tag(const std::string& text);
 
-// A group in a message: 'world/gradients-0' (gradient 'w'). The purpose may be empty.
+// Returns a group's name for a message: 'world/gradients-0' (gradient 'w'). The purpose may be empty.
 std::string quoted(const std::string& group, const std::string& purpose);
 
-// "1.5 s", for messages.
+// Returns, for example, "1.5 s".
 std::string seconds(std::chrono::milliseconds time);
 
 }  // namespace smdp

@@ -1,5 +1,5 @@
-// Owner of a file descriptor. Forked children close it in ForkGuard's handler, so there it owns nothing any more: its
-// number may belong to somebody else by then.
+// Owner of a file descriptor. ForkGuard's handler closes it in forked children, so there it owns nothing: its number
+// may already belong to another descriptor.
 #pragma once
 
 #include <unistd.h>
@@ -31,7 +31,7 @@ class FileDescriptor {
   FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor() { reset(); }
 
-  // -1 in a forked child.
+  // Returns -1 in a forked child.
   int get() const { return ForkGuard::in_forked_child(generation_) ? -1 : descriptor_; }
 
   // Gives up ownership.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMost = ForkGuard::kMost;
 
-// A bit per descriptor, so that the child's handler needs no memory.
+// One bit per descriptor, so that the child's handler needs no memory.
 struct Table {
   Mutex mutex;  // held across fork()
   std::atomic<std::uint64_t> bits[kMost / 64];
@@ -26,7 +26,7 @@ Table& table() {
 
 std::atomic<std::uint64_t> forks{0};
 
-// The three handlers of a fork, which holds the mutex between the first and one of the others: clang cannot follow.
+// The three handlers of a fork. The mutex is held between the first and one of the others, which clang cannot follow.
 void hold() SMDP_NO_THREAD_SAFETY_ANALYSIS { table().mutex.lock(); }
 void let_go() SMDP_NO_THREAD_SAFETY_ANALYSIS { table().mutex.unlock(); }
 void close_all() SMDP_NO_THREAD_SAFETY_ANALYSIS {
@@ -47,7 +47,7 @@ void install() {
   std::call_once(once, [] { ::pthread_atfork(hold, let_go, close_all); });
 }
 
-// Forks count from the start, also those before the first descriptor.
+// Forks are counted from the start, including those before the first descriptor.
 [[maybe_unused]] const bool installed = [] {
   install();
   return true;
@@ -56,7 +56,7 @@ void install() {
 }  // namespace
 
 void ForkGuard::add(int descriptor) noexcept {
-  install();  // for objects that are made before `installed`
+  install();  // for objects made before `installed`
   if (descriptor < 0 || descriptor >= kMost) return;
   const Lock lock(table().mutex);
   table().bits[descriptor / 64].fetch_or(std::uint64_t{1} << (descriptor % 64));

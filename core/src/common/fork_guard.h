@@ -8,13 +8,13 @@ namespace smdp {
 
 class ForkGuard {
  public:
-  // Descriptors from here on are not guarded.
+  // Descriptors from this number on are not guarded.
   static constexpr int kMost = 1 << 16;
 
   static void add(int descriptor) noexcept;
   static void remove(int descriptor) noexcept;
 
-  // Number of forks between this process and the one that loaded the library.
+  // Returns the number of forks between this process and the one that loaded the library.
   static std::uint64_t generation() noexcept;
   static bool in_forked_child(std::uint64_t generation) noexcept { return ForkGuard::generation() != generation; }
 };

@@ -104,7 +104,7 @@ std::string random_bytes(std::size_t count) {
   for (std::size_t done = 0; done < count;) {
     const ssize_t got = ::getrandom(bytes.data() + done, count - done, 0);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) throw Error("[smdp] the kernel gave no random bytes");
+    if (got <= 0) throw Error("[smdp] getrandom() returned no random bytes");
     done += static_cast<std::size_t>(got);
   }
   return bytes;

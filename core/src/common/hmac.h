@@ -13,10 +13,10 @@ using Digest = std::array<std::byte, 32>;
 Digest sha256(std::string_view message);
 Digest hmac_sha256(std::string_view key, std::string_view message);
 
-// In time that does not depend on where they differ.
+// Compares in constant time.
 bool equal_digests(const Digest& a, const Digest& b);
 
-// From the kernel; throws Error if there are none.
+// Returns random bytes from the kernel. Throws Error if it returns none.
 std::string random_bytes(std::size_t count);
 std::string to_hex(std::string_view bytes);
 

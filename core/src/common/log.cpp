@@ -17,7 +17,7 @@ bool is_logged(LogLevel level) { return level <= max_level.load(std::memory_orde
 
 void log(LogLevel level, const std::string& text) {
   if (!is_logged(level)) return;
-  // One write: lines of several threads and processes stay whole.
+  // A single write keeps the lines of several threads and processes whole.
   const std::string line = "[smdp] " + text + "\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -31,7 +31,7 @@ class SMDP_CAPABILITY("shared mutex") SharedMutex {
   std::shared_mutex mutex_;
 };
 
-// Holds a mutex from its construction to its end, except between unlock() and lock().
+// Holds a mutex for its lifetime, except between unlock() and lock().
 class SMDP_SCOPED_CAPABILITY Lock {
  public:
   explicit Lock(Mutex& mutex) SMDP_ACQUIRE(mutex) : lock_(mutex.mutex_) {}
@@ -69,7 +69,7 @@ class SMDP_SCOPED_CAPABILITY SharedLock {
   SharedMutex& mutex_;
 };
 
-// Waits with a Lock, which it holds again when it returns. A predicate is a lambda that says what it needs:
+// Waits with a Lock, which it holds again when it returns. A predicate is a lambda that declares what it needs:
 // `[this]() SMDP_REQUIRES(mutex_) { return is_done_; }`.
 class Condition {
  public:

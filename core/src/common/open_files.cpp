@@ -15,7 +15,7 @@
 namespace smdp {
 namespace {
 
-// A connection, and what a look-up of a name needs.
+// Enough for a connection and the lookup of a name.
 constexpr std::size_t kReserve = 4;
 
 struct OpenFiles {
@@ -35,7 +35,7 @@ void raise_open_files_limit() {
   const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, ForkGuard::kMost);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = wanted;
-  ::setrlimit(RLIMIT_NOFILE, &limit);  // where a sandbox forbids it, the old limit stays
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // if a sandbox forbids it, the old limit stays
 }
 
 void prepare_open_files() {

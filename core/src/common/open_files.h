@@ -1,5 +1,5 @@
-// The descriptors of this process: as many as it may have, and a few in reserve, by which a rank that has run out of
-// them can still tell the others why.
+// The descriptors of this process: raises their limit, and keeps a few in reserve, with which a rank that has run out
+// of descriptors can still tell the others why.
 #pragma once
 
 #include "common/shortage.h"
@@ -7,17 +7,17 @@
 
 namespace smdp {
 
-// Ranks are about to meet: raises the limit, see smdp/limits.h, and fills the reserve. Notes a shortage.
+// Called before ranks meet: raises the limit, see smdp/limits.h, and fills the reserve. Notes a shortage.
 void prepare_open_files();
 
-// Closes the reserve, for who needs it now.
+// Closes the reserve for a caller that needs descriptors now.
 void free_reserve();
 
-// A shortage that was met on the way to the other ranks, by a thread that cannot tell them, or before they could be
-// told: whoever makes a group in this process throws it. Dropped where nobody meets.
+// Notes a shortage that a thread met but cannot report to the other ranks, or not yet. The next group made in this
+// process throws it. Dropped if no group is made.
 void note_shortage(const ShortageError& error);
 void throw_noted_shortage();
-// All have met: drops what was noted, and closes the reserve.
+// Called once all ranks have met: drops what was noted and closes the reserve.
 void release_open_files();
 
 }  // namespace smdp

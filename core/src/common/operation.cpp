@@ -35,14 +35,14 @@ void push_completion(std::uint64_t token) {
 
 }  // namespace
 
-// In a forked child the mutex may be held by a thread that is not there, and what was running never ends: nothing is
-// locked or waited for, and an operation that had not ended counts as ended by a ClosedError.
+// In a forked child the mutex may be locked by a thread that does not exist there, and running operations never end.
+// Nothing is locked or waited for there, and an operation that had not ended counts as ended with a ClosedError.
 struct Operation::State {
   std::atomic<bool> is_urgent = false;
   const std::uint64_t fork_generation = ForkGuard::generation();
   mutable Mutex mutex;
   Condition condition;
-  std::atomic<bool> done = false;  // written under mutex, after all else that complete() leaves
+  std::atomic<bool> done = false;  // written under mutex, after everything else that complete() sets
   struct Outcome {
     std::exception_ptr error;
     int source = -1;
@@ -54,7 +54,7 @@ struct Operation::State {
   std::vector<std::function<void()>> callbacks SMDP_GUARDED_BY(mutex);
 
   bool is_inherited() const { return ForkGuard::in_forked_child(fork_generation); }
-  // Of an inherited one, which no other thread changes.
+  // The outcome of an inherited operation, which no other thread changes.
   const Outcome& inherited_outcome() const SMDP_NO_THREAD_SAFETY_ANALYSIS { return outcome; }
   std::exception_ptr inherited_error() const {
     if (done.load()) return inherited_outcome().error;
@@ -66,7 +66,7 @@ struct Operation::State {
 
 Operation::Operation() : state_(std::make_unique<State>()) {}
 Operation::~Operation() {
-  // A condition on which a thread of the parent waits cannot be destroyed here: that would wait for the thread.
+  // A condition on which a thread of the parent waits cannot be destroyed here, because that would wait for the thread.
   if (state_->is_inherited()) (void)state_.release();
 }
 
@@ -103,7 +103,7 @@ bool Operation::wait_for(std::chrono::milliseconds timeout) {
 bool Operation::wait_unless(const std::function<bool()>& interrupted) {
   std::optional<WaitScope> scope;
   while (!wait_for(kShortWait)) {
-    if (interrupted()) return false;  // before others see this wait: it may tell what they need to know of it
+    if (interrupted()) return false;  // before others see this wait, because it may update what they need to know
     if (!scope) scope.emplace(*this);
   }
   return true;

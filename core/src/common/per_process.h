@@ -1,4 +1,4 @@
-// Globals that a fork must not hand on.
+// Globals that a forked child must not inherit.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace smdp {
 
-// The T of this process. A forked child gets its own: a thread of the parent's may hold the lock of the inherited one.
-// Never destroyed, for threads may outlive main.
+// Returns the T of this process. A forked child gets its own, because a thread of the parent may hold the lock of the
+// inherited one. Never destroyed, because threads may outlive main.
 template <class T>
 T& per_process() {
   struct Made {

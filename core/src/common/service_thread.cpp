@@ -11,7 +11,8 @@
 namespace smdp {
 namespace {
 
-// A thread begins with the mask of who makes it. Those that it raises itself stay, so that a handler can say where.
+// A new thread inherits its creator's signal mask. Signals caused by its own faults stay enabled, so that a handler can
+// report where they occurred.
 class NoSignals {
  public:
   NoSignals() {

@@ -7,9 +7,8 @@
 
 namespace smdp {
 
-// It gets no signals but those of its own faults: all others belong to the program's own threads. `name` is what
-// debuggers show, of at most 15 characters. Throws ShortageError if there may be no more
-// threads.
+// Starts a thread that gets no signals except those of its own faults; all others go to the program's own threads.
+// `name` is what debuggers show, at most 15 characters. Throws ShortageError if there may be no more threads.
 std::thread service_thread(const std::string& name, std::function<void()> body);
 
 }  // namespace smdp

@@ -24,12 +24,12 @@ rlimit limit_of(int resource) {
   return limit;
 }
 
-// "64 (hard limit 1024)".
+// Returns, for example, "64 (hard limit 1024)".
 std::string both(const rlimit& limit) {
   return number(limit.rlim_cur) + " (hard limit " + number(limit.rlim_max) + ")";
 }
 
-// What the kernel says in a file of /proc or /sys. Empty where it cannot be read, which may be what is short.
+// Returns the content of a file of /proc or /sys. Empty if it cannot be read, perhaps for the same shortage.
 std::string setting(const char* path) {
   std::string value;
   std::ifstream(path) >> value;
@@ -37,15 +37,15 @@ std::string setting(const char* path) {
 }
 
 std::string with_value(const std::string& name, const std::string& value) {
-  return name + " is " + (value.empty() ? "not known" : value);
+  return name + " is " + (value.empty() ? "unknown" : value);
 }
 
 std::string advice_on_files() {
   const rlimit limit = limit_of(RLIMIT_NOFILE);
   const rlim_t enough = limit.rlim_cur == RLIM_INFINITY ? kEnoughFiles : std::max(kEnoughFiles, 2 * limit.rlim_cur);
   return "The limit of open files of this process is " + both(limit) +
-         ". A rank needs about 20 of them, and one for each group. Rank 0 needs three more for each rank, and one for "
-         "each rank of every further group. Raise the limit where the job is started: `ulimit -n " +
+         ". A rank needs about 20 of them, plus one per group. Rank 0 needs three more per rank, plus one per rank for "
+         "every further group. Raise the limit where the job is started: `ulimit -n " +
          std::to_string(enough) + "`, or --ulimit nofile=" + std::to_string(enough) + " of a container.";
 }
 
@@ -54,7 +54,7 @@ std::string advice_on_threads() {
   const rlim_t enough = limit.rlim_cur == RLIM_INFINITY ? kEnoughThreads : std::max(kEnoughThreads, 2 * limit.rlim_cur);
   return "The limit of processes and threads of this user is " + both(limit) + ", and " +
          with_value("the container's pids.max", setting("/sys/fs/cgroup/pids.max")) +
-         ". A rank needs about 10 threads, and rank 0 one more for each rank. Raise the lower limit where the job is "
+         ". A rank needs about 10 threads, and rank 0 needs one more per rank. Raise the lower limit where the job is "
          "started: `ulimit -u " +
          std::to_string(enough) + "`, or --pids-limit of a container; `ulimit -v` counts the stacks of threads.";
 }
@@ -64,7 +64,8 @@ std::string advice_on_memory(std::size_t bytes) {
   return needed + "The limit of this process's address space is " + both(limit_of(RLIMIT_AS)) + " bytes, " +
          with_value("the container's memory.max", setting("/sys/fs/cgroup/memory.max")) + ", and " +
          with_value("vm.max_map_count", setting("/proc/sys/vm/max_map_count")) +
-         ". Start fewer ranks on this machine, or raise what is too low: `ulimit -v unlimited`, --memory of a "
+         ". Start fewer ranks on this machine, or raise the limit that is too low: `ulimit -v unlimited`, or --memory "
+         "of a "
          "container.";
 }
 
@@ -74,18 +75,18 @@ std::string advice(const std::string& call, int error, std::size_t bytes) {
     case ETOOMANYREFS:
       return advice_on_files();
     case ENFILE:
-      return "The limit of open files is that of this machine: " +
+      return "The machine's limit of open files has been reached: " +
              with_value("fs.file-max", setting("/proc/sys/fs/file-max")) +
-             ". As root: `sysctl fs.file-max=1000000`, or end what holds so many.";
+             ". Raise it as root with `sysctl fs.file-max=1000000`, or stop the processes that hold so many.";
     case EAGAIN:
       return advice_on_threads();
     case ENOSPC:
       if (call == "epoll_ctl") {
-        return "The limit of watched files is that of this user: " +
+        return "This user's limit of watched files has been reached: " +
                with_value("fs.epoll.max_user_watches", setting("/proc/sys/fs/epoll/max_user_watches")) +
-               ". As root: `sysctl fs.epoll.max_user_watches=1000000`.";
+               ". Raise it as root with `sysctl fs.epoll.max_user_watches=1000000`.";
       }
-      return bytes == 0 ? "The disk or the user's part of it is full: `df -h`." : advice_on_memory(bytes);
+      return bytes == 0 ? "The disk or the user's quota is full; check it with `df -h`." : advice_on_memory(bytes);
     case EFBIG: {
       const std::string needed = bytes == 0 ? "" : "It asked for " + std::to_string(bytes) + " bytes. ";
       return needed + "The limit of file sizes of this process, which holds for shared memory, is " +
@@ -95,7 +96,7 @@ std::string advice(const std::string& call, int error, std::size_t bytes) {
     case EACCES:
     case ENOSYS:
       return "A sandbox or a security policy (seccomp, AppArmor, SELinux, a firewall) does not allow " + call +
-             " here. Allow it, in Docker by --security-opt seccomp=unconfined for a try.";
+             " here. Allow the call; to test this in Docker, use --security-opt seccomp=unconfined.";
     default:
       return advice_on_memory(bytes);
   }

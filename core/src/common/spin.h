@@ -1,4 +1,4 @@
-// Waiting a little without sleeping.
+// Waiting briefly without sleeping.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ inline void pause_cpu() {
 #endif
 }
 
-// Asks `poll` for kSpin at most; true as soon as it says so.
+// Calls `poll` for at most kSpin; returns true as soon as it does.
 template <class Poll>
 bool spin(const Poll& poll) {
   const auto limit = std::chrono::steady_clock::now() + kSpin;

@@ -6,7 +6,7 @@ bool Scheduler::poll() {
   bool resumed = false;
   burst_ = 0;
   std::size_t i = 0;
-  // As many looks as there are waits now: one that is added meanwhile may have to wait for the next poll().
+  // As many checks as there are waits now: one that is added meanwhile may have to wait for the next poll().
   for (std::size_t looks = waits_.size(); looks != 0 && i < waits_.size(); --looks) {
     bool ready = error_ != nullptr;
     if (!ready) {

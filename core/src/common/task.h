@@ -1,5 +1,5 @@
-// Coroutines as the state machines of operations: an algorithm reads top to bottom, and suspends where it waits for a
-// peer. Scheduler holds the suspended places of one operation; whoever drives the operation polls it.
+// Coroutines that implement operations: an algorithm reads from top to bottom and suspends where it waits for a peer. A
+// Scheduler holds the suspended coroutines of one operation; the thread that drives the operation polls it.
 //
 // Thread safety: none. One thread at a time drives an operation (see Engine).
 #pragma once
@@ -12,25 +12,26 @@
 
 namespace smdp {
 
-// The waits of one operation. A wait is a predicate, polled until it holds.
+// The waits of one operation. A wait is a predicate that is polled until it holds.
 class Scheduler {
  public:
   struct Wait {
-    bool (*ready)(void*);  // may throw: the operation fails with that
+    bool (*ready)(void*);  // may throw, which fails the operation
     void* argument;
-    int peer;  // rank waited for, -1 if it is nobody's fault
+    int peer;  // rank that it waits for; -1: no particular rank
     std::coroutine_handle<> handle;
   };
 
   void add(const Wait& wait) { waits_.push_back(wait); }
 
-  // Resumes every coroutine whose wait is over; after fail() all of them. Returns true if any was resumed.
+  // Resumes every coroutine whose wait is over, or all of them after fail(). Returns whether any was resumed.
   bool poll();
 
-  // True if a coroutine whose wait is over at once may go on: only so many times, then the thread sees to other work.
+  // Returns whether a coroutine whose wait is over at once may continue; limited, so that the thread gets to other
+  // work.
   bool may_go_on() { return ++burst_ < kBurst; }
 
-  // Makes every wait, present and future, throw `error`. The first error wins.
+  // Makes every present and future wait throw `error`. The first error wins.
   void fail(std::exception_ptr error) {
     if (!error_) error_ = std::move(error);
   }
@@ -46,7 +47,7 @@ class Scheduler {
   int burst_ = 0;  // waits that were over at once since the last poll()
 };
 
-// A lazily started coroutine without a value. Await it from another Task, or start() it with a Scheduler.
+// A lazily started coroutine without a value. Await it in another Task, or start() it with a Scheduler.
 class Task {
  public:
   struct Latch {
@@ -149,7 +150,7 @@ Until<Predicate> until(int peer, Predicate predicate) {
   return Until<Predicate>(peer, std::move(predicate));
 }
 
-// `co_await when_all(tasks)`: runs all of them, interleaved at their waits, until the last has ended.
+// `co_await when_all(tasks)`: runs all of them, interleaved at their waits, until the last one has ended.
 class WhenAll {
  public:
   explicit WhenAll(std::vector<Task> tasks) : tasks_(std::move(tasks)) {}

@@ -1,7 +1,8 @@
-// Says which mutex guards what, for clang's -Wthread-safety, which `tox -e core` runs. Nothing under other compilers.
+// Declares which mutex guards what, for clang's -Wthread-safety, which `tox -e core` runs. No effect in other
+// compilers.
 //
-// SMDP_GUARDED_BY(mutex) stands behind a field; SMDP_REQUIRES(mutex) behind a function that is called with the mutex
-// held, SMDP_EXCLUDES(mutex) behind one that takes it. See common/mutex.h for mutexes that clang can follow.
+// SMDP_GUARDED_BY(mutex) follows a field. SMDP_REQUIRES(mutex) follows a function that is called with the mutex held,
+// SMDP_EXCLUDES(mutex) one that takes it. See common/mutex.h for mutexes that clang can follow.
 #pragma once
 
 #if defined(__clang__)
@@ -21,5 +22,5 @@
 #define SMDP_RELEASE(...) SMDP_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
 #define SMDP_RELEASE_SHARED(...) SMDP_THREAD_ANNOTATION(release_shared_capability(__VA_ARGS__))
 #define SMDP_RELEASE_GENERIC(...) SMDP_THREAD_ANNOTATION(release_generic_capability(__VA_ARGS__))
-// For what clang cannot follow. A comment says why.
+// For code that clang cannot follow. A comment must say why.
 #define SMDP_NO_THREAD_SAFETY_ANALYSIS SMDP_THREAD_ANNOTATION(no_thread_safety_analysis)

@@ -28,7 +28,7 @@ struct Waits {
 
 Waits& waits() { return per_process<Waits>(); }
 
-thread_local bool has_other_threads_here = false;  // as told last
+thread_local bool has_other_threads_here = false;  // as last reported
 
 }  // namespace
 
@@ -82,7 +82,7 @@ std::uint64_t this_thread() {
 }
 
 void note_caller(int world_rank) {
-  // One that has ended calls nothing any more.
+  // A thread that has ended makes no more calls.
   struct Life {
     ~Life() {
       Waits& all = waits();

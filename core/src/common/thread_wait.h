@@ -1,4 +1,4 @@
-// What the threads of this process wait for, so that a group can tell where a rank is that does not come.
+// Records what the threads of this process wait for, so that a group can tell where a missing rank is.
 #pragma once
 
 #include <chrono>
@@ -13,28 +13,28 @@ namespace smdp {
 class Operation;
 
 struct ThreadWait {
-  std::uint64_t id = 0;  // of this one wait, among those of all processes
+  std::uint64_t id = 0;  // of this wait, unique among all processes
   std::chrono::steady_clock::time_point since;
-  const Operation* operation = nullptr;  // only to be compared; null: a group is being made
+  const Operation* operation = nullptr;  // only compared; null: a group is being made
   std::string group;                     // its name
-  int size = 0;                          // and its ranks
-  int world_rank = -1;                   // which of them waits here; -1: not known
+  int size = 0;                          // number of its ranks
+  int world_rank = -1;                   // the rank that waits here; -1: unknown
   std::string purpose;                   // what it is for; may be empty
-  std::vector<std::string> replaced;     // the groups whose place it takes
-  std::exception_ptr broken;             // why they will never meet
-  bool has_other_threads = false;        // of threads that may make calls meanwhile
+  std::vector<std::string> replaced;     // the groups that it replaces
+  std::exception_ptr broken;             // why the ranks will never meet
+  bool has_other_threads = false;        // whether other threads may make calls meanwhile
 
   bool replaces(const std::string& other) const;
 };
 
-// A short wait needs no scope: nobody asks about it.
+// A short wait needs no scope, because no inquiry asks about it.
 inline constexpr std::chrono::milliseconds kShortWait{200};
 
-// This thread can do nothing else until what it waits for is there. Scopes of a thread nest; the innermost counts.
+// Marks this thread as unable to do anything else until its wait ends. Scopes of a thread nest; the innermost counts.
 class WaitScope {
  public:
   explicit WaitScope(const Operation& operation);
-  // Until all ranks of a new group have come.
+  // For a wait until all ranks of a new group have joined.
   WaitScope(std::string group, int size, int world_rank, std::string purpose, std::vector<std::string> replaced);
   ~WaitScope();
   WaitScope(const WaitScope&) = delete;
@@ -49,19 +49,19 @@ class WaitScope {
   std::optional<ThreadWait> outer_;
 };
 
-// Of this thread, among those of this process; unlike its std::thread::id it is never used again.
+// Returns a number for this thread within the process, which unlike its std::thread::id is never reused.
 std::uint64_t this_thread();
 
 std::optional<ThreadWait> wait_of(std::uint64_t thread);
-// Of the thread that has made a group as this rank of the world for longest, and for longer than this.
+// Returns the wait of the thread that has been making a group as this world rank for longest, and longer than `age`.
 std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::duration age);
 
-// This thread calls operations as this rank of the world. What one thread waits for keeps the rank from coming only if
-// no other one calls any.
+// Notes that this thread calls operations as this world rank. One thread's wait keeps the rank from joining elsewhere
+// only if no other thread makes calls for it.
 void note_caller(int world_rank);
 bool is_only_caller(int world_rank, std::uint64_t thread);
 
-// Tells whoever waits there why it is in vain; they ask for it themselves.
+// Tells the waiting thread why its wait is in vain; it polls for this.
 void break_wait(std::uint64_t id, std::exception_ptr error);
 std::exception_ptr broken_wait(std::uint64_t id);
 

@@ -1,5 +1,5 @@
-// The clock of timed waits on conditions: the steady one, which jumps of the system's do not move. Under TSan, which
-// knows no wait by it, the system's.
+// The clock of timed waits on conditions: the steady clock, which adjustments of the system time do not affect. Under
+// TSan, which does not know waits on it, the system clock.
 #pragma once
 
 #include <chrono>
