@@ -609,13 +609,13 @@ void expect_parts(const std::string& text, const std::vector<std::string>& parts
 
 TEST(Explanation, SaysWhatIsTrueOfEachWireType) {
   const std::string plain = explained(Compression::kNone);
-  expect_parts(plain,
-               {"2 gradients in 2 fusion buffers between 4 ranks on 2 hosts; compression between hosts: none.",
-                "Measured: the smallest all_reduce takes 250 us, large ones 2000 MB/s, sums 3000 MB/s, so that a "
-                "buffer flows at 2000 MB/s. Hence buffers of at most 25.00 MB",
-                "Between hosts, direct: every host owns a part of a chunk, at most 128 KiB; where they would be "
-                "below 2944 bytes, fewer hosts do; over one connection to each rank.",
-                "1 gradient, 2 owners of 0.00 MB", "10.00 MB float32, 1 gradient, 4 owners of 2.50 MB"});
+  expect_parts(
+      plain, {"2 gradients in 2 fusion buffers between 4 ranks on 2 hosts; compression between hosts: none.",
+              "Measured: the smallest all_reduce takes 250 us, large ones 2000 MB/s, sums 3000 MB/s, so a buffer flows "
+              "at 2000 MB/s. Buffers have at most 25.00 MB",
+              "Between hosts, direct: every host owns a part of a chunk, at most 128 KiB; where they would be "
+              "below 2944 bytes, fewer hosts own one; over one connection to each rank.",
+              "1 gradient, 2 owners of 0.00 MB", "10.00 MB float32, 1 gradient, 4 owners of 2.50 MB"});
   const std::string cast = explained(Compression::kBfloat16);
   expect_parts(cast, {"Measured: ",
                       "Between hosts, float32 direct: every host owns a part of a chunk, at most 512 KiB before "
@@ -623,11 +623,11 @@ TEST(Explanation, SaysWhatIsTrueOfEachWireType) {
                       "Between hosts, other dtypes direct: every host owns a part of a chunk, at most 128 KiB; where",
                       "1 gradient, 4 owners of 0.00 MB"});
   const std::string coded = explained(Compression::kInt8);
-  expect_parts(coded, {"Where buffers end decides what int8 loses, so no measurement has a say in it. Assumed: the "
-                       "smallest all_reduce takes 100 us, large ones 1000 MB/s",
+  expect_parts(coded, {"The loss of int8 compression depends on where buffers end, so measurements are not used. "
+                       "Assumed: the smallest all_reduce takes 100 us, large ones 1000 MB/s",
                        "at most 512 KiB before encoding"});
   EXPECT_EQ(coded.find("Measured"), std::string::npos) << coded;
-  EXPECT_EQ(coded.find("fewer hosts do"), std::string::npos) << coded;
+  EXPECT_EQ(coded.find("fewer hosts own one"), std::string::npos) << coded;
   expect_parts(explained(Compression::kNone, Algorithm::kRecursiveDoubling),
                {"recursive_doubling: each pair of hosts exchanges whole chunks, at most 1024 KiB"});
 }

@@ -8,16 +8,16 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kAllStreams = std::numeric_limits<std::size_t>::max();
-// Several streams share a link less evenly than one, so they must be worth it.
+// Several streams share a link less evenly than one, so they must be clearly faster.
 constexpr double kWorthIt = 1.15;
-// Two samples that differ by less have not been disturbed.
+// Two samples that differ by less are considered undisturbed.
 constexpr double kAgreement = 1.1;
-constexpr int kSmallSamples = 4;  // in a round: they take next to no time, and vary most
+constexpr int kSmallSamples = 4;  // per round: they take almost no time and vary the most
 constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 6;
-constexpr double kLongest = 50e-3;  // s, after which there are no more rounds than the fewest
+constexpr double kLongest = 50e-3;  // s, after which only the minimum number of rounds is made
 
-// The faster a link, the longer a look it needs, and the less that takes.
+// The faster a link is, the larger a sample it needs, and the less time the sample takes.
 struct Look {
   std::size_t floats;
   double most;  // s; if an all_reduce takes less, the next look is better
@@ -51,7 +51,7 @@ cost::Measured calibrate(Probe& probe, bool tries_streams) {
     spent += seconds;
     return seconds;
   };
-  all_reduce(1, kAllStreams);  // connections and caches warm up
+  all_reduce(1, kAllStreams);  // warms up connections and caches
   Least small;
   Least large;
   Least alone;
@@ -65,7 +65,7 @@ cost::Measured calibrate(Probe& probe, bool tries_streams) {
     if (rounds == 0) all_reduce(floats, kAllStreams);
     for (int i = 0; i < (is_fast ? kSmallSamples : 1); ++i) small.add(all_reduce(1, kAllStreams));
     large.add(all_reduce(floats, kAllStreams));
-    // No look follows the last one, even where a disturbed machine takes longer for less.
+    // There is no look after the last one, even if a disturbed machine takes longer for less data.
     if (!is_fast && probe.agreed(large.value() - small.value() < kLooks[look].most)) {
       ++look;
       large = {};

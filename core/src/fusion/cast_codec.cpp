@@ -12,7 +12,7 @@ class CastCodec final : public GradientCodec {
   void encode(std::size_t, const float* in, std::size_t count, std::byte* out) override {
     narrow(out, dtype_, in, count);
   }
-  // Whose shard an element lies in must not change it: a measurement sets where shards end.
+  // A value must not depend on whose shard it is in, because a measurement determines where shards end.
   bool encodes_own() const override { return true; }
   void decode(const std::byte* in, std::size_t count, float* out) const override { widen(out, in, dtype_, count); }
 

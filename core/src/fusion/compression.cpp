@@ -1,4 +1,4 @@
-// Names of wire types.
+// Names of the compressions.
 #include <string>
 #include <utility>
 

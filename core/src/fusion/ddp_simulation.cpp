@@ -1,5 +1,5 @@
-// A replay of GradientReducer on the clock of the cost model: the same fusion buffers, the same choice of algorithm,
-// one link per host that serves the buffers in their order.
+// Simulates GradientReducer with the times of the cost model: the same fusion buffers, the same choice of algorithm,
+// and one link per host that serves the buffers in order.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,10 +17,10 @@
 namespace smdp {
 namespace {
 
-// Chunks under way: hierarchical_all_reduce.cpp.
+// Chunks in flight: see hierarchical_all_reduce.cpp.
 constexpr double kWindow = 3;
 
-// Bytes on the wire per byte of float32.
+// Returns the bytes on the wire per byte of float32.
 double wire_ratio(const DdpSetting& setting) {
   switch (setting.compression) {
     case Compression::kFloat16:
@@ -29,7 +29,7 @@ double wire_ratio(const DdpSetting& setting) {
     case Compression::kInt8:
       return (256 + 4) / 1024.0;
     case Compression::kTopK:
-      // A place and a value each; the sum of several hosts' pieces is as long as they are together.
+      // A place and a value each; the sum of several hosts' pieces is as long as all of them together.
       return std::min(1.0, 2 * setting.topk_ratio * (1 + static_cast<double>(setting.hosts)) / 2);
     case Compression::kNone:
       break;
@@ -37,7 +37,7 @@ double wire_ratio(const DdpSetting& setting) {
   return 1;
 }
 
-// Seconds that a rank codes its lane of `bytes`.
+// Returns the seconds in which a rank encodes and decodes its lane of `bytes`.
 double coding(double bytes, const DdpSetting& setting) {
   switch (setting.compression) {
     case Compression::kFloat16:
@@ -54,14 +54,14 @@ double coding(double bytes, const DdpSetting& setting) {
 }
 
 struct Transfer {
-  double busy;     // seconds that the next buffer has to wait
+  double busy;     // seconds that the next buffer must wait
   double latency;  // seconds from then to the end
 };
 
-// What is encoded goes direct, in chunks of its own, whatever the planner chooses for the rest.
+// Encoded data always uses the direct algorithm in its own chunks, whatever the planner chooses for the rest.
 bool is_coded(const DdpSetting& setting) { return setting.compression != Compression::kNone && setting.hosts > 1; }
 
-// count: elements of a buffer. Inside a host at the rate of shared memory and of coding, at the same time as the link.
+// count: elements of a buffer. Inside a host, copying and coding overlap with the link.
 Transfer transfer(std::size_t count, const DdpSetting& setting, Algorithm algorithm, const cost::Network& network,
                   const cost::ExchangeSizes& sizes) {
   const auto hosts = static_cast<double>(setting.hosts);
@@ -89,9 +89,9 @@ Transfer transfer(std::size_t count, const DdpSetting& setting, Algorithm algori
           is_coded(setting)
               ? hosts
               : static_cast<double>(owners_of(chunk, sizes, setting.hosts, setting.ranks_per_host, sizeof(float)));
-      // What an owner sends: parts of the others' shards, and everybody the sum of its own.
+      // What an owner sends: parts of the other owners' shards, and the sum of its own shard to every host.
       const double messages = (owners + hosts - 2) * network.message * chunks;
-      // The second hop of the last chunk: nothing of this buffer overlaps it.
+      // The second hop of the last chunk, which nothing of this buffer overlaps.
       const double last = wire * (hosts - 1) / owners / chunks;
       const double busy = std::max({(owners + hosts - 2) / owners * wire, messages, work});
       return {busy, 2 * network.hop + std::min(last, busy) / 2 + spread};

@@ -1,4 +1,4 @@
-// Gradients of one reducer on all of its CUDA devices.
+// The gradients of one reducer on all of its CUDA devices.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace smdp {
 
-// Thread safety: flush() and settle() beside all but at(), the rest by one at a time.
+// Thread safety: flush() and settle() may run beside any other function except at(); the others one at a time.
 class DeviceGradients {
  public:
   explicit DeviceGradients(DeviceStaging::Arrived arrived) : arrived_(std::move(arrived)) {}
@@ -19,11 +19,13 @@ class DeviceGradients {
   DeviceGradients& operator=(const DeviceGradients&) = delete;
   ~DeviceGradients() {
     for (auto& [_, staging] : stagings_) {
-      if (staging->device().is_inherited()) staging.release();  // its thread waits in the parent, and so would we
+      if (staging->device().is_inherited())
+        staging.release();  // its thread exists only in the parent, so joining it
+                            // would never end
     }
   }
 
-  // Throws InvalidArgument for a device that is not there, Error without a driver.
+  // Throws InvalidArgument if the device does not exist, and Error without a driver.
   DeviceStaging& at(int device) {
     const auto found = stagings_.find(device);
     if (found != stagings_.end()) return *found->second;
@@ -34,7 +36,7 @@ class DeviceGradients {
     for (const auto& [_, staging] : stagings_) staging->flush(buffer);
   }
 
-  // What is copied back: `stream` waits for it, or, null, this thread.
+  // Makes `stream` wait for the copies back or, if it is null, this thread.
   void order(const CudaStream* stream) {
     for (const auto& [_, staging] : stagings_) {
       if (stream == nullptr) {
@@ -45,7 +47,7 @@ class DeviceGradients {
     }
   }
 
-  // Once this returns, no memory of a gradient is touched any more.
+  // Once this returns, no gradient's memory is accessed any more.
   void settle() noexcept {
     for (const auto& [_, staging] : stagings_) staging->settle();
   }

@@ -55,7 +55,7 @@ void DeviceStaging::gather(std::size_t number, const FusionBuffer& buffer, const
   }
   const cuda::Address place = fused->second.address() + piece.offset * element;
   loading_.copy_within(place, address_of(data), own);
-  // With the gap behind it, so that neighbours are copied at once.
+  // Includes the gap behind it, so that neighbors are copied at once.
   gathered.copies.push_back({place, buffer.place(piece.offset), place_size(piece.gradient) * element});
 }
 
@@ -116,7 +116,7 @@ void DeviceStaging::settle() noexcept {
   for (const cuda::Stream* stream : {&loading_, &storing_}) {
     try {
       stream->synchronize();
-    } catch (const std::exception&) {  // the device is lost, and nothing is under way
+    } catch (const std::exception&) {  // the device is lost, and nothing is in flight
     }
   }
 }

@@ -1,5 +1,5 @@
-// Gradients on one CUDA device, on their way to fusion buffers in pinned memory of the host and back: gathered on the
-// device, copied to the host once per buffer and run of neighbours, on streams of their own.
+// Moves gradients of one CUDA device to fusion buffers in pinned host memory and back. They are gathered on the device
+// and copied to the host once per buffer and run of neighbors, in the staging's own streams.
 #pragma once
 
 #include <cstddef>
@@ -17,41 +17,43 @@
 
 namespace smdp {
 
-// Thread safety: gather(), flush() and settle() may be called by several threads, the rest by one at a time, not beside
-// destruction, which no forked child may ask for.
+// Thread safety: gather(), flush() and settle() may be called by several threads; the others by one at a time. None may
+// run during destruction, and a forked child must not destroy it.
 class DeviceStaging {
  public:
-  // Gradients that have come to their places in host memory, or why they never will. Called by a thread of this object.
+  // Reports gradients that have arrived at their places in host memory, or the error why they never will. Called by a
+  // thread of this object.
   using Arrived = std::function<void(const std::vector<std::size_t>& indices, const std::exception_ptr& error)>;
 
-  // Throws InvalidArgument for a device that is not there, Error without a driver.
+  // Throws InvalidArgument if the device does not exist, and Error without a driver.
   DeviceStaging(int device, Arrived arrived);
   DeviceStaging(const DeviceStaging&) = delete;
   DeviceStaging& operator=(const DeviceStaging&) = delete;
-  // Waits for copies under way; tells nobody of them any more.
+  // Waits for copies in flight, without reporting them.
   ~DeviceStaging();
 
-  // Pins the memory of a buffer, before anything of it is gathered.
+  // Pins the memory of a buffer. Called before any of it is gathered.
   void pin(FusionBuffer& buffer) const;
 
   struct Piece {
     std::size_t index;  // of the gradient
     const Gradient& gradient;
-    std::size_t offset;  // elements, of its place in the buffer
+    std::size_t offset;  // elements; of its place in the buffer
   };
-  // Gradient `piece` lies at `data` of this device, complete after `event` (null: now). number: of the buffer.
+  // Gathers gradient `piece`, stored at `data` on this device and complete after `event` (null: now). number: of the
+  // buffer.
   void gather(std::size_t number, const FusionBuffer& buffer, const Piece& piece, const void* data, cuda::Handle event);
-  // All that is to come of a buffer has been gathered: sends it.
+  // Sends a buffer, once all its gradients have been gathered.
   void flush(std::size_t number);
 
-  // Copies back. The memory that it comes from must not change before synchronize().
+  // Copies back. The source memory must not change before synchronize().
   void store(void* data, const std::byte* from, const Gradient& gradient);
-  // Lets a stream, of `device`, wait for what is copied back. Without: blocks until it has been.
+  // Makes a stream of `device` wait for copies back. Null: blocks until they are done.
   void order(const cuda::Device& device, cuda::Handle stream) const;
   void synchronize();
-  // Once this returns, no memory of a gradient is touched any more: all copies are over, or the device is lost.
+  // Once this returns, no gradient's memory is accessed any more: all copies are done, or the device is lost.
   void settle() noexcept;
-  // The layout changes: nothing may be under way.
+  // Called when the layout changes; nothing may be in flight.
   void forget_buffers();
 
   const cuda::Device& device() const { return *device_; }
@@ -79,10 +81,10 @@ class DeviceStaging {
   const cuda::Stream storing_;
   bool has_stored_ = false;  // since synchronize()
 
-  Mutex mutex_;  // the driver is called under it, for its order in a stream
+  Mutex mutex_;  // the driver is called under it, to keep the order in a stream
   Condition changed_;
   std::map<std::size_t, cuda::Memory> fused_ SMDP_GUARDED_BY(mutex_);  // by number of the buffer
-  std::map<std::size_t, Gathered> gathered_ SMDP_GUARDED_BY(mutex_);   // as above
+  std::map<std::size_t, Gathered> gathered_ SMDP_GUARDED_BY(mutex_);   // by number of the buffer
   std::deque<Sent> sent_ SMDP_GUARDED_BY(mutex_);
   bool is_closing_ SMDP_GUARDED_BY(mutex_) = false;
   std::thread receiver_;

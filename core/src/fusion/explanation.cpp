@@ -29,13 +29,13 @@ std::string sizes_of(const Reasons& reasons) {
   const cost::Measured figures = is_fixed ? cost::Measured{} : reasons.measured;
   const std::string times = "the smallest all_reduce takes " + std::to_string(static_cast<int>(figures.latency * 1e6)) +
                             " us, large ones " + rate(figures.bandwidth) + ", sums " + rate(figures.reduction);
-  std::string text = is_fixed ? std::string("Where buffers end decides what ") + name_of(reasons.compression) +
-                                    " loses, so no measurement has a say in it. Assumed: " + times
-                              : "Measured: " + times + ", so that a buffer flows at " +
+  std::string text = is_fixed ? std::string("The loss of ") + name_of(reasons.compression) +
+                                    " depends on where buffers end, so measurements are not used. Assumed: " + times
+                              : "Measured: " + times + ", so a buffer flows at " +
                                     rate(cost::flow(figures, reasons.hosts, reasons.lanes));
-  return text + ". Hence buffers of at most " + megabytes(reasons.sizes.usual) +
+  return text + ". Buffers have at most " + megabytes(reasons.sizes.usual) +
          " (latency is 2 % of their time, or 1 MiB per host; limit " + megabytes(reasons.cap) +
-         "), the first and the last of about " + megabytes(reasons.sizes.smallest) + ".\n";
+         "), the first and the last about " + megabytes(reasons.sizes.smallest) + ".\n";
 }
 
 std::string exchange_of(bool is_encoded, const char* what, const Reasons& reasons) {
@@ -53,11 +53,11 @@ std::string exchange_of(bool is_encoded, const char* what, const Reasons& reason
       return start + "recursive_doubling: each pair of hosts exchanges whole chunks, at most " + kibibytes(most) + end;
     default:
       return start + "direct: every host owns a part of a chunk, " + shard + "; where they would be below " +
-             std::to_string(reasons.exchange.least) + " bytes, fewer hosts do" + end;
+             std::to_string(reasons.exchange.least) + " bytes, fewer hosts own one" + end;
   }
 }
 
-// Who sums what of a buffer.
+// Describes how a buffer is divided between its owners.
 std::string owners_in(const PlannedBuffer& plan, const Reasons& reasons) {
   const std::size_t element = size_of(plan.dtype);
   const bool is_encoded = is_coded(plan, reasons);
@@ -65,7 +65,7 @@ std::string owners_in(const PlannedBuffer& plan, const Reasons& reasons) {
   if (reasons.hosts > 1 && !is_encoded) {
     if (reasons.algorithm == Algorithm::kRecursiveDoubling) return "";
     if (reasons.algorithm == Algorithm::kDirect) {
-      // All its chunks are of this size.
+      // All its chunks have this size.
       const Batch::Item item{nullptr, nullptr, plan.count, {plan.dtype, ReduceOp::kSum}};
       const Chunk first = Chunks(item, reasons.algorithm, reasons.exchange, reasons.hosts, reasons.lanes).at(0, 0);
       owners = reasons.lanes * owners_of(first, reasons.exchange, reasons.hosts, reasons.lanes, element);

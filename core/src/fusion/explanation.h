@@ -1,4 +1,4 @@
-// What a gradient reducer says of its fusion buffers: which there are, how they are cut between hosts, and why.
+// Describes the fusion buffers of a gradient reducer: which ones exist, how they are cut between hosts, and why.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@
 
 namespace smdp {
 
-// What a layout was made from.
+// The facts that a layout was made from.
 struct Reasons {
   Compression compression = Compression::kNone;
-  std::size_t cap = 0;  // bytes of a buffer, as the user set it
+  std::size_t cap = 0;  // bytes of a buffer, as set by the user
   std::size_t hosts = 1;
-  std::size_t lanes = 1;  // ranks of every host that exchange
+  std::size_t lanes = 1;  // ranks of every host that exchange data
   std::size_t ranks = 1;
-  Algorithm algorithm = Algorithm::kDirect;  // between hosts, of what is not encoded
+  Algorithm algorithm = Algorithm::kDirect;  // between hosts, for data that is not encoded
   cost::Measured measured;
   cost::FusionSizes sizes{};
   cost::ExchangeSizes exchange;
 };
 
-// Where buffers end decides what these lose: no measurement may have a say.
+// Returns whether the loss of this compression depends on where buffers end, so that measurements must not affect it.
 bool has_fixed_buffers(Compression compression);
 
-// Several lines, the last one ended, too.
+// Returns several lines, each with a line end.
 std::string explain(const Layout& layout, const Reasons& reasons);
 
 }  // namespace smdp

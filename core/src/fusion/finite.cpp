@@ -8,7 +8,7 @@
 namespace smdp {
 namespace {
 
-// Floats are compared as integers without their sign; infinity and NaN are the largest.
+// Floats are compared as integers without their sign, which makes infinity and NaN the largest.
 template <class Bits>
 bool are_below(Bits infinity, const std::byte* values, std::size_t count) {
   constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;

@@ -6,7 +6,7 @@
 
 namespace smdp {
 
-// Whether none of `count` floats, real or complex, is an infinity or NaN; true for other dtypes.
+// Returns whether none of `count` floats, real or complex, is infinity or NaN; true for other dtypes.
 bool are_finite(const std::byte* values, std::size_t count, DType dtype);
 
 }  // namespace smdp

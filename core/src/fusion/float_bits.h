@@ -1,4 +1,4 @@
-// Floats as integers: compared so, NaN is above infinity, which is above all numbers.
+// Floats as integers: in this form NaN is above infinity, which is above all numbers.
 #pragma once
 
 #include <bit>

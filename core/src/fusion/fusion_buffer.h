@@ -1,4 +1,4 @@
-// Gradients of one dtype that travel together, in one step after the other.
+// Gradients of one dtype that travel together in every step.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct FreeMemory {
 };
 using AlignedMemory = std::unique_ptr<std::byte, FreeMemory>;
 
-// Zeros, 64-byte aligned.
+// Returns zeroed memory, aligned to 64 bytes.
 inline AlignedMemory allocate_zeros(std::size_t bytes) {
   const std::size_t rounded = std::max<std::size_t>(64, (bytes + 63) / 64 * 64);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
@@ -36,28 +36,28 @@ inline AlignedMemory allocate_zeros(std::size_t bytes) {
 
 struct FusionBuffer {
   PlannedBuffer plan;
-  AlignedMemory memory;          // of a gradient that is alone: only where this rank has none, or has it on a device
-  std::shared_ptr<void> pinned;  // holds `memory` pinned, where gradients of it are on devices
+  AlignedMemory memory;          // for a single large gradient: used only if this rank has none, or has it on a device
+  std::shared_ptr<void> pinned;  // keeps `memory` pinned if some of its gradients are on devices
   std::byte* data = nullptr;     // in this step
   std::unique_ptr<GradientCodec> codec;
   std::size_t missing = 0;        // places not filled in this step
   std::size_t coming = 0;         // gradients that were not ready in this step
-  std::optional<bool> is_finite;  // the sum; only where compression keeps something of a step
+  std::optional<bool> is_finite;  // whether the sum is finite; only if compression keeps state
   Group::Handle done;
-  // For the trace: when its first gradient came, when its last, and when its means were back in their places.
+  // For the trace: when its first gradient arrived, when its last, and when its means were written back.
   TimePoint first{};
   TimePoint full{};
   TimePoint returned{};
 
-  // Copies a gradient, times `factor`, or zeros for null, to its place, or takes it where it lies; the gap behind it
-  // becomes zero again, too: a lossy sum leaves marks there.
+  // Copies a gradient times `factor`, or zeros if `from` is null, to its place, or uses it in place. Clears the gap
+  // behind it as well, where a lossy sum leaves values.
   void fill(const Gradient& gradient, std::size_t offset, void* from, double factor);
-  // Ready, fused, sent, reduced, returned. what: its gradients.
+  // Writes when it was ready, fused, sent, reduced and returned. what: its gradients.
   void write_trace(std::size_t number, std::uint64_t step, const std::string& what) const;
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };
 
-// With memory, and between hosts with codecs.
+// Makes the buffers with their memory and, between hosts, their codecs.
 std::vector<FusionBuffer> make_buffers(const Layout& layout, const GradientReducerOptions& options, std::size_t hosts);
 
 }  // namespace smdp

@@ -68,8 +68,8 @@ bool FusionPlan::take_news(const StepNotes& notes) {
   if (sizes_.usual == before.usual && sizes_.alone == before.alone && sizes_.smallest == before.smallest) return false;
   if (is_logged(LogLevel::kInfo) && group_.rank() == 0) {
     log(LogLevel::kInfo, group_.name() +
-                             ": the look at the network before the first step was disturbed; with new figures fusion "
-                             "buffers are of about " +
+                             ": the network measurement before the first step was disturbed. With new measurements, "
+                             "fusion buffers are about " +
                              std::to_string(sizes_.usual >> 10) + " KiB.");
   }
   lay_out();

@@ -1,4 +1,5 @@
-// How the gradients of one reducer travel: in which fusion buffers, cut between hosts how, and by which measurement.
+// How the gradients of one reducer travel: their fusion buffers, how these are cut between hosts, and the measurement
+// behind it.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ namespace smdp {
 
 class FusionPlan {
  public:
-  // Collective. All three live longer, and gradients and options are the same on all ranks.
+  // Collective. All three must outlive the plan, and gradients and options must be the same on all ranks.
   FusionPlan(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options,
              bool tries_streams);
   FusionPlan(const FusionPlan&) = delete;
@@ -29,19 +30,20 @@ class FusionPlan {
   const cost::ExchangeSizes& exchange() const { return exchange_; }
   std::string explain() const;
 
-  // Lays gradients out in the order in which backward has produced them.
+  // Lays out gradients in the order in which backward produced them.
   void reorder(const std::vector<std::uint32_t>& order);
 
-  // Collective: looks again, after some steps, at what was measured.
+  // Collective: repeats the measurement after some steps.
   void look_again();
-  // finish() of a step: tells what the last look has found, and takes another one where it is due.
+  // Called by finish() of a step: reports what the last look found, and starts another one if it is due.
   void tell(StepNotes& notes);
   void begin_look(std::uint64_t step);
-  // The last operation of a step that looks; null in others.
+  // Returns the last operation of a step that takes samples; null in other steps.
   Group::Handle last_sample() const { return second_look_ ? second_look_->last() : nullptr; }
-  // Once that has ended.
+  // Called once that operation has ended.
   void end_look();
-  // Takes what was told in the step before. True: all is laid out anew, as other sizes are better.
+  // Takes what was reported in the previous step. Returns whether everything was laid out anew because other sizes are
+  // better.
   bool take_news(const StepNotes& notes);
 
  private:

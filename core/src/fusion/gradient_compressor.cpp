@@ -34,10 +34,10 @@ void GradientCompressor::check_same(Group& group) const { check_same_gradients(g
 
 Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, void* data, std::size_t count, DType dtype,
                                              const Call& call) {
-  if (data == nullptr && count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+  if (data == nullptr && count != 0) throw InvalidArgument("[smdp] the pointer of a gradient is null.");
   if (!has_mean(dtype)) {
     throw InvalidArgument(std::string("[smdp] a buffer of gradients is ") + name_of(dtype) +
-                          "; a mean is only defined on floats and complex numbers.");
+                          "; only floating-point and complex types have a mean.");
   }
   const bool is_coded = impl_->options.compression != Compression::kNone && dtype == DType::kFloat32;
   Impl::Entry& entry = impl_->entries[key];
@@ -45,7 +45,7 @@ Group::Handle GradientCompressor::all_reduce(Group& group, std::size_t key, void
     entry = {count, is_coded ? make_codec(impl_->options, count) : nullptr};
   }
   entry.is_used = true;
-  // Divided before they are added: sums of fp16 overflow.
+  // Divides before adding, because sums of fp16 overflow.
   const double factor = impl_->options.factor != 0 ? impl_->options.factor : 1.0 / group.size();
   const auto divide = [=] {
     if (factor != 1 && count != 0) scale(data, data, count, dtype, factor);

@@ -1,4 +1,4 @@
-// The public face of GradientReducer.
+// The public class GradientReducer.
 #include "smdp/gradient_reducer.h"
 
 #include <memory>

@@ -25,10 +25,10 @@ struct GivenGradient {
 
 struct Step {
   std::vector<GivenGradient> given;
-  std::vector<std::size_t> queued;  // came before the step's turn, or while others of these are handed on
+  std::vector<std::size_t> queued;  // arrived before the step's turn, or while others of these are handed on
   bool is_finished = false;
-  bool is_ending = false;  // somebody has told the reducer, or is about to
-  int runs = 1;            // that were given its number and have not left it
+  bool is_ending = false;  // the reducer has been told, or is about to be
+  int runs = 1;            // runs that were given this step's number and have not left it
 
   bool is_untouched() const {
     return !is_finished &&
@@ -46,16 +46,16 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
         reducer_(group, std::move(gradients), options) {}
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  // Nobody who waits is forgotten.
+  // Every waiting caller gets an error.
   ~Impl() {
     if (steps_.empty()) return;
-    fail(std::make_exception_ptr(ClosedError(prefix_ + "these gradients were closed in the middle of a step.")));
+    fail(std::make_exception_ptr(ClosedError(prefix_ + "the gradients' reducer was closed in the middle of a step.")));
   }
 
   std::uint64_t begin() {
     Lock lock(mutex_);
     check_usable();
-    // One that broke off before its first gradient, e.g. at the end of the data, is begun anew.
+    // A step that was abandoned before its first gradient, e.g. at the end of the data, is reused.
     if (!steps_.empty() && steps_.back().is_untouched()) {
       ++steps_.back().runs;
       return last();
@@ -79,14 +79,14 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       check_usable();
       Step& step = find(number, index);
       GivenGradient& gradient = step.given[index];
-      if (gradient.has_come) throw Error(prefix_ + "gradient '" + names_[index] + "' came twice in one step.");
+      if (gradient.has_come) throw Error(prefix_ + "gradient '" + names_[index] + "' was ready twice in one step.");
       gradient = {data, std::move(release), true, false, std::move(gradient.waiting)};
       if (number != first_ || !is_open_) {
         step.queued.push_back(index);
         return;
       }
     }
-    hand_on(index, data);  // not under the lock: it copies
+    hand_on(index, data);  // not under the lock, because it copies
   }
 
   void mean(std::uint64_t number, std::size_t index, Done done) {
@@ -123,7 +123,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
       Step& step = steps_[number - first_];
       if (--step.runs > 0 || step.is_finished || step.is_untouched()) return;
     }
-    abort(broken_off(number) + "; the error that this rank raised says why.");
+    abort(broken_off(number) + ". The error that this rank raised gives the reason.");
   }
 
   void abort(const std::string& reason) { fail(std::make_exception_ptr(Error(reason))); }
@@ -149,10 +149,10 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
 
   std::string broken_off(std::uint64_t number) const {
     return prefix_ + "step " + std::to_string(number) +
-           " of these gradients was begun, but not all of them came. An operation of it failed";
+           " of these gradients was begun, but not all of them arrived. One of its operations failed";
   }
 
-  // Number of the newest step.
+  // Returns the number of the newest step.
   std::uint64_t last() const SMDP_REQUIRES(mutex_) { return first_ + steps_.size() - 1; }
 
   void check_usable() const SMDP_REQUIRES(mutex_) {
@@ -165,7 +165,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
                             std::to_string(names_.size()) + ".");
     }
     if (number < first_ || number - first_ >= steps_.size()) {
-      throw InvalidArgument(prefix_ + "step " + std::to_string(number) + " of these gradients is not under way.");
+      throw InvalidArgument(prefix_ + "step " + std::to_string(number) + " of these gradients is not in progress.");
     }
     return steps_[number - first_];
   }
@@ -178,7 +178,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     }
   }
 
-  // All of the first step's gradients have been handed on.
+  // Called once all of the first step's gradients have been handed on.
   void end_backward() {
     const auto self = shared_from_this();  // the reducer lives until it has called back
     try {
@@ -222,7 +222,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     open_next();
   }
 
-  // Hands on what came of the next step before its turn.
+  // Hands on what arrived of the next step before its turn.
   void open_next() {
     for (;;) {
       std::vector<std::pair<std::size_t, void*>> queued;
@@ -242,7 +242,7 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
     }
   }
 
-  // The first error counts. Everybody who waits hears it, here and on the other ranks.
+  // The first error counts. All waiting callers get it, here and on the other ranks.
   void fail(std::exception_ptr error) {
     std::deque<Step> steps;
     {
@@ -265,10 +265,10 @@ class GradientSteps::Impl : public std::enable_shared_from_this<Impl> {
   GradientReducer reducer_;
 
   Mutex mutex_;                                       // nothing is called under it
-  std::deque<Step> steps_ SMDP_GUARDED_BY(mutex_);    // the first is the reducer's
+  std::deque<Step> steps_ SMDP_GUARDED_BY(mutex_);    // the first one is in the reducer
   std::uint64_t first_ SMDP_GUARDED_BY(mutex_) = 1;   // its number
   bool is_open_ SMDP_GUARDED_BY(mutex_) = false;      // the first step's gradients go to the reducer at once
-  std::exception_ptr error_ SMDP_GUARDED_BY(mutex_);  // of whatever failed first
+  std::exception_ptr error_ SMDP_GUARDED_BY(mutex_);  // the first error
 };
 
 GradientSteps::GradientSteps(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options)

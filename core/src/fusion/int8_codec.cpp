@@ -12,7 +12,7 @@ namespace smdp {
 namespace {
 
 constexpr std::size_t kBlock = 256;
-// Added to a number below 2^22 it leaves the nearest integer in the low bits, ties to even.
+// Added to a number below 2^22, this leaves the nearest integer in the low bits, with ties to even.
 constexpr float kRounder = 12582912.0F;
 
 class Int8Codec final : public GradientCodec {
@@ -58,7 +58,7 @@ class Int8Codec final : public GradientCodec {
     auto* numbers = reinterpret_cast<std::int8_t*>(out + sizeof(float));
     float scale = std::bit_cast<float>(largest) / 127;
     if (largest >= kInfinityBits) {
-      // The whole block becomes infinite, each with its sign, or NaN: what its size was cannot be told any more.
+      // The whole block becomes infinite, with each value's sign, or NaN, because the values are no longer known.
       scale = std::bit_cast<float>(largest);
       for (std::size_t i = 0; i < n; ++i) numbers[i] = static_cast<std::int8_t>(std::signbit(values[i]) ? -1 : 1);
       std::copy(now, now + n, next);

@@ -7,7 +7,7 @@
 namespace smdp {
 namespace {
 
-constexpr std::size_t kLate = GradientReducer::kKeptParts - 1;  // of the parts
+constexpr std::size_t kLate = GradientReducer::kKeptParts - 1;  // index of the late means among the parts
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// What compression keeps of gradients from one step for the next: what has not been sent yet, momentum, and means that
-// nobody has taken.
+// What compression keeps of gradients from one step to the next: residuals that have not been sent, momentum, and late
+// means.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +15,18 @@ namespace smdp {
 
 class KeptValues {
  public:
-  // All of them live longer.
+  // All of them must outlive this object.
   KeptValues(const std::vector<Gradient>& gradients, const std::vector<FusionBuffer>& buffers, const FusionPlan& plan)
       : gradients_(gradients), buffers_(buffers), plan_(plan), late_(gradients.size()) {}
 
-  // Whether the codecs of the buffers keep something, which belongs to their layout.
+  // Returns whether the codecs of the buffers keep state, which depends on the buffers' layout.
   bool has_state() const;
 
-  // Before anyone is told that a buffer's sum is there: a gradient's own memory may be gone afterwards.
+  // Called before any caller is told that a buffer's sum is there, because a gradient's own memory may be gone
+  // afterwards.
   void look_at(FusionBuffer& buffer);
-  // The step is over; notes: of it. A gradient of any dtype that is not finite makes whoever scales the loss skip the
-  // step, and of such a step nothing has happened.
+  // Called at the end of a step, with its notes. A gradient of any dtype that is not finite makes loss scaling skip the
+  // step, so such a step changes nothing here.
   void end_step(const StepNotes& notes);
 
   // See GradientReducer.
@@ -34,7 +35,7 @@ class KeptValues {
   void set(std::size_t index, std::size_t part, const float* values);
 
  private:
-  // Null: there is none.
+  // Returns null if there are none.
   float* values(std::size_t index, std::size_t part);
 
   const std::vector<Gradient>& gradients_;

@@ -11,12 +11,12 @@ namespace {
 
 constexpr std::size_t kSamples = 1024;
 
-// A magnitude that nearly always k values reach, and few more; never zero.
+// Returns a magnitude that at least k values nearly always reach, and few more; never zero.
 std::uint32_t likely_reached(const float* values, std::size_t count, std::size_t k) {
   if (count < 4 * kSamples) return 1;
   std::vector<std::uint32_t> sample(kSamples);
   for (std::size_t i = 0; i < kSamples; ++i) sample[i] = magnitude(values[i * count / kSamples]);
-  // So many of the sample are expected among the k; three standard deviations more.
+  // The expected number of samples among the k largest, plus three standard deviations.
   const double expected = static_cast<double>(k) * kSamples / static_cast<double>(count);
   const auto rank = static_cast<std::size_t>(expected + 3 * std::sqrt(expected) + 1);
   if (rank >= kSamples) return 1;
@@ -29,7 +29,7 @@ std::vector<std::uint32_t> places_from(std::uint32_t bound, const float* values,
   std::vector<std::uint32_t> places(count);
   std::size_t n = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    places[n] = static_cast<std::uint32_t>(i);  // without a branch, which nothing could foretell
+    places[n] = static_cast<std::uint32_t>(i);  // without a branch, which could not be predicted
     n += magnitude(values[i]) >= bound ? 1 : 0;
   }
   places.resize(n);
@@ -49,7 +49,7 @@ std::vector<std::uint32_t> largest(const float* values, std::size_t count, std::
   for (const std::uint32_t place : places) {
     if (const std::uint32_t m = magnitude(values[place]); m > bound) above.push_back(m);
   }
-  // The k-th is the bound itself where many are equal.
+  // The k-th value is the bound itself if many are equal.
   std::uint32_t kth = bound;
   if (above.size() >= k) {
     const auto at = above.begin() + static_cast<std::ptrdiff_t>(k - 1);

@@ -1,5 +1,5 @@
-// Means that nobody has taken: a codec sends what it has kept back also for a gradient that nobody had in a step. All
-// ranks have the same bits of them, and put them to the next mean that is taken.
+// Means of gradients that no rank used in a step: a codec sends what it has kept back even for such a gradient. All
+// ranks keep the same bits, and add them to the next mean that is used.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ class LateMeans {
  public:
   explicit LateMeans(std::size_t gradients) : values_(gradients) {}
 
-  // Empty: there is none.
+  // Empty if there is none.
   std::vector<float>& operator[](std::size_t index) { return values_[index]; }
 
   void rescale(float factor) {
@@ -26,7 +26,7 @@ class LateMeans {
     for (std::size_t i = 0; i < late.size(); ++i) mean[i] += late[i];
   }
 
-  // The step is over.
+  // Called at the end of a step.
   void keep(std::size_t index, const float* mean, std::size_t count, bool is_taken) {
     values_[index].clear();
     if (is_taken || std::all_of(mean, mean + count, [](float value) { return value == 0; })) return;

@@ -6,7 +6,7 @@
 namespace smdp {
 namespace {
 
-// A buffer holds at most this part of what is still to come.
+// A buffer holds at most this fraction (one in four) of what remains.
 constexpr std::size_t kPartOfRest = 4;
 
 }  // namespace
@@ -46,7 +46,7 @@ Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::si
     const bool is_first = layout.buffers.empty();
     const std::size_t limit = is_first ? sizes.smallest : std::clamp(rest / kPartOfRest, sizes.smallest, sizes.usual);
     PlannedBuffer& buffer = open[gradient.dtype];
-    // A gradient that does not fit any more begins a buffer, but leaves none behind that is hardly worth a message.
+    // A gradient that does not fit any more begins a new buffer, unless the current one is hardly worth a message.
     const std::size_t filled = buffer.count * element;
     if (filled + gradient.count * element > (filled > limit / 2 ? limit : cap) && filled != 0) close(buffer);
     buffer.dtype = gradient.dtype;

@@ -1,4 +1,4 @@
-// Where gradients lie in fusion buffers.
+// The places of gradients in fusion buffers.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@ struct Place {
 
 struct PlannedBuffer {
   DType dtype = DType::kFloat32;
-  std::size_t count = 0;             // elements, with the gaps that align places to 64 bytes
+  std::size_t count = 0;             // elements, including the gaps that align places to 64 bytes
   bool is_alone = false;             // one large gradient, which is not copied
   std::vector<std::size_t> members;  // gradients, in order
 };
 
-// Elements that a gradient takes, with the gap behind it.
+// Returns the elements that a gradient takes, including the gap behind it.
 std::size_t place_size(const Gradient& gradient);
 
 struct Layout {
@@ -32,7 +32,7 @@ struct Layout {
 };
 
 // order: gradients as backward produces them. cap: bytes that only a single gradient may exceed. The first buffer is
-// small, so that communication starts early, and so are the last ones, whose time nothing hides.
+// small, so that communication starts early. The last ones are small because nothing hides their time.
 Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& order,
                const cost::FusionSizes& sizes, std::size_t cap);
 

@@ -31,14 +31,14 @@ GradientReducer::Impl::Impl(Group& base, std::vector<Gradient> gradients, const 
   try {
     prepare(streams);
   } catch (const std::exception& error) {
-    group_->shutdown(without_tag(error.what()));  // the others hear why
+    group_->shutdown(without_tag(error.what()));  // the other ranks get the reason
     throw;
   }
 }
 
 GradientReducer::Impl::~Impl() {
   group_->shutdown();
-  devices_.reset();  // their threads fill buffers
+  devices_.reset();  // first, because their threads fill buffers
 }
 
 void GradientReducer::Impl::ready(std::size_t index, void* data, bool is_used) {
@@ -47,7 +47,7 @@ void GradientReducer::Impl::ready(std::size_t index, void* data, bool is_used) {
   Lock lock(mutex_);
   FusionBuffer& buffer = claim(index, is_used);
   targets_[index] = {buffer.plan.is_alone ? nullptr : data, nullptr};
-  lock.unlock();  // the copy of one gradient must not hold up another's
+  lock.unlock();  // copying one gradient must not hold up another
   fill(buffer, index, data);
   lock.lock();
   came(buffer);
@@ -98,7 +98,7 @@ void GradientReducer::Impl::finish() {
   plan_->tell(notes_);
   is_finished_ = true;
   send_filled();
-  batch_->handle()->hurry();  // backward is over
+  batch_->handle()->hurry();  // backward has ended
   plan_->begin_look(steps_);
 }
 
@@ -161,12 +161,12 @@ void GradientReducer::Impl::then(std::function<void(const std::vector<std::size_
   check_finished();
   part_error_ = nullptr;
   for (FusionBuffer& buffer : buffers_) {
-    // After a failure it may run when `end` has, and the reducer is gone.
+    // After a failure this may run when `end` has run and the reducer is gone.
     buffer.done->then([this, &buffer, part, done = buffer.done] {
       if (done->error() || part_error_) return;
       try {
         if (!write_back_unless_aborted(buffer, buffer.plan.members)) return;
-        or_abort([&] { devices_->order(nullptr); });  // whoever is told may look at once
+        or_abort([&] { devices_->order(nullptr); });  // the caller may read it at once
       } catch (...) {
         part_error_ = std::current_exception();
         return;
@@ -181,11 +181,11 @@ void GradientReducer::Impl::then(std::function<void(const std::vector<std::size_
     if (!error && sample) error = sample->error();
     if (!error) error = part_error_;
     if (!error) {
-      // Nobody has blocked, but nothing was left to compute either.
+      // No thread was blocked, but there was nothing left to compute either.
       add_exposed(std::chrono::duration<double>(std::max(handle->ended(), finished) - finished).count());
       end_step(finished);
     }
-    // So that nothing waits for them any more, and holds what it captured.
+    // Completes them, so that nothing waits for them and their callbacks are freed.
     for (const FusionBuffer& buffer : buffers_) buffer.done->complete(error);
     end(error);
   });
@@ -264,8 +264,8 @@ void GradientReducer::Impl::take_buffers() {
 
 void GradientReducer::Impl::begin_step() {
   if (is_in_step_) return;
-  or_abort([&] { devices_->order(nullptr); });  // buffers are filled anew
-  // What compression has kept of the first step belongs to the layout that it has.
+  or_abort([&] { devices_->order(nullptr); });  // buffers are about to be refilled
+  // What compression has kept of the first step depends on its layout.
   const bool has_order = steps_ == 1 && !has_new_layout_ && !kept_->has_state();
   if (has_order) plan_->reorder(notes_.order());
   has_new_layout_ = has_new_layout_ || has_order;
@@ -349,14 +349,14 @@ bool GradientReducer::Impl::write_back(std::size_t index) {
 
 FusionBuffer& GradientReducer::Impl::claim(std::size_t index, bool is_used) {
   if (is_aborted_) {
-    rethrow_failure();  // says why
-    throw ClosedError("[smdp] these gradients were aborted.");
+    rethrow_failure();  // with the reason
+    throw ClosedError("[smdp] the gradients' reducer was aborted.");
   }
   begin_step();
   if (is_finished_) {
     rethrow_failure();
     throw Error("[smdp] gradient '" + gradients_[index].name +
-                "' was ready after finish(), which ends the step's gradients. Call wait() first.");
+                "' was ready after finish() had ended the step. Call wait() before the next step.");
   }
   if (used_[index] != 0) {
     throw Error("[smdp] gradient '" + gradients_[index].name +
@@ -416,7 +416,8 @@ void GradientReducer::Impl::from_device(const std::vector<std::size_t>& indices,
 
 void GradientReducer::Impl::check_gradient(std::size_t index, const void* data) const {
   check_index(index);
-  if (data == nullptr && gradients_[index].count != 0) throw InvalidArgument("[smdp] a gradient at a null pointer.");
+  if (data == nullptr && gradients_[index].count != 0)
+    throw InvalidArgument("[smdp] the pointer of a gradient is null.");
 }
 
 void GradientReducer::Impl::check_index(std::size_t index) const {
@@ -433,10 +434,10 @@ void GradientReducer::Impl::check_finished(const CudaStream* stream) {
   {
     const Lock lock(mutex_);
     if (stream != nullptr) devices_->at(stream->device);
-    if (is_in_step_ && is_finished_ && batch_->handle()) return;  // null: finish() itself has thrown
+    if (is_in_step_ && is_finished_ && batch_->handle()) return;  // null: finish() itself threw
   }
   rethrow_failure();
-  throw Error("[smdp] wait() before finish(): say that backward is over first.");
+  throw Error("[smdp] wait() was called before finish(). Call finish() at the end of backward, then wait().");
 }
 
 }  // namespace smdp

@@ -1,5 +1,5 @@
-// What a gradient reducer does in a step: takes gradients as backward produces them, sends the buffers that they fill,
-// and writes the means back.
+// The steps of a gradient reducer: takes gradients as backward produces them, sends the buffers that they fill, and
+// writes the means back.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class GradientReducer::Impl {
 
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  // What is in flight must end before its buffers go.
+  // Ends operations in flight before their buffers are freed.
   ~Impl();
   void ready(std::size_t index, void* data, bool is_used);
   void ready(std::size_t index, void* data, int device, void* event, bool is_used);
@@ -38,7 +38,7 @@ class GradientReducer::Impl {
   void or_over_ranks(std::uint8_t* flags, std::size_t count, const std::function<bool()>& interrupted);
   Group::Handle all_reduce_sparse(std::size_t index, std::shared_ptr<SparseSum> sum);
 
-  // stream: null blocks until what is copied back to devices is there.
+  // stream: null blocks until the copies back to devices are done.
   void wait(std::size_t index, const CudaStream* stream, const std::function<bool()>& interrupted);
   void wait(const CudaStream* stream, const std::function<bool()>& interrupted);
   void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end);
@@ -65,74 +65,74 @@ class GradientReducer::Impl {
   std::string explain() const { return plan_->explain(); }
 
  private:
-  // Agrees with the other ranks on how gradients travel, and takes the memory for them.
+  // Agrees with the other ranks on how gradients travel, and allocates memory for them.
   void prepare(int streams);
   void end_step(TimePoint begin);
 
-  // Since the last one, the framework computes.
+  // Since the last wait the framework has been computing.
   void trace_wait(TimePoint begin);
 
-  // As the plan has them.
+  // Allocates the buffers of the plan.
   void take_buffers();
 
   void begin_step() SMDP_REQUIRES(mutex_);
 
-  // data: null for one that is not there.
+  // data: null if the gradient is missing.
   void fill(FusionBuffer& buffer, std::size_t index, void* data) const;
 
-  // A gradient has filled its place.
+  // Counts a gradient that has filled its place.
   void came(FusionBuffer& buffer) SMDP_REQUIRES(mutex_);
 
   void send_filled() SMDP_REQUIRES(mutex_) { batch_->send_filled(is_finished_); }
 
-  // A gradient that is not copied is scaled with the sum, which saves a pass over it, where that gives the same bits as
-  // scaling first: dividing by a power of two does (but for sums that overflow and subnormal numbers). fp16 overflows
-  // too easily.
+  // Returns whether a gradient that is not copied is scaled together with the sum. This saves a pass over it if it
+  // gives the same bits as scaling first, which division by a power of two does (except for sums that overflow and
+  // subnormal numbers). Not for fp16, which overflows too easily.
   bool divides_late(const FusionBuffer& buffer) const;
 
   Reduction reduction_of(const FusionBuffer& buffer) const;
 
-  // The operation of the step ends with an error, or after all its parts.
+  // Waits for a part; the step's operation ends with an error or after all its parts.
   void settle(Operation& part, const std::function<bool()>& interrupted);
   void add_exposed(double seconds);
 
-  // After abort() nobody touches gradients any more: they may be gone.
+  // Returns whether it wrote; after abort() gradients must not be accessed, because they may be freed.
   bool write_back_unless_aborted(FusionBuffer& buffer, std::span<const std::size_t> indices);
 
-  // False: it was there already, or lies where it is.
+  // Returns false if it had been written already, or stays where it was summed.
   bool write_back(std::size_t index);
 
-  // A gradient is ready.
+  // Marks a gradient as ready.
   FusionBuffer& claim(std::size_t index, bool is_used) SMDP_REQUIRES(mutex_);
 
-  // One more of a buffer is here or on its way to a device's memory; all of them: what is there is sent.
+  // Counts one more gradient of a buffer as arrived or in transit on a device. Once all are, sends those on devices.
   void flush_complete(FusionBuffer& buffer) SMDP_REQUIRES(mutex_);
 
   std::size_t number_of(const FusionBuffer& buffer) const {
     return static_cast<std::size_t>(&buffer - buffers_.data());
   }
 
-  // An error of this rank alone: the others need not wait for it.
+  // For errors of this rank alone: aborts, so that the other ranks need not wait for it.
   void or_abort(const std::function<void()>& work);
 
-  // However it ends with an error, nothing is copied to gradients afterwards, and the step cannot be taken up again.
+  // After any error, nothing is copied to gradients any more, and the step cannot be resumed.
   void or_settle(const std::function<void()>& work);
 
-  // By the thread of a device.
+  // Called by the thread of a device.
   void from_device(const std::vector<std::size_t>& indices, const std::exception_ptr& error);
 
   void check_gradient(std::size_t index, const void* data) const;
 
   void check_index(std::size_t index) const;
 
-  // If the reducer is closed, e.g. by abort().
+  // Throws if the reducer is closed, e.g. by abort().
   void rethrow_failure() const;
   void check_finished(const CudaStream* stream = nullptr);
 
   enum Used : std::uint8_t { kAbsent, kUsed, kLeftOver };
   struct Target {
-    void* data = nullptr;              // null: it lies where it is summed, or has been written back
-    DeviceStaging* staging = nullptr;  // null: in memory of the host
+    void* data = nullptr;              // null: it stays where it is summed, or has been written back
+    DeviceStaging* staging = nullptr;  // null: in host memory
   };
 
   const std::vector<Gradient> gradients_;
@@ -145,22 +145,23 @@ class GradientReducer::Impl {
   StepNotes notes_;
   std::unique_ptr<StepBatch> batch_;  // of this step
   std::uint64_t steps_ = 0;
-  TimePoint last_wait_{};  // its end
+  TimePoint last_wait_{};  // when it ended
   bool has_new_layout_ = false;
-  bool waits_for_one_ = false;  // gradient, before the others
+  bool waits_for_one_ = false;  // some wait was for a single gradient, before the others
   Stats stats_;
-  double exposed_before_ = 0;      // this step
-  std::exception_ptr part_error_;  // on the completion thread, of copies back to devices
+  double exposed_before_ = 0;      // in this step
+  std::exception_ptr part_error_;  // on the completion thread, from copies back to devices
 
-  // Shared by who copies a gradient, here or back.
+  // Held shared by threads that copy a gradient, in either direction.
   SharedMutex fills_ SMDP_ACQUIRED_BEFORE(mutex_);
-  Mutex mutex_;  // also for the order of what is sent
+  Mutex mutex_;  // also keeps the order of what is sent
   bool is_aborted_ SMDP_GUARDED_BY(mutex_) = false;
   bool is_in_step_ SMDP_GUARDED_BY(mutex_) = false;
   bool is_finished_ SMDP_GUARDED_BY(mutex_) = false;
-  std::vector<std::uint8_t> used_ SMDP_GUARDED_BY(mutex_);  // gradients that came in this step
+  std::vector<std::uint8_t> used_ SMDP_GUARDED_BY(mutex_);  // gradients that arrived in this step
   std::vector<std::size_t> seen_ SMDP_GUARDED_BY(mutex_);   // their order in the first step
-  // Where gradients came from. One belongs to who has claimed its gradient, and after finish() to who waits.
+  // Where gradients came from. An entry belongs to the thread that claimed its gradient, and after finish() to the
+  // waiting thread.
   std::vector<Target> targets_;
   std::unique_ptr<DeviceGradients> devices_;  // its locks are taken after mutex_
 };

@@ -15,7 +15,7 @@
 namespace smdp {
 namespace {
 
-// A name may be anything, but lines are compared.
+// A name may contain anything, but lines are compared.
 std::string one_line(const std::string& name) {
   std::string text;
   for (const char c : name) text += c == '\n' ? std::string("\\n") : std::string(1, c);
@@ -30,7 +30,8 @@ std::string line_of(const Gradient& gradient) {
          std::to_string(gradient.count);
 }
 
-// As it is shown: with the number of elements only where a shape, which is text, does not tell lines apart.
+// Returns a line for a message, with the number of elements only if the shape, which is text, does not distinguish the
+// lines.
 std::string shown(const std::string& line, const std::string& other) {
   const std::size_t end = line.rfind(kElements);
   const bool is_told = line.substr(0, end) != other.substr(0, other.rfind(kElements));
@@ -42,9 +43,9 @@ bool is_same(const std::string& line, const std::string& other, bool with_names)
   return line.substr(line.rfind("' ")) == other.substr(other.rfind("' "));
 }
 
-// Small ones, too, which std::to_string would make 0.
+// Keeps the digits of small values, which std::to_string would show as 0.
 std::string text_of(double value) {
-  std::array<char, 32> text{};  // with a point in any locale, as ranks compare it
+  std::array<char, 32> text{};  // with a decimal point in any locale, because ranks compare it
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, 9);
   return {text.data(), end};
 }
@@ -59,7 +60,7 @@ std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const 
   return lines;
 }
 
-// What rank `root` has; `own` where this is it.
+// Returns rank `root`'s text on all ranks; `own` is used on the root.
 std::string text_from(Group& group, int root, const std::string& own) {
   std::int64_t length = static_cast<std::int64_t>(own.size());
   group.broadcast(&length, std::array<std::int64_t, 1>{1}, DType::kInt64, root);
@@ -69,7 +70,7 @@ std::string text_from(Group& group, int root, const std::string& own) {
   return text;
 }
 
-// First difference between rank 0's lines and this rank's; empty if there is none.
+// Returns the first difference between rank 0's lines and this rank's; empty if there is none.
 std::string difference(const std::string& theirs, const std::vector<std::string>& own, int rank, bool with_names) {
   std::size_t begin = 0;
   for (std::size_t i = 0;; ++i) {
@@ -83,18 +84,18 @@ std::string difference(const std::string& theirs, const std::vector<std::string>
     }
     if (!they_end && i + 1 == own.size() && line.rfind("compression ", 0) == 0) {
       return "the options on rank " + std::to_string(rank) + " are " + own[i] + "; on rank 0: " + line +
-             ". Give all ranks the same.";
+             ". Use the same options on all ranks.";
     }
     const bool is_here = i + 1 < own.size();
     const bool is_there = !they_end && line.rfind("compression ", 0) != 0;
-    return "gradient " + std::to_string(i) + " is " + (is_here ? shown(own[i], line) : "not there") + " on rank " +
-           std::to_string(rank) + ", and " + (is_there ? shown(line, own[i]) : "not there") +
+    return "gradient " + std::to_string(i) + " is " + (is_here ? shown(own[i], line) : "missing") + " on rank " +
+           std::to_string(rank) + ", and " + (is_there ? shown(line, own[i]) : "missing") +
            " on rank 0. All ranks must build the same model, with the same parameters in the same order, and freeze "
-           "the same of them.";
+           "the same parameters.";
   }
 }
 
-// It is no training.
+// Calls that are not part of training are not counted.
 Call uncounted() {
   Call call;
   call.is_counted = false;
@@ -109,7 +110,7 @@ class GroupProbe : public Probe {
  public:
   explicit GroupProbe(Group& group) : group_(group) {}
 
-  // As gradients are summed, by the progress thread.
+  // Runs on the progress thread, as gradients are summed there.
   double all_reduce(std::size_t floats, std::size_t streams) override {
     data_.resize(std::max(data_.size(), floats));
     Call call = uncounted();
@@ -123,7 +124,7 @@ class GroupProbe : public Probe {
     return seconds_since(start);
   }
 
-  // While the other ranks of this host do the same.
+  // Measured while the other ranks of this host do the same.
   double sum(std::size_t floats) override {
     data_.resize(std::max(data_.size(), floats));
     sum_.resize(std::max(sum_.size(), floats));
@@ -195,7 +196,7 @@ float checked_rescale(double factor) {
   const auto scale = static_cast<float>(factor);
   if (scale > 0 && std::isfinite(scale)) return scale;
   throw InvalidArgument("[smdp] rescale(" + text_of(factor) +
-                        "): the factor must be a number above 0, within float32.");
+                        "): the factor must be above 0 and within the range of float32.");
 }
 
 void check_gradients(const Group& group, const std::vector<Gradient>& gradients,
@@ -206,7 +207,7 @@ void check_gradients(const Group& group, const std::vector<Gradient>& gradients,
   for (const Gradient& gradient : gradients) {
     if (has_mean(gradient.dtype)) continue;
     throw InvalidArgument(prefix + "gradient '" + gradient.name + "' is " + name_of(gradient.dtype) +
-                          "; a mean is only defined on floats and complex numbers. Leave it out.");
+                          "; only floating-point and complex types have a mean. Leave this gradient out.");
   }
 }
 

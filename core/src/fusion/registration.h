@@ -10,27 +10,27 @@
 
 namespace smdp {
 
-// Floats and complex numbers.
+// Returns whether the dtype is a floating-point or complex type.
 bool has_mean(DType dtype);
 
-// Of these and those between, for messages.
+// Names the gradients from `first` to `last`, for messages.
 std::string names_of(const Gradient& first, const Gradient& last);
-// Of the group that averages them: see GroupSetup.
+// Returns the purpose of the group that averages them, see GroupSetup.
 std::string purpose_of(const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 
-// Throws InvalidArgument, the text after `prefix`.
+// Throws InvalidArgument, with `prefix` before the text.
 void check_options(const GradientReducerOptions& options, const std::string& prefix);
 
-// Of the loss scale: throws InvalidArgument for what is no float32 above 0.
+// Returns a factor of the loss scale. Throws InvalidArgument unless it is a float32 above 0.
 float checked_rescale(double factor);
 
-// Throws InvalidArgument for an option, or a gradient that has no mean.
+// Throws InvalidArgument for an invalid option, or a gradient whose type has no mean.
 void check_gradients(const Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 
-// Collective. Throws MismatchError on all ranks if a rank's list differs from rank 0's, with the first difference.
+// Collective. Throws MismatchError on all ranks if a rank's list differs from rank 0's, naming the first difference.
 void check_same_gradients(Group& group, const std::vector<Gradient>& gradients, const GradientReducerOptions& options);
 
-// Collective. Rank 0's figures of an all_reduce and of sums, on all ranks; see calibrate().
+// Collective. Returns rank 0's measurements of an all_reduce and of sums on all ranks; see calibrate().
 cost::Measured measure(Group& group, bool tries_streams);
 
 }  // namespace smdp

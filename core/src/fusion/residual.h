@@ -1,4 +1,4 @@
-// Values that a codec carries from step to step, and what the step under way would make of them.
+// Values that a codec carries from step to step, and their new values from the current step.
 #pragma once
 
 #include <cerrno>
@@ -13,7 +13,7 @@ namespace smdp {
 
 class Residual {
  public:
-  // Zeros. Memory is only taken by what is written: a rank encodes its own lane of a buffer.
+  // Starts as zeros. Memory is taken only by what is written, because a rank encodes only its own lane of a buffer.
   explicit Residual(std::size_t count) : count_(count), now_(allocate(count)), next_(allocate(count)) {}
 
   const float* now(std::size_t offset) const { return now_.get() + offset; }
@@ -35,7 +35,7 @@ class Residual {
   };
   static std::unique_ptr<float, Free> allocate(std::size_t count) {
     auto* memory = static_cast<float*>(std::calloc(count + 1, sizeof(float)));
-    if (memory == nullptr) throw shortage("calloc", "what compression keeps of a step", ENOMEM, count * sizeof(float));
+    if (memory == nullptr) throw shortage("calloc", "the residuals of compression", ENOMEM, count * sizeof(float));
     return std::unique_ptr<float, Free>(memory);
   }
 

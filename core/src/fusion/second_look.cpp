@@ -14,21 +14,21 @@
 namespace smdp {
 namespace {
 
-// A gain as large as the noise is not worth another layout.
+// A gain within the noise is not worth another layout.
 constexpr double kClearly = 0.67;
-constexpr double kWakeUp = 200e-6;  // s; threads that happen to be awake save less
+constexpr double kWakeUp = 200e-6;  // s; threads that happen to be awake gain less
 constexpr int kLatencySamples = 4;
 constexpr int kTransferSamples = 2;
 constexpr int kSums = 2;
-constexpr double kLeast = 1e-7;  // s, what no all_reduce takes
+constexpr double kLeast = 1e-7;  // s, less than any all_reduce takes
 
-// 1000 where it is not clearly shorter.
+// Returns 1000 unless the time is clearly shorter.
 std::uint32_t thousandths(double now, double before) {
   if (now >= kClearly * before) return 1000;
   return static_cast<std::uint32_t>(std::max(std::lround(1000 * now / before), 1L));
 }
 
-// The least of each may be of different moments: the difference must not come near nothing.
+// The shortest times may come from different moments, so the difference is bounded from below.
 double transfer(const Sampled& sampled) { return std::max(sampled.large - sampled.small, 0.3 * sampled.large); }
 
 double least_of(const std::vector<Group::Handle>& handles) {
@@ -39,7 +39,7 @@ double least_of(const std::vector<Group::Handle>& handles) {
   return std::max(least, kLeast);
 }
 
-// The least of several.
+// Returns the shortest of several.
 double seconds_of_sum(std::vector<float>& data) {
   const std::vector<float> other(data.size());
   const std::array<const void*, 2> sources{data.data(), other.data()};
@@ -73,7 +73,7 @@ SecondLook::SecondLook(Group& group, const cost::Measured& measured) : floats_(m
   begin(group);
   last_->wait();
   end();
-  // Only the latency is not the same here: nobody has to wake up.
+  // Only the latency differs here: no thread has to be woken.
   const auto bytes = static_cast<double>(floats_ * sizeof(float));
   known_ = Sampled{least_->small, least_->small + bytes / measured.bandwidth, 2 * bytes / measured.reduction};
 }
@@ -89,7 +89,7 @@ void SecondLook::begin(Group& group) {
     std::vector<Batch::Item> items{{bytes, bytes, floats, {DType::kFloat32, ReduceOp::kSum}}};
     return group.all_reduce_batch(std::make_shared<Batch>(std::move(items), 1, cost::ExchangeSizes{}), call);
   };
-  sample(1);  // ranks come to the first one at different times
+  sample(1);  // ranks reach the first one at different times
   for (int i = 0; i < kLatencySamples; ++i) small_.push_back(sample(1));
   for (int i = 0; i < kTransferSamples; ++i) large_.push_back(sample(floats_));
   last_ = large_.back();

@@ -6,7 +6,7 @@
 namespace smdp {
 namespace {
 
-// Measured: 2 was 3 % slower with one rank per host and 2 % faster with two.
+// Measured: a value of 2 was 3 % slower with one rank per host and 2 % faster with two.
 constexpr std::size_t kUnderWay = 1;
 
 std::size_t first_member(const PlannedBuffer& buffer) {

@@ -59,7 +59,7 @@ void StepBatch::send_filled(bool is_finished) {
 void StepBatch::wait_for(Operation& part, const std::function<bool()>& interrupted) {
   std::optional<WaitScope> scope;
   while (!part.wait_for(kStepCheck)) {
-    if (handle_->error()) handle_->wait();  // throws it
+    if (handle_->error()) handle_->wait();  // throws its error
     if (interrupted && interrupted()) group_.abort("interrupted");
     if (!scope) scope.emplace(*handle_);
   }

@@ -1,4 +1,4 @@
-// The one operation of a step: every fusion buffer, as it is filled, then the step's notes.
+// The single operation of a step: every fusion buffer as soon as it is filled, then the step's notes.
 #pragma once
 
 #include <chrono>
@@ -17,37 +17,37 @@
 
 namespace smdp {
 
-// How often a wait looks whether to go on.
+// How often a wait checks whether to continue.
 inline constexpr std::chrono::milliseconds kStepCheck{200};
 
-// Thread safety: one at a time, but label().
+// Thread safety: one thread at a time, except label().
 class StepBatch {
  public:
-  // All of them live longer.
+  // All of them must outlive this object.
   StepBatch(Group& group, const std::vector<Gradient>& gradients, const FusionPlan& plan,
             std::vector<FusionBuffer>& buffers, StepNotes& notes)
       : group_(group), gradients_(gradients), plan_(plan), buffers_(buffers), notes_(notes) {}
 
-  // There are new buffers.
+  // Called when there are new buffers.
   void reset();
-  // over: what the ranks have told of the step before, see StepNotes::kOverInTime.
+  // over: what the ranks reported about the previous step, see StepNotes::kOverInTime.
   void reorder(const std::vector<std::uint32_t>& over);
-  // Before a step.
+  // Called before a step.
   void begin(const std::function<Reduction(const FusionBuffer&)>& reduction);
-  // Sends what is filled, in an order that is the same on all ranks. is_finished: the notes as well.
+  // Sends what is filled, in an order that is the same on all ranks. is_finished: also sends the notes.
   void send_filled(bool is_finished);
 
-  // Waits for a part of the operation, which ends with an error or after all its parts. Throws the error. interrupted:
-  // asked now and then; true closes the group. May be empty.
+  // Waits for a part of the operation, which ends with an error or after all its parts. Throws the error. `interrupted`
+  // is polled; when it returns true, the group is closed. May be empty.
   void wait_for(Operation& part, const std::function<bool()>& interrupted);
 
-  // Of the operation; null before something is sent.
+  // Returns the operation's handle; null before something is sent.
   const Group::Handle& handle() const { return handle_; }
-  // Buffers, in the order in which they are sent, whose sums are there.
+  // Returns how many buffers, in the order of sending, have their sums.
   std::uint32_t buffers_over() const;
 
  private:
-  // What is under way: the first buffer that is not done, and how many follow.
+  // Describes what is in flight: the first buffer that is not done, and how many follow.
   std::string label(const Batch& batch) const;
 
   Group& group_;
@@ -55,14 +55,14 @@ class StepBatch {
   const FusionPlan& plan_;
   std::vector<FusionBuffer>& buffers_;
   StepNotes& notes_;
-  std::size_t kept_ = 0;               // buffers at the front of sequence_ that are in order
-  std::vector<std::size_t> sequence_;  // of buffers, as they are sent in this step
-  std::size_t next_ = 0;               // of sequence_: first buffer not sent
+  std::size_t kept_ = 0;               // buffers at the front of sequence_ that keep their order
+  std::vector<std::size_t> sequence_;  // buffers in the order in which this step sends them
+  std::size_t next_ = 0;               // index in sequence_ of the first buffer not sent
   std::shared_ptr<Batch> batch_;
   Group::Handle handle_;
 };
 
-// Of those that travel in a buffer, for messages.
+// Names the gradients in a buffer, for messages.
 std::string label_of(const FusionBuffer& buffer, const std::vector<Gradient>& gradients);
 
 }  // namespace smdp

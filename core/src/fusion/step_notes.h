@@ -1,5 +1,6 @@
-// What all ranks must know of a step: a byte per gradient that some rank had; what each rank tells; in the first step,
-// rank 0's order. Each has a place of its own, zero on the other ranks, so the maximum gathers it.
+// What all ranks must know about a step: a byte per gradient that some rank used, numbers from each rank and, in the
+// first step, rank 0's order. Each entry has its own place, which is zero on all other ranks, so the maximum gathers
+// them.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,7 @@ class StepNotes {
   // Numbers that each rank tells all others.
   enum Told : std::size_t {
     kComputeTime,  // microseconds
-    // 1 + fusion buffers whose sums were there when backward ended; 0 where nobody waits for single gradients.
+    // 1 + fusion buffers whose sums were there when backward ended; 0 if there is no wait for single gradients.
     kOverInTime,
     // Rank 0: what SecondLook has found, in thousandths; 0: nothing new.
     kShorterLatency,
@@ -47,7 +48,7 @@ class StepNotes {
   // By rank.
   std::vector<std::uint32_t> told(Told what) const { return numbers(place_of(what, 0), ranks_); }
 
-  // Gradients in the order in which they came; those that did not follow, in reverse.
+  // Stores gradients in the order of their arrival, followed by the missing ones in reverse.
   void put_order(const std::vector<std::size_t>& seen) {
     std::vector<std::uint32_t> order(seen.begin(), seen.end());
     std::vector<bool> is_seen(gradients_);
@@ -57,7 +58,7 @@ class StepNotes {
     }
     std::memcpy(place_of(kToldCount, 0), order.data(), order.size() * sizeof(std::uint32_t));
   }
-  // Of a step that has one.
+  // Valid for a step that has one.
   std::vector<std::uint32_t> order() const { return numbers(place_of(kToldCount, 0), gradients_); }
 
  private:
@@ -78,7 +79,7 @@ class StepNotes {
   std::vector<std::uint8_t> bytes_;
 };
 
-// What each rank of the world computed, where it is one of the group.
+// Returns what each rank of the world computed, if it is in the group.
 inline std::vector<double> compute_seconds(const StepNotes& notes, const Group& group) {
   const std::vector<std::uint32_t> microseconds = notes.told(StepNotes::kComputeTime);
   std::vector<double> all;

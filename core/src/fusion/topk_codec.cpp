@@ -12,7 +12,7 @@
 namespace smdp {
 namespace {
 
-// A sparse piece: how many, their places, their values; always as long as its capacity says.
+// A sparse piece: a count, the places and the values. Its length always corresponds to its capacity.
 struct Sparse {
   static std::size_t bytes(std::size_t capacity) { return sizeof(std::uint32_t) * (1 + 2 * capacity); }
 
@@ -42,7 +42,7 @@ struct Sparse {
   }
 };
 
-// Momentum correction: what has piled up is a sum of velocities. Tells whether all of it is finite.
+// Momentum correction: the residual is a sum of velocities. Returns whether all of it is finite.
 bool add_up(const float* in, std::size_t count, float momentum, const float* velocity_now, const float* residual_now,
             float* __restrict velocity, float* __restrict residual) {
   std::uint32_t highest = 0;
@@ -54,7 +54,7 @@ bool add_up(const float* in, std::size_t count, float momentum, const float* vel
   return highest < kInfinityBits;
 }
 
-// The same without momentum, where a velocity is the gradient itself and need not be kept.
+// The same without momentum, where the velocity is the gradient itself and need not be kept.
 bool add_up(const float* in, std::size_t count, const float* residual_now, float* __restrict residual) {
   std::uint32_t highest = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -95,7 +95,7 @@ class TopKCodec final : public GradientCodec {
     Sparse::read(in, capacity(count), count, out);
   }
 
-  // The sum of sparse contributions is sparse, too, and travels without loss.
+  // The sum of sparse contributions is also sparse, and travels without loss.
   std::size_t sum_bytes(std::size_t count, std::size_t hosts) const override {
     return Sparse::bytes(std::min(count, hosts * capacity(count)));
   }

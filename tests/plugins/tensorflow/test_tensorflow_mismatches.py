@@ -92,7 +92,7 @@ def check_roots() -> None:
 def check_options() -> None:
     """Of a tape: nobody waits for a call that the other does not make."""
     variable, kinds, rank = tf.Variable([1.0], name="kernel"), sdp.ReduceOp, sdp.rank()
-    average = r"their mean, .* on rank 0: .* their sum times 1,.*Give all ranks the same"
+    average = r"their mean, .* on rank 0: .* their sum times 1,.*Use the same options"
     largest = (
         r"kernel(:0)?' float32 \(MAX times 1 of float32\[1\]\) on rank 1, and 'kernel(:0)?' float32\[1\]"
     )

@@ -173,7 +173,7 @@ def check_caught_error() -> None:
     for _ in range(20):
         step(tf.constant(False))
     start = time.monotonic()
-    told = r"rank 1 of 2: step 21 of these gradients was begun, but not all of them came"
+    told = r"rank 1 of 2: step 21 of these gradients was begun, but not all of them arrived"
     with pytest.raises(tf.errors.OpError, match=told if sdp.rank() == 0 else "broken on purpose"):
         step(tf.constant(sdp.rank() == 1))
     if sdp.rank() == 0:
