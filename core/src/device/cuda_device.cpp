@@ -14,7 +14,7 @@ constexpr unsigned kForAllContexts = 1;      // CU_MEMHOSTREGISTER_PORTABLE
 
 constexpr int kInvalidDevice = 101;  // CUDA_ERROR_INVALID_DEVICE
 
-// Of what is freed by its context; a destructor does not throw.
+// Frees memory in its context; for destructors, which must not throw.
 void free_in(const Device& device, int (*free)(Handle), Handle what) noexcept {
   if (what == nullptr || device.is_inherited()) return;
   try {
@@ -30,7 +30,7 @@ Device::Device(int number) : driver_(Driver::instance()) {
   const int result = number < 0 ? kInvalidDevice : driver_.get_device(&device_, number);
   if (result == kInvalidDevice) {
     throw InvalidArgument("[smdp] there is no CUDA device " + std::to_string(number) +
-                          "; CUDA_VISIBLE_DEVICES says which of them this process sees, counted from 0.");
+                          ". CUDA_VISIBLE_DEVICES determines which devices this process sees, counted from 0.");
   }
   driver_.check(result, "cuDeviceGet");
   driver_.check(driver_.retain_context(&context_, device_), "cuDevicePrimaryCtxRetain");

@@ -1,6 +1,7 @@
 // One CUDA device: streams, events, memory and copies, each freed by its destructor.
 //
-// Thread safety: all but construction and destruction may be called from any thread. All throw Error.
+// Thread safety: everything except construction and destruction may be called from any thread. All functions throw
+// Error.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +15,13 @@ namespace smdp::cuda {
 
 class Device {
  public:
-  // The context that frameworks use, too. Throws Error: no driver, or no such device.
+  // Uses the same context as frameworks. Throws Error if there is no driver or no such device.
   explicit Device(int number);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
   ~Device();
 
-  // Makes the device's context this thread's while it lives.
+  // Makes the device's context current in this thread during its lifetime.
   class Current {
    public:
     explicit Current(const Device& device);
@@ -33,7 +34,7 @@ class Device {
   };
 
   const Driver& driver() const { return driver_; }
-  // Nothing of CUDA may be touched in a forked child.
+  // Returns whether this is a forked child, in which CUDA must not be used.
   bool is_inherited() const { return ForkGuard::in_forked_child(fork_generation_); }
 
  private:
@@ -53,7 +54,7 @@ class Event {
   Event& operator=(Event&&) = delete;
   ~Event();
 
-  // Blocks until the device has got there, asleep.
+  // Blocks, sleeping, until the device has reached the event.
   void synchronize() const;
   Handle handle() const { return handle_; }
 
@@ -62,7 +63,7 @@ class Event {
   Handle handle_ = nullptr;
 };
 
-// What runs on a device in its order, beside other streams, the default one included.
+// A sequence of operations on the device, concurrent with other streams including the default one.
 class Stream {
  public:
   explicit Stream(DevicePointer device);
@@ -70,12 +71,12 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   ~Stream();
 
-  // What follows here comes after `event`, of any device.
+  // Makes later operations of this stream wait for `event`, of any device.
   void wait(Handle event) const;
   Event record() const { return {device_, handle_}; }
   void synchronize() const;
 
-  // Memory of the device, of the host that is pinned.
+  // Copies within the device, and between the device and pinned host memory.
   void copy_within(Address to, Address from, std::size_t bytes) const;
   void copy_to_host(std::byte* to, Address from, std::size_t bytes) const;
   void copy_to_device(Address to, const std::byte* from, std::size_t bytes) const;
@@ -101,10 +102,10 @@ class Memory {
   Address address_ = 0;
 };
 
-// Pins memory of the host, for all devices, as long as the result lives. bytes: above 0.
+// Pins host memory for all devices, as long as the result lives. bytes: above 0.
 std::shared_ptr<void> pin(DevicePointer device, std::byte* memory, std::size_t bytes);
 
-// Lets a stream of a framework, null for its default one, wait for `event`.
+// Makes a framework's stream, null for its default one, wait for `event`.
 void wait_in_stream(const Device& device, Handle stream, const Event& event);
 
 }  // namespace smdp::cuda

@@ -10,7 +10,7 @@
 namespace smdp::cuda {
 namespace {
 
-constexpr const char* kLibrary = "libcuda.so.1";  // the driver's own: no toolkit is needed
+constexpr const char* kLibrary = "libcuda.so.1";  // part of the driver: no toolkit is needed
 
 constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
 constexpr int kFirstOfKernels = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
@@ -20,16 +20,16 @@ Driver load() {
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
-    throw Error("[smdp] CUDA's driver cannot be loaded: " + std::string(why == nullptr ? kLibrary : why) +
-                ". Install NVIDIA's driver, start the container with its devices (docker run --gpus all), or hand over "
-                "memory of the host.");
+    throw Error("[smdp] the CUDA driver could not be loaded: " + std::string(why == nullptr ? kLibrary : why) +
+                ". Install the NVIDIA driver, start the container with its devices (docker run --gpus all), or pass "
+                "host memory.");
   }
   Driver driver{};
   const auto find = [library](auto& function, const char* name) {
     void* found = ::dlsym(library, name);
     if (found == nullptr) {
-      throw Error("[smdp] CUDA's driver has no function " + std::string(name) +
-                  ": it is older than CUDA 11. Update it.");
+      throw Error("[smdp] the CUDA driver has no function " + std::string(name) +
+                  ": it is older than CUDA 11. Update the driver.");
     }
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
   };
@@ -72,12 +72,14 @@ void Driver::check(int result, const char* what) const {
   error_name(result, &name);
   std::string cure;
   if (result >= kFirstOfKernels && result <= kLastOfKernels) {
-    cure = " Where a kernel of the program has failed, every later call says so: CUDA_LAUNCH_BLOCKING=1 finds it.";
+    cure =
+        " After a kernel of the program fails, every later call reports the error. Set CUDA_LAUNCH_BLOCKING=1 to find "
+        "the kernel.";
   } else if (result == kOutOfMemory) {
-    cure = " Fusion buffers take as much memory on the device as the gradients that are gathered in them.";
+    cure = " Fusion buffers take as much device memory as the gradients that are gathered in them.";
   }
-  throw Error("[smdp] CUDA's driver: " + std::string(what) + " gave " + (name == nullptr ? "error" : name) + " (" +
-              std::to_string(result) + ")." + cure);
+  throw Error("[smdp] CUDA driver call " + std::string(what) + " returned " + (name == nullptr ? "error" : name) +
+              " (" + std::to_string(result) + ")." + cure);
 }
 
 }  // namespace smdp::cuda

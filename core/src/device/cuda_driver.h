@@ -1,4 +1,4 @@
-// CUDA's driver, which is looked for when something on a device is first used: smdp is built, and runs, without it.
+// The CUDA driver, loaded when a device is first used: smdp is built, and runs, without it.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,9 @@
 namespace smdp::cuda {
 
 using Address = unsigned long long;  // CUdeviceptr
-using Handle = void*;                // CUcontext, CUstream, CUevent; those of the runtime's API are the same
+using Handle = void*;                // CUcontext, CUstream, CUevent, or the runtime API's equivalents
 
-// Functions of cuda.h by its names; each gives 0, or the number of an error.
+// Functions of cuda.h by their names; each returns 0 or an error number.
 struct Driver {
   int (*init)(unsigned);
   int (*get_device)(int*, int);
@@ -33,9 +33,9 @@ struct Driver {
   int (*copy_to_device)(Address, const void*, std::size_t, Handle);
   int (*error_name)(int, const char**);
 
-  // Of this process. Throws Error: there is none, or it finds no device.
+  // Returns the process's driver. Throws Error if there is none, or if it finds no device.
   static const Driver& instance();
-  // Throws Error for any number but 0. what: which call gave it.
+  // Throws Error for any result but 0. what: the call that returned it.
   void check(int result, const char* what) const;
 };
 

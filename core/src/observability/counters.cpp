@@ -10,16 +10,16 @@ namespace smdp {
 namespace {
 
 struct Counters {
-  Mutex mutex;  // a leaf
+  Mutex mutex;  // no other lock is taken under it
   std::map<std::pair<const char*, const char*>, OperationCount> operations SMDP_GUARDED_BY(mutex);
   StepCount steps SMDP_GUARDED_BY(mutex);
   double exposed_seconds SMDP_GUARDED_BY(mutex) = 0;  // of steps that may not have ended
-  TimePoint last_finish SMDP_GUARDED_BY(mutex){};     // seconds_computed() was called
+  TimePoint last_finish SMDP_GUARDED_BY(mutex){};     // time of the last call of seconds_computed()
   double exposed_at_finish SMDP_GUARDED_BY(mutex) = 0;
 };
 
 Counters& counters() {
-  static Counters& only = *new Counters;  // never destroyed: threads may outlive main
+  static Counters& only = *new Counters;  // never destroyed, because threads may outlive main
   return only;
 }
 

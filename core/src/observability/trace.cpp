@@ -24,13 +24,13 @@ namespace smdp::trace {
 namespace {
 
 constexpr std::size_t kFlushBytes = std::size_t{64} << 10;
-constexpr std::chrono::seconds kFlushTime{1};  // a rank that is killed takes along no more, while events come
+constexpr std::chrono::seconds kFlushTime{1};  // while events arrive, a killed rank loses at most one second of them
 constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of one file
 
 std::atomic<bool> on{false};
 std::atomic<std::size_t> limit{kMostBytes};
 
-// Machines that share it share the clock.
+// Machines with the same boot id share the clock.
 std::string boot_id() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -50,10 +50,10 @@ class File {
     if (descriptor_ < 0) {
       if (errno != EACCES && errno != EPERM) throw_if_short("open", path);
       throw ConfigError("[smdp] SMDP_TRACE is '" + directory + "', and " + path +
-                        " cannot be written: " + std::strerror(errno) + ". Name a directory that can be.");
+                        " cannot be written: " + std::strerror(errno) + ". Choose a directory that is writable.");
     }
     rank_ = std::to_string(rank);
-    // An array that is never closed: viewers accept that, also of a process that was killed.
+    // The array is never closed: viewers accept that, and so a killed process leaves a valid file.
     pending_ = "[\n";
     metadata("process_name", "0", "{\"name\":" + quoted("rank " + rank_ + " (" + host + ")") + "}");
     metadata("process_sort_index", "0", "{\"sort_index\":" + rank_ + "}");
@@ -93,7 +93,7 @@ class File {
     }
   }
 
-  // `smdp trace` takes a file whose last event is another one for cut off.
+  // `smdp trace` considers a file cut off if its last event is a different one.
   void finish() {
     Lock lock(mutex_);
     if (descriptor_ < 0 || is_full_ || is_finished_) return;
@@ -119,7 +119,7 @@ class File {
                 arguments + "},\n";
   }
 
-  // `smdp trace` warns of it.
+  // `smdp trace` warns about it.
   void fill_up(TimePoint now, std::size_t most) SMDP_REQUIRES(mutex_) {
     is_full_ = true;
     on.store(false);
@@ -138,7 +138,7 @@ class File {
     return number;
   }
 
-  // What tell() is given, once the mutex, which is a leaf, is free.
+  // Returns the text for tell(), which is called once the mutex is free, because no lock is taken under it.
   std::string take_trouble() SMDP_REQUIRES(mutex_) { return std::exchange(trouble_, {}); }
   static void tell(const std::string& trouble) {
     if (!trouble.empty()) log(LogLevel::kWarning, trouble);
@@ -152,7 +152,7 @@ class File {
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote <= 0) {
         trouble_ = "rank " + rank_ + ": the trace cannot be written (" + std::strerror(errno) +
-                   ") and ends here; the job goes on.";
+                   ") and ends here. The job continues.";
         is_full_ = true;
         on.store(false);
         break;
@@ -163,7 +163,7 @@ class File {
     pending_.clear();
   }
 
-  Mutex mutex_;  // a leaf
+  Mutex mutex_;  // no other lock is taken under it
   int descriptor_ SMDP_GUARDED_BY(mutex_) = -1;
   std::string rank_ SMDP_GUARDED_BY(mutex_);
   std::string pending_ SMDP_GUARDED_BY(mutex_);
@@ -171,11 +171,11 @@ class File {
   TimePoint flushed_ SMDP_GUARDED_BY(mutex_){};
   bool is_full_ SMDP_GUARDED_BY(mutex_) = false;
   bool is_finished_ SMDP_GUARDED_BY(mutex_) = false;
-  std::string trouble_ SMDP_GUARDED_BY(mutex_);  // not told yet
+  std::string trouble_ SMDP_GUARDED_BY(mutex_);  // not reported yet
   std::map<std::string, std::size_t> tracks_ SMDP_GUARDED_BY(mutex_);
 };
 
-// What a forked child has inherited is its parent's: it opens another one, or has none.
+// A forked child does not use its parent's file: it opens its own, or has none.
 File& file() { return per_process<File>(); }
 
 }  // namespace

@@ -7,10 +7,10 @@
 
 namespace smdp::trace {
 
-// Makes `directory` if need be. Later calls change nothing. Throws ConfigError.
+// Creates `directory` if necessary. Later calls have no effect. Throws ConfigError.
 void open(const std::string& directory, int rank, int size, const std::string& host);
-// Writes what is still in memory, and an event that says that nothing is missing before it. Events may
-// follow; they end with another such call.
+// Writes what is still in memory, and an event which says that nothing before it is missing. Events may follow, and end
+// with another such call.
 void finish();
 
 }  // namespace smdp::trace

@@ -5,7 +5,7 @@
 namespace smdp::kernels {
 namespace {
 
-// GCC warns of the undefined vector inside intrinsics without a mask (GCC bug 105593); a full mask costs nothing.
+// GCC warns about the undefined vector inside intrinsics without a mask (GCC bug 105593); a full mask costs nothing.
 constexpr __mmask16 kAll = 0xffff;
 
 struct Avx512 {
@@ -27,7 +27,7 @@ struct Avx512 {
     return (Floats)((Plain::Words)_mm512_maskz_cvtepu16_epi32(kAll, load<__m256i>(from)) << 16);
   }
 
-  // Not VCVTNEPS2BF16: it flushes denormals.
+  // Not VCVTNEPS2BF16, which flushes denormals.
   static inline void narrow_bfloat(void* to, const Floats& floats) {
     const __m256i narrow = _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)Plain::round_bfloat(floats));
     __builtin_memcpy(to, &narrow, sizeof(narrow));

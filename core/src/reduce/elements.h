@@ -1,9 +1,9 @@
-// Element types of the kernels' loops: what lies in memory, what is computed with. Part of loops.h, which says why
-// everything here has internal linkage.
+// Element types of the kernels' loops: how values are stored and how they are computed. Part of loops.h, which explains
+// why everything here has internal linkage.
 //
-// An instruction set `Isa` gives: kBytes, the size of its vectors; kPrefetches, whether loops that only load and add
-// ask for memory ahead; widen_half, narrow_half, widen_bfloat and narrow_bfloat, between kBytes / 4 16-bit floats in
-// memory and a vector of float32.
+// An instruction set `Isa` provides kBytes, the size of its vectors; kPrefetches, whether loops that only load and add
+// prefetch; and widen_half, narrow_half, widen_bfloat and narrow_bfloat, which convert between kBytes / 4 16-bit floats
+// in memory and a vector of float32.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ SMDP_INLINE Vector<std::uint32_t, bytes> bits_of(const Vector<float, bytes>& flo
   return bit_cast<Vector<std::uint32_t, bytes>>(floats);
 }
 
-// 16-bit conversions in plain vector arithmetic. They meet no float32 denormals on the way.
+// 16-bit conversions in plain vector arithmetic. No float32 denormals occur in them.
 template <std::size_t bytes>
 struct PlainConversions {
   static constexpr std::size_t kBytes = bytes;
@@ -59,7 +59,7 @@ struct PlainConversions {
     const Words magnitude = half & 0x7fffU;
     const Words normal = (magnitude << 13) + (112U << 23);
     const Words special = (magnitude << 13) + (224U << 23);
-    // 0.5 + m * 2^-24 is exact, and so is what remains.
+    // 0.5 + m * 2^-24 is exact, and so is the remainder.
     const Words denormal = bit_cast<Words>(bit_cast<Floats>(magnitude | 0x3f000000U) - 0.5F);
     const Words finite = magnitude < 0x0400U ? denormal : normal;
     return bit_cast<Floats>((magnitude >= 0x7c00U ? special : finite) | ((half & 0x8000U) << 16));
@@ -118,7 +118,7 @@ struct Float {
   using Value = Vector<T, Isa::kBytes>;
   static SMDP_INLINE Value read(const void* from) { return load<Value>(from); }
   static SMDP_INLINE void write(void* to, const Value& value) {
-    // CPUs differ in the sign and payload of the NaN they make, and compilers in the order of operands.
+    // CPUs differ in the sign and payload of the NaN they produce, and compilers in the order of operands.
     constexpr T kNan = sizeof(T) == 4 ? static_cast<T>(__builtin_nanf("")) : static_cast<T>(__builtin_nan(""));
     const Value nans = Value{} + kNan;
     const Value clean = value != value ? nans : value;
@@ -148,8 +148,8 @@ struct Bfloat {
   static SMDP_INLINE void write(void* to, const Value& value) { Isa::narrow_bfloat(to, value); }
 };
 
-// For reductions, two bfloat16 to a word: the upper one is a float32 but for its lower half, the lower one after a
-// shift, so that none has to change its lane.
+// For reductions, two bfloat16 values per word: the upper one is a float32 except for its lower half, the lower one
+// becomes one by a shift, so neither changes its lane.
 template <class Isa>
 struct BfloatPair {
   static constexpr bool kPrefetches = true;
@@ -172,7 +172,7 @@ struct BfloatPair {
   }
 };
 
-// What operations see of an element: all of its value, or each half of a pair.
+// What operations see of an element: its whole value, or each half of a pair.
 template <class Element>
 struct Operate {
   using Value = typename Element::Value;

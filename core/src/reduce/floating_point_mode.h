@@ -1,5 +1,5 @@
-// The IEEE 754 mode for as long as it lives: round to nearest even, denormals kept. A thread's own mode is another
-// after torch.set_flush_denormal(True), and would make the bits depend on which thread adds.
+// Sets the IEEE 754 mode for its lifetime: round to nearest even, denormals kept. A thread may have a different mode,
+// e.g. after torch.set_flush_denormal(True), which would make the bits depend on the thread that adds.
 #pragma once
 
 #include <cstdint>

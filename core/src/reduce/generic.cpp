@@ -1,4 +1,4 @@
-// Runs on any CPU; the reference for the others.
+// Runs on any CPU; the reference for the other kernels.
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -10,7 +10,7 @@ namespace smdp::kernels {
 #if defined(__x86_64__)
 namespace {
 
-// What every x86-64 has.
+// Available on every x86-64 CPU.
 struct Sse2 {
   static constexpr std::size_t kBytes = 16;
 

@@ -1,9 +1,9 @@
-// The loops of all kernels, as templates over an instruction set. Included once by each kernel file, which is compiled
-// for that instruction set; hence everything here has internal linkage and no other header's inline functions are
+// The loops of all kernels, as templates over an instruction set. Each kernel file includes them once and is compiled
+// for its instruction set. Everything here therefore has internal linkage, and no inline functions of other headers are
 // used: the linker must never merge a function built for AVX-512 with one that runs on any CPU.
 //
-// How a reduction runs: kUnroll vectors of every source are folded in registers, source after source, then stored.
-// All loads of a position come before its stores, so dst may be one of the sources; each source is read once.
+// A reduction folds kUnroll vectors of every source in registers, source after source, and then stores them. All loads
+// of a position come before its stores, so dst may be one of the sources; each source is read once.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ struct Product {
   }
 };
 
-// On (real, imaginary) pairs. Written so that no subtraction and addition alternate: from such lanes GCC 12 makes
-// FMADDSUB, -ffp-contract=off or not.
+// On (real, imaginary) pairs. Written so that subtractions and additions do not alternate, because GCC 12 turns such
+// lanes into FMADDSUB even with -ffp-contract=off.
 struct ComplexProduct {
   template <class Element>
   static SMDP_INLINE typename Element::Value fold(typename Element::Value a, typename Element::Value b) {
@@ -114,9 +114,9 @@ struct DivideInteger {
 
 inline constexpr std::size_t kUnroll = 4;
 
-// How far ahead of the loads memory is asked for, never beyond the end: there a peer may be writing. On 64 MB this gave
-// a tenth more for float32, a third more for bfloat16 by AVX-512 on an Intel Xeon, 1.8 times for bfloat16 by AVX2. On
-// an AMD EPYC it takes a tenth to a fifth of float32's speed by AVX2 and gives a third for bfloat16.
+// How far ahead of the loads memory is prefetched, never beyond the end, where a peer may be writing. On 64 MB this
+// gained a tenth for float32 and a third for bfloat16 with AVX-512 on an Intel Xeon, and a factor of 1.8 for bfloat16
+// with AVX2. On an AMD EPYC it costs a tenth to a fifth of float32's speed with AVX2 and gains a third for bfloat16.
 inline constexpr std::size_t kPrefetchBytes = 2048;
 
 template <std::size_t bytes>
@@ -124,7 +124,7 @@ SMDP_INLINE void prefetch(const unsigned char* from) {
   for (std::size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(from + kPrefetchBytes + i);
 }
 
-// Folds `vectors` vectors at byte `offset`. `fixed` is the number of sources if it is known, else 0; `ahead`: prefetch.
+// Folds `vectors` vectors at byte `offset`. `fixed` is the number of sources if known, else 0. `ahead`: prefetch.
 template <class Element, class Op, class End, std::size_t fixed, std::size_t vectors, bool ahead>
 SMDP_INLINE void fold_at(unsigned char* dst, const void* const* sources, std::size_t k, std::size_t offset,
                          std::uint32_t divisor) {
@@ -163,7 +163,7 @@ SMDP_INLINE void fold_all(unsigned char* dst, const void* const* sources, std::s
     fold_at<Element, Op, End, fixed, 1, false>(dst, sources, k, offset, divisor);
   }
   if (offset == bytes) return;
-  // The rest goes through vectors padded with zeros, so that every element is computed by the same instructions.
+  // The remainder uses vectors padded with zeros, so that every element is computed by the same instructions.
   const std::size_t rest = bytes - offset;
   unsigned char padded[step] = {};
   __builtin_memcpy(padded, static_cast<const unsigned char*>(sources[0]) + offset, rest);
@@ -233,7 +233,7 @@ void stream(void* dst, const void* src, std::size_t lines) {
 constexpr std::size_t index(DType dtype) { return static_cast<std::size_t>(dtype); }
 constexpr std::size_t index(ReduceOp op) { return static_cast<std::size_t>(op); }
 
-// `T` as the user has it, `U` its unsigned twin.
+// `T` is the user's type, `U` its unsigned counterpart.
 template <class Isa, class T, class U>
 constexpr void add_integer(Table& table, DType dtype) {
   ReduceFunction* row = table.reduce[index(dtype)];
@@ -244,7 +244,7 @@ constexpr void add_integer(Table& table, DType dtype) {
   row[index(ReduceOp::kMax)] = reduce<Integer<Isa, T>, Max>;
 }
 
-// Folded: as which it is reduced.
+// Folded: the element type used for reducing.
 template <class Element, class Folded = Element>
 constexpr void add_float(Table& table, DType dtype, DType complex) {
   ReduceFunction* row = table.reduce[index(dtype)];

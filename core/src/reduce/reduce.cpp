@@ -33,7 +33,7 @@ bool has_f16c() {
 
 bool is_amd() { return __builtin_cpu_is("amd"); }
 
-// __builtin_cpu_supports asks the operating system too whether it saves the wide registers.
+// __builtin_cpu_supports also checks whether the operating system saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
 bool has_avx512() {
@@ -44,10 +44,10 @@ bool has_avx512() {
 bool is_amd() { return false; }
 #endif
 
-// Best first.
+// Fastest first.
 constexpr Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    // On an AMD EPYC (Zen 4) large messages take a quarter longer by AVX-512 than by AVX2.
+    // On an AMD EPYC (Zen 4), large messages take a quarter longer with AVX-512 than with AVX2.
     {&kernels::avx512, [] { return has_avx512() && !is_amd(); }},
     {&kernels::avx2, has_avx2},
     {&kernels::avx512, [] { return has_avx512() && is_amd(); }},
@@ -73,7 +73,7 @@ void scale_integers(void* dst, const void* src, std::size_t count, double factor
   constexpr double kTwoTo63 = 9223372036854775808.0;
   const bool is_whole = std::trunc(factor) == factor && std::abs(factor) < kTwoTo63;
   const auto whole = is_whole ? static_cast<std::uint64_t>(static_cast<std::int64_t>(factor)) : 0;
-  // The first double that T has no room for, above and below.
+  // The first doubles that are out of T's range, above and below.
   constexpr double kUpper = static_cast<double>(std::numeric_limits<T>::max() / 2 + 1) * 2.0;
   constexpr double kLower = static_cast<double>(std::numeric_limits<T>::min()) - (sizeof(T) < 8 ? 1.0 : 0.0);
   for (std::size_t i = 0; i < count; ++i) {
@@ -114,7 +114,7 @@ const kernels::Table& kernels::current() noexcept {
   const Table* table = in_use.load(std::memory_order_relaxed);
   if (table == nullptr) {
     const Table* best = detect();
-    // A kernel forced meanwhile stays.
+    // A kernel forced in the meantime stays.
     table = in_use.compare_exchange_strong(table, best) ? best : table;
   }
   return *table;
@@ -130,8 +130,9 @@ Reduction middle_stage(Reduction r) noexcept {
 Reduction last_stage(Reduction r) noexcept { return is_divided_first(r) ? middle_stage(r) : r; }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
-  // Of blocks between these sizes, glibc's memcpy makes one `rep movsb`, which AMD's processors carry out at a quarter
-  // of the speed where addresses are not aligned alike; NumPy's arrays lie 16 bytes behind a page's begin, slots at it.
+  // For blocks between these sizes, glibc's memcpy uses one `rep movsb`, which AMD's processors execute at a quarter of
+  // the speed if the two addresses are aligned differently. NumPy's arrays start 16 bytes behind a page's start, slots
+  // at it.
   constexpr std::size_t kFewest = std::size_t{2} << 10;
   constexpr std::size_t kMost = std::size_t{4} << 20;
   static const bool is_slow = is_amd();
@@ -216,7 +217,7 @@ void force_kernel(const std::string& name) {
     }
     names += (names.empty() ? "" : ", ") + std::string(candidate.table->name);
   }
-  throw ConfigError("SMDP_FORCE_KERNEL=" + name + ": this CPU runs " + names);
+  throw ConfigError("[smdp] SMDP_FORCE_KERNEL is '" + name + "', which this CPU cannot run; allowed: " + names + ".");
 }
 
 std::vector<std::string> available_kernels() {

@@ -1,8 +1,8 @@
-// Element-wise reductions over memory, by the widest kernel this CPU runs.
+// Element-wise reductions over memory, with the widest kernel that this CPU runs.
 //
-// All kernels give the same bits, on every CPU: additions keep the order of the sources, nothing is contracted to FMA,
+// All kernels give the same bits on every CPU: additions keep the order of the sources, nothing is contracted to FMA,
 // 16-bit floats accumulate in float32 and are rounded once to nearest even, denormals are kept whatever the calling
-// thread's mode is, and a NaN that is computed is the one quiet, positive NaN without payload.
+// thread's mode is, and a computed NaN is always the quiet, positive NaN without payload.
 //
 // Thread safety: all functions may be called from any thread.
 #pragma once
@@ -16,47 +16,48 @@
 
 namespace smdp {
 
-// What is to be computed. kPremulSum sums: its factors are applied before, by scale().
+// What to compute. kPremulSum sums; scale() applies its factors first.
 struct Reduction {
   DType dtype;
   ReduceOp op;
-  std::uint32_t divisor = 1;  // of kAvg: the group's size in the stage that divides, 1 everywhere else
+  std::uint32_t divisor = 1;  // for kAvg: the group's size in the stage that divides, 1 in all others
 };
 
-// Of the parts of complex numbers; every other dtype as it is.
+// Returns the dtype of the parts of complex numbers; every other dtype unchanged.
 DType component_of(DType dtype) noexcept;
 
-// A reduction in stages that store partial sums: what the first one computes, those between, and the last. Means of
-// float16 are divided in the first, before they are rounded: a partial sum may overflow where the mean does not.
+// A reduction in stages that store partial sums: what the first, the middle and the last stage compute. Means of
+// float16 are divided in the first stage, before rounding, because a partial sum may overflow where the mean does not.
 Reduction first_stage(Reduction r) noexcept;
 Reduction middle_stage(Reduction r) noexcept;
 Reduction last_stage(Reduction r) noexcept;
 
-// dst = sources[0] op sources[1] op ... in that order, over `count` elements and k >= 1 sources, in one pass.
-// dst may be equal to one of the sources, and overlaps no other. One source is copied bit by bit (bool becomes 0 or 1).
-// MIN and MAX of equal values keep the first. Requires is_supported(r.dtype, r.op).
+// dst = sources[0] op sources[1] op ... in that order, over `count` elements and k >= 1 sources, in one pass. dst may
+// equal one of the sources, and must not overlap the others. A single source is copied bit by bit (bool becomes 0 or
+// 1). MIN and MAX of equal values keep the first. Requires is_supported(r.dtype, r.op).
 void reduce(void* dst, const void* const* sources, std::size_t k, std::size_t count, const Reduction& r) noexcept;
 
 // dst = src * factor; dst may be src. 16-bit floats are multiplied in float32. Integers wrap if the factor is a whole
-// number, otherwise they are truncated towards zero and saturate. Requires is_supported(dtype, kPremulSum).
+// number; otherwise they are truncated toward zero and saturate. Requires is_supported(dtype, kPremulSum).
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) noexcept;
 
-// As memcpy, which is slow on some processors where source and destination are not aligned alike.
+// Like memcpy, which is slow on some processors if source and destination are aligned differently.
 void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept;
-// By the kernel in use, on any processor.
+// Uses the kernel in use, on any processor.
 void copy_in_vectors(void* to, const void* from, std::size_t bytes) noexcept;
 
-// Between float32 and kFloat16 or kBfloat16 (`dtype`), rounded to nearest even; the factor applies to the float32.
+// Convert between float32 and kFloat16 or kBfloat16 (`dtype`), rounded to nearest even. The factor applies to the
+// float32.
 void narrow(void* dst, DType dtype, const float* src, std::size_t count, double factor = 1.0) noexcept;
 void widen(float* dst, const void* src, DType dtype, std::size_t count, double factor = 1.0) noexcept;
 
-// The kernel in use: "avx512", "avx2", "neon" or "generic".
+// Returns the kernel in use: "avx512", "avx2", "neon" or "generic".
 const char* kernel_name() noexcept;
 
-// Uses that kernel from now on (SMDP_FORCE_KERNEL, tests). Throws ConfigError if this CPU has none of that name.
+// Uses this kernel from now on (SMDP_FORCE_KERNEL, tests). Throws ConfigError if this CPU cannot run it.
 void force_kernel(const std::string& name);
 
-// Names of the kernels that this CPU runs, best first.
+// Returns the names of the kernels that this CPU runs, fastest first.
 std::vector<std::string> available_kernels();
 
 }  // namespace smdp

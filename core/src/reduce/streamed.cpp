@@ -26,7 +26,7 @@ void stream(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   copy_bytes(to + done, from + done, bytes - done);
 }
 
-// Streamed stores wait in buffers of the processor, a fence for all of them: one per operation, not one per piece.
+// Streamed stores wait in buffers of the processor. One fence per operation, not per piece, orders all of them.
 void order_stores() noexcept {
 #if defined(__x86_64__)
   _mm_sfence();
@@ -58,7 +58,7 @@ void reduce_streamed(void* dst, const void* const* sources, std::size_t k, std::
 }
 
 bool exceeds_caches(std::size_t bytes) noexcept {
-  // Not sysconf(_SC_LEVEL3_CACHE_SIZE), which adds up a socket's caches where processors have several.
+  // Not sysconf(_SC_LEVEL3_CACHE_SIZE), which adds up a socket's caches on processors that have several.
   static const std::size_t last = [] {
     std::size_t kibibytes = 0;
     if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re")) {
