@@ -15,7 +15,7 @@ constexpr std::array<std::string_view, 16> kNames{
     "UNSHARD", "RESHARD", "REDUCE_GRAD", "OVERLAP_F_B", "OFFLOAD", "RELOAD", "REDUCE_TIED", "REDUCE_NORM",
 };
 
-// So that a stage's neighbour is a number, too.
+// Small enough that a stage's neighbor is also a valid number.
 constexpr int kLargest = 1 << 30;
 
 std::optional<ActionKind> kind_named(std::string_view name) {
@@ -28,13 +28,13 @@ std::optional<ActionKind> kind_named(std::string_view name) {
 [[noreturn]] void refuse_action(std::string_view text, const char* why) {
   std::string names;
   for (const std::string_view name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
-  // What a user pastes may be a whole file.
-  throw InvalidArgument("[smdp] '" + shown(text) + "' is no action: " + why +
-                        ". Write stage, kind, microbatch, e.g. 2F0, 1UNSHARD or (0F5;3B1)OVERLAP_F_B; kinds: " + names +
-                        ".");
+  // The text may be a whole file that a user pasted.
+  throw InvalidArgument(
+      "[smdp] '" + shown(text) + "' is not an action: " + why +
+      ". Write stage, kind and microbatch, e.g. 2F0, 1UNSHARD or (0F5;3B1)OVERLAP_F_B; kinds: " + names + ".");
 }
 
-// Takes a number off the front of text; -1 if there is none.
+// Removes a number from the front of `text` and returns it; -1 if there is none.
 int take_number(std::string_view& text, std::string_view whole) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -58,17 +58,17 @@ Action parse_single(std::string_view text, std::string_view whole) {
   const std::optional<ActionKind> kind = kind_named(text.substr(0, length));
   if (!kind || *kind == ActionKind::kOverlap) refuse_action(whole, "its kind is unknown");
   action.kind = *kind;
-  if (action.kind == ActionKind::kReduceNorm) refuse_action(whole, "its kind takes no stage");
+  if (action.kind == ActionKind::kReduceNorm) refuse_action(whole, "its kind has no stage");
   text.remove_prefix(length);
   const int number = take_number(text, whole);
   if (action.kind == ActionKind::kReduceTied) {
-    if (number < 0) refuse_action(whole, "it lacks the number of its group");
+    if (number < 0) refuse_action(whole, "it has no group number");
     action.other_stage = number;
   } else if (has_microbatch(action.kind)) {
-    if (number < 0) refuse_action(whole, "it lacks a microbatch");
+    if (number < 0) refuse_action(whole, "it has no microbatch");
     action.microbatch = number;
   } else if (number >= 0) {
-    refuse_action(whole, "its kind takes no microbatch");
+    refuse_action(whole, "its kind has no microbatch");
   }
   if (is_transfer(action.kind)) {
     const bool is_upwards = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvBackward;
@@ -76,10 +76,10 @@ Action parse_single(std::string_view text, std::string_view whole) {
     if (!text.empty() && text.front() == '>') {
       text.remove_prefix(1);
       action.other_stage = take_number(text, whole);
-      if (action.other_stage < 0) refuse_action(whole, "after > there is no stage");
+      if (action.other_stage < 0) refuse_action(whole, "there is no stage after >");
     }
   }
-  if (!text.empty()) refuse_action(whole, "something follows it");
+  if (!text.empty()) refuse_action(whole, "there is text after it");
   return action;
 }
 
@@ -118,7 +118,7 @@ Action parse_action(std::string_view text) {
   const Action forward = parse_single(whole.substr(1, middle - 1), whole);
   const Action backward = parse_single(whole.substr(middle + 1, end - middle - 1), whole);
   if (forward.kind != ActionKind::kForward || !is_input_gradient(backward.kind)) {
-    refuse_action(whole, "a pair is an F, then a B or an I");
+    refuse_action(whole, "a pair is an F followed by a B or an I");
   }
   return {.kind = ActionKind::kOverlap,
           .second_kind = backward.kind,

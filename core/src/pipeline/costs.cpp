@@ -7,7 +7,7 @@
 namespace smdp::pipeline {
 namespace {
 
-// Sums of as many as a schedule can have stay finite.
+// Small enough that the sum over a largest possible schedule stays finite.
 constexpr double kLargestCost = 1e100;
 
 void check_values(const char* field, const std::vector<double>& values, int stages, bool may_be_empty = false) {
@@ -18,7 +18,7 @@ void check_values(const char* field, const std::vector<double>& values, int stag
   }
   for (int stage = 0; stage < stages; ++stage) {
     const double value = values[static_cast<std::size_t>(stage)];
-    // Names are made for errors only: there may be many stages.
+    // Makes names only for errors, because there may be many stages.
     if (!(value >= 0 && value <= kLargestCost))
       check_amount(field + ("[" + std::to_string(stage) + "]"), value, kLargestCost);
   }

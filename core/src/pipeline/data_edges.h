@@ -1,4 +1,4 @@
-// Which virtual stage hands a value to which: each to the next, and the skip edges.
+// Between which virtual stages values are passed: from each stage to the next, and along the skip edges.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class DataEdges {
   const std::vector<int>& out(int stage) const { return out_[size(stage)]; }
   const std::vector<int>& in(int stage) const { return in_[size(stage)]; }
 
-  // -1 if there is none.
+  // Returns -1 if there is none.
   int between(int source, int target) const {
     if (source < 0 || source >= stages_ || target < 0 || target >= stages_) return -1;
     if (target == source + 1) return source;
@@ -36,7 +36,7 @@ class DataEdges {
     return -1;
   }
 
-  // The edge that a transfer's value travels; -1 if it names none.
+  // Returns the edge of a transfer's value; -1 if it names none.
   int of(const Action& transfer) const {
     const bool starts_here = transfer.kind == ActionKind::kSendForward || transfer.kind == ActionKind::kRecvBackward;
     return starts_here ? between(transfer.stage, transfer.other_stage) : between(transfer.other_stage, transfer.stage);

@@ -28,7 +28,7 @@ class Ledger {
 
   void take(double bytes, int index) {
     held_ += bytes;
-    // Sums of equal terms in another order differ in the last bit: that is no new peak.
+    // Sums of equal terms in a different order may differ in the last bit, which is not a new peak.
     if (held_ > footprint_.peak * (1 + 1e-12)) {
       footprint_.peak = held_;
       footprint_.peak_index = index;
@@ -94,7 +94,7 @@ class Ledger {
   const Schedule& schedule_;
   const Costs& costs_;
   Footprint footprint_;
-  std::vector<int> activations_;  // per microbatch, of several stages
+  std::vector<int> activations_;  // per microbatch; counts several stages
   double held_ = 0;
   int active_ = 0;
   std::map<std::tuple<ActionKind, int, int>, int> buffers_;  // by receive, stage and microbatch

@@ -1,4 +1,4 @@
-// Bytes that a rank keeps while it runs its row. They depend on the row's order alone, not on the clock.
+// The bytes that a rank keeps while it runs its row. They depend only on the row's order, not on time.
 #pragma once
 
 #include "smdp/pipeline/costs.h"
@@ -8,8 +8,8 @@ namespace smdp::pipeline {
 
 struct Footprint {
   double peak = 0;
-  int peak_index = -1;  // of the action at the peak; -1: nothing is kept
-  int most_active = 0;  // microbatches of which the rank keeps anything
+  int peak_index = -1;  // index of the action at the peak; -1: nothing is kept
+  int most_active = 0;  // maximum number of microbatches of which the rank keeps anything
   int most_active_index = -1;
 };
 

@@ -68,27 +68,29 @@ void check_virtual_stages(const ScheduleInfo& info, int virtual_stages) {
   if (info.virtual_stages == 0 || info.virtual_stages == virtual_stages) return;
   refuse("virtual_stages", std::to_string(virtual_stages),
          std::to_string(info.virtual_stages) + " for " + std::string(info.name) + "; " + std::string(info.others) +
-             " has others");
+             " supports other numbers");
 }
 
 void check_placement(const ScheduleInfo& info, const GenerateOptions& options) {
   if (!options.placement || info.name == "forward_only" || info.placement == options.placement) return;
-  const char* own = !info.placement ? "none for auto, which takes the better one" : info.placement == kV ? "v" : "loop";
+  const char* own = !info.placement        ? "none for auto, which chooses the better one"
+                    : info.placement == kV ? "v"
+                                           : "loop";
   refuse("placement", *options.placement == kV ? "v" : "loop",
          own + (info.placement ? " for " + std::string(info.name) : ""));
 }
 
-// Whether the schedule has these ranks anyway, with so many virtual stages per rank.
+// Returns whether the schedule has these ranks anyway, with this number of virtual stages per rank.
 bool is_own_placement(const ScheduleInfo& info, const GenerateOptions& options, int virtual_stages) {
   if (info.virtual_stages != 0 && info.virtual_stages != virtual_stages) return false;
   return info.placement && place(*info.placement, options.stages, virtual_stages) == options.rank_of;
 }
 
-// The options without rank_of, where virtual_stages says the same.
+// Returns the options without rank_of if virtual_stages expresses the same.
 GenerateOptions simplified(const ScheduleInfo& info, GenerateOptions options) {
   if (options.rank_of.empty()) return options;
   for (const int rank : options.rank_of) check_count("a rank of rank_of", rank, 0, options.stages - 1);
-  if (options.placement) refuse("placement", std::string(name_of(*options.placement)), "none beside rank_of");
+  if (options.placement) refuse("placement", std::string(name_of(*options.placement)), "none together with rank_of");
   const auto stages = static_cast<int>(options.rank_of.size());
   const int virtual_stages = stages / options.stages;
   if (stages % options.stages == 0 && is_own_placement(info, options, virtual_stages)) {

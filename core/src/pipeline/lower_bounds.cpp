@@ -1,14 +1,15 @@
-// What no order of the same work can beat. Of a rank, with X the seconds of all its stages for one microbatch:
+// Bounds that no order of the same work can beat. For a rank, with X the seconds of all its stages for one microbatch:
 //
 //   makespan >= head + m X + tail
 //
 // head: a rank's first computation is the forward of its lowest stage, after the forwards and hops of all stages before
-// it. tail: with whole backwards its last one is a backward of that same lowest stage, since a microbatch's other
-// stages on the rank come back sooner; the backwards of all stages before it follow. A split backward has no tail: what
-// follows the last input gradient can overlap the rank's last weight gradients. One microbatch's own way through all
-// stages and back is a bound, too.
-// From this follow, on equal stages, (p-1)X + mX for GPipe and 1F1B, (p-1)X/v + mX interleaved, and (p-1)(F_v + c) + mX
-// with a split backward, F_v a virtual stage's forward and c a hop.
+// it. tail: with whole backwards, its last computation is a backward of that same lowest stage, because a microbatch's
+// other stages on the rank come back sooner; the backwards of all stages before it follow. A split backward has no
+// tail: what follows the last input gradient can overlap the rank's last weight gradients. The way of a single
+// microbatch through all stages and back is also a bound.
+//
+// For equal stages this gives (p-1)X + mX for GPipe and 1F1B, (p-1)X/v + mX for interleaved schedules, and (p-1)(F_v +
+// c) + mX with a split backward, where F_v is a virtual stage's forward and c a hop.
 #include <algorithm>
 #include <cstddef>
 #include <vector>

@@ -37,7 +37,7 @@ bool is_dtype(std::string_view text) {
   return !text.empty() && is_letter(text.front()) && std::all_of(text.begin(), text.end(), is_inside);
 }
 
-// Without leading zeros, so that equal shapes are equal texts.
+// Accepts no leading zeros, so that equal shapes are equal texts.
 bool is_size(std::string_view text) {
   std::int64_t size = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
@@ -57,12 +57,12 @@ void check_payload(std::string_view text) {
   const std::vector<std::string_view> tensors = split(text, '+');
   if (std::all_of(tensors.begin(), tensors.end(), is_tensor)) return;
   refuse("payload", "'" + shown(text) + "'",
-         "for each tensor its dtype and its shape, with + between them, e.g. float32[8x512x768]+int64[8x512]");
+         "the dtype and shape of each tensor, joined by +, e.g. float32[8x512x768]+int64[8x512]");
 }
 
 std::string difference_of(std::string_view sent, std::string_view received) {
-  if (sent.empty()) return "what is sent is not said";
-  if (received.empty()) return "what is received is not said";
+  if (sent.empty()) return "the payload of the send is unknown";
+  if (received.empty()) return "the payload of the receive is unknown";
   const std::vector<std::string_view> ours = split(sent, '+');
   const std::vector<std::string_view> theirs = split(received, '+');
   if (ours.size() != theirs.size()) {
@@ -88,7 +88,7 @@ std::int16_t PayloadTable::place_of(std::string_view text) {
   if (const auto found = places_.find(text); found != places_.end()) return found->second;
   check_payload(text);
   if (schedule_.payloads.size() >= static_cast<std::size_t>(kMaxPayloads)) {
-    refuse("payloads", "more than " + std::to_string(kMaxPayloads) + " different ones", "up to that many");
+    refuse("payloads", "more than " + std::to_string(kMaxPayloads) + " different ones", "at most that many");
   }
   const auto place = static_cast<std::int16_t>(schedule_.payloads.size());
   schedule_.payloads.emplace_back(text);

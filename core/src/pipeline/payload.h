@@ -1,4 +1,4 @@
-// What transfers carry: for each tensor a dtype and a shape, as text.
+// The payloads of transfers: a dtype and a shape for each tensor, as text.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace smdp::pipeline {
 
-// "float32[8x512x768]", "int64[]", several with + between. Commas would end a cell of a CSV. Throws InvalidArgument.
+// Accepts "float32[8x512x768]", "int64[]", several joined by +. Commas would end a cell of a CSV. Throws
+// InvalidArgument.
 void check_payload(std::string_view text);
 
-// In words what two payloads that differ do not have in common.
+// Describes the first difference between two payloads.
 std::string difference_of(std::string_view sent, std::string_view received);
 
-// Gives each text one place in Schedule::payloads.
+// Gives each text one index in Schedule::payloads.
 class PayloadTable {
  public:
   explicit PayloadTable(Schedule& schedule);
 
-  // Throws InvalidArgument: the text is no payload, or there are too many different ones.
+  // Throws InvalidArgument if the text is not a payload, or if there are too many different ones.
   std::int16_t place_of(std::string_view text);
 
  private:

@@ -80,7 +80,7 @@ class Player {
   std::size_t cells(int count) const { return at(count) * microbatches_; }
   std::size_t cell(int row, int microbatch) const { return at(row) * microbatches_ + at(microbatch); }
 
-  // Latest of what the action needs, or kNever and what is missing.
+  // Returns the latest time of what the action needs, or kNever and what is missing.
   double ready_at(const Action& action, Action* missing) const {
     double ready = 0;
     switch (action.kind) {
@@ -135,7 +135,7 @@ class Player {
     }
   }
 
-  // What makes the value that `consumer` waits for.
+  // Returns the action that makes the value that `consumer` waits for.
   Action producer(int stage, int consumer, int microbatch, bool is_forward) const {
     Action action{.stage = stage, .microbatch = microbatch};
     if (has_transfers_ && schedule_.rank_of[at(stage)] != schedule_.rank_of[at(consumer)]) {
@@ -251,7 +251,7 @@ class Player {
         const bool is_forward = action.kind == ActionKind::kSendForward;
         auto& arrivals = is_forward ? forward_arrival_ : backward_arrival_;
         const int to = schedule_.rank_of[at(action.other_stage)];
-        // The first half of a pair is there before the row comes to its send.
+        // The first half of a pair has ended before the row comes to its send.
         const auto& ends = is_forward ? forward_end_ : gradient_end_;
         const double made = ends[cell(action.stage, action.microbatch)];
         arrivals[cell(edge, action.microbatch)] = made + costs_.hop;
@@ -284,7 +284,7 @@ class Player {
     }
     Link& link = *last_link_;
     ++link.use.transfers;
-    // A rank mostly sends in the order of time, but a table may have it otherwise.
+    // A rank mostly sends in the order of time, but a table may differ.
     const double end = std::max(link.end, start + costs_.hop);
     link.use.busy += end - std::max(start, link.end);
     link.end = end;
@@ -321,7 +321,7 @@ bool is_what(const Action& wanted, const Action& action) {
     const bool is_same_kind =
         part.kind == wanted.kind || (is_input_gradient(part.kind) && is_input_gradient(wanted.kind));
     const bool needs_other = is_transfer(wanted.kind) || wanted.kind == ActionKind::kReduceTied;
-    // Members of a tied group enter it each with a stage of their own.
+    // Each member of a tied group enters it with its own stage.
     const bool is_same_place =
         wanted.kind == ActionKind::kReduceTied || (part.stage == wanted.stage && part.microbatch == wanted.microbatch);
     is_it = is_it || (is_same_kind && is_same_place && (!needs_other || part.other_stage == wanted.other_stage));
@@ -329,7 +329,7 @@ bool is_what(const Action& wanted, const Action& action) {
   return is_it;
 }
 
-// Where what somebody waits for stands; {-1, -1}: nowhere. Ranks that are at it themselves wait as well.
+// Returns the place of an awaited action; {-1, -1} if there is none. Ranks that are at the action also wait for it.
 std::pair<int, int> find(const Schedule& schedule, const Action& wanted, const std::vector<const Stuck*>& stuck_at) {
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
     const auto& row = schedule.rows[at(rank)];
@@ -349,8 +349,8 @@ Replay replay(const Schedule& schedule, const DataEdges& edges, const Costs& cos
 }
 
 std::string explain(const Schedule& schedule, const std::vector<Stuck>& stuck) {
-  // Every stuck rank waits for an action behind another stuck rank's place: following them ends in a cycle, or at an
-  // action that is nowhere.
+  // Every stuck rank waits for an action behind another stuck rank's place. Following them ends in a cycle, or at an
+  // action that does not exist.
   std::vector<const Stuck*> of_rank(at(schedule.ranks()), nullptr);
   for (const Stuck& one : stuck) of_rank[at(one.rank)] = &one;
   std::vector<int> seen_at(at(schedule.ranks()), -1);
@@ -361,7 +361,7 @@ std::string explain(const Schedule& schedule, const std::vector<Stuck>& stuck) {
     const std::string blocked = to_text(schedule.rows[at(now->rank)][at(now->index)]);
     const auto [rank, index] = find(schedule, now->waits_for, of_rank);
     std::string step = "rank " + std::to_string(now->rank) + " at " + blocked + " waits for ";
-    if (rank < 0) return step + to_text(now->waits_for) + ", which no rank runs";
+    if (rank < 0) return step + to_text(now->waits_for) + ", which is in no row";
     step += to_text(schedule.rows[at(rank)][at(index)]) + ", entry " + std::to_string(index) + " of rank " +
             std::to_string(rank);
     steps.push_back(std::move(step));

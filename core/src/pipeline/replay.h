@@ -1,5 +1,5 @@
-// Runs the rows of all ranks against each other: what the simulator, the proof of acyclicity and the placing of
-// transfers have in common.
+// Runs the rows of all ranks against each other. Shared by the simulator, the check of acyclicity and the placing of
+// transfers.
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@
 
 namespace smdp::pipeline {
 
-// A rank that cannot go on.
+// A rank that cannot continue.
 struct Stuck {
   int rank;
   int index;         // in its row
-  Action waits_for;  // a computation, a send or a reduction of several ranks
+  Action waits_for;  // a computation, a send, or a reduction of several ranks
 };
 
 struct Replay {
@@ -26,14 +26,14 @@ struct Replay {
 };
 
 enum class ReplayMode {
-  kTimed,      // the halves of a pair one after the other, each as soon as it can
-  kOrderOnly,  // computations alone, transfers passed over; a pair begins with all of its inputs there
+  kTimed,      // the halves of a pair run one after the other, each as soon as it can
+  kOrderOnly,  // computations only, without transfers; a pair begins when all its inputs are there
 };
 
-// Actions out of range are passed over: the verifier names them.
+// Actions out of range are skipped; the verifier reports them.
 Replay replay(const Schedule& schedule, const DataEdges& edges, const Costs& costs, ReplayMode mode);
 
-// A cycle among the stuck ranks in words, or what is missing.
+// Describes a cycle among the stuck ranks, or what is missing.
 std::string explain(const Schedule& schedule, const std::vector<Stuck>& stuck);
 
 }  // namespace smdp::pipeline

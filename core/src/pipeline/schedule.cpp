@@ -70,7 +70,7 @@ void check_shape(const Schedule& schedule) {
               " with " + std::to_string(stages) + " virtual stages");
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = schedule.rank_of[at(stage)];
-    // Names are made for errors only: there may be many stages.
+    // Makes names only for errors, because there may be many stages.
     if (rank < 0 || rank >= ranks) check_count("rank_of[" + std::to_string(stage) + "]", rank, 0, ranks - 1);
   }
   check_count("skip edges", static_cast<std::int64_t>(schedule.skip_edges.size()), 0,

@@ -34,7 +34,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs) {
   Replay played = replay(schedule, DataEdges(schedule), costs, ReplayMode::kTimed);
   if (!played.stuck.empty()) {
     throw InvalidArgument("[smdp] simulation: schedule '" + shown(schedule.name) + "' stops before its end: " +
-                          explain(schedule, played.stuck) + "; verify() says which rule it breaks.");
+                          explain(schedule, played.stuck) + "; verify() tells which rule it breaks.");
   }
   Simulation result;
   double first = std::numeric_limits<double>::infinity();
@@ -45,7 +45,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs) {
     double begin = std::numeric_limits<double>::infinity();
     double end = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      // What takes no time, such as an UNSHARD that a stream hides, neither begins nor ends a rank's work.
+      // Actions that take no time, such as an UNSHARD that a stream hides, neither begin nor end a rank's work.
       if (!is_compute(row[i].kind) && times[i].end <= times[i].start) continue;
       begin = std::min(begin, times[i].start);
       end = std::max(end, times[i].end);

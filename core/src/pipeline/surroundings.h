@@ -7,7 +7,7 @@
 
 namespace smdp::pipeline {
 
-// The row of `rank` and its neighbours', three actions to each side of `index`; that action in brackets.
+// Returns the rows of `rank` and its neighbors, with three actions on each side of `index` and that action in brackets.
 std::string surroundings(const Schedule& schedule, int rank, int index);
 
 }  // namespace smdp::pipeline

@@ -47,8 +47,8 @@ void check_options(const Schedule& schedule, const VerifyOptions& options) {
   if (options.memory_cap && !(std::isfinite(*options.memory_cap) && *options.memory_cap >= 0)) {
     refuse("memory_cap", shown(*options.memory_cap), "a finite number of bytes, 0 or above");
   }
-  check_count("buffers", options.buffers, 1, kLargestCount, "; none is the rendezvous transport");
-  check_count("active_microbatches", options.active_microbatches, 0, kLargestCount, "; 0: any");
+  check_count("buffers", options.buffers, 1, kLargestCount, "; use the rendezvous transport for none");
+  check_count("active_microbatches", options.active_microbatches, 0, kLargestCount, "; 0: no limit");
   if (options.transports.empty()) refuse("transports", "[]", "at least one of rendezvous, buffered, single_stream");
   for (const auto* others : {&options.replicas, &options.alternates}) {
     for (const Schedule& other : *others) check_shape(other);
@@ -57,7 +57,7 @@ void check_options(const Schedule& schedule, const VerifyOptions& options) {
     if (options.replicas[i].ranks() == schedule.ranks()) continue;
     refuse("replicas[" + std::to_string(i) + "]",
            "a schedule of " + std::to_string(options.replicas[i].ranks()) + " ranks",
-           "schedules of " + std::to_string(schedule.ranks()) + " ranks, as the one to verify");
+           "schedules of " + std::to_string(schedule.ranks()) + " ranks, like the schedule to verify");
   }
 }
 
@@ -109,7 +109,7 @@ Violation violation_at(Check check, const Schedule& schedule, int rank, int inde
 Violation violation_of(Check check, const Schedule& schedule, int rank, const Action& missing,
                        const std::string& what) {
   Violation violation{check, rank, missing.stage, missing.microbatch, to_text(missing), ""};
-  // Where it would belong: beside what the row does with the same microbatch.
+  // Where it would belong: next to the row's other actions on the same microbatch.
   const auto& row = schedule.rows[static_cast<std::size_t>(rank)];
   const auto near = std::find_if(row.begin(), row.end(), [&](const Action& action) {
     return action.stage == missing.stage && action.microbatch == missing.microbatch;

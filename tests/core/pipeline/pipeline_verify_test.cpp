@@ -101,7 +101,8 @@ TEST(Verify, LocalOrder) {
 
 // The sum of floating-point gradients is that of one process only in its order.
 TEST(Verify, WeightGradientsAreAddedInTheOrderOfMicrobatches) {
-  const std::string rule = "a stage adds them in ascending order, so that floating-point sums are those of one process";
+  const std::string rule =
+      "a stage adds them in ascending order, so that floating-point sums equal those of a single process";
   const auto expect = [&](const Schedule& schedule, const char* action, int last, int microbatch) {
     const auto found = verify(schedule);
     ASSERT_TRUE(found) << action;
@@ -226,7 +227,7 @@ TEST(Verify, TheNormIsReducedOnceByEveryRankAfterAllElse) {
   bad = good;
   std::swap(bad.rows[1].back(), bad.rows[1][bad.rows[1].size() - 2]);
   EXPECT_EQ(broken(bad), "local_order");
-  EXPECT_NE(verify(bad)->message.find("1REDUCE_GRAD: the gradients' norm has been reduced already"), std::string::npos)
+  EXPECT_NE(verify(bad)->message.find("1REDUCE_GRAD: the gradients' norm has already been reduced"), std::string::npos)
       << verify(bad)->message;
   // In the other order than the rank at the other end of a tied group: each waits for the other.
   bad = good;
@@ -314,8 +315,8 @@ TEST(Verify, MatchingComparesDtypesAndShapes) {
            Wrong{0, "0RECV_B1>2", "float32[8x512x768]+int32[8x512]", "the dtypes of tensor 1 differ"},
            Wrong{2, "2RECV_F1>0", "float32[8x512x768]", "2 tensors are sent and 1 received"},
            Wrong{3, "3RECV_F4", "bool[1]", "it receives bool[1] where 2SEND_F4 of rank 2 sends bool[]: the shapes"},
-           Wrong{3, "3RECV_F4", "", "it receives something where 2SEND_F4 of rank 2 sends bool[]"},
-           Wrong{1, "1SEND_F0", "bool[]", "what is received is not said"},
+           Wrong{3, "3RECV_F4", "", "it receives an unknown payload where 2SEND_F4 of rank 2 sends bool[]"},
+           Wrong{1, "1SEND_F0", "bool[]", "the payload of the receive is unknown"},
        }) {
     Schedule bad = good;
     Action& action = transfer_in(bad, wrong.rank, wrong.transfer);
@@ -639,7 +640,7 @@ TEST(Messages, AreTextAndKeepSmallNumbers) {
   std::string text = "x";
   for (int i = 0; i < 40; ++i) text += "\xC3\xA9";
   const std::string cut = message([&] { from_csv(text); });
-  EXPECT_NE(cut.find(text.substr(0, 59) + "' is no action"), std::string::npos) << cut;
+  EXPECT_NE(cut.find(text.substr(0, 59) + "' is not an action"), std::string::npos) << cut;
   EXPECT_NE(message([&] { make("\xFF\xC3", 1, 1); })
                 .find("'?"
                       "?'"),

@@ -46,7 +46,7 @@ def test_files_are_written(tmp_path: Path) -> None:
     [
         (["2f2b"], "there is no schedule '2f2b'; allowed: gpipe"),
         (["1f1b", "--stages", "0"], "stages = 0 is not valid"),
-        (["1f1b", "--virtual-stages", "2"], "interleaved_1f1b has others"),
+        (["1f1b", "--virtual-stages", "2"], "interleaved_1f1b supports other numbers"),
         (["1f1b", "--forward", "nan"], "forward[0] = nan is not valid"),
         (["1f1b", "--output", "a.gif"], "names ending in .csv"),
         (["1f1b", "--output", "/nonexistent/a.csv"], "No such file"),

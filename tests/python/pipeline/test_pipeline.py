@@ -68,7 +68,7 @@ def test_auto_keeps_within_the_cap_and_beats_what_it_may() -> None:
         ({"microbatches": -1}, r"microbatches = -1 is not valid"),
         (
             {"virtual_stages": 3},
-            r"virtual_stages = 3 is not valid; allowed: 1 for 1f1b; interleaved_1f1b has others",
+            r"virtual_stages = 3 is not valid; allowed: 1 for 1f1b; interleaved_1f1b supports other numbers",
         ),
         ({"virtual_stages": 10**6}, r"virtual_stages = 1000000 is not valid"),
         ({"forward": float("nan")}, r"forward\[0\] = nan is not valid"),
@@ -184,7 +184,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         (lambda s: pipeline.Schedule(None), "None makes no schedule; allowed: generate"),  # type: ignore[arg-type]
         (
             lambda s: pipeline.Schedule.from_csv("0F0\0"),
-            r"'0F0\?' is no action: something follows it\. Write",
+            r"'0F0\?' is not an action: there is text after it\. Write",
         ),
         (lambda s: pipeline.generate("1f1b", stages=True, microbatches=1), r"stages = True is not valid"),
         (lambda s: pipeline.simulate(s, **TIMES | {"forward": {0: 1, 1: 1, 2: 1}}), r"forward = \{0: 1, 1"),  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
             r"replicas\[0\] = a schedule of 2 ranks is not valid; allowed: schedules of 3 ranks",
         ),
         (lambda s: pipeline.simulate(s, **TIMES | {"forward": -1e-9}), r"forward\[0\] = -1e-09 is not valid"),
-        (lambda s: pipeline.Schedule.from_csv("x" + "\u00e9" * 40), "'x\u00e9*' is no action"),
+        (lambda s: pipeline.Schedule.from_csv("x" + "\u00e9" * 40), "'x\u00e9*' is not an action"),
         (lambda s: pipeline.Schedule.from_json('{"' + "\u00e9" * 40), "string with its closing quote"),
         (
             lambda s: pipeline.generate("a" + "\u00e9" * 40, stages=1, microbatches=1),
@@ -317,13 +317,13 @@ def test_violations_are_errors_of_their_own() -> None:
     ("text", "message"),
     [
         ("", "stage 0 is in no line"),
-        ("0F0,0X0", r"line 1, cell 2: '0X0' is no action: its kind is unknown"),
-        ("0F0\n1F", r"line 2, cell 1: '1F' is no action: it lacks a microbatch"),
+        ("0F0,0X0", r"line 1, cell 2: '0X0' is not an action: its kind is unknown"),
+        ("0F0\n1F", r"line 2, cell 1: '1F' is not an action: it has no microbatch"),
         ("5F0", "stage 0 is in no line"),
         ("99999999F0", "stage = 99999999 is not valid; allowed: an integer from 0 to 65535"),
         ("0F99999999999", "too large"),
         ("0F1000000000", "microbatches"),
-        ("(0F0;0F1)OVERLAP_F_B", "a pair is an F, then a B or an I"),
+        ("(0F0;0F1)OVERLAP_F_B", "a pair is an F followed by a B or an I"),
     ],
 )
 def test_csv_that_is_none(text: str, message: str) -> None:
@@ -339,7 +339,7 @@ def test_csv_that_is_none(text: str, message: str) -> None:
         ('{"rows": []}', "'microbatches' is missing"),
         ('{"rows": [["0F0"]], "rank_of": [0], "microbatches": 1.5}', "an integer"),
         ('{"rows": [["0F0"]], "rank_of": [3], "microbatches": 1}', r"rank_of\[0\] = 3 is not valid"),
-        ('{"rows": [["0Z0"]], "rank_of": [0], "microbatches": 1}', r"rows\[0\]\[0\]: '0Z0' is no action"),
+        ('{"rows": [["0Z0"]], "rank_of": [0], "microbatches": 1}', r"rows\[0\]\[0\]: '0Z0' is not an action"),
         ('{"colour": 1}', "there is no field 'colour'"),
         ('{"version": 2}', "version = 2 is not valid"),
         ('{"name": "a", "name": "b"}', "twice"),

@@ -3,7 +3,7 @@
 
 namespace smdp::pipeline {
 
-// What transfers add is a matter of matching and deadlock.
+// Transfers are left to the checks of matching and deadlock.
 Found check_acyclicity(const Schedule& schedule, const DataEdges& edges) {
   const Replay played = replay(schedule, edges, uniform_costs(schedule.stages()), ReplayMode::kOrderOnly);
   if (played.stuck.empty()) return std::nullopt;

@@ -1,5 +1,5 @@
-// A step leaves nothing behind: no activation, no received value, no stage unsharded, nothing offloaded. Then steps of
-// training and evaluation may follow each other in any order, if they have the same stages on the same ranks.
+// A step must leave nothing behind: no activations, no received values, no unsharded stage, nothing offloaded. Steps of
+// training and evaluation may then follow each other in any order, if they have the same stages on the same ranks.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -47,10 +47,10 @@ Change change_of(ActionKind kind, bool is_forward_only) {
 }
 
 const char* describe(std::uint8_t kept) {
-  if ((kept & kActivation) != 0) return "its activations are kept";
-  if ((kept & (kValue | kGradient)) != 0) return "what it received is never used";
-  if ((kept & kOffloaded) != 0) return "what it offloaded is never reloaded";
-  return "its parameters stay unsharded";
+  if ((kept & kActivation) != 0) return "its activations are still kept";
+  if ((kept & (kValue | kGradient)) != 0) return "the value that it received has not been used";
+  if ((kept & kOffloaded) != 0) return "the activations that it offloaded have not been reloaded";
+  return "its parameters are still unsharded";
 }
 
 class Leftovers {
@@ -58,13 +58,13 @@ class Leftovers {
   explicit Leftovers(const Schedule& schedule)
       : schedule_(schedule), kept_(schedule.rank_of.size() * (at(schedule.microbatches) + 1), 0) {}
 
-  // What a row keeps at its end: the action that left it there, and what it is.
+  // Returns what a row keeps at its end: the action that left it, and a description.
   std::optional<std::pair<int, const char*>> of(const std::vector<Action>& row) {
     long count = 0;
     for (const Action& action : row) {
       for_each_part(action, [&](const Action& part) { count += apply(part); });
     }
-    if (count == 0) return std::nullopt;  // and kept_ is as it was before
+    if (count == 0) return std::nullopt;  // kept_ is then unchanged
     for (int index = 0; index < static_cast<int>(row.size()); ++index) {
       const char* what = nullptr;
       for_each_part(row[at(index)], [&](const Action& part) {
@@ -78,12 +78,12 @@ class Leftovers {
   }
 
  private:
-  // Per stage its microbatches, and one place for its parameters.
+  // Per stage: its microbatches, and one entry for its parameters.
   std::uint8_t& cell(const Action& action) {
     return kept_[at(action.stage) * (at(schedule_.microbatches) + 1) + at(action.microbatch + 1)];
   }
 
-  // By how much the number of things kept has grown.
+  // Returns by how much the number of kept things has grown.
   int apply(const Action& action) {
     const Change change = change_of(action.kind, schedule_.forward_only);
     if ((change.keeps | change.drops) == 0 || !is_in_range(schedule_, action)) return 0;
@@ -108,7 +108,7 @@ Found check_alternation(const Schedule& schedule, const VerifyOptions& options) 
     for (int rank = 0; rank < one->ranks(); ++rank) {
       if (const auto left = leftovers.of(one->rows[at(rank)])) {
         return violation_at(Check::kAlternation, *one, rank, left->first,
-                            std::string(left->second) + " when the step ends, and the next step would find it");
+                            std::string(left->second) + " when the step ends; a step must leave nothing behind");
       }
     }
     for (int stage = 0; stage < std::max(schedule.stages(), one->stages()); ++stage) {
@@ -117,8 +117,8 @@ Found check_alternation(const Schedule& schedule, const VerifyOptions& options) 
       if (ours == theirs) continue;
       return violation_of(
           Check::kAlternation, schedule, ours < 0 ? 0 : ours, {.kind = ActionKind::kForward, .stage = stage},
-          "stage " + std::to_string(stage) + " is on rank " + std::to_string(ours) + ", in the alternate '" +
-              shown(one->name) + "' on rank " + std::to_string(theirs) + " (-1: nowhere)");
+          "stage " + std::to_string(stage) + " is on rank " + std::to_string(ours) + ", but in the alternate '" +
+              shown(one->name) + "' on rank " + std::to_string(theirs) + " (-1: on no rank)");
     }
   }
   return std::nullopt;

@@ -23,10 +23,10 @@ Found check_memory_cap(const Schedule& schedule, const VerifyOptions& options);
 Found check_collective_order(const Schedule& schedule, const VerifyOptions& options);
 Found check_alternation(const Schedule& schedule, const VerifyOptions& options);
 
-// A violation by the action at this place of the schedule. `what` is a sentence without a full stop.
+// Returns a violation by the action at this place of the schedule. `what` is a sentence without its full stop.
 Violation violation_at(Check check, const Schedule& schedule, int rank, int index, const std::string& what);
 
-// One by an action that is missing.
+// Returns a violation by an action that is missing.
 Violation violation_of(Check check, const Schedule& schedule, int rank, const Action& missing, const std::string& what);
 
 bool has_transfers(const Schedule& schedule);

@@ -1,6 +1,6 @@
-// Collectives are entered by all members, in one order: tied reductions by the ranks that hold a stage of the group,
-// the norm of the gradients by all ranks, and these and what a rank does with its stages' shards by the same rank of
-// every replica.
+// All members must enter collectives in one order: tied reductions by the ranks that hold a stage of the group, the
+// norm of the gradients by all ranks, and these and the operations on a rank's own shards by the same rank of every
+// replica.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -30,7 +30,7 @@ bool is_member(const Schedule& schedule, int group, int rank) {
   return std::any_of(stages.begin(), stages.end(), [&](int stage) { return schedule.rank_of[at(stage)] == rank; });
 }
 
-// How often each rank enters the norm: without tied groups, the only question of order.
+// Compares how often each rank enters the norm, which without tied groups is the only question of order.
 Found check_norm(const Schedule& schedule, const std::vector<std::vector<int>>& joint) {
   const auto norms_of = [&](int rank) {
     std::vector<int> places;
@@ -46,7 +46,7 @@ Found check_norm(const Schedule& schedule, const std::vector<std::vector<int>>& 
     const bool has_more = norms.size() > first.size();
     return violation_at(Check::kCollectiveOrder, schedule, has_more ? rank : 0,
                         has_more ? norms[first.size()] : first[norms.size()],
-                        "rank " + std::to_string(has_more ? 0 : rank) + ", a member too, does not enter it");
+                        "rank " + std::to_string(has_more ? 0 : rank) + ", which is also a member, does not enter it");
   }
   return std::nullopt;
 }
@@ -61,14 +61,14 @@ Found check_joint(const Schedule& schedule) {
       if (row[at(index)].kind == ActionKind::kReduceNorm) continue;
       if (group < 0 || group >= static_cast<int>(schedule.tied.size()) || !is_member(schedule, group, rank)) {
         return violation_at(Check::kCollectiveOrder, schedule, rank, index,
-                            "the rank is no member of group " + std::to_string(group) + "; the schedule has " +
+                            "the rank is not a member of group " + std::to_string(group) + "; the schedule has " +
                                 std::to_string(schedule.tied.size()) + " tied groups");
       }
     }
   }
   if (Found found = check_norm(schedule, joint)) return found;
-  // Two ranks meet in the groups of which both are members: there they must agree. Who is in no tied group has the norm
-  // alone.
+  // Two ranks meet in the groups of which both are members, where their order must agree. A rank in no tied group has
+  // only the norm.
   std::vector<char> is_tied(schedule.rows.size(), 0);
   for (const std::vector<int>& group : schedule.tied) {
     for (const int stage : group) is_tied[at(schedule.rank_of[at(stage)])] = 1;
@@ -91,8 +91,9 @@ Found check_joint(const Schedule& schedule) {
         const int rank = i < of_b.size() ? b : a;
         const int index = i < of_b.size() ? of_b[i] : of_a[i];
         if (i >= of_a.size() || i >= of_b.size()) {
-          return violation_at(Check::kCollectiveOrder, schedule, rank, index,
-                              "rank " + std::to_string(rank == a ? b : a) + ", a member too, does not enter it");
+          return violation_at(
+              Check::kCollectiveOrder, schedule, rank, index,
+              "rank " + std::to_string(rank == a ? b : a) + ", which is also a member, does not enter it");
         }
         if (group_of(schedule.rows[at(a)][at(of_a[i])]) == group_of(schedule.rows[at(b)][at(of_b[i])])) continue;
         return violation_at(
@@ -119,7 +120,7 @@ Found check_replica(const Schedule& schedule, const Schedule& replica) {
                             "the same rank of replica '" + shown(replica.name) + "' enters " + they + " at this point");
       }
       return violation_of(Check::kCollectiveOrder, schedule, rank, other[at(theirs[i])],
-                          "replica '" + shown(replica.name) + "' enters it, this rank does not");
+                          "replica '" + shown(replica.name) + "' enters it, but this rank does not");
     }
   }
   return std::nullopt;

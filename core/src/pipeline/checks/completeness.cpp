@@ -1,6 +1,6 @@
-// Computations: per stage and microbatch one F, and one B or one I and one W. Reductions: a schedule may leave
-// gradients to somebody else; if it has a REDUCE_GRAD, then one per stage, if it has a REDUCE_NORM, then one per rank,
-// and once it is lowered, one REDUCE_TIED per tied group and rank that holds one of its stages.
+// Computations: per stage and microbatch one F, and one B, or one I and one W. Reductions: a schedule may leave
+// gradients to its caller. If it has a REDUCE_GRAD, every stage needs one; if it has a REDUCE_NORM, every rank needs
+// one; and once it is lowered, every rank with a stage of a tied group needs one REDUCE_TIED.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ constexpr std::uint8_t kI = bit(ActionKind::kBackwardInput);
 constexpr std::uint8_t kW = bit(ActionKind::kBackwardWeight);
 constexpr std::uint8_t kB = bit(ActionKind::kBackward);
 
-// What is missing from the set of kinds that a stage has run on a microbatch.
+// Returns what is missing from the kinds that a stage has run on a microbatch.
 std::optional<ActionKind> missing_from(std::uint8_t seen, bool is_forward_only) {
   if ((seen & kF) == 0) return ActionKind::kForward;
   if (is_forward_only || (seen & kB) != 0) return std::nullopt;
@@ -49,9 +49,9 @@ Found check_reduce_grad(const Schedule& schedule) {
   }
   for (int stage = 0; is_any && stage < schedule.stages(); ++stage) {
     if (seen[at(stage)] != 0) continue;
-    return violation_of(Check::kCompleteness, schedule, schedule.rank_of[at(stage)],
-                        {.kind = kReduceGrad, .stage = stage},
-                        "no row has it, but other stages' gradients are reduced; it is all of them or none");
+    return violation_of(
+        Check::kCompleteness, schedule, schedule.rank_of[at(stage)], {.kind = kReduceGrad, .stage = stage},
+        "no row contains it, although other stages' gradients are reduced; a schedule must reduce all of them or none");
   }
   return std::nullopt;
 }
@@ -75,8 +75,8 @@ Found check_reduce_norm(const Schedule& schedule) {
   }
   if (!is_any || without < 0) return std::nullopt;
   return violation_of(Check::kCompleteness, schedule, without, {.kind = ActionKind::kReduceNorm},
-                      "the row lacks it, but other ranks reduce the gradients' norm; it is all of them or none, also "
-                      "a rank without a stage");
+                      "the row lacks it, although other ranks reduce the gradients' norm; either all ranks enter the "
+                      "reduction or none, including ranks without a stage");
 }
 
 bool is_lowered(const Schedule& schedule) {
@@ -100,7 +100,7 @@ Found check_reduce_tied(const Schedule& schedule) {
       if (!is_group || std::find(schedule.tied[at(group)].begin(), schedule.tied[at(group)].end(), action.stage) ==
                            schedule.tied[at(group)].end()) {
         return violation_at(Check::kCompleteness, schedule, rank, index,
-                            "stage " + std::to_string(action.stage) + " is no member of group " +
+                            "stage " + std::to_string(action.stage) + " is not a member of group " +
                                 std::to_string(group) + "; the schedule has " + std::to_string(groups) +
                                 " tied groups");
       }
@@ -145,10 +145,10 @@ Found check_completeness(const Schedule& schedule) {
           if ((cell & bit(part.kind)) != 0) {
             wrong = "a duplicate";
           } else if (part.kind == ActionKind::kBackward && (cell & (kI | kW)) != 0) {
-            wrong = "a whole backward beside a split one";
+            wrong = "a whole backward in addition to a split one";
           } else if ((part.kind == ActionKind::kBackwardInput || part.kind == ActionKind::kBackwardWeight) &&
                      (cell & kB) != 0) {
-            wrong = "a split backward beside a whole one";
+            wrong = "a split backward in addition to a whole one";
           }
           cell = static_cast<std::uint8_t>(cell | bit(part.kind));
         }
@@ -166,7 +166,7 @@ Found check_completeness(const Schedule& schedule) {
       const auto missing = missing_from(seen[at(stage) * microbatches + at(i)], schedule.forward_only);
       if (!missing) continue;
       return violation_of(Check::kCompleteness, schedule, schedule.rank_of[at(stage)],
-                          {.kind = *missing, .stage = stage, .microbatch = i}, "no row has it");
+                          {.kind = *missing, .stage = stage, .microbatch = i}, "no row contains it");
     }
   }
   if (Found found = check_reduce_grad(schedule)) return found;

@@ -1,7 +1,7 @@
-// Runs the transfers of all rows on three kinds of transport. Computations only pass the time here: that their inputs
-// are there is shown by local order and acyclicity, except on a single stream, where a receive does not hold its row up
-// and the computation does. A reduction of a tied group, or of the norm, holds its row up until all ranks that have one
-// are there.
+// Runs the transfers of all rows on three kinds of transport. Computations only take time here: local order and
+// acyclicity have shown that their inputs are there. The exception is a single stream, where a receive does not block
+// its row but the computation does. A reduction of a tied group, or of the norm, blocks its row until all ranks that
+// take part are there.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -15,12 +15,12 @@
 namespace smdp::pipeline {
 namespace {
 
-// Both sides of a pair of ranks.
+// The transfers between two ranks.
 struct Pair {
   int low;
   int high;
-  std::deque<int> issued[2];  // single stream: places in the rows, of the lower and the higher rank
-  int under_way[2] = {0, 0};  // buffered: messages from the lower to the higher, and back
+  std::deque<int> issued[2];  // single stream: indices in the rows, of the lower and the higher rank
+  int under_way[2] = {0, 0};  // buffered: messages from the lower to the higher rank, and back
 };
 
 bool belong_together(const Action& a, const Action& b) {
@@ -53,7 +53,7 @@ class Runner {
     }
   }
 
-  // Rank by rank until none moves; the ranks that did not come to their end.
+  // Advances rank by rank until none moves. Returns the ranks that did not reach their end.
   std::vector<int> run() {
     std::vector<int> queue;
     for (int rank = schedule_.ranks() - 1; rank >= 0; --rank) queue.push_back(rank);
@@ -74,7 +74,7 @@ class Runner {
     for (int rank = 0; rank < schedule_.ranks(); ++rank) {
       if (next_[at(rank)] < static_cast<int>(schedule_.rows[at(rank)].size())) stuck.push_back(rank);
     }
-    // A stream that holds transfers after all rows have ended is stuck as well.
+    // A stream that holds transfers after all rows have ended is also stuck.
     for (const auto& pairs : pairs_) {
       for (const Pair& pair : pairs) {
         for (const int side : {0, 1}) {
@@ -118,7 +118,7 @@ class Runner {
     for (; !has_ended(rank); ++next_[at(rank)]) {
       const Action& action = at_head(rank);
       if (is_transfer(action.kind)) {
-        // What names no peer of this schedule is for the check of matching.
+        // Transfers that name no peer of this schedule are left to the check of matching.
         if (is_wrong(action, rank)) continue;
         if (!transfer(action, rank)) return;
       } else if (is_joint(action.kind)) {
@@ -129,7 +129,7 @@ class Runner {
     }
   }
 
-  // Whether all members are there.
+  // Returns whether all members are there.
   bool enter(Joint& group, int rank) {
     const bool is_new = group.arrived.insert(rank).second;
     if (static_cast<int>(group.arrived.size()) < group.members) return false;
@@ -163,7 +163,7 @@ class Runner {
     return true;
   }
 
-  // The heads of both sides' streams run if they belong together.
+  // Runs the heads of both sides' streams if they belong together.
   void issue(const Action& action, int rank) {
     Pair& pair = pair_of(rank, action.peer);
     pair.issued[rank == pair.low ? 0 : 1].push_back(next_[at(rank)]);
@@ -187,7 +187,7 @@ class Runner {
     return states[at(edges_.of(receive)) * at(schedule_.microbatches) + at(receive.microbatch)];
   }
 
-  // Of the receives that the row has issued for it, none is under way.
+  // Returns whether none of the receives that the row has issued for it is still in progress.
   bool has_inputs(const Action& action) const {
     bool has_all = true;
     for_each_part(action, [&](const Action& part) {
@@ -238,8 +238,9 @@ Found check_deadlock(const Schedule& schedule, const DataEdges& edges, const Ver
       const Action& action = schedule.rows[at(rank)][at(runner.place_of(rank))];
       waiting += (waiting.empty() ? "" : ", ") + std::string("rank ") + std::to_string(rank) + " at " + to_text(action);
     }
-    return violation_at(Check::kDeadlock, schedule, stuck.front(), runner.place_of(stuck.front()),
-                        "on a transport " + describe(transport, options.buffers) + " these wait for ever: " + waiting);
+    return violation_at(
+        Check::kDeadlock, schedule, stuck.front(), runner.place_of(stuck.front()),
+        "on a transport " + describe(transport, options.buffers) + " these ranks wait forever: " + waiting);
   }
   return std::nullopt;
 }

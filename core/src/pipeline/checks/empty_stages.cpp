@@ -1,5 +1,5 @@
-// A stage may have no layers, and a rank may have less to do than others; but every virtual stage takes part, since its
-// neighbours send to it and wait for it.
+// A stage may have no layers, and a rank may have less work than others. But every virtual stage must take part,
+// because its neighbors send to it and wait for it.
 #include <string>
 #include <vector>
 
@@ -23,7 +23,7 @@ Found check_empty_stages(const Schedule& schedule) {
     return violation_of(Check::kEmptyStages, schedule, schedule.rank_of[static_cast<std::size_t>(stage)],
                         {.kind = ActionKind::kForward, .stage = stage},
                         "no row computes stage " + std::to_string(stage) +
-                            "; one without layers passes on what it gets, in the same actions as any other");
+                            "; a stage without layers passes on its input, with the same actions as any other stage");
   }
   return std::nullopt;
 }

@@ -1,6 +1,6 @@
-// What can be seen in one row: a computation stands after what it needs there, a send after its computation, a receive
-// before its use, an offloaded activation is back before its backward, a stage's weight gradients are added microbatch
-// after microbatch, they are reduced when they are whole, and their norm when they are reduced.
+// What a single row shows: a computation comes after what it needs there, a send after its computation, a receive
+// before its use, and a reload before its backward. A stage adds its weight gradients in the order of the microbatches,
+// reduces them when they are complete, and their norm is reduced after them.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 enum Flag : std::uint8_t {
   kForwarded = 1,
-  kInputGradient = 2,  // of the input
+  kInputGradient = 2,  // of the stage's input
   kWeight = 4,
   kWasOffloaded = 8,
 };
@@ -30,13 +30,13 @@ class Reader {
         last_weight_(schedule.rank_of.size(), -1),
         has_norm_(schedule.rows.size(), 0) {}
 
-  // Why the action cannot stand here, or empty.
+  // Returns why the action must not be here; empty if it may.
   std::string read(const Action& action, int rank) {
     if (action.kind == ActionKind::kReduceNorm) return why_no_norm(rank);
     if (!is_in_range(schedule_, action)) return "";
     if (action.kind == ActionKind::kReduceGrad || action.kind == ActionKind::kReduceTied) {
       if (has_norm_[at(rank)] != 0)
-        return "the gradients' norm has been reduced already; it is that of reduced gradients";
+        return "the gradients' norm has already been reduced; all gradients must be reduced before it";
       return action.kind == ActionKind::kReduceGrad ? why_not_whole(action.stage)
                                                     : why_not_tied_whole(action.other_stage, rank);
     }
@@ -66,24 +66,24 @@ class Reader {
         if (!need(kInputGradient)) return "I of the same stage and microbatch has not run";
         return add_weight(action, done);
       case ActionKind::kSendForward:
-        return need(kForwarded) ? "" : "what it sends has not been computed";
+        return need(kForwarded) ? "" : "the value that it sends has not been computed";
       case ActionKind::kSendBackward:
-        return need(kInputGradient) ? "" : "what it sends has not been computed";
+        return need(kInputGradient) ? "" : "the value that it sends has not been computed";
       case ActionKind::kRecvForward:
       case ActionKind::kRecvBackward: {
         const int edge = edges_.of(action);
         if (edge < 0) return "";
         const bool is_forward = action.kind == ActionKind::kRecvForward;
-        if (need(is_forward ? kForwarded : kInputGradient)) return "what needs it has run already";
+        if (need(is_forward ? kForwarded : kInputGradient)) return "the action that needs it has already run";
         auto& has =
             (is_forward ? has_value_ : has_gradient_)[at(edge) * at(schedule_.microbatches) + at(action.microbatch)];
-        if (has != 0) return "it has been received already";
+        if (has != 0) return "it has already been received";
         has = 1;
         return "";
       }
       case ActionKind::kOffload:
         if (!need(kForwarded) || need(kInputGradient)) return "there are no activations to offload";
-        if (need(kWasOffloaded)) return "its activations are offloaded already";
+        if (need(kWasOffloaded)) return "its activations are already offloaded";
         done |= kWasOffloaded;
         return "";
       default:
@@ -94,13 +94,13 @@ class Reader {
   }
 
  private:
-  // Floating-point sums depend on the order of what is added.
+  // Floating-point sums depend on the order of addition.
   std::string add_weight(const Action& action, std::uint8_t& done) {
     int& last = last_weight_[at(action.stage)];
     if (action.microbatch < last) {
       return "microbatch " + std::to_string(last) + " has added its weight gradient to stage " +
              std::to_string(action.stage) + " before microbatch " + std::to_string(action.microbatch) +
-             "; a stage adds them in ascending order, so that floating-point sums are those of one process";
+             "; a stage adds them in ascending order, so that floating-point sums equal those of a single process";
     }
     last = action.microbatch;
     if ((done & kWeight) == 0) ++weights_[at(action.stage)];
@@ -108,7 +108,7 @@ class Reader {
     return "";
   }
 
-  // Why the gradient of the stage's weights cannot be reduced yet, or empty.
+  // Returns why the gradient of the stage's weights cannot be reduced yet; empty if it can.
   std::string why_not_whole(int stage) const {
     if (weights_[at(stage)] == schedule_.microbatches) return "";
     return "only " + std::to_string(weights_[at(stage)]) + " of " + std::to_string(schedule_.microbatches) +
@@ -116,7 +116,7 @@ class Reader {
            "; it is reduced after the last B or W";
   }
 
-  // The weight is one for all stages of the group that the rank holds.
+  // The weight is shared by all stages of the group that the rank holds.
   std::string why_not_tied_whole(int group, int rank) const {
     if (group < 0 || group >= static_cast<int>(schedule_.tied.size())) return "";
     for (const int stage : schedule_.tied[at(group)]) {
@@ -126,7 +126,7 @@ class Reader {
     return "";
   }
 
-  // Once per rank: the second one is a duplicate, which completeness finds.
+  // Checked once per rank: a second one is a duplicate, which the check of completeness finds.
   std::string why_no_norm(int rank) {
     if (has_norm_[at(rank)] != 0) return "";
     has_norm_[at(rank)] = 1;
@@ -149,7 +149,7 @@ class Reader {
       } else if (has_transfers_) {
         const auto& has = is_forward ? has_value_ : has_gradient_;
         if (has[at(edge) * at(schedule_.microbatches) + at(action.microbatch)] == 0) {
-          return "what " + name + " sends it has not been received";
+          return "the value from " + name + " has not been received";
         }
       }
     }
@@ -162,8 +162,8 @@ class Reader {
   std::vector<std::uint8_t> done_;
   std::vector<std::uint8_t> has_value_;  // by edge and microbatch
   std::vector<std::uint8_t> has_gradient_;
-  std::vector<int> weights_;      // per stage: microbatches whose weight gradient is there
-  std::vector<int> last_weight_;  // per stage: the last of them, -1 if there is none
+  std::vector<int> weights_;      // per stage: microbatches whose weight gradient has been added
+  std::vector<int> last_weight_;  // per stage: the last of them; -1: none
   std::vector<char> has_norm_;    // per rank
 };
 
@@ -176,7 +176,8 @@ Found check_local_order(const Schedule& schedule, const DataEdges& edges) {
     for (int index = 0; index < static_cast<int>(row.size()); ++index) {
       const Action& action = row[at(index)];
       std::string wrong;
-      // A pair begins with both inputs there. Its backward comes first here, so that the forward cannot serve it.
+      // A pair begins with both inputs available. Its backward comes first here, because the forward must not provide
+      // its input.
       if (action.kind == ActionKind::kOverlap) {
         wrong = reader.read(backward_of(action), rank);
         if (wrong.empty()) wrong = reader.read(forward_of(action), rank);

@@ -1,6 +1,6 @@
-// Every value that changes rank has one send and one receive, each naming the other's rank, and both sides of a channel
-// (all transfers from one rank to another) have them in the same order. Source, target, stage, direction and microbatch
-// are the tag; if either side says which dtypes and shapes travel, the other says the same.
+// Every value that goes to another rank has one send and one receive, which name each other's ranks, and both sides of
+// a channel (all transfers from one rank to another) have them in the same order. Source, target, stage, direction and
+// microbatch are the tag. If one side gives dtypes and shapes, the other must give the same.
 #include <map>
 #include <string>
 #include <string_view>
@@ -28,7 +28,7 @@ const Action& action_at(const Schedule& schedule, const Place& place) {
   return schedule.rows[at(place.rank)][at(place.index)];
 }
 
-// The receive that belongs to a send.
+// Returns the receive that belongs to a send.
 Action receive_of(const Action& send, int rank) {
   return {.kind = send.kind == ActionKind::kSendForward ? ActionKind::kRecvForward : ActionKind::kRecvBackward,
           .payload = send.payload,
@@ -43,7 +43,7 @@ Found check_payloads(const Schedule& schedule, const Action& send, const Place& 
   const std::string_view received = payload_of(schedule, action_at(schedule, receive));
   if (sent == received) return std::nullopt;
   const auto named = [](std::string_view payload) {
-    return payload.empty() ? std::string("something") : shown(payload, 200);
+    return payload.empty() ? std::string("an unknown payload") : shown(payload, 200);
   };
   return violation_at(Check::kMatching, schedule, receive.rank, receive.index,
                       "it receives " + named(received) + " where " + to_text(send) + " of rank " +
@@ -51,7 +51,7 @@ Found check_payloads(const Schedule& schedule, const Action& send, const Place& 
                           difference_of(sent, received));
 }
 
-// Every value that has to travel is sent.
+// Checks that every value that goes to another rank is sent.
 Found check_all_sent(const Schedule& schedule, const DataEdges& edges) {
   const auto microbatches = at(schedule.microbatches);
   std::vector<char> sent_forward(at(edges.count()) * microbatches, 0);
@@ -78,13 +78,13 @@ Found check_all_sent(const Schedule& schedule, const DataEdges& edges) {
         return violation_of(
             Check::kMatching, schedule, from,
             {.kind = ActionKind::kSendForward, .stage = source, .microbatch = i, .other_stage = target, .peer = to},
-            "no row has it");
+            "no row contains it");
       }
       if (!schedule.forward_only && sent_backward[at(edge) * microbatches + at(i)] == 0) {
         return violation_of(
             Check::kMatching, schedule, to,
             {.kind = ActionKind::kSendBackward, .stage = target, .microbatch = i, .other_stage = source, .peer = from},
-            "no row has it");
+            "no row contains it");
       }
     }
   }
@@ -115,7 +115,8 @@ Found check_matching(const Schedule& schedule, const DataEdges& edges) {
                                 std::to_string(action.other_stage) + " is on rank " + std::to_string(home));
       }
       if (home == rank) {
-        return violation_at(Check::kMatching, schedule, rank, index, "both stages are on this rank: nothing travels");
+        return violation_at(Check::kMatching, schedule, rank, index,
+                            "both stages are on this rank, so there is nothing to transfer");
       }
       const std::pair<int, int> now = is_send(action.kind) ? std::pair(rank, home) : std::pair(home, rank);
       if (now != ends || channel == nullptr) {
@@ -132,11 +133,11 @@ Found check_matching(const Schedule& schedule, const DataEdges& edges) {
     for (std::size_t i = 0; i < channel.sends.size() || i < channel.receives.size(); ++i) {
       if (i >= channel.receives.size()) {
         const Place& place = channel.sends[i];
-        return violation_at(Check::kMatching, schedule, place.rank, place.index, name + "; nobody receives this one");
+        return violation_at(Check::kMatching, schedule, place.rank, place.index, name + "; this one is never received");
       }
       const Place& receive = channel.receives[i];
       if (i >= channel.sends.size()) {
-        return violation_at(Check::kMatching, schedule, receive.rank, receive.index, name + "; nobody sends this one");
+        return violation_at(Check::kMatching, schedule, receive.rank, receive.index, name + "; this one is never sent");
       }
       const Action& send = action_at(schedule, channel.sends[i]);
       Action expected = receive_of(send, ends.first);
@@ -148,7 +149,7 @@ Found check_matching(const Schedule& schedule, const DataEdges& edges) {
       }
       return violation_at(Check::kMatching, schedule, receive.rank, receive.index,
                           "receive " + std::to_string(i) + " of rank " + std::to_string(ends.second) + " from rank " +
-                              std::to_string(ends.first) + " meets " + to_text(send) + ", which belongs to " +
+                              std::to_string(ends.first) + " is matched with " + to_text(send) + ", which belongs to " +
                               to_text(expected));
     }
   }

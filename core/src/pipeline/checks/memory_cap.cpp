@@ -11,7 +11,7 @@ Found check_memory_cap(const Schedule& schedule, const VerifyOptions& options) {
   const Costs costs = options.costs ? *options.costs : uniform_costs(schedule.stages());
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
     const Footprint kept = footprint(schedule, rank, costs);
-    // Sums of equal terms in another order differ in the last bit.
+    // Sums of equal terms in a different order may differ in the last bit.
     if (options.memory_cap && kept.peak > *options.memory_cap * (1 + 1e-12)) {
       return violation_at(
           Check::kMemoryCap, schedule, rank, kept.peak_index,

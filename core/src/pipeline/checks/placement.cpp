@@ -32,7 +32,7 @@ Found check_placement(const Schedule& schedule) {
         }
         Parameters& state = parameters[static_cast<std::size_t>(part.stage)];
         if (part.kind == ActionKind::kUnshard) {
-          if (state == Parameters::kWhole) wrong = "its parameters are whole already";
+          if (state == Parameters::kWhole) wrong = "its parameters are already unsharded";
           state = Parameters::kWhole;
         } else if (part.kind == ActionKind::kReshard) {
           if (state == Parameters::kSharded) wrong = "its parameters are not unsharded";

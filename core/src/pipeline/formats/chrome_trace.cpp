@@ -9,7 +9,7 @@ namespace smdp::pipeline {
 namespace {
 
 std::string number(double value) {
-  std::array<char, 32> text{};  // with a point in any locale
+  std::array<char, 32> text{};  // with a decimal point in any locale
   const auto [end, error] =
       std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, 15);
   return {text.data(), end};

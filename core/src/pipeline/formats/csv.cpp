@@ -12,7 +12,7 @@
 namespace smdp::pipeline {
 namespace {
 
-// A cell without its quotes: no action needs any, but some programs write them.
+// Returns a cell without quotes. No action needs them, but some programs write them.
 std::string_view unquoted(std::string_view cell) {
   return cell.size() >= 2 && cell.front() == '"' && cell.back() == '"' ? cell.substr(1, cell.size() - 2) : cell;
 }
@@ -21,7 +21,7 @@ bool is_blank(std::string_view cell) {
   return std::all_of(cell.begin(), cell.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
 }
 
-// Lines without a cell at the end are no ranks; a rank that does nothing there has a comma.
+// Empty lines at the end are not ranks; an idle last rank is written as a comma.
 std::string_view without_blank_end(std::string_view text) {
   for (;;) {
     const std::size_t line = text.empty() ? 0 : text.rfind('\n', text.size() - 1) + 1;
@@ -54,7 +54,7 @@ std::vector<std::vector<Action>> parse_rows(std::string_view text, PayloadTable&
     }
     rows.push_back(std::move(row));
     if (rows.size() > static_cast<std::size_t>(kMaxRanks)) {
-      refuse("CSV: lines", "more than " + std::to_string(kMaxRanks), "one per rank, up to that many");
+      refuse("CSV: lines", "more than " + std::to_string(kMaxRanks), "one per rank, at most that many");
     }
   }
   return rows;
@@ -65,7 +65,7 @@ std::vector<int> placement_of(const std::vector<std::vector<Action>>& rows) {
   std::vector<int> rank_of;
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     for (const Action& action : rows[rank]) {
-      if (action.kind == ActionKind::kReduceNorm) continue;  // of no stage
+      if (action.kind == ActionKind::kReduceNorm) continue;  // has no stage
       for_each_part(action, [&](const Action& part) {
         check_count("CSV: stage", part.stage, 0, kMaxStages - 1);
         const auto stage = static_cast<std::size_t>(part.stage);
@@ -77,7 +77,7 @@ std::vector<int> placement_of(const std::vector<std::vector<Action>>& rows) {
   const auto missing = std::find(rank_of.begin(), rank_of.end(), -1);
   if (rank_of.empty() || missing != rank_of.end()) {
     throw InvalidArgument("[smdp] CSV: stage " + std::to_string(missing - rank_of.begin()) +
-                          " is in no line; there must be all stages from 0 to the highest.");
+                          " is in no line; every stage from 0 to the highest must occur.");
   }
   return rank_of;
 }
@@ -117,7 +117,7 @@ Schedule from_csv(std::string_view text, int microbatches) {
     }
   }
   schedule.skip_edges.assign(skip_edges.begin(), skip_edges.end());
-  // Groups are numbered from 0; a hole would be a group without members.
+  // Groups are numbered from 0; a gap would be a group without members.
   for (auto& [group, stages] : tied) {
     if (group != static_cast<int>(schedule.tied.size())) {
       throw InvalidArgument("[smdp] CSV: there is a REDUCE_TIED of group " + std::to_string(group) + " but none of " +

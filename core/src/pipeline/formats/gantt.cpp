@@ -27,7 +27,7 @@ char letter_of(const Action& action) {
   }
 }
 
-// A character stands for the shortest action, if that fits.
+// A character is as long as the shortest action, if that fits.
 double time_of_cell(const Simulation& simulation, int width) {
   double shortest = simulation.makespan;
   for (const auto& row : simulation.timeline) {

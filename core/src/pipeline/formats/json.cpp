@@ -1,10 +1,10 @@
-// A schedule as JSON, which unlike CSV keeps all of it:
+// A schedule as JSON, which unlike CSV keeps everything:
 //
 //   {"format": "smdp.pipeline.schedule", "version": 1, "name": "1f1b", "microbatches": 8, "forward_only": false,
 //    "rank_of": [0, 1], "skip_edges": [[0, 2]], "tied": [[0, 1]], "rows": [["0F0", ...], ...]}
 //
-// An action is written as in CSV, 0SEND_F1:float32[8x16] with what it carries. A peer other than the rank of the
-// transfer's other stage follows it: 0SEND_F1@3.
+// An action is written as in CSV, with its payload: 0SEND_F1:float32[8x16]. If the peer is not the rank of the
+// transfer's other stage, it follows: 0SEND_F1@3.
 #include <charconv>
 #include <set>
 #include <string>
@@ -58,7 +58,7 @@ Action read_cell(JsonCursor& cursor, PayloadTable& payloads, std::size_t rank, s
   if (mark == std::string::npos) return action;
   const auto [end, error] = std::from_chars(text.data() + mark + 1, text.data() + text.size(), action.peer);
   if (error != std::errc() || end != text.data() + text.size() || action.peer < 0 || !is_transfer(action.kind)) {
-    throw InvalidArgument(place() + "'" + shown(text) + "' has an @ that no rank of a transfer follows.");
+    throw InvalidArgument(place() + "'" + shown(text) + "' has an @ without the peer rank of a transfer after it.");
   }
   return action;
 }
@@ -143,7 +143,7 @@ Schedule from_json(std::string_view text) {
   while (cursor.next('{', "schedule")) {
     const std::string name = cursor.key();
     if (!seen.insert(name).second) {
-      throw InvalidArgument("[smdp] JSON: the field '" + shown(name) + "' is there twice.");
+      throw InvalidArgument("[smdp] JSON: the field '" + shown(name) + "' occurs twice.");
     }
     read_field(cursor, name, schedule);
   }
@@ -151,7 +151,7 @@ Schedule from_json(std::string_view text) {
   for (const char* needed : {"microbatches", "rank_of", "rows"}) {
     if (seen.contains(needed)) continue;
     throw InvalidArgument("[smdp] JSON: the field '" + std::string(needed) +
-                          "' is missing; needed are microbatches, rank_of and rows.");
+                          "' is missing; microbatches, rank_of and rows are required.");
   }
   check_shape(schedule);
   set_peers(schedule);

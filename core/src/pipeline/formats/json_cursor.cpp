@@ -101,12 +101,12 @@ std::string JsonCursor::string(std::string_view what) {
           }
           at_ -= 6;
         }
-        // Half of a surrogate pair is no character, and Python could not read it as text.
+        // A surrogate alone is not a character, and Python could not read it as text.
         append_utf8(value, is_high_half(code) || is_low_half(code) ? 0xFFFD : code);
         break;
       }
       default:
-        refuse(what, "an escape of JSON");
+        refuse(what, "a JSON escape");
     }
   }
   if (at_ >= text_.size()) refuse(what, "a string with its closing quote");

@@ -1,5 +1,5 @@
-// A reader that goes through JSON text from front to back, for documents whose shape is known: it never recurses, so no
-// text can exhaust the stack.
+// Reads JSON text from front to back, for documents of known structure. It never recurses, so no text can exhaust the
+// stack.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class JsonCursor {
  public:
   explicit JsonCursor(std::string_view text) : text_(text) {}
 
-  // `what` names the field in errors. All throw InvalidArgument where the text has something else.
+  // `what` names the field in errors. All functions throw InvalidArgument if the text has something else.
   std::string string(std::string_view what);
   int integer(std::string_view what);
   bool boolean(std::string_view what);
@@ -20,10 +20,10 @@ class JsonCursor {
   // Begins an array or object.
   void open(char bracket, std::string_view what);
 
-  // Before each element: false, and past the bracket, where there are no more.
+  // Called before each element: returns false, and moves past the bracket, if there are no more.
   bool next(char bracket, std::string_view what);
 
-  // The key of a member, past its colon.
+  // Returns the key of a member and moves past its colon.
   std::string key();
 
   [[noreturn]] void refuse(std::string_view what, const std::string& allowed) const;

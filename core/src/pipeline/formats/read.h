@@ -1,4 +1,4 @@
-// What the readers of CSV and JSON share.
+// Shared parts of the CSV and JSON readers.
 #pragma once
 
 #include <string>
@@ -11,25 +11,25 @@
 
 namespace smdp::pipeline {
 
-// The message of an inner error, to be put behind the place at which it was found.
+// Returns the message of an inner error, to be placed after the position where it was found.
 inline std::string without_tag(std::string_view message) {
   constexpr std::string_view kTag = "[smdp] ";
   return std::string(message.substr(0, kTag.size()) == kTag ? message.substr(kTag.size()) : message);
 }
 
-// An action and, after a colon, what it carries.
+// Reads an action and, after a colon, its payload.
 inline Action read_action(std::string_view text, PayloadTable& payloads) {
   const std::size_t colon = text.find(':');
   Action action = parse_action(text.substr(0, colon));
   if (colon == std::string_view::npos) return action;
   if (!is_transfer(action.kind)) {
-    throw InvalidArgument("[smdp] '" + shown(text) + "' is no action: only a send or a receive has a payload.");
+    throw InvalidArgument("[smdp] '" + shown(text) + "' is not an action: only sends and receives have a payload.");
   }
   action.payload = payloads.place_of(trim(text.substr(colon + 1)));
   return action;
 }
 
-// Gives each transfer that names no peer the rank of the stage at its other end.
+// Sets the peer of each transfer that names none to the rank of the stage at its other end.
 inline void set_peers(Schedule& schedule) {
   for (auto& row : schedule.rows) {
     for (Action& action : row) {

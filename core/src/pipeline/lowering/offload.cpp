@@ -21,7 +21,7 @@ Schedule add_offload(const Schedule& schedule, const std::vector<int>& stages, i
   Schedule result = schedule;
   if (schedule.forward_only) return result;  // nothing is kept
   for (auto& row : result.rows) {
-    // Where computations stand: a reload counts those, not what other passes have put between them.
+    // The positions of computations, because a horizon counts only those and not the actions of other passes.
     std::vector<std::size_t> computations;
     std::map<std::pair<int, int>, std::size_t> forward_at;
     std::vector<std::vector<Action>> before(row.size());

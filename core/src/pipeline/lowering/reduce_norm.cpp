@@ -5,7 +5,7 @@
 
 namespace smdp::pipeline {
 
-// Also on ranks without a stage: they are members, and the others would wait for them.
+// Added on ranks without a stage as well: they are members, and the others would wait for them.
 Schedule add_reduce_norm(const Schedule& schedule) {
   check_shape(schedule);
   require_without(schedule, "add_reduce_norm", "REDUCE_NORM",

@@ -1,6 +1,6 @@
-// Where transfers stand. All computations are put on one clock; a value travels at the moment its producer ends, and
-// its SEND and its RECV enter both rows at that moment. So both rows follow one global order of all transfers, in which
-// the first one that is not done has both its ranks ready: no transport can deadlock on it.
+// Positions of transfers. All computations are put on one clock. A value travels at the moment its producer ends, and
+// its SEND and RECV enter both rows at that moment. Both rows thereby follow one global order of all transfers, in
+// which both ranks of the first unfinished one are ready, so no transport can deadlock.
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -19,7 +19,7 @@ namespace smdp::pipeline {
 namespace {
 
 struct Moment {
-  bool is_start = true;  // of the action, or its end
+  bool is_start = true;  // of the action; otherwise its end
   int rank = 0;
   int index = 0;
 };
@@ -56,8 +56,8 @@ class Placer {
   }
 
  private:
-  // Ends come before starts: a value that is there travels before anybody goes on. Times are whole numbers, since every
-  // computation takes 1, 2 or, as a pair, 3; so a place for each of them sorts faster than comparing.
+  // Ends come before starts: a value travels before any rank continues. Times are whole numbers, because every
+  // computation takes 1, 2 or, as a pair, 3; one bucket per time therefore sorts faster than comparing.
   std::vector<Moment> in_order(const Replay& played) const {
     const auto bucket = [](double time, bool is_start) {
       return 2 * static_cast<std::size_t>(time) + (is_start ? 1 : 0);
@@ -128,10 +128,10 @@ void require_plain(const Schedule& schedule) {
     for (const Action& action : schedule.rows[at(rank)]) {
       for_each_part(action, [&](const Action& part) {
         if (!is_compute(part.kind) || is_in_range(schedule, part)) return;
-        throw InvalidArgument(
-            "[smdp] add_send_recv: rank " + std::to_string(rank) + " has " + to_text(part) +
-            ", out of range: " + counted(static_cast<std::uint64_t>(schedule.stages()), "virtual stage") + ", " +
-            counted(static_cast<std::uint64_t>(schedule.microbatches), "microbatch") + ".");
+        throw InvalidArgument("[smdp] add_send_recv: rank " + std::to_string(rank) + " has " + to_text(part) +
+                              ", which is out of range: the schedule has " +
+                              counted(static_cast<std::uint64_t>(schedule.stages()), "virtual stage") + " and " +
+                              counted(static_cast<std::uint64_t>(schedule.microbatches), "microbatch") + ".");
       });
     }
   }
@@ -146,7 +146,7 @@ Schedule add_send_recv(const Schedule& schedule, const std::vector<EdgePayload>&
   const Replay played = replay(schedule, edges, uniform_costs(schedule.stages()), ReplayMode::kOrderOnly);
   if (!played.stuck.empty()) {
     throw InvalidArgument("[smdp] add_send_recv: schedule '" + shown(schedule.name) +
-                          "' cannot be put in one order: " + explain(schedule, played.stuck) + ".");
+                          "' has no valid order: " + explain(schedule, played.stuck) + ".");
   }
   return Placer(schedule, edges, payloads).run(played);
 }

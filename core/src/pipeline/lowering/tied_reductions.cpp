@@ -31,7 +31,7 @@ Schedule add_tied_reductions(const Schedule& schedule, const std::vector<std::ve
   if (schedule.forward_only) return result;
   for (int rank = 0; rank < result.ranks(); ++rank) {
     for (std::size_t group = 0; group < groups.size(); ++group) {
-      // One entry per rank: stages of a group that share a rank share the weight itself.
+      // One entry per rank, because stages of a group on the same rank share the weight itself.
       for (const int stage : groups[group]) {
         if (result.rank_of[static_cast<std::size_t>(stage)] != rank) continue;
         result.rows[static_cast<std::size_t>(rank)].push_back(

@@ -10,7 +10,7 @@
 namespace smdp::pipeline {
 namespace {
 
-// Goes through a row and keeps whole the `count` different stages that the row computes from there on.
+// Goes through a row and keeps unsharded the next `count` different stages that the row computes.
 class Sharder {
  public:
   Sharder(const Schedule& schedule, const std::vector<Action>& row, int count)
@@ -46,7 +46,7 @@ class Sharder {
 
  private:
   struct Stage {
-    std::vector<std::size_t> uses;  // the next one last
+    std::vector<std::size_t> uses;  // the next one is last
     std::size_t unsharded_at = 0;   // 1 for the first one; 0: it is sharded
   };
   using Queue = std::set<std::pair<std::size_t, int>>;  // next use, stage
@@ -67,7 +67,7 @@ class Sharder {
     if (!stages_[at(stage)].uses.empty()) far_.emplace(stages_[at(stage)].uses.back(), stage);
   }
 
-  // The nearest into near_; who is crowded out may have to go.
+  // Moves the stage with the nearest use into near_; the one that it displaces may have to be resharded.
   void choose() {
     while (!far_.empty() && (near_.size() < count_ || *far_.begin() < *near_.rbegin())) {
       if (near_.size() == count_) {
@@ -84,7 +84,7 @@ class Sharder {
     return !uses.empty() && near_.contains({uses.back(), stage});
   }
 
-  // The one first unsharded first.
+  // The stage that was unsharded first is resharded first.
   void reshard(std::vector<Action>& lowered) {
     std::set<std::pair<std::size_t, int>> gone;
     for (const int stage : leaving_) {
@@ -98,7 +98,7 @@ class Sharder {
     leaving_.clear();
   }
 
-  // The one needed first first.
+  // The stage that is needed first is unsharded first.
   void unshard(std::vector<Action>& lowered) {
     std::sort(coming_.begin(), coming_.end());
     for (const auto& [use, stage] : coming_) {
@@ -124,7 +124,7 @@ class Sharder {
 
 Schedule add_unshard_reshard(const Schedule& schedule, int unshard) {
   check_shape(schedule);
-  check_count("unshard", unshard, 2, kLargestCount, ", since a pair of computations uses two stages");
+  check_count("unshard", unshard, 2, kLargestCount, ", because a pair of computations uses two stages");
   require_without(schedule, "add_unshard_reshard", "UNSHARD",
                   [](ActionKind kind) { return kind == ActionKind::kUnshard || kind == ActionKind::kReshard; });
   Schedule result = schedule;

@@ -1,5 +1,5 @@
-// auto: the shortest of all schedules on the given times that keeps within the memory cap. The candidates are all named
-// ones that can have these numbers, and list scheduling under the cap itself, in a loop and in a V.
+// auto: the shortest of all schedules on the given times that stays within the memory cap. Candidates are all named
+// schedules that support these numbers, and list scheduling under the cap itself, in a loop and in a V.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -20,7 +20,7 @@ constexpr int kMostVirtualStages = 64;
 
 std::vector<Schedule> candidates(const GenerateOptions& options, const Costs& costs) {
   const int v = options.virtual_stages;
-  // Of equals the first one is taken: those that are made for this number come before those that have any.
+  // Among equal schedules the first one is taken, so schedules made for this number come before those that support any.
   std::vector<ScheduleInfo> named = schedule_names();
   std::stable_partition(named.begin(), named.end(), [&](const ScheduleInfo& info) { return info.virtual_stages == v; });
   std::vector<Schedule> all;
@@ -29,7 +29,7 @@ std::vector<Schedule> candidates(const GenerateOptions& options, const Costs& co
     try {
       all.push_back(generate(info.name, options));
     } catch (const InvalidArgument&) {
-      // It cannot have these numbers.
+      // The schedule does not support these numbers.
     }
   }
   for (const Placement placement : {Placement::kLoop, Placement::kV}) {
@@ -64,8 +64,9 @@ Schedule automatic(const GenerateOptions& options) {
   }
   if (!best) {
     refuse("memory_cap", shown(*options.memory_cap),
-           shown(least) + " bytes per rank or more, the least of all schedules; use smaller microbatches, checkpoint " +
-               "activations, or more stages");
+           shown(least) +
+               " bytes per rank or more, the minimum of all schedules; use smaller microbatches, activation " +
+               "checkpointing, or more stages");
   }
   return std::move(*best);
 }

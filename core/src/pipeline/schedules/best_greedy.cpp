@@ -39,7 +39,7 @@ bool is_complete(const Schedule& schedule) {
   return actions == 3 * schedule.rank_of.size() * static_cast<std::size_t>(schedule.microbatches);
 }
 
-// Where the makespan cannot be better, what is left to gain in span and memory is not worth the search.
+// If the makespan cannot be improved, the remaining gain in span and memory is not worth the search.
 bool is_good_enough(const Score& score, const LowerBounds& bounds, bool by_span) {
   return score.makespan <= bounds.makespan * (1 + 1e-12) && (!by_span || score.span <= bounds.span * (1 + 1e-12));
 }

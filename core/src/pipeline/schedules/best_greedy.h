@@ -1,4 +1,4 @@
-// The best of list scheduling's rules, and what "best" means.
+// Chooses the best result of list scheduling's rules, and defines "best".
 #pragma once
 
 #include "smdp/pipeline/costs.h"
@@ -6,25 +6,25 @@
 
 namespace smdp::pipeline {
 
-// What a schedule is worth on these costs.
+// The quality of a schedule with these costs.
 struct Score {
   double makespan;
   double span;
-  double peak;  // bytes, of the rank that keeps most
+  double peak;  // bytes, of the rank that keeps the most
 };
 
 Score score_of(const Schedule& schedule, const Costs& costs);
 
-// Least makespan, or least span, then the other, then the peak. Differences by rounding count as none.
+// Compares by makespan, or by span, then by the other of the two, then by peak. Rounding differences do not count.
 bool is_better(const Score& a, const Score& b, bool by_span = false);
 
-// Whether it has so many virtual stages x microbatches that trying all rules would take seconds.
+// Returns whether virtual stages x microbatches are so many that trying all rules would take seconds.
 bool is_long(const Schedule& schedule);
 
-// Bytes that a rank needs to take one microbatch through: the least cap with which every schedule comes to an end.
+// Returns the bytes that a rank needs for one microbatch: the smallest cap with which every schedule can finish.
 double smallest_cap(const Schedule& schedule, const Costs& costs);
 
-// memory_cap: bytes per rank, at least smallest_cap(); 0: any.
+// memory_cap: bytes per rank, at least smallest_cap(); 0: no cap.
 Schedule best_greedy(const Schedule& blank, const Costs& costs, double memory_cap, bool by_span = false);
 
 }  // namespace smdp::pipeline

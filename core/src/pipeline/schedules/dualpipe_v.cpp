@@ -1,5 +1,5 @@
 // DualPipeV: DualPipe (DeepSeek-V3, arXiv 2412.19437) cut in half, in the order of torch 2.13. Two virtual stages per
-// rank in a V; in the middle a forward of one and a backward of the other run as one overlapped pair, so that either
+// rank in a V; in the middle, a forward of one and a backward of the other run as an overlapped pair, so that each
 // hides the other's communication.
 #include <deque>
 #include <string>
@@ -17,7 +17,7 @@ class Row {
 
   void forward(int half) { row_.push_back(compute(ActionKind::kForward, stage_[half], forwards_[half]++)); }
 
-  // split: the input gradient only; the weight gradient waits its turn.
+  // split: only the input gradient; the weight gradient is queued.
   void backward(int half, bool split) {
     const int microbatch = backwards_[half]++;
     row_.push_back(compute(split ? ActionKind::kBackwardInput : ActionKind::kBackward, stage_[half], microbatch));
@@ -73,7 +73,7 @@ Schedule dualpipe_v(const GenerateOptions& options) {
     }
     for (int i = 0; i < options.microbatches - 2 * p + rank + 1; ++i) {
       if (i == 0 && rank == p - 1) {
-        // On the last rank nothing comes from elsewhere yet: one after the other the bubble is smaller.
+        // On the last rank no input comes from elsewhere yet, so running one after the other makes the bubble smaller.
         row.forward(0);
         row.backward(1, false);
       } else {
@@ -85,8 +85,8 @@ Schedule dualpipe_v(const GenerateOptions& options) {
       row.backward(1, false);
       row.overlap(1);
     }
-    // The second half of the last backwards is split: their weight gradients fill the end.
-    const int split_from = rank + 1;  // in single backwards, of 2 (rank + 1)
+    // The second half of the last backwards is split, and their weight gradients fill the end.
+    const int split_from = rank + 1;  // counted in single backwards, of 2 (rank + 1)
     for (int i = 0; i <= rank; ++i) {
       row.backward(1, 2 * i >= split_from);
       row.backward(0, 2 * i + 1 >= split_from);

@@ -1,4 +1,4 @@
-// Evaluation: the forwards of interleaved 1F1B, on stages that are placed as those of the schedule that trains.
+// Evaluation: the forwards of interleaved 1F1B, with stages placed like those of the training schedule.
 #include "pipeline/schedules/rounds.h"
 #include "pipeline/schedules/schedules.h"
 

@@ -1,5 +1,5 @@
-// GPipe (Huang et al., arXiv 1811.06965), SMP's "simple": all forwards, then all backwards. Where a rank has several
-// virtual stages, it takes them breadth first.
+// GPipe (Huang et al., arXiv 1811.06965), SMP's "simple": all forwards, then all backwards. A rank with several virtual
+// stages takes them breadth first.
 #include "pipeline/schedules/schedules.h"
 
 namespace smdp::pipeline {

@@ -34,7 +34,7 @@ class Greedy {
     for (int stage = schedule_.stages() - 1; stage >= 0; --stage) {
       auto& local = local_[at(schedule_.rank_of[at(stage)])];
       for (const int later : local) reserve_[at(stage)] += costs_.activation_bytes[at(later)];
-      local.push_back(stage);  // the last one first: what is further on is more urgent
+      local.push_back(stage);  // last stage first, because later stages are more urgent
     }
     for (int i = 0; i < microbatches_; ++i) forward_arrival_[cell(0, i)] = 0;
     for (const auto& order : rules.order) order_.emplace_back(order.begin(), order.end());
@@ -44,7 +44,7 @@ class Greedy {
     for (int rank = 0; rank < schedule_.ranks(); ++rank) events_.emplace(0.0, rank);
     while (!events_.empty()) {
       const auto [now, rank] = events_.top();
-      // One decision does for all: what a rank waits for wakes it once for each time that it has looked.
+      // One decision is enough: each input that a rank waits for has woken it once.
       while (!events_.empty() && events_.top() == Event(now, rank)) events_.pop();
       if (now < busy_until_[at(rank)]) continue;
       decide(rank, now);
@@ -70,7 +70,8 @@ class Greedy {
         next_forward_[0] - next_gradient_[0] >= rules_.active_microbatches) {
       return false;
     }
-    // Room is left for the stages that the microbatch has yet to visit here: whoever is furthest on can always go on.
+    // Reserves room for the stages that the microbatch has yet to visit here, so that the most advanced one can always
+    // continue.
     const double need = held_[at(rank)] + costs_.activation_bytes[at(stage)] + reserve_[at(stage)];
     return rules_.memory_cap == 0 || need <= rules_.memory_cap * (1 + 1e-9);
   }
@@ -88,7 +89,7 @@ class Greedy {
     for (const int stage : local_[at(rank)]) {
       const double gradient_at = next_gradient_at(stage);
       if (gradient_at <= now) {
-        // The microbatch that came first, then the stage that is further back, since others wait for both.
+        // The earliest microbatch, then the earlier stage, because others wait for both.
         if (gradient < 0 || next_gradient_[at(stage)] < next_gradient_[at(gradient)]) gradient = stage;
       } else {
         coming_gradient = std::min(coming_gradient, gradient_at);
@@ -132,8 +133,8 @@ class Greedy {
         wake = std::min(wake, ready);
         continue;
       }
-      // With nothing left to free, the cap gives way: what is asked for then is an order that cannot keep it. An action
-      // out of turn leaves room for the one whose turn it is.
+      // If nothing is left to free, the cap is exceeded, because the requested order cannot keep it. An action out of
+      // turn leaves room for the one whose turn it is.
       const bool is_in_turn = i == 0;
       const double spare = is_in_turn ? 0 : costs_.activation_bytes[at(action.stage)];
       if (is_forward && !has_room_for(action.stage, rank, spare) && !(is_in_turn && pending_[at(rank)].empty())) {
@@ -156,7 +157,7 @@ class Greedy {
     return rules_.memory_cap == 0 || need <= rules_.memory_cap * (1 + 1e-9);
   }
 
-  // Forward and backward in turn where both are ready.
+  // Alternates forward and backward if both are ready.
   bool is_forward_turn(int rank) const {
     const auto& row = schedule_.rows[at(rank)];
     for (auto action = row.rbegin(); action != row.rend(); ++action) {
@@ -233,7 +234,7 @@ class Greedy {
   std::vector<double> reserve_;
   std::vector<int> next_forward_;
   std::vector<int> next_gradient_;
-  std::vector<std::deque<Action>> order_;  // what is left of rules_.order
+  std::vector<std::deque<Action>> order_;  // the remainder of rules_.order
   std::vector<double> forward_arrival_;
   std::vector<double> gradient_arrival_;
   std::vector<std::deque<std::pair<int, int>>> pending_;  // weight gradients, per rank

@@ -1,6 +1,6 @@
 // Interleaved 1F1B (Narayanan et al., arXiv 2104.04473): v virtual stages per rank in a loop, 1F1B over rounds of
-// microbatches. The same order as torch 2.13's; a number of microbatches that is no multiple of the number of rounds,
-// which torch refuses, makes the first rounds longer.
+// microbatches, in the order of torch 2.13. If the number of microbatches is not a multiple of the number of rounds,
+// which torch rejects, the first rounds are longer.
 #include <algorithm>
 
 #include "pipeline/schedules/rounds.h"

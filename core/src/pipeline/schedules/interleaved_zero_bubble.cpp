@@ -1,6 +1,6 @@
-// Interleaved zero bubble: ZB-H1 (Qi et al., arXiv 2401.10241) over rounds of microbatches, the order of torch 2.13. A
-// rank warms up by one forward per hop to the last rank, not two, and holds its weight gradients back by as many steps
-// as its rank, so that they fill what would be the bubble at the end.
+// Interleaved zero bubble: ZB-H1 (Qi et al., arXiv 2401.10241) over rounds of microbatches, in the order of torch 2.13.
+// A rank warms up with one forward per hop to the last rank, not two, and delays its weight gradients by as many steps
+// as its rank, so that they fill the bubble at the end.
 #include <algorithm>
 
 #include "pipeline/schedules/rounds.h"

@@ -1,6 +1,6 @@
 // Looped BFS, breadth-first (Lamy-Poirier, arXiv 2211.05953): every virtual stage runs all microbatches before the next
-// one begins; the backward takes the virtual stages the other way round. torch 2.13's takes the microbatches so, too:
-// as long, but then gradients are not added in the order of one process.
+// one begins; the backward takes the virtual stages in reverse. torch 2.13 also reverses the microbatches, which takes
+// equally long, but then gradients are not added in the order of a single process.
 #include "pipeline/schedules/schedules.h"
 
 namespace smdp::pipeline {

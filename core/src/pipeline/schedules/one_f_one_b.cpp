@@ -1,5 +1,5 @@
-// 1F1B (PipeDream-flush; Narayanan et al., arXiv 2104.04473): rank r runs p - 1 - r forwards, then a forward and a
-// backward in turn, so that it never keeps more than p - r microbatches.
+// 1F1B (PipeDream-flush; Narayanan et al., arXiv 2104.04473): rank r runs p - 1 - r forwards, then alternates a forward
+// and a backward, so that it never keeps more than p - r microbatches.
 #include <algorithm>
 
 #include "pipeline/schedules/schedules.h"

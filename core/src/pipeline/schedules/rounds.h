@@ -8,7 +8,7 @@
 namespace smdp::pipeline {
 
 struct Step {
-  int turn;  // which of the rank's virtual stages
+  int turn;  // index among the rank's virtual stages
   int microbatch;
 };
 
@@ -18,7 +18,7 @@ struct Rounds {
   std::vector<Step> backwards;  // last virtual stage first
 };
 
-// There are max(1, m / p) rounds, of equal length where m allows it, else the first ones are one microbatch longer.
+// Makes max(1, m / p) rounds, of equal length if m allows it; otherwise the first ones are one microbatch longer.
 Rounds make_rounds(const GenerateOptions& options);
 
 }  // namespace smdp::pipeline

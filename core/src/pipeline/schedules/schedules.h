@@ -22,17 +22,17 @@ Schedule dualpipe_v(const GenerateOptions& options);
 Schedule forward_only(const GenerateOptions& options);
 Schedule automatic(const GenerateOptions& options);
 
-// Virtual stages of all ranks together.
+// Returns the number of virtual stages of all ranks together.
 int stages_of(const GenerateOptions& options);
 
-// All microbatches through one virtual stage of a rank after the other, and back the other way round. In any placement:
-// every rank takes its stages in their order, so the first action that is not done can always run.
+// Runs all microbatches through one virtual stage of a rank after the other, and backwards in reverse. Works for any
+// placement: every rank takes its stages in order, so the first action that is not done can always run.
 Schedule breadth_first(Schedule blank);
 
-// A schedule without actions.
+// Returns a schedule without actions.
 Schedule blank(std::string name, Placement placement, const GenerateOptions& options);
 
-// The options' costs, or 1 per virtual stage of all kinds.
+// Returns the options' costs, or 1 of each kind per virtual stage.
 Costs costs_or_unit(const GenerateOptions& options);
 
 inline Action compute(ActionKind kind, int stage, int microbatch) {

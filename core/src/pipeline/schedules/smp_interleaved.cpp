@@ -1,6 +1,6 @@
 // SMP's "interleaved" pipeline (arXiv 2111.05972; not Megatron's interleaving): every rank takes a backward whenever
-// one is ready, else a forward, with at most `active_microbatches` under way. SMP decides at run time; here the clock
-// is the simulator's, so the table is the same in every run.
+// one is ready, and otherwise a forward, with at most `active_microbatches` in flight. SMP decides at run time; here
+// the simulator's clock decides, so the table is the same in every run.
 #include "pipeline/schedules/greedy.h"
 #include "pipeline/schedules/schedules.h"
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSlots = 6;  // F, I and W of two virtual stages
 
-// Slots that a microbatch waits where it turns: on the last rank, at the loss, on the last rank again.
+// Slots that a microbatch waits where it turns: on the last rank, at the loss, and on the last rank again.
 struct Delays {
   int turn;
   int loss;
@@ -23,7 +23,7 @@ struct Delays {
 
 std::vector<std::vector<Action>> order_of(const Schedule& blank, const Pace& pace, const Delays& delays) {
   const int hops = blank.ranks() - 1;
-  // Of the first microbatch on rank 0, to which the ways up come last and those down come first.
+  // For the first microbatch on rank 0, where ways up arrive last and ways down begin first.
   const int turn = hops * (pace.forward_down + pace.forward_up) + 1 + delays.turn;
   const int loss = turn + 1 + delays.loss;
   const int last_turn = loss + hops * (pace.backward_down + pace.backward_up) + 1 + delays.last_turn;
@@ -49,7 +49,7 @@ struct Block {
   int lookahead;
 };
 
-// Half a block or nothing: what else there is found no better schedule for 4, 8 and 16 ranks.
+// Delays of half a block or none; other values found no better schedule for 4, 8 and 16 ranks.
 std::vector<Block> all_blocks() {
   std::vector<Block> blocks;
   for (const int turn : {0, kSlots / 2}) {
@@ -77,7 +77,7 @@ class Search {
 
   bool is_within_cap(const Score& score) const { return score.peak <= memory_cap_ * (1 + 1e-9); }
 
-  // The best blocks first; those that break the cap are left out.
+  // The best blocks first; those that exceed the cap are left out.
   std::vector<Block> ranked(const std::vector<Block>& blocks) const {
     std::vector<std::pair<Score, Block>> scored;
     for (const Block& block : blocks) {
@@ -98,7 +98,7 @@ class Search {
   double memory_cap_;
 };
 
-// In long schedules it is the repeated part that counts, which a short one has as well: the few that are best there.
+// In long schedules only the repeated part counts, which a short one has as well: the few that are best there.
 std::vector<Block> blocks_for(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap) {
   constexpr std::size_t kMostTried = 3;
   std::vector<Block> blocks = all_blocks();

@@ -1,5 +1,5 @@
-// Schedules of a V that repeat one block (Qi et al., arXiv 2405.15362): every microbatch takes the same way through the
-// ranks, six slots after the one before it. How slowly it goes decides how long its activations are kept.
+// Schedules in a V that repeat one block (Qi et al., arXiv 2405.15362): every microbatch takes the same way through the
+// ranks, six slots after the previous one. Its speed determines how long its activations are kept.
 #pragma once
 
 #include "smdp/pipeline/costs.h"
@@ -7,7 +7,7 @@
 
 namespace smdp::pipeline {
 
-// Slots from rank to rank of each of a microbatch's four ways through a V.
+// Slots from rank to rank on each of a microbatch's four ways through a V.
 struct Pace {
   int forward_down;
   int forward_up;
@@ -15,9 +15,9 @@ struct Pace {
   int backward_up;
 };
 
-// The best schedule that keeps within memory_cap (bytes per rank). Forwards and input gradients are in the order of
-// repeated blocks; weight gradients fill what the clock leaves free, and make room where the cap demands it. List
-// scheduling without a block competes.
+// Returns the best schedule within memory_cap (bytes per rank). Forwards and input gradients are in the order of
+// repeated blocks. Weight gradients fill the free time, and make room where the cap requires it. List scheduling
+// without a block is also a candidate.
 Schedule best_of_blocks(const Schedule& blank, const Pace& pace, const Costs& costs, double memory_cap);
 
 }  // namespace smdp::pipeline

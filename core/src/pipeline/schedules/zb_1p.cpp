@@ -1,5 +1,6 @@
-// ZB-1p (Qi et al., arXiv 2401.10241): split backward, the activations of 1F1B. Handcrafted for equal times (ZB-H1, the
-// interleaved order with one virtual stage), else whatever list scheduling finds that is better on the given times.
+// ZB-1p (Qi et al., arXiv 2401.10241): split backward, with the activations of 1F1B. Handcrafted for equal times
+// (ZB-H1, the interleaved order with one virtual stage), or the result of list scheduling if that is better on the
+// given times.
 #include <algorithm>
 #include <utility>
 

@@ -1,10 +1,10 @@
-// ZB-2p (Qi et al., arXiv 2401.10241): split backward, at most 2p - 1 microbatches' activations. They are enough for a
-// rank to be busy from its first forward to its last weight gradient if hops take no time; the paper's own 2p are worth
-// one hop more. It pays where the optimizer's step of one rank need not wait for another's; hence the span counts, not
-// the makespan.
+// ZB-2p (Qi et al., arXiv 2401.10241): split backward, with the activations of at most 2p - 1 microbatches. They keep a
+// rank busy from its first forward to its last weight gradient if hops take no time; the paper's 2p cover one hop more.
+// The schedule is useful if a rank's optimizer step need not wait for other ranks, so the span counts and not the
+// makespan.
 //
-// The best of list scheduling and of the handcrafted order for equal times (ZB-H2: 2(p - r) - 1 forwards, then an input
-// gradient and a forward in turn), in which weight gradients fill what the clock leaves free.
+// It is the best of list scheduling and of the handcrafted order for equal times (ZB-H2: 2(p - r) - 1 forwards, then
+// alternately an input gradient and a forward), in which weight gradients fill the free time.
 #include <algorithm>
 #include <utility>
 #include <vector>

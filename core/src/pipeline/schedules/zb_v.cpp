@@ -1,10 +1,10 @@
 // ZB-V (Qi et al., arXiv 2401.10241, section 6) in the order of torch 2.13: two virtual stages per rank, down the ranks
-// and up again, so that a microbatch ends where it began. Per rank r of p, first the stages on the way down, second
-// those on the way up:
+// and back up, so that a microbatch ends where it began. For rank r of p, "first" is its stage on the way down and
+// "second" the one on the way up:
 //
 //   2(p - r) - 1 forwards of the first; r pairs of forwards of the second and the first; p - r times the second's
-//   forward and whole backward. From then on forward and backward of the first, of the second, in turn. At the end r
-//   pairs of input gradients, p - r backwards of the first, and the weight gradients that are left.
+//   forward and whole backward. From then on forward and backward of the first and of the second, alternately. At the
+//   end r pairs of input gradients, p - r backwards of the first, and the remaining weight gradients.
 //
 // It has no bubble of span if F, I and W take the same time.
 #include <algorithm>
@@ -27,7 +27,7 @@ class ZbVRow {
   bool has_weights(int half) const { return weights_[half] < inputs_[half]; }
 
  private:
-  // The order is that of a full pipeline; of microbatches that there are not, nothing is done.
+  // The order is that of a full pipeline; microbatches that do not exist are skipped.
   void add(ActionKind kind, int half, int microbatch) {
     if (microbatch < microbatches_) row_.push_back(compute(kind, stage_[half], microbatch));
   }
