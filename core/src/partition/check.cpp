@@ -40,17 +40,18 @@ void check_units(const Problem& problem, int stages) {
     }
     if (pinned != nullptr && unit.stage < pinned->stage) {
       refuse(place + ".stage", std::to_string(unit.stage),
-             std::to_string(pinned->stage) + " or more, as '" + shown(pinned->name) + "' runs before it on that");
+             std::to_string(pinned->stage) + " or more, because '" + shown(pinned->name) +
+                 "', which runs before it, is on that stage");
     }
     pinned = &unit;
   }
 }
 
-// With ranks given for stages, the pins alone say which units a stage has.
+// If rank_of is given, only the pins determine the units of a stage.
 void check_rank_of(const Problem& problem) {
   if (problem.rank_of.empty()) return;
   if (problem.virtual_stages != 1 || problem.algorithm != "pipeline" || problem.memory_cap > 0) {
-    refuse("rank_of", "given", "beside the algorithm pipeline, without virtual_stages and memory_cap");
+    refuse("rank_of", "given", "only with the algorithm pipeline, without virtual_stages and memory_cap");
   }
   int next = 0;
   for (std::size_t i = 0; i < problem.units.size(); ++i) {
@@ -58,7 +59,7 @@ void check_rank_of(const Problem& problem) {
     if (stage == next) ++next;
     if (stage != next - 1) {
       refuse("units[" + std::to_string(i) + "].stage", std::to_string(stage),
-             "beside rank_of, a stage for every unit, from 0 on, and none without a unit");
+             "with rank_of, a stage for every unit, numbered from 0 without gaps");
     }
   }
   check_count("stages of units", next, static_cast<std::int64_t>(problem.rank_of.size()),
@@ -71,15 +72,15 @@ void check_tied(const Problem& problem) {
     const Tied& group = problem.tied[i];
     const std::string place = "tied[" + std::to_string(i) + "]";
     check_amount(place + ".bytes", group.bytes);
-    if (group.units.size() < 2) refuse(place + ".units", std::to_string(group.units.size()) + " of them", "2 or more");
+    if (group.units.size() < 2) refuse(place + ".units", std::to_string(group.units.size()) + " entries", "2 or more");
     for (std::size_t k = 0; k < group.units.size(); ++k) {
       const std::size_t unit = group.units[k];
       if (unit >= problem.units.size() || (k > 0 && unit <= group.units[k - 1])) {
         refuse(place + ".units[" + std::to_string(k) + "]", std::to_string(unit),
-               "the units' indices, 0 to " + std::to_string(problem.units.size() - 1) + ", ascending");
+               "indices of units, 0 to " + std::to_string(problem.units.size() - 1) + ", ascending");
       }
       shared[unit] += group.bytes;
-      // Doubles that were added in another order differ in their last digits.
+      // Doubles that were added in a different order may differ in their last digits.
       if (shared[unit] > problem.units[unit].parameter_bytes * (1 + 1e-9)) {
         refuse(place + ".bytes", shown(group.bytes),
                "no more than the parameter_bytes of '" + shown(problem.units[unit].name) + "', " +
@@ -94,7 +95,7 @@ void check_schedule(const Problem& problem) {
   for (const pipeline::ScheduleInfo& info : pipeline::schedule_names()) {
     if (info.name == problem.schedule) known = problem.schedule;
   }
-  if (known.empty()) pipeline::generate(problem.schedule, {});  // which says what there is
+  if (known.empty()) pipeline::generate(problem.schedule, {});  // its error lists the schedules
   if (problem.virtual_stages == 1) return;
   if (problem.algorithm == "smp") {
     refuse("virtual_stages", std::to_string(problem.virtual_stages), "1, with the algorithm smp");
@@ -109,7 +110,7 @@ void check_schedule(const Problem& problem) {
 
 void check(const Problem& problem) {
   if (problem.units.empty() || problem.units.size() > kMostUnits) {
-    refuse("units", std::to_string(problem.units.size()) + " of them", "1 to " + std::to_string(kMostUnits));
+    refuse("units", std::to_string(problem.units.size()) + " entries", "1 to " + std::to_string(kMostUnits));
   }
   check_count("ranks", problem.ranks, 1, kMostRanks);
   check_count("virtual_stages", problem.virtual_stages, 1, kMostRanks);
@@ -129,7 +130,7 @@ void check(const Problem& problem) {
   const auto units = static_cast<std::int64_t>(problem.units.size());
   if (stages > units) {
     refuse("ranks x virtual_stages", std::to_string(problem.ranks) + " x " + std::to_string(problem.virtual_stages),
-           "at most " + std::to_string(units) + ", as there are that many units and each stage has one");
+           "at most " + std::to_string(units) + ", because there are that many units and every stage needs one");
   }
   check_units(problem, static_cast<int>(stages));
   check_rank_of(problem);

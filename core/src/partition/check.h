@@ -4,7 +4,7 @@
 
 namespace smdp::partition {
 
-// Throws InvalidArgument, which names the field, its value and what is allowed.
+// Throws InvalidArgument, which names the field, its value and the valid values.
 void check(const Problem& problem);
 
 }  // namespace smdp::partition

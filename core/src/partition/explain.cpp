@@ -26,7 +26,7 @@ std::size_t slowest(const Partition& partition) {
   return static_cast<std::size_t>(found - partition.stages.begin());
 }
 
-// What becomes of the step if the cut behind stage `at` lies elsewhere.
+// Describes the effect on the step of moving the cut behind stage `at`.
 std::string moved(const Problem& problem, const Spans& spans, Ends ends, std::size_t at, bool is_earlier,
                   const std::string& what) {
   const std::size_t begin = at == 0 ? 0 : ends[at - 1];
@@ -36,7 +36,7 @@ std::string moved(const Problem& problem, const Spans& spans, Ends ends, std::si
   const std::string target = std::to_string(is_earlier ? at + 1 : at);
   if (ends[at] == begin || ends[at] == ends[at + 1]) return "its " + what + " unit is its only one";
   if (!spans.is_allowed(at, begin, ends[at]) || !spans.is_allowed(at + 1, ends[at], ends[at + 1])) {
-    return name + " must stay, being pinned or tied";
+    return name + " must stay because it is pinned or tied";
   }
   const Partition other = priced(problem, spans, ends);
   std::string result = "with " + name + " on stage " + target + " the step would take " + milliseconds(other.step);
@@ -46,11 +46,11 @@ std::string moved(const Problem& problem, const Spans& spans, Ends ends, std::si
   return result;
 }
 
-// Fewer first; 0: none. Whether there are enough units is all that the number of stages depends on beside pins and
-// ties.
+// Tries fewer ranks first; returns 0 if no number works. Apart from pins and ties, the number of stages only matters
+// for whether there are enough units.
 int nearest_ranks(const Problem& problem) {
   const auto most = static_cast<int>(problem.units.size()) / problem.virtual_stages;
-  // Each search is units^2 x stages; a long chain would make the error slower than the answer.
+  // Each search takes units^2 x stages; for a long chain the error would take longer than the answer.
   double budget = 2e9;
   const auto is_possible = [&](int ranks) {
     const auto count = static_cast<double>(problem.units.size());
@@ -94,15 +94,15 @@ void refuse_infeasible(const Problem& problem, const Spans& spans, double tried)
     const std::string other = ranks > 0 ? "Use ranks = " + std::to_string(ranks) + ", move" : "Move";
     throw InvalidArgument("[smdp] there is no cut into " + stages + " that keeps every pinned unit on its stage and " +
                           "tied units together. " + other +
-                          " the pins, or let tied units lie on several stages (is_tied_together=false).");
+                          " the pins, or allow tied units on several stages (is_tied_together=false).");
   }
   const double needed = tried > 0 ? tried : memory_of(spans, *smallest);
   std::string what = "[smdp] memory_cap = " + whole(problem.memory_cap) + " is too small for " + stages + " with " +
                      problem.schedule + " and " +
                      counted(static_cast<std::uint64_t>(problem.microbatches), "microbatch") + ": the " +
-                     (tried > 0 ? "smallest of the cuts that were simulated" : "smallest cut") + " needs " +
-                     whole(needed) + " (" + mebibytes(needed) + "). Raise the cap to that";
-  // Each search is units^2 x stages; a long chain would make the error slower than the answer.
+                     (tried > 0 ? "smallest simulated cut" : "smallest cut") + " needs " + whole(needed) + " (" +
+                     mebibytes(needed) + "). Raise the cap to that";
+  // Each search takes units^2 x stages; for a long chain the error would take longer than the answer.
   double budget = 2e9;
   const auto most = static_cast<int>(problem.units.size()) / problem.virtual_stages;
   for (int ranks = problem.ranks + 1; tried == 0 && ranks <= most && budget > 0; ++ranks) {

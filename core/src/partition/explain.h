@@ -7,14 +7,14 @@
 
 namespace smdp::partition {
 
-// One sentence: which stage is the slowest, and what would be if its first or last unit went to a neighbour.
+// Returns one sentence: the slowest stage, and the effect of moving its first or last unit to a neighbor.
 std::string reason_of(const Problem& problem, const Spans& spans, const Ends& ends, const Partition& chosen);
 
-// One sentence on an assignment by SMP's algorithm.
+// Returns one sentence about an assignment by SMP's algorithm.
 std::string reason_of(const Partition& chosen);
 
-// Throws InvalidArgument: no cut fits; with the smallest cap and the smallest number of ranks that would do.
-// tried: the smallest peak of the cuts that were simulated; 0: none was.
+// Throws InvalidArgument because no cut fits, with the smallest sufficient cap and number of ranks. tried: the smallest
+// peak of the simulated cuts; 0: none was simulated.
 [[noreturn]] void refuse_infeasible(const Problem& problem, const Spans& spans, double tried);
 
 }  // namespace smdp::partition

@@ -28,7 +28,7 @@ Ends chosen_ends(const Problem& problem, const Spans& spans) {
   return problem.algorithm == "sum" ? best->ends : improved(problem, spans, best->ends);
 }
 
-// Of stages that the pins have chosen, all of them.
+// Returns the only partition, if the pins determine all stages.
 Ends pinned_ends(const Problem& problem) {
   Ends ends;
   for (std::size_t i = 1; i < problem.units.size(); ++i) {
@@ -38,7 +38,7 @@ Ends pinned_ends(const Problem& problem) {
   return ends;
 }
 
-// "pipeline" asks the simulator about all other schedules.
+// For all other schedules "pipeline" asks the simulator.
 bool is_capped_by_form(const Problem& problem) { return problem.algorithm != "pipeline" || is_sum_exact(problem); }
 
 }  // namespace
@@ -52,7 +52,7 @@ Partition partition(const Problem& problem) {
     result.reason = reason_of(problem, spans, ends, result);
     return result;
   }
-  // Several stages share a rank's cap: that only a simulation can tell.
+  // Several stages share a rank's cap, which only a simulation can check.
   const double stage_cap = problem.virtual_stages == 1 && is_capped_by_form(problem) ? problem.memory_cap : 0;
   const Spans spans(problem, in_flight(problem, problem.ranks), stage_cap);
   if (problem.algorithm == "smp") {

@@ -14,7 +14,7 @@
 namespace smdp::partition {
 namespace {
 
-// Sums over the units of a stage, in any order.
+// Sums over the units of a stage, which may be in any order.
 Stage stage_of(const Problem& problem, std::vector<std::size_t> units) {
   Stage stage;
   for (const std::size_t i : units) {
@@ -58,7 +58,7 @@ pipeline::Costs costs_of(const Problem& problem, const std::vector<Stage>& stage
     costs.backward_input.push_back(stage.backward_input);
     costs.backward_weight.push_back(stage.backward_weight);
     costs.activation_bytes.push_back(stage.activation_bytes);
-    // The schedules know one time for all hops: the longest.
+    // The schedules use one time for all hops: the longest.
     if (&stage != &stages.back()) costs.hop = std::max(costs.hop, cost::transfer(stage.cut_bytes, link_of(problem)));
   }
   return costs;
@@ -68,7 +68,7 @@ bool has_one_stage_per_rank(const Problem& problem) {
   return problem.virtual_stages == 1 && problem.rank_of.size() <= static_cast<std::size_t>(problem.ranks);
 }
 
-// What the cap leaves for activations on the fullest rank; none if there is no cap, or nothing is left.
+// Returns what the cap leaves for activations on the fullest rank; nothing if there is no cap or no space.
 std::optional<double> activation_cap(const Problem& problem, const std::vector<Stage>& stages) {
   if (problem.memory_cap == 0) return std::nullopt;
   std::vector<double> states(static_cast<std::size_t>(problem.ranks), 0);
@@ -83,7 +83,7 @@ std::optional<double> activation_cap(const Problem& problem, const std::vector<S
   return left;
 }
 
-// Notes in the partition what it has made the schedule with.
+// Makes the schedule, and notes in the partition how.
 pipeline::Schedule schedule_of(const Problem& problem, pipeline::GenerateOptions options, Partition& partition) {
   partition.schedule = problem.schedule;
   if (problem.schedule != "auto") return pipeline::generate(problem.schedule, options);
@@ -94,7 +94,7 @@ pipeline::Schedule schedule_of(const Problem& problem, pipeline::GenerateOptions
     partition.activation_cap = *options.memory_cap;
     return schedule;
   } catch (const InvalidArgument&) {
-    // One cap for all ranks is more than is asked where early ones have few parameters and many activations.
+    // One cap for all ranks is too strict if early ranks have few parameters and many activations.
     options.memory_cap.reset();
     if (has_one_stage_per_rank(problem)) partition.schedule = "1f1b";
     return pipeline::generate(partition.schedule, options);
@@ -112,13 +112,13 @@ bool is_sum_exact(const Problem& problem) {
 }
 
 std::vector<double> in_flight(const Problem& problem, int ranks) {
-  // What auto keeps, and what evaluation does, no form tells: 1F1B's is the least that keeps all ranks busy.
+  // There is no closed form for auto and evaluation; 1F1B's is the minimum that keeps all ranks busy.
   const bool has_form = problem.schedule != "auto" && problem.schedule != "forward_only";
   const std::string schedule = has_form ? problem.schedule : "1f1b";
   const int virtual_stages = has_form ? problem.virtual_stages : 1;
   std::vector<double> held;
   for (int stage = 0; stage < ranks * problem.virtual_stages; ++stage) {
-    // Which rank a virtual stage lies on only the schedule knows; the first holds the most.
+    // Only the schedule knows the rank of a virtual stage; the first rank holds the most.
     const int rank = problem.virtual_stages == 1 ? stage : 0;
     held.push_back(
         memory::in_flight(schedule, ranks, rank, problem.microbatches, virtual_stages, problem.active_microbatches));
@@ -154,7 +154,7 @@ Partition priced(const Problem& problem, const Spans& spans, const Ends& ends) {
     const auto rank = static_cast<std::size_t>(stage.rank);
     const double states = problem.state_factor * stage.parameter_bytes;
     partition.peak_bytes[rank] += states;
-    // With several stages on a rank their activations have a peak together, not one each.
+    // Several stages on a rank have one peak of activations together, not one each.
     stage.memory_bytes = has_one_stage_per_rank(problem) ? partition.peak_bytes[rank] : states + stage.activation_bytes;
   }
   return partition;

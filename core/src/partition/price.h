@@ -1,4 +1,4 @@
-// What a cut costs once it is on ranks, by simulation of its schedule.
+// The cost of a cut once its stages are on ranks, by simulation of its schedule.
 #pragma once
 
 #include <optional>
@@ -8,20 +8,20 @@
 
 namespace smdp::partition {
 
-// Whether memory and, but for waiting, the step follow from formulas: 1F1B and GPipe with one stage per rank.
+// Returns whether formulas give the memory and, except for waiting, the step: 1F1B and GPipe with one stage per rank.
 bool is_sum_exact(const Problem& problem);
 
-// Microbatches in flight per virtual stage by closed form; exact where is_sum_exact(), else a bound or a guess. Throws
-// InvalidArgument: a schedule that needs other virtual stages.
+// Returns the microbatches in flight per virtual stage by closed form: exact if is_sum_exact(), otherwise a bound or an
+// estimate. Throws InvalidArgument for a schedule that needs another number of virtual stages.
 std::vector<double> in_flight(const Problem& problem, int ranks);
 
-// Everything but the reason. Throws InvalidArgument: the schedule cannot have these numbers.
+// Returns everything but the reason. Throws InvalidArgument if the schedule does not support these numbers.
 Partition priced(const Problem& problem, const Spans& spans, const Ends& ends);
 
-// The same of any assignment of units to ranks, which "smp" makes; then step and bubble stay 0, as there is no chain.
+// The same for any assignment of units to ranks, as "smp" makes it; step and bubble stay 0, because there is no chain.
 Partition priced(const Problem& problem, const Spans& spans, const std::vector<int>& rank_of);
 
-// The largest of peak_bytes.
+// Returns the maximum of peak_bytes.
 double peak(const Partition& partition);
 
 }  // namespace smdp::partition

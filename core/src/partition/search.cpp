@@ -5,7 +5,7 @@
 namespace smdp::partition {
 namespace {
 
-// For every stage and its first unit: the value of the best cut of all that follows, and the end of the stage in it.
+// For every stage and first unit: the value of the best cut of everything that follows, and the end of the stage in it.
 class Table {
  public:
   explicit Table(const Spans& spans)
@@ -22,8 +22,8 @@ class Table {
   std::vector<std::size_t> end_;
 };
 
-// Fills the table from the last stage on. measure(stage, begin, end) gives the value of a stage, or kNoLimit where it
-// and every longer one is too much; join(own, rest) the value of both. Both grow with their arguments.
+// Fills the table from the last stage on. measure(stage, begin, end) returns the value of a stage, or kNoLimit if it
+// and every longer stage are too large; join(own, rest) returns the value of both. Both increase with their arguments.
 template <typename Measure, typename Join>
 std::optional<Ends> solve(const Spans& spans, const Measure& measure, const Join& join) {
   const std::size_t count = spans.units();
@@ -31,7 +31,7 @@ std::optional<Ends> solve(const Spans& spans, const Measure& measure, const Join
   if (count < stages) return std::nullopt;
   Table table(spans);
   for (std::size_t stage = stages; stage-- > 0;) {
-    const std::size_t behind = stages - stage - 1;  // stages, of one unit at least
+    const std::size_t behind = stages - stage - 1;  // stages, with at least one unit each
     const std::size_t last_begin = stage == 0 ? 0 : count - behind - 1;
     for (std::size_t begin = stage; begin <= last_begin; ++begin) {
       double& best = table.value(stage, begin);
@@ -117,12 +117,12 @@ double memory_of(const Spans& spans, const Ends& ends) {
 }
 
 std::vector<Cut> pareto_front(const Spans& spans, double weight) {
-  // Sums of seconds differ in their last digits; no cut is worth a search for those.
+  // Sums of seconds differ in their last digits, which is not worth a search.
   constexpr double kNoise = 1e-12;
   const auto balanced = smallest_bottleneck(spans);
   if (!balanced) return {};
   const double least = balanced->bottleneck;
-  // The cheapest of those that are as balanced as can be.
+  // The cheapest among the most balanced cuts.
   Cut last = *smallest_extra(spans, least, false);
   double best = last.extra + weight * last.bottleneck;
   std::vector<Cut> front;

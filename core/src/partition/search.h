@@ -26,20 +26,23 @@ Cut measured(const Spans& spans, Ends ends);
 
 bool is_within_cap(const Spans& spans, const Ends& ends);
 
-// The cut with the smallest bottleneck; of equal ones the first. None: no cut is allowed and within the cap.
+// Returns the cut with the smallest bottleneck, among equal ones the first. Nothing if no cut is allowed and within the
+// cap.
 std::optional<Cut> smallest_bottleneck(const Spans& spans);
 
-// The cut with the smallest extra whose loads are all below `limit`, or at most it; of equal ones the first.
+// Returns the cut with the smallest extra among those with all loads below `limit`, or at most `limit`; among equal
+// ones the first.
 std::optional<Cut> smallest_extra(const Spans& spans, double limit, bool is_below);
 
-// The cut whose fullest stage holds the least; none if pins or tied parameters forbid all.
+// Returns the cut whose fullest stage needs the least memory; nothing if pins or tied parameters rule out all cuts.
 std::optional<Ends> smallest_memory(const Spans& spans);
 
-// Bytes of the fullest stage.
+// Returns the bytes of the fullest stage.
 double memory_of(const Spans& spans, const Ends& ends);
 
-// Cuts that are Pareto-optimal in (bottleneck, extra), by falling bottleneck; the last has the smallest. That with the
-// smallest extra + weight x bottleneck is among them; others are left out once they cannot be it. Empty: there is none.
+// Returns the cuts that are Pareto-optimal in (bottleneck, extra), by decreasing bottleneck; the last has the smallest.
+// They include the one with the smallest extra + weight x bottleneck; cuts that cannot be that one may be left out.
+// Empty if there is none.
 std::vector<Cut> pareto_front(const Spans& spans, double weight);
 
 }  // namespace smdp::partition

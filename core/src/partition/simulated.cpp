@@ -9,10 +9,10 @@
 namespace smdp::partition {
 namespace {
 
-// Actions to simulate in all: about a second.
+// Total number of actions to simulate: takes about a second.
 constexpr double kBudget = 4e6;
 
-// Actions that take as long to simulate as one of this schedule takes to make: some try many orders.
+// Returns how many simulated actions take as long as generating one action; some schedules try many orders.
 double effort(const std::string& schedule) {
   if (schedule == "zb_1p" || schedule == "zb_2p") return 100;
   if (schedule == "auto") return 500;
@@ -30,7 +30,7 @@ class Search {
 
   bool has_budget() const { return spent_ <= kBudget; }
 
-  // Whether these are the best so far: least above the cap, then fastest, then smallest.
+  // Returns whether these ends are the best so far: least above the cap, then fastest, then smallest.
   bool consider(const Ends& ends) {
     spent_ += actions_;
     const Partition partition = priced(problem_, spans_, ends);
@@ -53,7 +53,7 @@ class Search {
     return true;
   }
 
-  // Every allowed way to go on from the stages that `ends` has.
+  // Tries every allowed continuation of the stages in `ends`.
   void try_all(Ends& ends) {
     const std::size_t stage = ends.size();
     const std::size_t begin = stage == 0 ? 0 : ends.back();
@@ -71,7 +71,7 @@ class Search {
     }
   }
 
-  // Whether moving one cut by one unit has helped.
+  // Returns whether moving one cut by one unit has helped.
   bool improve() {
     const Ends start = result_.ends;
     for (std::size_t cut = 0; cut + 1 < start.size(); ++cut) {
@@ -95,7 +95,7 @@ class Search {
  private:
   const Problem& problem_;
   const Spans& spans_;
-  bool is_formula_;  // memory is what the closed form says, not the simulator
+  bool is_formula_;  // memory comes from the closed form, not from the simulator
   double actions_;
   double spent_ = 0;
   std::tuple<double, double, double> score_;
@@ -113,13 +113,13 @@ Simulated best_simulated(const Problem& problem, const Spans& spans) {
   }
   const double weight = static_cast<double>(problem.microbatches) * problem.virtual_stages - 1;
   std::vector<Cut> front = pareto_front(spans, weight);
-  // The most balanced first: the budget may not do for all.
+  // The most balanced first, because the budget may not suffice for all.
   std::reverse(front.begin(), front.end());
   for (const Cut& cut : front) {
     if (!search.result().ends.empty() && !search.has_budget()) break;
     search.consider(cut.ends);
   }
-  // Where none of those is within the cap, start from what is small.
+  // If none of those is within the cap, start from small ones.
   if (!search.result().is_within_cap) {
     if (const auto small = smallest_memory(spans)) search.consider(*small);
   }

@@ -1,4 +1,4 @@
-// Where no sum tells the time of a step: the simulator decides between candidates.
+// Chooses among candidates with the simulator, for schedules whose step no sum predicts.
 #pragma once
 
 #include "partition/search.h"
@@ -7,16 +7,16 @@
 namespace smdp::partition {
 
 struct Simulated {
-  Ends ends;                   // empty: pins or tied parameters forbid all
+  Ends ends;                   // empty: pins or tied parameters rule out all cuts
   double peak = 0;             // bytes of the fullest rank
-  bool is_within_cap = false;  // if not: the smallest peak that was found
+  bool is_within_cap = false;  // if false, `ends` has the smallest peak that was found
 };
 
-// The best of all cuts, where there are few; else of the Pareto-optimal ones, and of what moving single cuts makes of
-// it. Deterministic; how many are simulated depends on how long each takes.
+// Returns the best of all cuts if there are few. Otherwise takes the best Pareto-optimal cut and moves single cuts of
+// it. Deterministic; how many cuts are simulated depends on how long each takes.
 Simulated best_simulated(const Problem& problem, const Spans& spans);
 
-// The best of all cuts, where there are few and only seconds count; else of what moving single cuts makes of `ends`.
+// Returns the best of all cuts if there are few and only seconds count; otherwise moves single cuts of `ends`.
 Ends improved(const Problem& problem, const Spans& spans, const Ends& ends);
 
 }  // namespace smdp::partition

@@ -17,11 +17,11 @@ using Indices = std::vector<std::size_t>;
 
 struct Node {
   double cost = 0;   // of its own units and all below
-  Indices units;     // that are this module itself
+  Indices units;     // units that are this module itself
   Indices children;  // in execution order
 };
 
-// Units that share parameters, directly or through others, are one node: for each the first unit of its node.
+// Units that share parameters, directly or indirectly, form one node. Returns the first unit of each unit's node.
 Indices first_of_node(const Problem& problem) {
   Indices first(problem.units.size());
   std::iota(first.begin(), first.end(), 0);
@@ -36,7 +36,7 @@ Indices first_of_node(const Problem& problem) {
   return first;
 }
 
-// The tree of modules, root first, parents before children.
+// The tree of modules: root first, parents before children.
 class Tree {
  public:
   explicit Tree(const Problem& problem) {
@@ -58,8 +58,8 @@ class Tree {
   const Node& operator[](std::size_t index) const { return nodes_[index]; }
 
  private:
-  // w bytes / all bytes + (1 - w) seconds / all seconds. Units that share parameters are one node: all of it is the
-  // first one's.
+  // w bytes / all bytes + (1 - w) seconds / all seconds. Units that share parameters are one node, whose cost belongs
+  // to its first unit.
   static std::vector<double> costs_of(const Problem& problem) {
     std::vector<double> bytes;
     std::vector<double> seconds;
@@ -103,7 +103,7 @@ class Tree {
   std::map<std::string, std::size_t> index_;
 };
 
-// The ends of the contiguous segments with the least maximum cost; no more segments than costs.
+// Returns the ends of the contiguous segments with the smallest maximum cost; at most as many segments as costs.
 Indices least_maximum(const std::vector<double>& costs, std::size_t segments) {
   const std::size_t count = costs.size();
   std::vector<double> sums(count + 1, 0);
@@ -128,7 +128,7 @@ Indices least_maximum(const std::vector<double>& costs, std::size_t segments) {
   return ends;
 }
 
-// How many of the devices each segment gets: one after the other, to the largest cost / (given + 1).
+// Returns how many devices each segment gets: one after the other, to the largest cost / (given + 1).
 Indices hondt(const std::vector<double>& costs, std::size_t devices) {
   Indices given(costs.size(), 0);
   for (; devices > 0; --devices) {
@@ -142,7 +142,7 @@ Indices hondt(const std::vector<double>& costs, std::size_t devices) {
   return given;
 }
 
-// Places modules, the tree's root first.
+// Places modules on ranks, beginning with the tree's root.
 class Placing {
  public:
   Placing(const Tree& tree, std::size_t units) : tree_(tree), rank_of_(units, 0) {}

@@ -7,7 +7,7 @@
 
 namespace smdp::partition {
 
-// The rank of every unit. memory_weight is the documented option of that name.
+// Returns the rank of every unit. memory_weight is the documented option of that name.
 std::vector<int> smp_assignment(const Problem& problem);
 
 }  // namespace smdp::partition

@@ -32,7 +32,7 @@ Spans::Spans(const Problem& problem, std::vector<double> in_flight, double cap)
     std::fill(can_cut_.begin() + static_cast<std::ptrdiff_t>(group.units.front()) + 1,
               can_cut_.begin() + static_cast<std::ptrdiff_t>(group.units.back()) + 1, false);
   }
-  double twice = 0;  // bytes of parameters that sums count again
+  double twice = 0;  // bytes of parameters that the sums count more than once
   for (auto& [units, bytes] : merged) {
     tied_.push_back({bytes, units});
     tied_seconds_.push_back(cost::all_reduce(bytes, 2, link));
@@ -70,7 +70,7 @@ double Spans::extra(std::size_t begin, std::size_t end) const {
   double seconds = hops_[begin];
   for (std::size_t i = 0; i < tied_.size(); ++i) {
     if (tied_[i].units.front() >= begin || first_of(tied_[i], begin) >= end) continue;
-    // The further copy is load as well, which the sum over all stages has more of.
+    // The additional copy also adds load, by which the sum over all stages grows.
     seconds += tied_seconds_[i] + seconds_per_byte_ * tied_[i].bytes;
   }
   return seconds;

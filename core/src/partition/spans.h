@@ -1,4 +1,4 @@
-// What a run of units costs as one stage: units [begin, end), begin < end.
+// The cost of units [begin, end), begin < end, as one stage.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,25 @@ class Spans {
   std::size_t units() const { return seconds_.size() - 1; }
   std::size_t stages() const { return in_flight_.size(); }
 
-  // Seconds; with memory_weight w: (1 - w) seconds + w (bytes of the span / bytes of all) (seconds of all).
+  // Returns seconds; with memory_weight w: (1 - w) seconds + w (bytes of the span / all bytes) (all seconds).
   double load(std::size_t begin, std::size_t end) const;
 
-  // Seconds beside the load, once per step: two hops over the cut at `begin`, and the gradients of parameters that
-  // units before `begin` use as well.
+  // Returns the seconds in addition to the load, once per step: two hops over the cut at `begin`, and the gradients of
+  // parameters that units before `begin` also use.
   double extra(std::size_t begin, std::size_t end) const;
 
   double parameter_bytes(std::size_t begin, std::size_t end) const;
   double activation_bytes(std::size_t begin, std::size_t end) const { return between(activations_, begin, end); }
   double memory(std::size_t stage, std::size_t begin, std::size_t end) const;
 
-  // Whether the cut at `begin` is allowed, and no unit is pinned to another stage.
+  // Returns whether the cut at `begin` is allowed and no unit is pinned to another stage.
   bool is_allowed(std::size_t stage, std::size_t begin, std::size_t end) const;
   bool is_over_cap(std::size_t stage, std::size_t begin, std::size_t end) const {
     return cap_ > 0 && memory(stage, begin, end) > cap_;
   }
 
  private:
-  // A group's first unit at or behind `begin`; units() if there is none.
+  // Returns a group's first unit at or behind `begin`; units() if there is none.
   std::size_t first_of(const Tied& group, std::size_t begin) const;
   static double between(const std::vector<double>& sums, std::size_t begin, std::size_t end) {
     return sums[end] - sums[begin];
@@ -53,7 +53,7 @@ class Spans {
   std::vector<int> first_pin_;  // at or behind a unit; -1: none
   std::vector<std::size_t> first_pinned_;
   std::vector<int> last_pin_;  // before a unit
-  std::vector<Tied> tied_;     // merged: no two have the same units
+  std::vector<Tied> tied_;     // merged: no two groups have the same units
   std::vector<double> tied_seconds_;
 };
 

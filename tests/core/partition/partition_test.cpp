@@ -508,7 +508,7 @@ TEST(Partition, WrongInput) {
     change(problem);
     EXPECT_NE(refusal(problem).find(text), std::string::npos) << refusal(problem);
   };
-  says([](Problem& p) { p.units.clear(); }, "units = 0 of them is not valid; allowed: 1 to 4096");
+  says([](Problem& p) { p.units.clear(); }, "units = 0 entries is not valid; allowed: 1 to 4096");
   says([](Problem& p) { p.ranks = 0; }, "ranks = 0 is not valid; allowed: an integer from 1");
   says([](Problem& p) { p.ranks = 7; }, "ranks x virtual_stages = 7 x 1 is not valid; allowed: at most 6");
   says([](Problem& p) { p.units[2].forward = -1; }, "units[2].forward = -1");
@@ -516,7 +516,7 @@ TEST(Partition, WrongInput) {
   says([](Problem& p) { p.units[1].backward_weight = INFINITY; }, "units[1].backward_weight = inf");
   says([](Problem& p) { p.units[3].stage = 2; }, "units[3].stage = 2 is not valid; allowed: an integer from -1 to 1");
   says([](Problem& p) { p.units[1].stage = 1, p.units[2].stage = 0; }, "units[2].stage = 0 is not valid; allowed: 1");
-  says([](Problem& p) { p.tied[0].units.resize(1); }, "tied[0].units = 1 of them");
+  says([](Problem& p) { p.tied[0].units.resize(1); }, "tied[0].units = 1 entries");
   says([](Problem& p) { p.tied[0].units[1] = 99; }, "tied[0].units[1] = 99");
   says([](Problem& p) { p.tied[0].bytes = 401; }, "tied[0].bytes = 401");
   says([](Problem& p) { p.memory_weight = 1.5; }, "memory_weight = 1.5");
