@@ -5,12 +5,12 @@
 
 namespace smdp::cost {
 
-// Everybody reads everybody's input.
+// Every rank reads every input.
 double one_shot(double bytes, std::size_t ranks, const SharedMemory& memory) {
   return memory.wait + bytes * static_cast<double>(ranks - 1) / memory.fetch;
 }
 
-// Inputs to their owner, sums back: each (W - 1) / W of the bytes, after a wait of its own.
+// Inputs to their owner and sums back: each moves (W - 1) / W of the bytes, after a separate wait.
 double two_shot(double bytes, std::size_t ranks, const SharedMemory& memory) {
   const auto w = static_cast<double>(ranks);
   return 2 * memory.wait + 2 * (w - 1) / w * bytes / memory.fetch_in_place;
@@ -28,7 +28,7 @@ double ring(double bytes, std::size_t hosts, const Network& network) {
          bytes / network.sum;
 }
 
-// Hosts beyond a power of two cost two more messages of everything.
+// Hosts beyond a power of two cost two more messages of all data.
 double recursive_doubling(double bytes, std::size_t hosts, const Network& network) {
   const auto steps = static_cast<double>(std::bit_width(hosts) - 1) + (std::has_single_bit(hosts) ? 0 : 2);
   return steps * (network.hop + network.message + bytes / network.bandwidth + 2 * bytes / network.sum);

@@ -8,11 +8,11 @@ namespace smdp::cost {
 namespace {
 
 constexpr double kMessagesPerWire = 10;
-// Of a lane's chunk, and of a shard: between two hosts whose links are fast, half of it costs a sixth more time.
+// For a lane's chunk and a shard: between two hosts with fast links, half of it takes a sixth more time.
 constexpr std::size_t kShortestChunk = std::size_t{256} << 10;
 constexpr std::size_t kShortest = std::size_t{32} << 10;
 constexpr double kLongest = std::size_t{1} << 20;
-// A packet, and what is never worth sending to one owner alone.
+// A packet, and a size that is never worth sending to a separate owner.
 constexpr double kLeastFloor = 1 << 10;
 constexpr double kLeastCeiling = std::size_t{64} << 10;
 
@@ -25,7 +25,7 @@ std::size_t ExchangeSizes::owners(std::size_t bytes, std::size_t hosts) const {
 ExchangeSizes exchange_sizes(const Measured& measured, std::size_t hosts, std::size_t lanes) {
   if (hosts < 2) return {};
   const auto peers = static_cast<double>(hosts - 1);
-  // Of a lane: an all_reduce of S bytes sends 2 (M - 1) / M of S / lanes.
+  // Per lane: an all_reduce of S bytes sends 2 (M - 1) / M of S / lanes.
   const double wire = flow(measured, hosts, lanes) * 2 * peers / static_cast<double>(hosts * lanes);
   const double message = Network{}.message;
   const double by_messages = kMessagesPerWire * message * wire;

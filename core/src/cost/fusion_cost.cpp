@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kUsual = 1 / 0.02;
 constexpr double kSmallest = 1 / 0.1;
-// Per host. Below them a busy host's scheduling, which the measurement does not see, takes more than the link.
+// Per host. Below this, a busy host's scheduling, which the measurement does not see, takes longer than the link.
 constexpr std::size_t kUsualFloor = std::size_t{1} << 20;
 constexpr std::size_t kAlone = std::size_t{256} << 10;
 constexpr std::size_t kSmallestFloor = std::size_t{128} << 10;

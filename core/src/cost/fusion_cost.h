@@ -1,7 +1,7 @@
-// How large fusion buffers should be, from what a group's all_reduce was measured to take.
+// The size of fusion buffers, computed from measured times of a group's all_reduce.
 //
-// An all_reduce of S bytes takes latency + S / bandwidth. Long buffers waste little on latency; short ones start
-// earlier and leave less for after the last gradient.
+// An all_reduce of S bytes takes latency + S / bandwidth. Large buffers waste little on latency; small ones start
+// earlier and leave less to do after the last gradient.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,26 @@ namespace smdp::cost {
 struct Measured {
   double latency = 100e-6;  // s, of the smallest all_reduce
   double bandwidth = 1e9;   // bytes of buffer per second
-  double reduction = 10e9;  // bytes/s that a rank sums, of float32, counted where they are read
-  // Connections to each peer that gave this bandwidth; fewer were slower. Default: all there are.
+  double reduction = 10e9;  // bytes/s that a rank sums, of float32, counting the bytes read
+  // Connections to each peer that gave this bandwidth; fewer were slower. Default: all existing ones.
   std::size_t streams = std::numeric_limits<std::size_t>::max();
-  std::size_t floats = 0;  // of the all_reduce that gave the bandwidth
+  std::size_t floats = 0;  // size of the all_reduce that gave the bandwidth
 };
 
-// Bytes of buffer per second: as measured, but no more than a rank can sum. Inside a host it reads as much as a buffer
-// holds, between hosts its lane of that; a short look at a fast link may promise more.
+// Returns the bytes of buffer per second: the measured bandwidth, but at most what a rank can sum. Inside a host a rank
+// reads as many bytes as a buffer has, between hosts its lane of that; a short measurement of a fast link may suggest
+// more.
 double flow(const Measured& measured, std::size_t hosts, std::size_t lanes);
 
 struct FusionSizes {
-  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host; its messages take no longer than it
-  std::size_t alone;     // bytes; a gradient this large is its own buffer, where it lies: two copies less
+  std::size_t usual;     // bytes; latency is 2 % of its time, or 1 MiB per host; its messages take no longer than its
+                         // bytes
+  std::size_t alone;     // bytes; a gradient at least this large is summed in place as its own buffer, which saves two
+                         // copies
   std::size_t smallest;  // bytes, of the first and the last; latency is 10 %, or 128 KiB per host
 };
 
-// lanes: ranks of a host that share its link. cap: most bytes of a buffer, unless there are so many hosts that their
+// lanes: ranks of a host that share its link. cap: maximum bytes of a buffer, unless there are so many hosts that their
 // messages would take longer than the bytes.
 FusionSizes fusion_sizes(const Measured& measured, std::size_t hosts, std::size_t lanes, std::size_t cap);
 

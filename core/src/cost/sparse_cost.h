@@ -1,20 +1,21 @@
-// Which way a sum of sparse tensors moves less data.
+// Decides which way of summing sparse tensors moves less data.
 #pragma once
 
 #include <cstddef>
 
 namespace smdp::cost {
 
-// A tensor as it is summed sparsely: every row that a rank has travels with its place.
+// A tensor in sparse form: every row that a rank has is sent with its place.
 struct SparseShape {
-  std::size_t rows = 0;  // that the tensor has in all
+  std::size_t rows = 0;  // total rows of the tensor
   std::size_t row_bytes = 0;
 };
 
-// Whether gathering `sent` rows, counted over all ranks, moves no more bytes than an all_reduce of the whole tensor.
+// Returns whether gathering `sent` rows, counted over all ranks, moves at most as many bytes as an all_reduce of the
+// whole tensor.
 //
-// Each of n ranks receives (n - 1) / n of what is gathered, and 2 (n - 1) / n of what is all-reduced, so the factor
-// drops out, and all ranks come to the same answer from the same counts.
+// Each of n ranks receives (n - 1) / n of the gathered data, or 2 (n - 1) / n of the all-reduced data, so the factor
+// drops out, and all ranks decide alike from the same counts.
 bool gathers_rows(std::size_t sent, const SparseShape& shape);
 
 }  // namespace smdp::cost

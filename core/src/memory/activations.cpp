@@ -1,18 +1,18 @@
 // Activations of a transformer layer, from the list of tensors that its backward needs (arXiv 2205.05198, section 4.1,
 // whose 34 sbh + 5 as^2b is this list for a GPT with ffn = 4h in 16 bits):
 //
-//   whole over t         every norm's input and output, of an unfused one the normalized value (in 16 bits that, and
-//                        the input in fp32: 4 bytes more either way); a byte per dropped-out element of every branch
-//   divided by t         query, key, value, the output matrix' input; of normed queries and keys the input and the
+//   whole over t         every norm's input and output, and an unfused norm's normalized value (in 16 bits this and the
+//                        input in fp32: 4 bytes more either way); a byte per dropped-out element of every branch
+//   divided by t         query, key, value, and the output matrix' input; of normed queries and keys the input and the
 //                        normalized value; the MLP's first output and second input (the same one for ReLU), of a
 //                        gated one both first outputs, the activation and the product
-//   divided, s^2         softmax, also before its cast, and with dropout its mask and what it leaves. Keys and values
-//   are repeated for all
-//                        heads. With flash attention they are not, and 4 bytes per row take the matrix' place
-//   mixture of experts   the MLP's tensors and each token's input and output once per expert it takes; the router's
-//                        probabilities in fp32
+//   divided, s^2         softmax, also before its cast, and with dropout its mask and its output. Keys and values are
+//                        repeated for all heads. With flash attention they are not, and 4 bytes per row replace the
+//                        matrix
+//   mixture of experts   the MLP's tensors, and each token's input and output once per expert that it takes; the
+//                        router's probabilities in fp32
 //
-// Rotations and activation functions that are written out are not in the list.
+// Rotations and unfused activation functions are not in the list.
 #include "memory/activations.h"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ double gradient_activations(const Layers& layer, const Setting& setting) {
   const auto t = static_cast<double>(setting.tensor);
   const double element = element_bytes(setting) * tokens(layer, setting) / t;
   const double inner = element * static_cast<double>(layer.ffn * std::max<std::int64_t>(1, layer.experts_per_token));
-  // Of the product and of its factors; of a value and of what it came from.
+  // Of the product and its factors, or of a value and its input.
   const double of_mlp = (layer.is_gated ? 3 : 2) * inner;
   if (setting.flash_attention) return of_mlp;
   const double scores = 2 * element * static_cast<double>(layer.heads) * length(layer, setting);

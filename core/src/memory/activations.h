@@ -7,20 +7,20 @@
 
 namespace smdp::memory {
 
-// Bytes of an element of activations.
+// Returns the bytes of an element of activations.
 double element_bytes(const Setting& setting);
 
-// Samples x tokens of a microbatch that such a layer sees.
+// Returns samples x tokens of a microbatch that such a layer processes.
 double tokens(const Layers& layer, const Setting& setting);
 
-// Bytes of the scores among all that layer_activations() counts; what selective checkpointing rebuilds.
+// Returns the bytes of the scores, which layer_activations() includes and selective checkpointing recomputes.
 double score_activations(const Layers& layer, const Setting& setting);
 
-// Bytes of gradients of activations while one layer runs backward: the MLP's, or those of the scores, by when the MLP's
-// tensors are gone.
+// Returns the bytes of gradients of activations while one layer runs backward: the maximum of the MLP's and of those of
+// the scores, when the MLP's tensors are already freed.
 double gradient_activations(const Layers& layer, const Setting& setting);
 
-// By how much sequence parallelism divides what tensor parallelism alone keeps whole.
+// Returns by how much sequence parallelism divides what tensor parallelism alone replicates.
 double whole_divisor(const Setting& setting);
 
 }  // namespace smdp::memory

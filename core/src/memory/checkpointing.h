@@ -1,4 +1,4 @@
-// Which activations are kept, and which backward rebuilds.
+// Which activations are kept, and which are recomputed in backward.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 namespace smdp::memory {
 
 struct Checkpointing {
-  std::int64_t group = 0;  // layers per checkpoint; 0: no whole layer is rebuilt
+  std::int64_t group = 0;  // layers per checkpoint; 0: no whole layer is recomputed
   bool is_selective = false;
 };
 
-// none, each, group_N, contiguous, selective. Throws InvalidArgument.
+// Parses none, each, group_N, contiguous or selective. Throws InvalidArgument.
 Checkpointing parse_checkpointing(const std::string& name);
 
 struct Kept {
@@ -24,7 +24,7 @@ struct Kept {
   double rebuilt = 0;  // once: the largest group, while it runs backward
 };
 
-// A group never reaches over a cut.
+// A group never extends over a cut.
 Kept kept(const std::vector<Piece>& pieces, const Span& span, const Checkpointing& checkpointing);
 
 }  // namespace smdp::memory

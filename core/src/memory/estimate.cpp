@@ -1,4 +1,4 @@
-// Everything together, stage by stage.
+// Combines all parts, stage by stage.
 #include <algorithm>
 
 #include "common/argument.h"
@@ -13,7 +13,7 @@
 namespace smdp::memory {
 namespace {
 
-// Each shared tensor once, however many of the rank's pieces use it.
+// Counts each shared tensor once, however many of the rank's pieces use it.
 double parameters_of(const Pieces& pieces, const std::vector<Span>& spans) {
   double sum = 0;
   for (const Span& span : spans) {
@@ -71,8 +71,8 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   backward += gradients;
   // The next microbatch's activation and the current one's gradient.
   if (setting.pipeline > 1) backward += 2 * received;
-  // When a layer is rebuilt, the head has run backward and its microbatch's logits are gone. When the optimizer runs,
-  // so is everything else; offloaded, it casts gradients on the host.
+  // When a layer is recomputed, the head has run backward and its microbatch's logits are freed. When the optimizer
+  // runs, everything else is freed as well; an offloaded optimizer casts gradients on the host.
   const double beyond_logits = logits * (waiting - 1) + backward - stage.logits;
   const double copy = setting.offload_optimizer ? 0 : states.copy * local;
   const double beyond_backward = copy - (stage.activations + stage.embedding + stage.logits);
@@ -91,7 +91,7 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   return stage;
 }
 
-// A learned table of positions has no row for what lies behind its end.
+// A learned table of positions has no row beyond its end.
 void check_positions(const Architecture& architecture, const Setting& setting) {
   if (architecture.positions == 0) return;
   const auto check_length = [&](const char* name, std::int64_t length) {
@@ -109,7 +109,7 @@ Estimate estimate_pieces(const Pieces& pieces, const Setting& setting) {
   const std::vector<std::vector<Span>> spans = spans_of(pieces, setting);
   Estimate result;
   for (std::int64_t rank = 0; rank < setting.pipeline; ++rank) {
-    // Asked in any case: it knows the schedules.
+    // Called in any case, because it checks the schedule.
     const double closed = in_flight(setting.schedule, setting.pipeline, rank, setting.microbatches,
                                     setting.virtual_stages, setting.active_microbatches);
     const auto at = static_cast<std::size_t>(rank);
@@ -154,7 +154,8 @@ Estimate estimate(const Architecture& architecture, const Setting& setting) {
 Estimate estimate(const Trace& trace, const Setting& setting) {
   check(setting);
   if (setting.checkpointing == "selective") {
-    refuse("checkpointing", "'selective'", "none, each, group_N, contiguous, with a trace: it knows no scores");
+    refuse("checkpointing", "'selective'",
+           "none, each, group_N, contiguous, with a trace, which has no attention scores");
   }
   return estimate_pieces(pieces_of(trace, setting), setting);
 }

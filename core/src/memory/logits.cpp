@@ -10,9 +10,9 @@ LogitBytes logit_bytes(const Architecture& architecture, const Setting& setting)
   const double logits = rows * static_cast<double>(architecture.outputs) / static_cast<double>(setting.tensor);
   const double input =
       rows * static_cast<double>(architecture.hidden) * element_bytes(setting) / whole_divisor(setting);
-  // 12 bytes each, as seen of torch's cross_entropy in fp32 and in bf16; the logits themselves are gone by then unless
-  // somebody holds them. The head's weight gradient is taken for computed along with its input gradient, also where
-  // backward is split.
+  // 12 bytes each, as observed for torch's cross_entropy in fp32 and bf16. The logits themselves are freed by then
+  // unless the program holds them. The head's weight gradient is assumed to be computed together with its input
+  // gradient, even if backward is split.
   return {4 * logits + input, 8 * logits};
 }
 

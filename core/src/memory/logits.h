@@ -1,4 +1,4 @@
-// Logits of a language model: the largest single tensor of its last stage.
+// The logits of a language model: the largest single tensor of its last stage.
 #pragma once
 
 #include "smdp/memory.h"

@@ -7,7 +7,7 @@
 namespace smdp::memory {
 namespace {
 
-// Query, keys, values, output.
+// Query, keys, values and output.
 Split attention(const Layers& layer, std::int64_t tensor) {
   const auto hidden = static_cast<double>(layer.hidden);
   const auto queries = static_cast<double>(layer.heads * layer.head_size);
@@ -68,7 +68,8 @@ void check(const Architecture& architecture) {
   check_count("sequence", architecture.sequence, 0, 1 << 30);
   if (architecture.is_tied && architecture.outputs != architecture.vocabulary) {
     refuse("outputs", std::to_string(architecture.outputs),
-           std::to_string(architecture.vocabulary) + ", the vocabulary, of a model whose logits are tied to it");
+           std::to_string(architecture.vocabulary) +
+               ", the size of the vocabulary, because the logits are tied to the embedding");
   }
   if (architecture.layers.empty()) refuse("layers", "[]", "at least one run of layers");
   std::int64_t count = 0;

@@ -1,4 +1,4 @@
-// Parameters of an architecture: what tensor parallelism divides, and what every rank keeps whole.
+// The parameters of an architecture: those that tensor parallelism divides, and those that every rank keeps whole.
 #pragma once
 
 #include "smdp/memory.h"
@@ -6,22 +6,23 @@
 namespace smdp::memory {
 
 struct Split {
-  double divided = 0;  // by tensor
+  double divided = 0;  // by tensor parallelism
   double whole = 0;
-  // Elements on one of `tensor` ranks.
+  // Returns the elements on one of `tensor` ranks.
   double local(std::int64_t tensor) const { return divided / static_cast<double>(tensor) + whole; }
 };
 
-// Throw InvalidArgument where a field is out of range or two contradict each other.
+// Throw InvalidArgument if a field is out of range or two fields contradict each other.
 void check(const Layers& layer);
 void check(const Architecture& architecture);
 
-// One layer of the run, on one of `tensor` ranks. Key-value heads that are fewer than ranks are held by several.
+// One layer of the run, on one of `tensor` ranks. If there are fewer key-value heads than ranks, several ranks hold
+// each.
 Split layer_parameters(const Layers& layer, std::int64_t tensor);
 Split embedding_parameters(const Architecture& architecture);
-// Without the logits' matrix if it is tied.
+// Excludes the logits' matrix if it is tied.
 Split head_parameters(const Architecture& architecture);
-// The logits' matrix, or the embedding that stands for it.
+// The logits' matrix, or the embedding that replaces it.
 double output_matrix(const Architecture& architecture);
 bool has_decoder_embedding(const Architecture& architecture);
 

@@ -13,7 +13,7 @@ namespace {
 Piece embedding(const Layers& next, double parameters, bool has_dropout, const Setting& setting) {
   Piece piece;
   piece.parameters = parameters;
-  // Its dropout's mask; the rows that were looked up are the next layer's input.
+  // The dropout's mask; the embedded rows are the next layer's input.
   if (has_dropout) {
     piece.embedding = tokens(next, setting) * static_cast<double>(next.hidden) / whole_divisor(setting);
   }
@@ -76,7 +76,8 @@ Pieces pieces_of(const Architecture& architecture, const Setting& setting) {
 }
 
 Pieces pieces_of(const Trace& trace, const Setting& setting) {
-  if (setting.tensor != 1) refuse("tensor", std::to_string(setting.tensor), "1, with a trace: it knows no matrices");
+  if (setting.tensor != 1)
+    refuse("tensor", std::to_string(setting.tensor), "1, with a trace, which has no matrices to divide");
   if (trace.units.empty()) refuse("units", "[]", "at least one unit");
   check_count("the trace's microbatch_size", trace.microbatch_size, 1, 1 << 30);
   const double scale = static_cast<double>(setting.microbatch_size) / static_cast<double>(trace.microbatch_size);
@@ -102,13 +103,12 @@ Pieces pieces_of(const Trace& trace, const Setting& setting) {
     check_amount("tied.parameters", group.parameters);
     for (const std::size_t unit : group.units) {
       if (unit >= trace.units.size()) {
-        refuse("tied.units", std::to_string(unit),
-               "an index below the " + std::to_string(trace.units.size()) + " units");
+        refuse("tied.units", std::to_string(unit), "the index of a unit, below " + std::to_string(trace.units.size()));
       }
       shared[unit] += group.parameters;
       if (shared[unit] > trace.units[unit].parameters) {
         refuse("tied.parameters", std::to_string(group.parameters),
-               "no more than the parameters of unit " + std::to_string(unit));
+               "at most the parameters of unit " + std::to_string(unit));
       }
     }
   }

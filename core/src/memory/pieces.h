@@ -1,4 +1,4 @@
-// The pieces that stages are made of, as one tensor-parallel rank holds them.
+// The pieces that stages consist of, as one tensor-parallel rank holds them.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,20 @@ namespace smdp::memory {
 
 struct Piece {
   double parameters = 0;    // elements
-  double activations = 0;   // bytes kept of a microbatch if nothing is rebuilt; of layers and of units of a trace
-  double rebuilt = 0;       // of these, what selective checkpointing drops
+  double activations = 0;   // bytes of a microbatch kept without recomputation; of layers and units of a trace
+  double rebuilt = 0;       // part of these that selective checkpointing drops
   double gradients = 0;     // bytes of gradients of activations while it runs backward
-  double input = 0;         // bytes: what a checkpoint keeps, and what a stage that begins here receives
-  double embedding = 0;     // bytes kept of a microbatch, whatever the checkpointing
-  double logits = 0;        // bytes kept of a microbatch
+  double input = 0;         // bytes that a checkpoint keeps, and that a stage beginning here receives
+  double embedding = 0;     // bytes of a microbatch, whatever the checkpointing
+  double logits = 0;        // bytes of a microbatch
   double logits_extra = 0;  // bytes while it runs backward
-  bool is_layer = false;    // counts in stage_sizes and may be rebuilt; the first and the last stage get the embedding
-                            // and the head, a decoder's embedding goes where its first layer goes
+  bool is_layer = false;  // counts in stage_sizes and may be recomputed; the first and the last stage get the embedding
+                          // and the head, and a decoder's embedding goes with its first layer
 };
 
 struct Pieces {
   std::vector<Piece> list;
-  std::vector<Tied> tied;  // of `list`
+  std::vector<Tied> tied;  // indices into `list`
   double layers = 0;
 };
 

@@ -1,5 +1,5 @@
-// Microbatches in flight, by the closed forms of the schedules. Where a paper gives a peak for the worst rank only,
-// every rank gets that; where the peak was only ever measured (V-Min), the bound is above all that was.
+// Microbatches in flight, by the closed forms of the schedules. If a paper gives the peak only for the worst rank,
+// every rank gets it; if the peak was only measured (V-Min), the bound is above all measurements.
 #include "memory/schedules.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace smdp::memory {
 namespace {
 
-// Of rank r of p: m microbatches, v virtual stages, `round` microbatches in the longest round of interleaved schedules.
+// Rank r of p, m microbatches, v virtual stages; `round`: microbatches in the longest round of interleaved schedules.
 struct Shape {
   double p, r, m, v, active, round;
 };
@@ -25,13 +25,13 @@ struct Row {
 
 constexpr Row kRows[] = {
     {"gpipe", [](const Shape& at) { return at.m; }},
-    // Of those under way every virtual stage may keep its part.
+    // Every virtual stage may keep its part of those in flight.
     {"smp_interleaved", [](const Shape& at) { return at.p == 1 ? 1 : at.active; }},
     {"1f1b", [](const Shape& at) { return at.p - at.r; }},
-    // A round in every virtual stage but the last, two for every hop to the last rank, and one under way.
+    // A round in every virtual stage but the last, two for every hop to the last rank, and one in progress.
     {"interleaved_1f1b", [](const Shape& at) { return ((at.v - 1) * at.round + 2 * (at.p - 1 - at.r) + 1) / at.v; }},
     {"looped_bfs", [](const Shape& at) { return at.m; }},
-    // One for every hop, one under way, and r whose weight gradient waits.
+    // One for every hop, one in progress, and r whose weight gradient waits.
     {"interleaved_zero_bubble", [](const Shape& at) { return ((at.v - 1) * at.round + at.p) / at.v; }},
     {"zb_1p", [](const Shape& at) { return at.p; }},
     {"zb_2p", [](const Shape& at) { return 2 * at.p - 1; }},
@@ -41,7 +41,7 @@ constexpr Row kRows[] = {
     {"dualpipe_v", [](const Shape& at) { return at.p + 0.5; }},
 };
 
-// There are max(1, m / p) rounds, as equal as can be; pipeline/schedules/rounds.h makes them.
+// There are max(1, m / p) rounds, as equal as possible; pipeline/schedules/rounds.h makes them.
 std::int64_t longest_round(std::int64_t pipeline, std::int64_t microbatches) {
   const std::int64_t rounds = std::max<std::int64_t>(1, microbatches / pipeline);
   return (microbatches + rounds - 1) / rounds;

@@ -1,11 +1,11 @@
-// What the fields of a setting may be, and together.
+// Valid values of a setting's fields, and of their combinations.
 #pragma once
 
 #include "smdp/memory.h"
 
 namespace smdp::memory {
 
-// All but what depends on the model. Throws InvalidArgument.
+// Checks everything that does not depend on the model. Throws InvalidArgument.
 void check(const Setting& setting);
 
 }  // namespace smdp::memory

@@ -23,7 +23,7 @@ void check_sizes(const std::vector<std::int64_t>& sizes, std::int64_t layers, st
 
 std::vector<std::int64_t> even_stages(std::int64_t layers, std::int64_t stages) {
   check_count("layers", layers, 1);
-  check_count("stages", stages, 1, 1 << 20);  // as many entries has the list
+  check_count("stages", stages, 1, 1 << 20);  // the list has this many entries
   if (stages > layers) {
     refuse("pipeline x virtual_stages", std::to_string(stages), "at most the " + std::to_string(layers) + " layers");
   }

@@ -1,4 +1,4 @@
-// Which pieces lie on which rank.
+// Assigns pieces to ranks.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ struct Span {
   std::size_t end = 0;
 };
 
-// Virtual stages of every rank: stage k lies on rank k mod p, in V shape the second half runs backwards. Without
-// stage_sizes layers are divided evenly and what remains goes to the middle, as the ends carry embedding and head.
-// Throws InvalidArgument: more virtual stages than layers, or sizes that do not add up.
+// Returns the virtual stages of every rank: stage k is on rank k mod p; in a V the second half runs in reverse. Without
+// stage_sizes, layers are divided evenly and the remainder goes to the middle, because the ends have embedding and
+// head. Throws InvalidArgument if there are more virtual stages than layers, or if sizes do not add up.
 std::vector<std::vector<Span>> spans_of(const Pieces& pieces, const Setting& setting);
 
 }  // namespace smdp::memory

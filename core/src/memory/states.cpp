@@ -1,4 +1,4 @@
-// Bytes of parameters, gradients and optimizer states, one row per way to keep them.
+// Bytes of parameters, gradients and optimizer states, one row per precision.
 #include <array>
 
 #include "common/argument.h"
@@ -12,12 +12,13 @@ struct Precision {
   double parameters;
   double gradients;
   double optimizer;  // sharded from zero1 on
-  double copy;       // of gradients in fp32 during the step, where none is kept
-  double wire;       // of gradients, which travel once where they are kept twice
+  double copy;       // fp32 copy of gradients during the step, if none is kept
+  double wire;       // of gradients, which are sent once even if they are kept twice
 };
 
-// Adam: two moments of 4 bytes; masters are 4 more. The rows are those of the ZeRO paper, of AWS's documentation and
-// of Megatron's distributed optimizer, whose fp16 keeps a second, fp32 gradient with the optimizer's shard.
+// Adam: two moments of 4 bytes each; master weights take 4 more. The rows are those of the ZeRO paper, of AWS's
+// documentation and of Megatron's distributed optimizer, whose fp16 keeps a second, fp32 gradient with the optimizer's
+// shard.
 constexpr std::array<Precision, 6> kPrecisions{{
     {"fp32", 4, 4, 8, 0, 4},
     {"fp16", 2, 2, 12, 4, 2},

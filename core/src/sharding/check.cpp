@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kMostElements = static_cast<double>(std::int64_t{1} << 48);
 
-// Rows of split parameters are pieces of their own, and all of them are in memory at once.
+// Rows of split parameters are separate pieces, and all of them are in memory at once.
 constexpr double kMostPieces = 1 << 22;
 
 }  // namespace
@@ -25,7 +25,7 @@ void check(const std::vector<Parameter>& parameters) {
     const auto outer = static_cast<double>(parameter.outer);
     const auto length = static_cast<double>(parameter.length);
     const auto inner = static_cast<double>(parameter.inner);
-    // Two of them must not overflow either, where the third is 0.
+    // Products of two must not overflow either if the third is 0.
     const double most = std::max({outer * length, length * inner, outer * length * inner});
     if (most > kMostElements) {
       refuse("outer x length x inner",
@@ -61,7 +61,7 @@ void check(const std::vector<Parameter>& parameters, const Layout& layout) {
     for (std::size_t j = 1; j < stages.size(); ++j) {
       if (stages[j] <= stages[j - 1]) {
         throw InvalidArgument("[smdp] the stages of parameter " + std::to_string(i) + " must ascend: " +
-                              std::to_string(stages[j]) + " comes behind " + std::to_string(stages[j - 1]));
+                              std::to_string(stages[j]) + " comes after " + std::to_string(stages[j - 1]));
       }
     }
     const double rows = parameters[i].is_split && layout.tensor > 1 ? static_cast<double>(parameters[i].outer) : 1;

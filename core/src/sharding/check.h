@@ -1,4 +1,4 @@
-// What sizes and layouts may be; errors name the field, its value and what is allowed.
+// Checks of sizes and layouts; errors name the field, its value and the valid values.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 namespace smdp::sharding {
 namespace {
 
-// Block `slice` of the divided dimension: torch's chunk(), so that the last ones may be short or empty.
+// Block `slice` of the divided dimension, like torch's chunk(): the last ones may be short or empty.
 struct Block {
   std::int64_t begin;
   std::int64_t length;
@@ -20,7 +20,7 @@ Block block_of(const Parameter& parameter, std::int64_t tensor, std::int64_t sli
   return {begin, std::min(parameter.length, begin + longest) - begin};
 }
 
-// The piece's rows, which lie apart in the whole parameter.
+// Adds the piece's rows, which are not contiguous in the whole parameter.
 void add_rows(const Parameter& parameter, const Block& block, const Piece& piece, std::vector<Piece>& rows) {
   const std::int64_t unit = parameter.inner * parameter.element_size;
   const std::int64_t row = block.length * unit;

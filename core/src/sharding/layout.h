@@ -1,4 +1,4 @@
-// A layout, worked out: which list of slices each (stage, tensor slice) shards over its data ranks.
+// A layout in detail: which list of slices each (stage, tensor slice) shards over its data ranks.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class LaidOut {
   const ParameterShards& shards(std::int64_t stage, std::int64_t slice) const {
     return shards_[static_cast<std::size_t>(stage * layout_.tensor + slice)];
   }
-  // Pieces of whole parameters that the rank there holds.
+  // Returns the pieces of whole parameters that the rank there holds.
   std::vector<Piece> holdings(const Coordinates& at) const;
 
  private:

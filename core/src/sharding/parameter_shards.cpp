@@ -37,7 +37,7 @@ std::int64_t ParameterShards::bytes(std::int64_t rank) const {
 std::vector<Piece> ParameterShards::pieces(std::int64_t rank) const {
   const Bounds shard = bounds(rank);
   std::vector<Piece> found;
-  // The last parameter that begins at or before the shard; empty ones share their begin with the next.
+  // The last parameter that begins at or before the shard; empty parameters begin where the next one does.
   const auto after = std::upper_bound(begins_.begin(), begins_.end() - 1, shard.begin);
   auto at = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, after - begins_.begin() - 1));
   for (; at < parameters_.size() && begins_[at] < shard.end; ++at) {
@@ -53,7 +53,7 @@ std::vector<Owner> ParameterShards::owners(std::int64_t parameter) const {
   const auto index = static_cast<std::size_t>(parameter);
   const std::int64_t first = begins_[index];
   const std::int64_t last = first + size_of(parameters_[index]);
-  // The first rank whose shard ends behind the parameter's begin.
+  // The first rank whose shard ends behind the parameter's beginning.
   std::int64_t rank = 0;
   for (std::int64_t low = 0, high = ranks_ - 1; low <= high;) {
     const std::int64_t middle = low + (high - low) / 2;

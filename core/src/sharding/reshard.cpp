@@ -1,8 +1,8 @@
-// Which bytes go from where to where when the layout changes.
+// Which bytes to send where when the layout changes.
 //
-// The ranks of the source that hold a parameter fall into copies, each of which has every byte once: one per stage
-// that holds it, and of a parameter that tensor parallelism keeps whole one per tensor slice as well. Each rank of the
-// target takes a parameter from one copy, so that it gets every byte once by construction.
+// The source ranks that hold a parameter form copies, each of which has every byte once: one per stage that holds it
+// and, for a parameter that tensor parallelism replicates, also one per tensor slice. Each target rank takes a
+// parameter from one copy, so it gets every byte exactly once.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -23,7 +23,7 @@ struct Held {
 
 struct Copy {
   std::vector<Held> pieces;         // in the order of the parameter
-  std::vector<std::int64_t> ranks;  // of those that have a part in it, sorted
+  std::vector<std::int64_t> ranks;  // ranks that hold a part of it, sorted
 };
 
 using Copies = std::vector<std::vector<Copy>>;  // of each parameter
@@ -64,8 +64,8 @@ const Copy& choose(const std::vector<Copy>& copies, std::int64_t rank) {
   return copies[static_cast<std::size_t>(rank) % copies.size()];
 }
 
-// A plan under way. A matrix that comes from several ranks comes from them in turn, row by row, so that a row continues
-// the newest move from its own source, not the plan's last one.
+// A plan being built. Rows of a matrix that comes from several ranks alternate between them, so a row continues the
+// newest move from its own source, not the plan's last move.
 class Plan {
  public:
   explicit Plan(std::int64_t sources) : newest_(static_cast<std::size_t>(sources), kNone) {}
@@ -84,14 +84,14 @@ class Plan {
  private:
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
-  // A plan of more does not fit in memory, as objects of Python above all.
+  // A larger plan does not fit in memory, especially as Python objects.
   static constexpr std::size_t kMostMoves = std::size_t{1} << 22;
-  // Stages that share a parameter multiply them; more take seconds.
+  // Stages that share a parameter multiply the number; more would take seconds.
   static constexpr std::int64_t kMostRuns = std::int64_t{1} << 26;
 
   static std::string too_much(const std::string& most) {
     return "[smdp] the plan from one layout to the other has more than " + most +
-           ", which is the most allowed. Plan fewer parameters at a time.";
+           ", which is the maximum. Plan fewer parameters at a time.";
   }
 
   static bool extend(Move& move, const Move& run) {
