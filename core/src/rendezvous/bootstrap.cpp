@@ -47,9 +47,9 @@ void connect_hosts(Store& store, const std::vector<Record>& records, int rank, c
                    const FileDescriptor& listener, const GroupSetup& options, Deadline deadline, Wires& wires) {
   Members& members = wires.members;
   const auto shared_key = [](int leader) { return "shared/" + std::to_string(leader); };
-  const std::vector<int> neighbours = members.local_ranks();
-  const bool leads = rank == neighbours.front();
-  const bool shared = connect_local_ranks(store, records, neighbours, rank, secret, listener, options, deadline, wires);
+  const std::vector<int> neighbors = members.local_ranks();
+  const bool leads = rank == neighbors.front();
+  const bool shared = connect_local_ranks(store, records, neighbors, rank, secret, listener, options, deadline, wires);
   if (members.size == 1) return;
   if (leads) store.set(shared_key(rank), shared ? "1" : "0");
   std::vector<std::vector<int>> hosts;
@@ -138,7 +138,7 @@ void meet(GroupView& store, int rank, int size, const GroupSetup& options,
   members.hosts = group_by_host(records);
   members.host_index = members.host_of(rank);
   std::vector<std::string> masks;
-  for (const int neighbour : members.local_ranks()) masks.push_back(records[static_cast<std::size_t>(neighbour)].cores);
+  for (const int neighbor : members.local_ranks()) masks.push_back(records[static_cast<std::size_t>(neighbor)].cores);
   members.local_cores = core_count_of(masks);
   const auto count = static_cast<std::size_t>(size);
   wires.data.resize(count);

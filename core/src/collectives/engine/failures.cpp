@@ -145,7 +145,7 @@ void Failures::on_broken(int rank, const std::string& reason) {
   if (!expected) {
     suspects_.try_emplace(rank, Clock::now() + kSuspicion, reason);
   } else if (rank != 0) {
-    on_left(rank, "");  // rank 0 is gone, so nobody relays goodbyes any more
+    on_left(rank, "");  // rank 0 is gone, so departures are no longer relayed
   }
 }
 
