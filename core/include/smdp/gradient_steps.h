@@ -42,8 +42,8 @@ class SMDP_API GradientSteps {
   void mean(std::uint64_t step, std::size_t index, std::function<void(std::exception_ptr)> done);
   // Called after the last ready() of the step. Gradients that were not ready count as zero.
   void finish(std::uint64_t step);
-  // Ends the use of a step by one begin(). If gradients were ready but finish() was not called, and every other begin()
-  // that returned this number has ended too, closes the group on all ranks.
+  // Ends what one begin() started: it hands over no more gradients of the step. If gradients were ready but finish()
+  // was not called, and every other begin() that returned this number has ended as well, closes the group on all ranks.
   void leave(std::uint64_t step);
 
   // See GradientReducer.

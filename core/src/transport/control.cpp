@@ -217,7 +217,8 @@ void Control::on_lost(int rank, int error) {
     failure.lost = members_.hosts[members_.host_of(rank)];
     failure.text = members_.who(failure.lost) + (failure.lost.size() == 1 ? " is" : " are") +
                    " unreachable: " + std::strerror(error) + ". Its host is down or disconnected from the network.";
-    if (members_.rank != 0) failure.text += " (Or this host is: all control connections go through rank 0's host.)";
+    if (members_.rank != 0)
+      failure.text += " (Or this host is disconnected: all control connections go through rank 0's host.)";
   }
   if (members_.rank == 0) abort(failure);
   callbacks_.on_abort(failure);

@@ -104,7 +104,7 @@ class Control final : public Progress::Client {
   void on_message(int rank, const std::string& body);
   void on_lost(int rank, int error);
   void send(int rank, const std::string& body);
-  // Sends a question unless the peer has not answered keepalive probes.
+  // Sends a question unless a keepalive probe of the peer is unanswered.
   void ask(int rank, const std::string& body);
   void broadcast(const std::string& body, int except);
   void flush(int rank);

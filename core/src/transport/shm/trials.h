@@ -41,12 +41,12 @@ class Trials {
 
   struct Known {
     double cost = 0;
-    std::uint64_t uses = 0;  // time of the measurement
+    std::uint64_t uses = 0;  // uses_ at the time of the measurement
   };
   Known known_[2];
   std::uint32_t way_ = 0;
   std::uint64_t uses_ = 0;
-  bool is_settling_ = true;  // memory is touched for the first time
+  bool is_settling_ = true;  // true at first, because memory is touched for the first time
 };
 
 }  // namespace smdp
