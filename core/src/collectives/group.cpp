@@ -91,9 +91,9 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   });
   GroupSetup setup = impl_->setup;
   // A copy of the world has the same rank numbers.
-  std::vector<int> everybody(all.size());
-  std::iota(everybody.begin(), everybody.end(), 0);
-  if (ranks != everybody) setup.world_rank = members.world_rank(members.rank);
+  std::vector<int> all_ranks(all.size());
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  if (ranks != all_ranks) setup.world_rank = members.world_rank(members.rank);
   setup.name = part + "/" + std::to_string(color);
   setup.purpose.clear();
   setup.replaced.clear();
@@ -123,9 +123,9 @@ std::unique_ptr<Group> Group::twin(const std::string& name, int streams, std::st
   setup.name = impl_->members().name + "/" + name + "-" + std::to_string(impl_->splits++);
 
   if (const std::exception_ptr obstacle = impl_->engine->failures().obstacle()) std::rethrow_exception(obstacle);
-  std::vector<int> everybody(static_cast<std::size_t>(size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  setup.obstacle = watch_base(impl_->engine, std::move(everybody));
+  std::vector<int> all_ranks(static_cast<std::size_t>(size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  setup.obstacle = watch_base(impl_->engine, std::move(all_ranks));
   setup.departure_of_server = watch_server(impl_->engine);
   return std::make_unique<Group>(setup, impl_->store, rank(), size());
 }

@@ -77,9 +77,9 @@ std::exception_ptr Failures::inherited_error() const {
 
 std::exception_ptr Failures::obstacle() const {
   if (const std::exception_ptr failure = error()) return failure;
-  std::vector<int> everybody(static_cast<std::size_t>(members_.size));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return departure_of(everybody);
+  std::vector<int> all_ranks(static_cast<std::size_t>(members_.size));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  return departure_of(all_ranks);
 }
 
 std::exception_ptr Failures::death_of(const std::vector<int>& ranks) const {
