@@ -69,7 +69,7 @@ struct CudaStream {
 // be called from several threads; all other functions from one thread, after the last ready().
 class SMDP_API GradientReducer {
  public:
-  // Collective. Creates its own connections (Group::split), so its operations and other collectives of `group` may
+  // Collective. Creates its own connections (Group::twin), so its operations and other collectives of `group` may
   // interleave differently on every rank. Throws MismatchError on all ranks if the lists differ, naming the first
   // difference, and InvalidArgument for a gradient that cannot be averaged.
   GradientReducer(Group& group, std::vector<Gradient> gradients, const GradientReducerOptions& options);
@@ -110,7 +110,7 @@ class SMDP_API GradientReducer {
   // means of a fusion buffer are written back, copies to devices included, and gets their indices. `end` runs once the
   // step has ended. After a failure only `end` runs and gets the error. The reducer must outlive both.
   void then(std::function<void(const std::vector<std::size_t>&)> part, std::function<void(std::exception_ptr)> end);
-  // Returns, after wait(), whether any rank used the gradient. If this rank did not, read() returns the mean.
+  // Returns, after wait(), whether any rank used the gradient. If only other ranks did, read() gives its mean.
   bool is_used(std::size_t index) const;
   // Writes the mean of this step to host memory. A large gradient that this rank contributed is read from its own
   // memory, which must still be valid. Throws before the first step.
@@ -162,7 +162,7 @@ class SMDP_API GradientCompressor {
 
   // Collective, called before the first all_reduce(). Throws MismatchError on all ranks if their options differ.
   void check_same(Group& group) const;
-  // Collective. Replaces a buffer by its mean over the group. `key` identifies the framework's buffer and is the same
+  // Collective. Replaces a buffer with its mean over the group. `key` identifies the framework's buffer and is the same
   // in every step; what compression keeps for a key is lost when its count changes. Only float32 is compressed. The
   // memory and this object must live until the operation is done. Throws InvalidArgument unless the dtype is a
   // floating-point or complex type.

@@ -47,7 +47,8 @@ struct GroupOptions {
   std::string socket_ifname;
   // Ranks share a host only if this value is equal as well. Empty: boot id and network namespace. Mostly for tests.
   std::string host_id;
-  // See planner.h. Leave this alone unless you measure.
+  // auto, one_shot, two_shot, direct, ring, recursive_doubling or tree. Leave this alone unless you measure.
+  // SMDP_ALGORITHM.
   std::string algorithm = "auto";
   // SMDP_DETERMINISTIC=strict: use only algorithms that add in rank order.
   bool strict = false;
@@ -190,8 +191,8 @@ class SMDP_API Group {
   // died (even after this group was closed) or has left.
   Obstacle watch(std::vector<int> ranks) const;
 
-  // Collective. Ranks with the same color (>= 0) form a group, ordered by key, then by rank. Returns null for color <
-  // 0. Throws as twin() does, except that a rank that has left affects only its own color.
+  // Collective. Ranks with the same color (>= 0) form a group, ordered by key, then by rank. Returns null for a
+  // negative color. Throws as twin() does, except that a rank that has left affects only its own color.
   std::unique_ptr<Group> split(int color, int key, const std::string& name);
   // Makes another group of the same ranks, for operations that run beside the program's own, with this many streams to
   // each rank on another host (0: as many as this group has). Throws this group's failure, or PeerLostError if a rank
