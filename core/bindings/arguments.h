@@ -58,7 +58,7 @@ inline std::string text_of(const char* name, nanobind::handle value) {
   const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
   if (text != nullptr) return std::string(text, static_cast<std::size_t>(size));
   PyErr_Clear();
-  throw InvalidArgument(refusal(name, value, "text without half of a surrogate pair"));
+  throw InvalidArgument(refusal(name, value, "a str that can be encoded as UTF-8"));
 }
 
 // Throws TypeError. `allowed` is the class with its article.

@@ -51,7 +51,7 @@ void bind_operation(nb::module_& m) {
                 std::array<char, 32> text{};  // always with a decimal point, whatever the locale
                 const auto end = std::to_chars(text.data(), text.data() + text.size(), *timeout).ptr;
                 throw TimeoutError("[smdp] wait() gave up after " + std::string(text.data(), end) +
-                                   " s; the operation is still running. Wait again, or longer.");
+                                   " s; the operation is still running. Call wait() again, or with a longer timeout.");
               }
             }
           },

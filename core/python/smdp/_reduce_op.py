@@ -89,5 +89,5 @@ def check_defined(op: int, dtypes: Iterable[int], call: str) -> None:
             fitting = "float32" if last >= DType.FLOAT32 else "int64"
             raise ValueError(
                 f"[smdp] {call}: {ReduceOp(op).name} is not defined on {_core.dtype_name(dtype)}."
-                f" Convert the data to a type that has it, such as {fitting}."
+                f" Convert the data to a type that supports it, such as {fitting}."
             )

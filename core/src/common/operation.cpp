@@ -88,7 +88,7 @@ void Operation::wait(std::optional<std::chrono::milliseconds> timeout) {
     }
   } else if (!state_->condition.wait_until(lock, WaitClock::now() + *timeout, is_done)) {
     throw TimeoutError("[smdp] wait() gave up after " + seconds(*timeout) +
-                       "; the operation is still running. Wait again, or longer.");
+                       "; the operation is still running. Call wait() again, or with a longer timeout.");
   }
   if (state_->outcome.error) std::rethrow_exception(state_->outcome.error);
 }

@@ -29,10 +29,11 @@ std::string sizes_of(const Reasons& reasons) {
   const cost::Measured figures = is_fixed ? cost::Measured{} : reasons.measured;
   const std::string times = "the smallest all_reduce takes " + std::to_string(static_cast<int>(figures.latency * 1e6)) +
                             " us, large ones " + rate(figures.bandwidth) + ", sums " + rate(figures.reduction);
-  std::string text = is_fixed ? std::string("The loss of ") + name_of(reasons.compression) +
-                                    " depends on where buffers end, so measurements are not used. Assumed: " + times
-                              : "Measured: " + times + ", so a buffer flows at " +
-                                    rate(cost::flow(figures, reasons.hosts, reasons.lanes));
+  std::string text =
+      is_fixed
+          ? std::string("The loss of ") + name_of(reasons.compression) +
+                " compression depends on where buffers end, so measurements are not used. Assumed: " + times
+          : "Measured: " + times + ", so a buffer flows at " + rate(cost::flow(figures, reasons.hosts, reasons.lanes));
   return text + ". Buffers have at most " + megabytes(reasons.sizes.usual) +
          " (latency is 2 % of their time, or 1 MiB per host; limit " + megabytes(reasons.cap) +
          "), the first and the last about " + megabytes(reasons.sizes.smallest) + ".\n";

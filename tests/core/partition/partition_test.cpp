@@ -366,9 +366,10 @@ TEST(Partition, SimulatedCutsKeepTheCap) {
     const Partition free = partition(problem);
     problem.memory_cap = 1;
     const std::string error = refusal(problem);
-    const auto at = error.find("simulated needs ");
+    const std::string before = "simulated cut needs ";
+    const auto at = error.find(before);
     ASSERT_NE(at, std::string::npos) << error;
-    problem.memory_cap = std::stod(error.substr(at + 16)) + 1;
+    problem.memory_cap = std::stod(error.substr(at + before.size())) + 1;
     ASSERT_LT(problem.memory_cap, peak(free)) << schedule;
     const Partition bound = partition(problem);
     EXPECT_LE(peak(bound), problem.memory_cap) << schedule;

@@ -160,7 +160,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         (lambda s: s.lower(payloads={(0, 1): 1}), r"payloads\[\(0, 1\)\] = 1 is not valid; allowed: a str"),  # type: ignore[dict-item]
         (
             lambda s: s.lower(payloads={(0, 1): "f32"}),
-            r"payload = 'f32' is not valid; allowed: for each tensor",
+            r"payload = 'f32' is not valid; allowed: the dtype and shape of each tensor",
         ),
         (lambda s: s.lower(payloads={(0, 2): "bool[]"}), r"payload of stages = 0 -> 2 is not valid"),
         (lambda s: s.lower(payloads={(0, 1): "bool[]"}, send_recv=False), r"payloads are carried by sends"),
