@@ -200,7 +200,7 @@ def test_a_name_that_comes_late_is_waited_for(tmp_path: Path, expected: str) -> 
         second = kubernetes.start(1)
         assert second.stdout is not None
         line = next(line for line in second.stdout if "digits-worker-0-0.digits" in line)
-        assert "is unknown on host digits-worker-0-1" in line
+        assert "cannot be resolved on host digits-worker-0-1" in line
         first = kubernetes.start(0)
         time.sleep(2)
         kubernetes.cluster.publish(1, 0)
@@ -216,7 +216,7 @@ def test_a_name_that_never_comes_is_an_error_that_names_it(tmp_path: Path) -> No
         output = process.communicate(timeout=200)[0]
     assert process.returncode == 1
     assert "ConfigError: [smdp] rank 0's host 'digits-worker-0-0.digits" in output
-    assert "is unknown on host digits-worker-0-1 after 3 s" in output
+    assert "cannot be resolved on host digits-worker-0-1 after 3 s" in output
 
 
 def test_an_index_without_a_size_is_an_error(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_index_without_a_size_is_an_error(tmp_path: Path) -> None:
     with Kubernetes([replace(pod, environ=environ)], tmp_path) as kubernetes:
         (output,), (code,) = kubernetes.run()
     assert code == 1
-    assert "JOB_COMPLETION_INDEX='1' is set and SMDP_WORLD_SIZE is not" in output
+    assert "JOB_COMPLETION_INDEX='1' is set but SMDP_WORLD_SIZE is not" in output
     assert 'env: [{name: SMDP_WORLD_SIZE, value: "<completions>"}]' in output
 
 

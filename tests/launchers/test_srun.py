@@ -72,7 +72,7 @@ def test_a_batch_file_that_forgot_srun_trains_alone_and_says_so(
     code, output = submit(slurm, tmp_path, file, options=("--ntasks", "2"))
     assert (code, results(output)) == (0, [f"ranks=1 {loss}"]), output
     assert output.count("trains alone") == 1, output
-    assert "SLURM_NTASKS=2 tasks were asked for and are idle; start the script with srun" in output
+    assert "SLURM_NTASKS=2 tasks were requested and are idle; start the script with srun" in output
 
 
 @pytest.mark.parametrize("file", TWO_RANKS)

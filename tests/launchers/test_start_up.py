@@ -166,7 +166,8 @@ def test_another_jobs_rank_is_refused_by_the_jobs_name(
     output = stranger.communicate(timeout=60)[0]
     assert stranger.returncode == 1, output
     assert (
-        f"what listens at 127.0.0.1, port {port}, is not rank 0 of SLURM job 18.0, but another job" in output
+        f"another job or program, not rank 0 of SLURM job 18.0, is listening at 127.0.0.1, port {port}"
+        in output
     )
     follower = task(17, 1)
     ends = [one.communicate(timeout=60)[0] for one in (leader, follower)]

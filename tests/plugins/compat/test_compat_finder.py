@@ -227,7 +227,7 @@ def test_launcher_that_tells_too_little(tmp_path: Path) -> None:
     done = python("import smdp.compat as c; c.install(); c.install()", cwd=tmp_path, **launcher)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith("[smdp] SMDP_COMPAT: JOB_COMPLETION_INDEX='1' is set and SMDP_WORLD_SIZE is not;")
+    assert line.startswith("[smdp] SMDP_COMPAT: JOB_COMPLETION_INDEX='1' is set but SMDP_WORLD_SIZE is not;")
 
 
 def test_half_of_a_jobs_variables(tmp_path: Path) -> None:
@@ -236,7 +236,9 @@ def test_half_of_a_jobs_variables(tmp_path: Path) -> None:
     done = python("import smdistributed.dataparallel", cwd=tmp_path, SMDP_COMPAT="1", **mpirun_5)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith("[smdp] SMDP_COMPAT: SMDP_MASTER_ADDR is not set and Open MPI does not tell where")
+    assert line.startswith(
+        "[smdp] SMDP_COMPAT: SMDP_MASTER_ADDR is not set, and Open MPI does not provide the address"
+    )
     assert line.endswith("of rank 0's host>. Scripts that leave the start to others train alone.")
 
 

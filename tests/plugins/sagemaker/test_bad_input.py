@@ -26,7 +26,7 @@ HOSTS = ["algo-1", "algo-2"]
         ),
         ({"current": "algo-7"}, "algo-7' is not valid; allowed: one of algo-1"),
         ({"hosts": []}, "allowed: a JSON list of host names"),
-        ({"hosts": ["algo-1", "algo-1"]}, "allowed: a JSON list of host names, each once"),
+        ({"hosts": ["algo-1", "algo-1"]}, "allowed: a JSON list of host names, each only once"),
         ({"SAGEMAKER_PROGRAM": "tran.py"}, "there is no entry script 'tran.py' in"),
         ({"SAGEMAKER_PROGRAM": "../train.py"}, "the entry script '../train.py' is not in"),
         (

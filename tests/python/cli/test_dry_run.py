@@ -42,7 +42,7 @@ def test_it_says_what_the_ranks_then_see(tmp_path: Path) -> None:
     assert (
         common["SMDP_SECRET"] == "***" and common["SMDP_COMPAT"] == "1" and common["MASTER_PORT"] == "23411"
     )
-    assert "every rank does without GROUP_RANK\n" in dry.stdout
+    assert "removed for every rank: GROUP_RANK\n" in dry.stdout
 
     real = smdp_run(*arguments, str(script), GROUP_RANK="4", SMDP_SECRET="")
     assert real.returncode == 0, real.stderr
@@ -52,7 +52,7 @@ def test_it_says_what_the_ranks_then_see(tmp_path: Path) -> None:
         lines = set(re.findall(rf"^\[rank {rank}\] (.*)$", real.stdout, re.MULTILINE))
         missing = {f"{name}={value}" for name, value in said.items() if value != "***"} - lines
         assert missing == set()
-        text = f"smdp.init() makes of it: rank {rank} of 2, local rank {rank} of 2, rank 0 at 127.0.0.1:23412"
+        text = f"smdp.init() detects rank {rank} of 2, local rank {rank} of 2, rank 0 at 127.0.0.1:23412"
         assert text in dry.stdout
 
 
@@ -66,8 +66,8 @@ def test_what_is_around_is_explained() -> None:
     around = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
     done = smdp_run("--dry-run", "--", "true", **around)
     assert "would start 1 rank of: true\n" in done.stdout
-    assert "  SMDP_* variables decide: rank 0 of 1" in done.stdout
-    assert "  not SLURM, which SMDP_* variables go before: rank 0 of 1" in done.stdout
+    assert "  using SMDP_* variables: rank 0 of 1" in done.stdout
+    assert "  not using SLURM, which has lower precedence than SMDP_* variables: rank 0 of 1" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,10 @@ def test_rank_0_warns_of_an_address_that_is_not_its_own(caplog: pytest.LogCaptur
     assert not caplog.records
     for name in ("192.0.2.77", _UNKNOWN):
         warn_if_elsewhere(name)
-        assert f"rank 0 runs on host {socket.gethostname()}, and {name}, where all look" in caplog.text
+        assert (
+            f"rank 0 runs on host {socket.gethostname()}, but the master address {name}, which all ranks"
+            " connect to, is not an address of this host" in caplog.text
+        )
 
 
 def test_a_known_name_takes_no_time() -> None:
@@ -39,16 +42,18 @@ def test_a_known_name_takes_no_time() -> None:
 def test_an_unknown_name_is_an_error_that_says_who_gave_it(caplog: pytest.LogCaptureFixture) -> None:
     start = time.monotonic()
     with pytest.raises(
-        ConfigError, match=rf"^\[smdp\] SMDP_MASTER_ADDR='{_UNKNOWN}' is unknown .* after 1 s"
+        ConfigError, match=rf"^\[smdp\] SMDP_MASTER_ADDR='{_UNKNOWN}' cannot be resolved .* after 1 s"
     ):
         check_master(_UNKNOWN, "SMDP_* variables", 1.0, {"SMDP_MASTER_ADDR": _UNKNOWN})
-    with pytest.raises(ConfigError, match=rf"MASTER_ADDR='{_UNKNOWN}' is unknown.*correct the name"):
+    with pytest.raises(
+        ConfigError, match=rf"MASTER_ADDR='{_UNKNOWN}' cannot be resolved.*set MASTER_ADDR to a name"
+    ):
         check_master(_UNKNOWN, "torchrun", 0.1, {"MASTER_ADDR": _UNKNOWN})
-    with pytest.raises(ConfigError, match=rf"'{_UNKNOWN}', as SLURM gives it.*set SMDP_MASTER_ADDR"):
+    with pytest.raises(ConfigError, match=rf"'{_UNKNOWN}', provided by SLURM, cannot.*set SMDP_MASTER_ADDR"):
         check_master(_UNKNOWN, "SLURM", 0.1, {})
     assert time.monotonic() - start < 60
     assert len(caplog.records) == 3  # one warning each, not one per try
-    assert "trying for 1 s" in caplog.text
+    assert "retrying for 1 s" in caplog.text
 
 
 def test_an_unknown_name_ends_init_in_seconds() -> None:
@@ -69,7 +74,7 @@ def test_an_unknown_name_ends_init_in_seconds() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert f"SMDP_MASTER_ADDR='{_UNKNOWN}' is unknown on host" in done.stderr
+    assert f"SMDP_MASTER_ADDR='{_UNKNOWN}' cannot be resolved on host" in done.stderr
 
 
 def test_without_mpiexec_there_is_no_proxy() -> None:

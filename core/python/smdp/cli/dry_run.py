@@ -1,4 +1,4 @@
-"""`smdp run --dry-run`: what every rank would see; nothing is started."""
+"""`smdp run --dry-run`: prints what every rank would see, without starting it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def describe(
     cpus: Sequence[set[int]] | None = None,
     before: Mapping[str, str] = os.environ,
 ) -> tuple[str, bool]:
-    """Lay out the command, what differs from this process's variables, and what smdp makes of it.
+    """Returns a description of the command, the changed variables, and the ranks that smdp detects in them.
 
     Args:
         argv: The command of a rank.
         ranks: The environment of every rank.
-        cpus: On which each rank may run, None if that is not said.
-        before: The variables around the ranks.
+        cpus: The CPUs each rank may run on; None if ranks are not bound.
+        before: The environment of `smdp run` itself.
 
     Returns:
         The text, and whether the ranks could start.
@@ -35,14 +35,14 @@ def describe(
     lines += _block({name: value for name, value in common if before.get(name) != value})
     removed = sorted(name for name in before if all(name not in rank for rank in ranks))
     if removed:
-        lines += ["", f"every rank does without {', '.join(removed)}"]
+        lines += ["", f"removed for every rank: {', '.join(removed)}"]
     for number, rank in enumerate(ranks):
         lines += ["", f"rank {number} gets"]
         lines += _block(dict(set(rank.items()) - common))
         if cpus is not None:
             lines.append(f"  CPUs {listed(cpus[number])}")
         try:
-            lines.append(f"  smdp.init() makes of it: {_detected(rank)}")
+            lines.append(f"  smdp.init() detects {_detected(rank)}")
         except ConfigError as error:
             is_good = False
             lines.append(f"  smdp.init() fails: {error}")

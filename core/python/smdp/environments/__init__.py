@@ -1,8 +1,8 @@
-"""Find out which launcher started this process, and with which rank.
+"""Detects which launcher started this process, and with which rank.
 
-The order: arguments, SMDP_*, torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Horovod, SLURM, SageMaker,
-Kubeflow without torchrun, Kubernetes index, a single process. A launcher inside another one's allocation
-comes first.
+The order is: arguments, SMDP_*, torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Horovod, SLURM, SageMaker,
+Kubeflow without torchrun, Kubernetes index, single process. A launcher that runs inside the allocation of
+another one comes before it.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ ENVIRONMENTS: tuple[type[Environment], ...] = (
     Kubernetes,
     SingleProcess,
 )
-"""The launchers that are looked for, in this order; the first that is there decides."""
+"""The known launchers, in the order of detection. The first one that is detected is used."""
 
 
 def find(environ: Mapping[str, str] = os.environ) -> type[Environment]:
-    """Give the launcher's class; SingleProcess if there is no launcher."""
+    """Returns the launcher's class, which is SingleProcess if there is no launcher."""
     return next(environment for environment in ENVIRONMENTS if environment.detect(environ))
 
 
 def explain(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Say in a line each which launcher decides, and why others whose variables are there do not."""
+    """Returns a line on which launcher is used, and a line on each other one whose variables are set."""
     return _explain(environ, ENVIRONMENTS)
 
 
 def log_choice(environ: Mapping[str, str] = os.environ) -> None:
-    """Log explain() at level debug, each line once per process."""
+    """Logs explain() at level debug, each line once per process."""
     _log_choice(ENVIRONMENTS, environ)
 
 
@@ -72,21 +72,21 @@ def detect(
     master_port: int | None = None,
     needs_master: bool = True,
 ) -> Launch:
-    """Find this process's place in its job; arguments go before what the environment says.
+    """Returns this process's place in its job. Arguments take precedence over the environment.
 
     Args:
-        environ: The variables.
-        rank: Rank of this process; needs world_size.
-        world_size: Number of processes; needs rank.
+        environ: The environment variables.
+        rank: Rank of this process; requires world_size.
+        world_size: Number of processes; requires rank.
         local_rank: Rank on this host.
         local_size: Number of processes on this host.
-        master_addr: Where rank 0 is reached.
+        master_addr: Address at which rank 0 can be reached.
         master_port: Port of rank 0's store.
-        needs_master: False if the caller has a store already: an unknown master is then no error.
+        needs_master: Whether an unknown master is an error. False if the caller already has a store.
 
     Raises:
-        ValueError: An argument is wrong.
-        ConfigError: A variable is wrong or missing.
+        ValueError: An argument is invalid.
+        ConfigError: A variable is invalid or missing.
 
     Example:
         >>> detect({"SMDP_RANK": "1", "SMDP_WORLD_SIZE": "2", "SMDP_LOCAL_WORLD_SIZE": "2"}).source
@@ -96,7 +96,7 @@ def detect(
         missing, there, value = (
             ("world_size", "rank", rank) if world_size is None else ("rank", "world_size", world_size)
         )
-        raise ValueError(f"{there}={value} is given and {missing} is not; allowed: both, or neither")
+        raise ValueError(f"{there}={value} was passed without {missing}; pass both or neither")
     _check_argument("world_size", world_size, 1, MOST_RANKS + 1)
     _check_argument("rank", rank, 0, world_size, "world_size")
     _check_argument("master_port", master_port, 1, 65536)
@@ -125,14 +125,14 @@ def detect(
         if launch.rank == 0:
             hint = hint.replace(PLACEHOLDER, socket.gethostname())
         raise ConfigError(
-            f"SMDP_MASTER_ADDR is not set and {launch.source} does not tell where rank 0 of "
-            f"{launch.world_size} is; {hint}"
+            f"SMDP_MASTER_ADDR is not set, and {launch.source} does not provide the address of rank 0 of "
+            f"{launch.world_size}; {hint}"
         )
     return launch
 
 
 def _check_argument(name: str, value: object, low: int, high: int | None = None, whose: str = "") -> None:
-    """Raise ValueError unless value is None or an integer with low <= value < high."""
+    """Raises ValueError unless value is None or an integer with low <= value < high."""
     if value is None:
         return
     if isinstance(value, int) and not isinstance(value, bool) and low <= value < (high or value + 1):

@@ -1,4 +1,4 @@
-"""What every launcher's class has in common."""
+"""The base class of all launchers, and helpers to read and check their variables."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from smdp.environments.torch_port import smdp_port
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 2**16
-"""What a world size may be: with more, somebody has slipped, and nobody should wait for the rest."""
-# In hints; rank 0 knows better and fills in its own.
+"""The largest world size. A larger one must be a mistake, and is an error instead of a wait for ranks."""
+# Used in hints; rank 0 replaces it with its own host name.
 PLACEHOLDER = "<address of rank 0's host>"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Four numbers that a launcher gives, checked against each other.
+    """The ranks and sizes that a launcher provides, checked against each other.
 
     Attributes:
         rank: 0 to world_size - 1.
         world_size: Number of processes.
-        local_rank: Rank among the processes on this host, None if the launcher does not say.
-        local_size: Number of processes on this host, None if the launcher does not say.
+        local_rank: Rank among the processes on this host; None if the launcher does not provide it.
+        local_size: Number of processes on this host; None if the launcher does not provide it.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def is_one_host(self) -> bool:
-        """True if the launcher put all ranks on this host."""
+        """Whether all ranks are on this host."""
         return self.world_size == 1 or self.local_size == self.world_size
 
 
@@ -46,10 +46,10 @@ class Launch(Ranks):
     """This process's place in its job.
 
     Attributes:
-        master_addr: Where rank 0 is reached; empty if nobody said.
-        master_port: Port of rank 0's store; 0 for any free one (a world of one process only).
-        source: Who said so, e.g. "torchrun".
-        job: What the launcher calls the job, the same on all its ranks; empty if it has no name for it.
+        master_addr: Address at which rank 0 can be reached; empty if unknown.
+        master_port: Port of rank 0's store; 0 for any free port (in a world of one process only).
+        source: Where the ranks come from, e.g. "torchrun".
+        job: The launcher's name for the job, which is the same on all ranks; empty if it has none.
     """
 
     master_addr: str
@@ -59,12 +59,12 @@ class Launch(Ranks):
 
 
 class Environment(ABC):
-    """A launcher, recognised by the variables it sets.
+    """A launcher, detected by the environment variables it sets.
 
     Attributes:
-        name: What messages call it.
-        variables: What it sets and `smdp env` shows.
-        master_hint: What to do if the address of rank 0 is not known.
+        name: Its name in messages.
+        variables: The variables it sets, which `smdp env` shows.
+        master_hint: What to do if the address of rank 0 is unknown.
     """
 
     name: ClassVar[str]
@@ -74,26 +74,28 @@ class Environment(ABC):
     @classmethod
     @abstractmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether this launcher started the process."""
+        """Returns whether this launcher started the process."""
 
     @classmethod
     def why_not(cls, environ: Mapping[str, str]) -> str:
-        """Say why detect() is false although variables of this launcher are there; empty if none are."""
+        """Returns why detect() is False although variables of the launcher are set; empty if none are."""
         there = [name for name in cls.variables if config.read(environ, name)]
-        return f"{', '.join(there)} alone tell{'' if len(there) > 1 else 's'} no rank" if there else ""
+        return (
+            f"{', '.join(there)} alone do{'' if len(there) > 1 else 'es'} not define a rank" if there else ""
+        )
 
     @classmethod
     @abstractmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read the launcher's variables.
+        """Returns this process's place in its job, from the launcher's variables.
 
         Raises:
-            ConfigError: They are incomplete or contradict each other.
+            ConfigError: The variables are incomplete or contradict each other.
         """
 
     @classmethod
     def cost(cls, environ: Mapping[str, str]) -> str:
-        """Say what is lost, and how to get it, if the job runs as launch() says; empty if nothing is."""
+        """Returns a warning if the job as started leaves resources unused, with the fix; otherwise empty."""
         return ""
 
 
@@ -104,17 +106,17 @@ def read_ranks(
     local_rank: str | None = None,
     local_size: str | None = None,
 ) -> Ranks:
-    """Read the four numbers from the variables of these names and check them.
+    """Reads ranks and sizes from the variables with these names, and checks them.
 
     Raises:
-        ConfigError: One is missing, no number, or does not fit the others.
+        ConfigError: A variable is missing, is not a number, or contradicts the others.
     """
     rank_value = config.read_int(environ, rank)
     size_value = config.read_int(environ, world_size, minimum=1, maximum=MOST_RANKS)
     if rank_value is None or size_value is None:
         missing, there = (rank, world_size) if rank_value is None else (world_size, rank)
-        value = f"{there}={environ.get(there, '')!r} is set and " if config.read(environ, there) else ""
-        raise ConfigError(f"{value}{missing} is not set; allowed: both {rank} and {world_size}, or neither")
+        value = f"{there}={environ.get(there, '')!r} is set but " if config.read(environ, there) else ""
+        raise ConfigError(f"{value}{missing} is not set; set both {rank} and {world_size}, or neither")
     if rank_value >= size_value:
         raise config.invalid(rank, rank_value, f"0 to {size_value - 1}, since {world_size}={size_value}")
     local_rank_value = config.read_int(environ, local_rank) if local_rank else None
@@ -141,18 +143,18 @@ def make_launch(
     job: str = "",
     seed: str = "",
 ) -> Launch:
-    """Add the master to ranks: SMDP_MASTER_*, then MASTER_*, then what the launcher knows.
+    """Returns a Launch with the master's address, from SMDP_MASTER_*, MASTER_*, or the launcher.
 
-    MASTER_PORT belongs to torch's store, which may run beside ours: smdp takes the port after it.
+    MASTER_PORT belongs to torch's store, which may run beside smdp's, so smdp uses the port after it.
 
     Args:
-        environ: The variables.
-        ranks: The four numbers.
+        environ: The environment variables.
+        ranks: The ranks and sizes.
         source: Name of the launcher.
-        master_addr: The launcher's own idea of where rank 0 is; on one host it is not needed.
-        job: What names the job and is the same on all ranks, empty if nothing does; ranks of
-            another job are refused.
-        seed: What the port is drawn from, if not from job: the same on all ranks where it matters.
+        master_addr: Address of rank 0 according to the launcher; not needed on one host.
+        job: Name of the job, the same on all ranks; empty if there is none. Ranks of a different job are
+            rejected.
+        seed: Text from which the port is derived if `job` is empty; the same on all ranks.
     """
     addr = config.read(environ, "SMDP_MASTER_ADDR") or config.read(environ, "MASTER_ADDR")
     if addr is None:
@@ -164,10 +166,10 @@ def make_launch(
 
 
 def read_master_port(environ: Mapping[str, str]) -> int | None:
-    """Give SMDP_MASTER_PORT, else MASTER_PORT + 1, else None.
+    """Returns SMDP_MASTER_PORT; if it is unset, MASTER_PORT + 1; or None if both are unset.
 
     Raises:
-        ConfigError: It is no port.
+        ConfigError: The value is not a port number.
     """
     port = config.read_port(environ, "SMDP_MASTER_PORT")
     if port is not None:
@@ -179,11 +181,11 @@ def read_master_port(environ: Mapping[str, str]) -> int | None:
         raise config.invalid(
             "MASTER_PORT",
             torch_port,
-            "1 to 65534, since smdp takes MASTER_PORT + 1 (or set SMDP_MASTER_PORT)",
+            "1 to 65534, since smdp uses MASTER_PORT + 1 (or set SMDP_MASTER_PORT)",
         )
     return smdp_port(torch_port)
 
 
 def port_for(job: str) -> int:
-    """Draw a port from the job's name: above Linux's ephemeral ports, where nobody gets one by chance."""
+    """Returns a port derived from the job's name, above the range of Linux's ephemeral ports."""
     return 61000 + zlib.crc32(job.encode()) % 4000

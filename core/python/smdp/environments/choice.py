@@ -1,4 +1,4 @@
-"""Why this launcher and no other: for `SMDP_LOG_LEVEL=debug`, `smdp env` and `smdp run --dry-run`."""
+"""Explains the choice of launcher, for `SMDP_LOG_LEVEL=debug`, `smdp env` and `smdp run --dry-run`."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ _said: set[str] = set()
 
 
 def explain(environ: Mapping[str, str], order: tuple[type[Environment], ...]) -> list[str]:
-    """Give a line for the launcher that decides, then one for every other that left variables.
+    """Returns a line for the launcher that is used, then one for every other whose variables are set.
 
     Args:
-        environ: The variables.
-        order: The launchers, the one that goes before all others first.
+        environ: The environment variables.
+        order: The launchers, in the order of precedence.
     """
     decides = next(environment for environment in order if environment.detect(environ))
-    s = "" if decides.name.endswith("variables") else "s"
-    lines = [f"{decides.name} decide{s}: {_says(decides, environ)}"]
+    lines = [f"using {decides.name}: {_says(decides, environ)}"]
     for environment in order:
         if environment is decides or not environment.variables:
             continue
         if environment.detect(environ):
             lines.append(
-                f"not {environment.name}, which {decides.name} go{'es' if s else ''} before:"
+                f"not using {environment.name}, which has lower precedence than {decides.name}:"
                 f" {_says(environment, environ)}"
             )
         elif reason := environment.why_not(environ):
-            lines.append(f"not {environment.name}: {reason}")
+            lines.append(f"not using {environment.name}: {reason}")
     options = [name for name in sorted(environ) if name.startswith("PET_") and config.read(environ, name)]
     if options and "PET_NNODES" not in decides.variables:
         names = ", ".join(f"{name}={environ[name]}" for name in options)
-        lines.append(f"{names}: defaults for torchrun's options, which tell no rank")
+        lines.append(f"{names}: defaults for torchrun's options, which do not define a rank")
     return lines
 
 
@@ -46,13 +45,13 @@ def _says(environment: type[Environment], environ: Mapping[str, str]) -> str:
     try:
         launch = environment.launch(environ)
     except ConfigError as error:
-        return f"its variables make no sense ({error})"
+        return f"its variables are invalid ({error})"
     master = f", rank 0 at {launch.master_addr}:{launch.master_port}" if launch.master_addr else ""
     return f"rank {launch.rank} of {launch.world_size}{master}"
 
 
 def log_choice(order: tuple[type[Environment], ...], environ: Mapping[str, str] = os.environ) -> None:
-    """Log explain() at level debug, each line once per process."""
+    """Logs explain() at level debug, each line once per process."""
     _log.follow(environ)
     if _logger.isEnabledFor(logging.DEBUG):
         for line in explain(environ, order):
@@ -62,18 +61,18 @@ def log_choice(order: tuple[type[Environment], ...], environ: Mapping[str, str] 
 
 
 def warn_alone(environ: Mapping[str, str] = os.environ) -> None:
-    """Logs once per process that no launcher started it, or what hints at one."""
+    """Warns once per process that no launcher started it, with the variables that hint at one."""
     warn_of_cost(SingleProcess, environ)
     if not SingleProcess.cost(environ):
         _warn(
-            "no launcher has started this process, so it trains alone, as rank 0 of 1; start N ranks with "
-            "`smdp run -n N`, torchrun, mpirun or srun",
+            "no launcher has started this process, so it trains alone, as rank 0 of 1; to start N ranks, use"
+            " `smdp run -n N`, torchrun, mpirun or srun",
             environ,
         )
 
 
 def warn_of_cost(environment: type[Environment], environ: Mapping[str, str] = os.environ) -> None:
-    """Warn once per process of what is lost if the job runs as this launcher's variables say."""
+    """Warns once per process if the job as started leaves resources unused; see Environment.cost()."""
     if text := environment.cost(environ):
         _warn(text, environ)
 

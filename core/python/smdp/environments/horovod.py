@@ -1,4 +1,4 @@
-"""horovodrun."""
+"""Detects ranks started by horovodrun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smdp.environments.base import Environment, Launch, make_launch, read_ranks
 
 
 class Horovod(Environment):
-    """HOROVOD_*; on several hosts rank 0 is taken to be where horovodrun runs its rendezvous."""
+    """horovodrun, which sets HOROVOD_*. Rank 0 is assumed to be on the host of its rendezvous server."""
 
     name = "Horovod"
     variables = (
@@ -23,12 +23,12 @@ class Horovod(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether horovodrun is at work."""
+        """Returns whether horovodrun started this process."""
         return bool(config.read(environ, "HOROVOD_RANK"))
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read HOROVOD_*."""
+        """Returns this process's place in its job, from HOROVOD_*."""
         ranks = read_ranks(
             environ, "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
         )

@@ -1,4 +1,4 @@
-"""Where mpiexec of MPICH runs: no variable says it, but the command line of its proxy does."""
+"""Finds the host of MPICH's mpiexec, which is not in any variable, from the command line of its proxy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _MOST_GENERATIONS = 32
 
 
 def control_port(pid: int | None = None) -> str:
-    """Give mpiexec's "host:port", which every proxy of a job was started with; empty if there is none.
+    """Returns mpiexec's "host:port", with which it starts every proxy of a job; empty if there is no proxy.
 
     Args:
-        pid: Process whose ancestors are looked at; default: this one.
+        pid: Process whose ancestors are searched. Default: this process.
     """
     pid = os.getpid() if pid is None else pid
     for _ in range(_MOST_GENERATIONS):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            # The name, in brackets, may hold blanks and brackets itself.
+            # The process name, in parentheses, may itself contain spaces and parentheses.
             status = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # not ours to read, or gone
+        except OSError:  # not permitted to read, or the process has ended
             return ""
         if os.path.basename(words[0]) == "hydra_pmi_proxy" and "--control-port" in words[:-1]:
             return words[words.index("--control-port") + 1]

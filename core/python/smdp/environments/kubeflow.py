@@ -1,4 +1,4 @@
-"""A pod of Kubeflow Trainer's TrainJob in which no torchrun was started."""
+"""Detects pods of Kubeflow Trainer's TrainJob in which the script was started without torchrun."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from smdp.environments.torch_port import smdp_port
 
 
 class Kubeflow(Environment):
-    """PET_*: torchrun's options, no ranks. A script that was started without torchrun is one rank per pod.
+    """A TrainJob pod with PET_*, torchrun's options. Without torchrun, the script is one rank per pod.
 
-    Under torchrun or mpirun their variables come first.
+    Under torchrun or mpirun, their variables take precedence.
     """
 
     name = "Kubeflow without torchrun"
@@ -29,23 +29,23 @@ class Kubeflow(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether this is a pod that knows its number and how many there are; one alone is a default."""
+        """Returns whether both the pod's number and the number of pods are set; one alone is a default."""
         needed = ("KUBERNETES_SERVICE_HOST", "PET_NNODES", "PET_NODE_RANK")
         return all(config.read(environ, name) for name in needed)
 
     @classmethod
     def why_not(cls, environ: Mapping[str, str]) -> str:
-        """Say nothing: PET_* are torchrun's, and told of as such."""
+        """Returns an empty text, because explain() describes PET_* as options of torchrun."""
         return ""
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read PET_NODE_RANK of PET_NNODES as rank and world size."""
+        """Returns a Launch with PET_NODE_RANK as the rank and PET_NNODES as the world size."""
         nodes = environ["PET_NNODES"].strip()
         if ":" in nodes:
             raise ConfigError(
-                f"PET_NNODES={nodes!r} is a range, and only torchrun finds out how many pods there are; "
-                "allowed: start the script with torchrun (command: [torchrun]), or a fixed number of pods"
+                f"PET_NNODES={nodes!r} is a range, and only torchrun can determine the number of pods; "
+                "start the script with torchrun (command: [torchrun]), or use a fixed number of pods"
             )
         ranks = read_ranks(environ, "PET_NODE_RANK", "PET_NNODES")
         size = config.read_int(environ, "SMDP_WORLD_SIZE", minimum=1)
@@ -53,7 +53,7 @@ class Kubeflow(Environment):
             ranks = Ranks(0, 1, 0, 1)
         elif size not in (None, ranks.world_size):
             raise config.invalid(
-                "SMDP_WORLD_SIZE", size, f"{nodes}, since PET_NNODES={nodes} and there is no torchrun; or 1"
+                "SMDP_WORLD_SIZE", size, f"1; or {nodes}, since PET_NNODES={nodes} and torchrun is not used"
             )
         ranks = dataclasses.replace(ranks, local_rank=0, local_size=1)
         launch = make_launch(
@@ -66,7 +66,7 @@ class Kubeflow(Environment):
 
     @classmethod
     def cost(cls, environ: Mapping[str, str]) -> str:
-        """Say on rank 0 which ranks are missing, if PET_NPROC_PER_NODE asks for more than one per pod."""
+        """Returns a warning on rank 0 if PET_NPROC_PER_NODE asks for more than one rank per pod."""
         per_pod = config.read(environ, "PET_NPROC_PER_NODE") or "1"
         if per_pod == "1" or config.read(environ, "PET_NODE_RANK") != "0":
             return ""
@@ -74,6 +74,6 @@ class Kubeflow(Environment):
         pods = environ["PET_NNODES"].strip()
         return (
             f"PET_NPROC_PER_NODE asks for {wanted} ranks per pod, but the script was started without "
-            f"torchrun: it is one rank in each pod (PET_NNODES={pods}), and the cores or GPUs of the others "
-            "are idle; start it with torchrun (command: [torchrun], args: [<script>])"
+            f"torchrun. There is one rank in each pod (PET_NNODES={pods}), and the cores or GPUs for the "
+            "other ranks are idle; start it with torchrun (command: [torchrun], args: [<script>])"
         )

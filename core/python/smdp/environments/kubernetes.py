@@ -1,4 +1,4 @@
-"""An Indexed Job or JobSet of Kubernetes."""
+"""Detects pods of an Indexed Job or JobSet of Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from smdp.environments.base import Environment, Launch, make_launch, read_ranks
 
 
 class Kubernetes(Environment):
-    """One rank per pod: JOB_COMPLETION_INDEX is the rank; the pod's specification sets SMDP_WORLD_SIZE.
+    """One rank per pod: JOB_COMPLETION_INDEX is the rank, and the pod's specification sets SMDP_WORLD_SIZE.
 
-    With a headless service the pods are called <job>-<index>.<subdomain>..., which gives rank 0's name;
-    otherwise SMDP_MASTER_ADDR is needed.
+    With a headless service, pods have names of the form <job>-<index>.<subdomain>..., which gives rank 0's
+    name. Otherwise, SMDP_MASTER_ADDR must be set.
     """
 
     name = "Kubernetes index"
@@ -23,19 +23,19 @@ class Kubernetes(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether this is a pod of an Indexed Job."""
+        """Returns whether this is a pod of an Indexed Job."""
         return bool(config.read(environ, "JOB_COMPLETION_INDEX")) and bool(
             config.read(environ, "KUBERNETES_SERVICE_HOST")
         )
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read JOB_COMPLETION_INDEX and SMDP_WORLD_SIZE."""
+        """Returns this process's place in its job, from JOB_COMPLETION_INDEX and SMDP_WORLD_SIZE."""
         if config.read(environ, "SMDP_WORLD_SIZE") is None:
             index = environ["JOB_COMPLETION_INDEX"]
             raise ConfigError(
-                f"JOB_COMPLETION_INDEX={index!r} is set and SMDP_WORLD_SIZE is not; allowed: SMDP_WORLD_SIZE "
-                "= the job's completions, or 1 for pods that train on their own. In the manifest: "
+                f"JOB_COMPLETION_INDEX={index!r} is set but SMDP_WORLD_SIZE is not; set SMDP_WORLD_SIZE to "
+                "the job's completions, or to 1 for pods that train independently. In the manifest: "
                 'env: [{name: SMDP_WORLD_SIZE, value: "<completions>"}]'
             )
         if config.read_int(environ, "SMDP_WORLD_SIZE", minimum=1) == 1:
@@ -51,7 +51,7 @@ class Kubernetes(Environment):
 
 
 def _first_pod(name: str, index: int) -> str:
-    """Give the name of pod 0 beside the pod of this name and index, empty if that is not to be seen."""
+    """Returns the name of pod 0, derived from this pod's name and index; empty if it cannot be derived."""
     label, _, domain = name.partition(".")
     if not domain or not label.endswith(f"-{index}"):
         return ""

@@ -1,4 +1,4 @@
-"""Open MPI's mpirun."""
+"""Detects ranks started by Open MPI's mpirun."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from smdp import config
 from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch, read_ranks
 from smdp.environments.master import of_launcher
 
-# "prterun-node0-4711@1": host and process id of mpirun 5, or "prte-..." of a standing prte.
+# "prterun-node0-4711@1" has the host and process id of mpirun 5; "prte-..." is that of a persistent prte.
 _NAMESPACE = re.compile(r"prte(?:run)?-(.+)-\d+@\d+")
 # "3221946368.0;tcp://10.0.0.1,192.168.0.1:45679", or tcp6://[fd00::1,fd00::2]:45679
 _HNP_ADDRESS = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\];]+)")
 
 
 class OpenMpi(Environment):
-    """OMPI_COMM_WORLD_*; mpirun does not say where rank 0 is.
+    """Open MPI's mpirun, which sets OMPI_COMM_WORLD_* but does not provide the address of rank 0.
 
-    On one host that does not matter. On several, the first host of the allocation serves inside SLURM. Else
-    mpirun 4 tells its own address (OMPI_MCA_orte_hnp_uri) and mpirun 5 its own host's name (in
-    PMIX_NAMESPACE), which serves if mpirun runs on rank 0's host, as it does unless the host file leaves it
-    out. Otherwise rank 0 says what is missing: `mpirun -x SMDP_MASTER_ADDR=...`, since mpirun passes no
-    variable on that it is not told to.
+    On one host, the address is not needed. On several hosts inside SLURM, it is the first host of the
+    allocation. Otherwise, it is mpirun's own host, which mpirun 4 sets in OMPI_MCA_orte_hnp_uri and mpirun 5
+    in PMIX_NAMESPACE; rank 0 runs there unless the host file excludes that host. In that case, rank 0's error
+    asks for `mpirun -x SMDP_MASTER_ADDR=...`, because mpirun only passes on variables that it is told to.
     """
 
     name = "Open MPI"
@@ -38,12 +37,12 @@ class OpenMpi(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether mpirun of Open MPI is at work."""
+        """Returns whether mpirun of Open MPI started this process."""
         return bool(config.read(environ, "OMPI_COMM_WORLD_RANK"))
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read OMPI_COMM_WORLD_*."""
+        """Returns this process's place in its job, from OMPI_COMM_WORLD_*."""
         world = "OMPI_COMM_WORLD_"
         ranks = read_ranks(
             environ, world + "RANK", world + "SIZE", world + "LOCAL_RANK", world + "LOCAL_SIZE"
@@ -55,7 +54,7 @@ class OpenMpi(Environment):
 
 
 def hnp_address(uri: str) -> str:
-    """Give the first address in mpirun 4's contact string, empty if there is none.
+    """Returns the first address in mpirun 4's contact string; empty if there is none.
 
     Example:
         >>> hnp_address("3221946368.0;tcp://10.0.0.1,192.168.0.1:45679")
@@ -66,7 +65,7 @@ def hnp_address(uri: str) -> str:
 
 
 def namespace_host(namespace: str) -> str:
-    """Give the name of mpirun 5's host, empty if it is not to be found.
+    """Returns the name of mpirun 5's host; empty if the namespace does not contain it.
 
     Example:
         >>> namespace_host("prterun-node0-4711@1")

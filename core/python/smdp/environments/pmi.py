@@ -1,4 +1,4 @@
-"""MPI launchers that speak PMI: MPICH, Intel MPI, MVAPICH."""
+"""Detects ranks started by MPI launchers that use PMI: MPICH, Intel MPI and MVAPICH."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from smdp.environments.slurm import Slurm, first_host_of_job
 
 
 class Mpich(Environment):
-    """PMI_*; on several hosts rank 0 is taken to be where mpiexec runs, and says so if it is not.
+    """MPICH or Intel MPI, which set PMI_*.
 
-    Inside SLURM that is the first host of the allocation. Where mpiexec runs is known from MPICH's proxies;
-    Intel MPI needs SMDP_MASTER_ADDR.
+    On several hosts inside SLURM, rank 0 is assumed to be on the first host of the allocation. Otherwise, it
+    is assumed to be on mpiexec's host, which is known from MPICH's proxies; Intel MPI needs SMDP_MASTER_ADDR.
+    If the assumption is wrong, rank 0 raises an error.
     """
 
     name = "MPICH or Intel MPI"
@@ -24,19 +25,19 @@ class Mpich(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether a process manager with PMI is at work, other than srun."""
+        """Returns whether a process manager with PMI, other than srun, started this process."""
         return bool(config.read(environ, "PMI_RANK")) and not cls._is_by_srun(environ)
 
     @classmethod
     def why_not(cls, environ: Mapping[str, str]) -> str:
-        """Say that srun has set its variables."""
+        """Returns the reason; variables that srun has set are explained."""
         if cls._is_by_srun(environ):
-            return "these are the variables of srun --mpi=pmi2; SLURM's own tell local ranks and hosts too"
+            return "srun --mpi=pmi2 set these variables; SLURM's own also provide local ranks and hosts"
         return super().why_not(environ)
 
     @classmethod
     def _is_by_srun(cls, environ: Mapping[str, str]) -> bool:
-        # mpiexec may run as a step, and then its ranks carry both, too; but it numbers those of a host.
+        # If mpiexec runs as a step of SLURM, its ranks have both sets of variables, but also local ranks.
         if config.read(environ, "MPI_LOCALRANKID") or not Slurm.detect(environ):
             return False
         size = config.read(environ, "SLURM_NTASKS") or config.read(environ, "SLURM_NPROCS")
@@ -45,7 +46,7 @@ class Mpich(Environment):
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read PMI_* and MPI_LOCAL*."""
+        """Returns this process's place in its job, from PMI_* and MPI_LOCAL*."""
         ranks = read_ranks(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
         control = control_port()
         job = environ.get("PMI_JOBID", "") or control
@@ -54,7 +55,7 @@ class Mpich(Environment):
 
 
 class Mvapich(Environment):
-    """MV2_COMM_WORLD_*; rank 0 is not to be found, so several hosts outside SLURM need SMDP_MASTER_ADDR."""
+    """MVAPICH, which sets MV2_COMM_WORLD_*. Several hosts outside SLURM need SMDP_MASTER_ADDR."""
 
     name = "MVAPICH"
     variables = (
@@ -66,12 +67,12 @@ class Mvapich(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether mpirun of MVAPICH is at work."""
+        """Returns whether mpirun of MVAPICH started this process."""
         return bool(config.read(environ, "MV2_COMM_WORLD_RANK"))
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read MV2_COMM_WORLD_*."""
+        """Returns this process's place in its job, from MV2_COMM_WORLD_*."""
         world = "MV2_COMM_WORLD_"
         ranks = read_ranks(
             environ, world + "RANK", world + "SIZE", world + "LOCAL_RANK", world + "LOCAL_SIZE"

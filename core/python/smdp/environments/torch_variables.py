@@ -1,4 +1,4 @@
-"""torch's own variables, for launchers that do not set them."""
+"""Sets torch's own variables under launchers that do not set them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from smdp.environments.torch_port import torch_port
 def set_torch_variables() -> bool:
     """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the launcher.
 
-    What is set already stays. With them `init_process_group` works under mpirun and srun as under torchrun.
+    Variables that are already set keep their values. As a result, `init_process_group` works under mpirun and
+    srun as it does under torchrun.
 
     Returns:
         Whether a launcher started this process; otherwise nothing is set.

@@ -1,4 +1,4 @@
-"""torchrun, Ray Train, Kubeflow's PyTorchJob: whatever sets torch's env:// variables."""
+"""Detects torch's env:// variables, set by torchrun, Ray Train, Kubeflow's PyTorchJob and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smdp.environments.base import PLACEHOLDER, Environment, Launch, make_launch
 
 
 class Torchrun(Environment):
-    """RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; smdp's store listens on MASTER_PORT + 1."""
+    """torch's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. smdp's store listens on MASTER_PORT + 1."""
 
     name = "torchrun"
     variables = (
@@ -26,7 +26,7 @@ class Torchrun(Environment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether torchrun is at work, or someone who sets the same variables."""
+        """Returns whether torchrun or another launcher that sets the same variables started this process."""
         if config.read(environ, "TORCHELASTIC_RUN_ID"):
             return True
         return bool(config.read(environ, "RANK")) and any(
@@ -35,7 +35,8 @@ class Torchrun(Environment):
 
     @classmethod
     def launch(cls, environ: Mapping[str, str]) -> Launch:
-        """Read torch's variables."""
+        """Returns this process's place in its job, from torch's variables."""
         ranks = read_ranks(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        # No name for the job: torchrun takes what each host is told, and "none" by default.
+        # TORCHELASTIC_RUN_ID cannot name the job: each host may be given a different one, and the default is
+        # "none".
         return make_launch(environ, ranks, cls.name, seed=environ.get("TORCHELASTIC_RUN_ID", ""))

@@ -147,12 +147,15 @@ def test_other_backends_are_left_alone() -> None:
     [
         ({"WORLD_SIZE": "2"}, "environment variable RANK expected"),
         ({"MASTER_ADDR": "192.0.2.1"}, "environment variable RANK expected"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun does not tell where rank 0 of 2 is; set MASTER_ADDR="),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "torchrun does not provide the address of rank 0 of 2; set MASTER_ADDR=",
+        ),
         ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK='5' is not valid; allowed: 0 to 1, since WORLD_SIZE=2"),
         (task(0, 2, SLURM_NTASKS="x"), "SLURM_NTASKS='x' is not valid"),
         (
             full(RANK="1", MASTER_ADDR="no-such.invalid"),
-            "[smdp] MASTER_ADDR='no-such.invalid' is unknown on host",
+            "[smdp] MASTER_ADDR='no-such.invalid' cannot be resolved on host",
         ),
         (full(RANK="a"), "RANK='a' is not valid; allowed: an integer >= 0"),
         (full(RANK="-1"), "RANK='-1' is not valid; allowed: an integer >= 0"),
