@@ -120,7 +120,7 @@ def test_every_field_that_sizes_need_is_asked_for(family: str) -> None:
         (
             "qwen3_moe",
             {"mlp_only_layers": [-1]},
-            "mlp_only_layers='[-1]' is not valid; allowed: a list of integers",
+            "mlp_only_layers='[-1]' is not valid; allowed: a list of non-negative integers",
         ),
         (
             "t5",
@@ -130,7 +130,7 @@ def test_every_field_that_sizes_need_is_asked_for(family: str) -> None:
         (
             "vit",
             {"image_size": [32]},
-            "image_size='[32]' is not valid; allowed: an integer from 1, or a list of two",
+            "image_size='[32]' is not valid; allowed: an integer of at least 1, or a list of two",
         ),
         ("vit", {"patch_size": 64}, "patch_size='64' is not valid; allowed: at most the image_size, 32 x 32"),
         (
@@ -154,7 +154,7 @@ def test_files(tmp_path: Path) -> None:
     for text, message in (
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "holds a list; allowed: a JSON object"),
+        ("[]", "contains a list; allowed: a JSON object"),
         ("{}", "lacks the field model_type"),
     ):
         path.write_text(text, encoding="utf-8")
@@ -215,7 +215,7 @@ def test_no_config_crashes_the_reader() -> None:
 @pytest.mark.parametrize("source", [None, 3, b"config.json", pytest.param(10**5000, id="huge")])
 def test_what_is_no_source_is_told(source: object) -> None:
     with pytest.raises(
-        TypeError, match=r"^\[smdp\] source = .* is not valid; allowed: a path, or what is in"
+        TypeError, match=r"^\[smdp\] source = .* is not valid; allowed: a path, or the content of"
     ):
         memory.read_config(source)  # type: ignore[arg-type]
 

@@ -18,12 +18,12 @@ MODEL = gpt2(4, 48, 4, vocabulary=100, positions=64)
     [
         (
             {"tensors": 2},
-            "there is no setting tensors; allowed: activation_loading_horizon, active_microbatches,",
+            "unknown setting tensors; allowed: activation_loading_horizon, active_microbatches,",
         ),
-        ({"__class__": 2}, "there is no setting __class__"),
-        ({"tensor": "2"}, "tensor = '2' is not valid; allowed: an integer of 64 bits"),
-        ({"tensor": 2.5}, "tensor = 2.5 is not valid; allowed: an integer of 64 bits"),
-        ({"data": 2**70}, "data = 1180591620717411303424 is not valid; allowed: an integer of 64 bits"),
+        ({"__class__": 2}, "unknown setting __class__"),
+        ({"tensor": "2"}, "tensor = '2' is not valid; allowed: a 64-bit integer"),
+        ({"tensor": 2.5}, "tensor = 2.5 is not valid; allowed: a 64-bit integer"),
+        ({"data": 2**70}, "data = 1180591620717411303424 is not valid; allowed: a 64-bit integer"),
         ({"schedule": None}, "schedule = None is not valid; allowed: a string"),
         ({"flash_attention": "yes"}, "flash_attention = 'yes' is not valid; allowed: True, False"),
         ({"stage_sizes": 4}, "stage_sizes = 4 is not valid; allowed: a list of numbers"),
@@ -95,14 +95,14 @@ def test_rotary_positions_have_no_end() -> None:
 
 def test_setting_and_options_exclude_each_other() -> None:
     with pytest.raises(
-        TypeError, match=r"\[smdp\] estimate\(\) takes a setting or its fields, not both: tensor"
+        TypeError, match=r"\[smdp\] estimate\(\) got both a setting and fields of one, tensor"
     ):
         memory.estimate(MODEL, memory.Setting(sequence=16), tensor=2)
 
 
 def test_model_and_setting_are_some() -> None:
     with pytest.raises(
-        TypeError, match=r"\[smdp\] model = None is not valid; allowed: an Architecture, a Trace"
+        TypeError, match=r"\[smdp\] model = None is not valid; allowed: an Architecture or a Trace"
     ):
         memory.estimate(None, sequence=16)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"\[smdp\] setting = 16 is not valid; allowed: a Setting"):

@@ -81,7 +81,7 @@ def change(path: list[Any], value: object) -> str:
     ("text", "message"),
     [
         ("", "a trace must be JSON"),
-        ("[" * 100_000, "no deeper"),
+        ("[" * 100_000, "too deeply"),
         ("3", "trace = 3 is not valid; allowed: an object"),
         ('{"smdp_trace": 1}', "trace lacks the field units"),
         (change(["smdp_trace"], 2), "smdp_trace = 2 is not valid; allowed: 1"),
@@ -110,7 +110,10 @@ def change(path: list[Any], value: object) -> str:
         ),
         (change(["units", 3, "cut_bytes"], 5), "units[3].cut_bytes = 5 is not valid; allowed: 0"),
         (change(["units", 2, "stage"], -1), "units[2].stage = -1 is not valid"),
-        (change(["units", 0, "stage"], 2), "units[3].stage = 1 is not valid; allowed: 2 or more, as wte"),
+        (
+            change(["units", 0, "stage"], 2),
+            "units[3].stage = 1 is not valid; allowed: 2 or more, because wte",
+        ),
         (
             change(["tied", 0, "units"], ["wte"]),
             "tied[0].units = ('wte',) is not valid; allowed: two or more",

@@ -133,7 +133,7 @@ def test_wrong_input() -> None:
         ("ranks", 10**30, "an integer below"),
         ("microbatches", None, "an integer"),
         ("schedule", None, "a str"),
-        ("algorithm", "\ud800", "text without half"),
+        ("algorithm", "\ud800", "a str that can be encoded"),
         ("precision", 16, "a str"),
         ("memory_cap", "40GB", "a number"),
         ("bandwidth", None, "a number"),

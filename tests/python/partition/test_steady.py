@@ -84,7 +84,7 @@ def test_a_difference_above_the_spread_counts() -> None:
     assert found.reason == ""
     unsure = steady(weights(UNEVEN, {"head": 2.5}, spread=1.0), weights(UNEVEN))
     assert sizes(unsure) == sizes(steady(*[weights(UNEVEN)] * 2))
-    assert unsure.reason.startswith("Balanced by operations: by measured times another cut would save")
+    assert unsure.reason.startswith("Balanced by operations: by measured times, another cut would save")
 
 
 def test_less_memory_wins_where_times_are_as_good_as_equal() -> None:

@@ -1,13 +1,13 @@
-"""How many bytes training takes on every rank, by formula: no framework, no device.
+"""Estimates the memory that training needs on every rank by formula, without a framework or a device.
 
     from smdp import memory
     model = memory.read_config("config.json")
     estimate = memory.estimate(model, sequence=512, microbatch_size=8, tensor=4, data=8, sharding="zero1")
     estimate.fits(40e9)                 # with the default margin of 0.8
-    estimate.stages[0].activations      # bytes, one kind on one pipeline rank
+    estimate.stages[0].activations      # bytes of one kind on one pipeline rank
 
-The fields of `Architecture`, `Layers` and `Setting`, and the source of every formula, stand in smdp/memory.h
-and on the docs page "Will it fit?".
+The fields of `Architecture`, `Layers` and `Setting`, and the source of every formula, are documented in
+smdp/memory.h and on the documentation page "Will it fit?".
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ KINDS = (
 
 
 def estimate(model: Architecture | Trace, setting: Setting | None = None, **options: Any) -> Estimate:
-    """Estimate the bytes of every pipeline rank.
+    """Estimates the bytes of memory on every pipeline rank.
 
     Args:
-        model: What read_config() gave, or a trace.
-        setting: How it is trained.
+        model: An architecture from read_config(), or a trace.
+        setting: How the model is trained.
         options: Fields of a Setting, instead of `setting`.
 
     Raises:
-        ValueError: A field is wrong; the message names it, its value and what is allowed.
-        TypeError: There is no such field, or its value is of another type.
+        ValueError: A field is invalid. The message has the field, its value, and what is allowed.
+        TypeError: A field does not exist, or its value has the wrong type.
     """
     if setting is None:
         try:
@@ -79,9 +79,14 @@ def estimate(model: Architecture | Trace, setting: Setting | None = None, **opti
         except TypeError:
             raise _explain(options) from None
     elif options:
-        raise TypeError(f"[smdp] estimate() takes a setting or its fields, not both: {', '.join(options)}")
+        raise TypeError(
+            f"[smdp] estimate() got both a setting and fields of one, {', '.join(options)}; pass one or the"
+            " other"
+        )
     if not isinstance(model, (Architecture, Trace)):
-        raise TypeError(f"[smdp] model = {shown(model, 120)} is not valid; allowed: an Architecture, a Trace")
+        raise TypeError(
+            f"[smdp] model = {shown(model, 120)} is not valid; allowed: an Architecture or a Trace"
+        )
     if not isinstance(setting, Setting):
         raise TypeError(f"[smdp] setting = {shown(setting, 120)} is not valid; allowed: a Setting")
     if isinstance(model, Trace):
@@ -89,19 +94,19 @@ def estimate(model: Architecture | Trace, setting: Setting | None = None, **opti
     return estimate_memory(model, setting)
 
 
-_TYPES = {int: "an integer of 64 bits", bool: "True, False", str: "a string", list: "a list of numbers"}
+_TYPES = {int: "a 64-bit integer", bool: "True, False", str: "a string", list: "a list of numbers"}
 
 
 def _explain(options: dict[str, Any]) -> TypeError:
-    """Find the option that no Setting takes: nanobind's own error shows the signature only."""
+    """Returns an error for the option that Setting rejects; nanobind's own error shows only the signature."""
     known = Setting()
     for name, value in options.items():
         if name.startswith("_") or not hasattr(known, name):
             fields = ", ".join(field for field in dir(known) if not field.startswith("_"))
-            return TypeError(f"[smdp] there is no setting {name}; allowed: {fields}")
+            return TypeError(f"[smdp] unknown setting {name}; allowed: {fields}")
         try:
             Setting(**{name: value})
         except TypeError:
             allowed = _TYPES[type(getattr(known, name))]
             return TypeError(f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: {allowed}")
-    return TypeError("[smdp] these options make no setting")
+    return TypeError("[smdp] Setting does not accept these options together")

@@ -1,4 +1,4 @@
-"""config.json of Hugging Face models, as plain data for the memory model."""
+"""Reads the config.json of Hugging Face models for the memory model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from smdp.memory.fields import Fields
 
 
 def read_config(source: str | PathLike[str] | Mapping[str, Any]) -> Architecture:
-    """Read the architecture of a model.
+    """Returns the architecture of a model.
 
     Args:
-        source: A config.json, a folder that holds one, or what is in it. `model_type` says which family it
-            is; `architectures` which class, and so which head (by default the one for pre-training).
+        source: Path of a config.json or of a directory that contains one, or the content of the file as a
+            mapping. `model_type` selects the family. `architectures` selects the class and thereby the head;
+            by default, it is the head for pre-training.
 
     Raises:
-        ConfigError: The file cannot be read, or a field is missing or wrong; the message names the field, its
-            value and what is allowed.
-        TypeError: The source is none of these.
+        ConfigError: The file cannot be read, or a field is missing or invalid. The message has the field, its
+            value, and what is allowed.
+        TypeError: The source is neither a path nor a mapping.
     """
     if not isinstance(source, (str, PathLike, Mapping)):
         raise TypeError(
-            f"[smdp] source = {shown(source)} is not valid; allowed: a path, or what is in a config.json"
+            f"[smdp] source = {shown(source)} is not valid; allowed: a path, or the content of a config.json"
+            " as a mapping"
         )
     if isinstance(source, Mapping):
         values, name = source, "config"
@@ -40,17 +42,17 @@ def read_config(source: str | PathLike[str] | Mapping[str, Any]) -> Architecture
     fields = Fields(values, name)
     architecture = FAMILIES[fields.choice("model_type", sorted(FAMILIES))](fields)
     try:
-        parameters(architecture)  # checks sizes that no field is wrong about alone
+        parameters(architecture)  # checks sizes that depend on several fields
     except ValueError as error:
         raise ConfigError(f"{error} (in {name})") from None
     return architecture
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Returns the content of a JSON file that contains an object.
 
     Raises:
-        ConfigError: There is none, it is no JSON, or no object.
+        ConfigError: The file cannot be read, is not JSON, or does not contain an object.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -61,5 +63,5 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"[smdp] {path} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"[smdp] {path} holds a {type(values).__name__}; allowed: a JSON object")
+        raise ConfigError(f"[smdp] {path} contains a {type(values).__name__}; allowed: a JSON object")
     return values

@@ -1,4 +1,4 @@
-"""The fields of a config.json, checked one by one as they are asked for."""
+"""The fields of a config.json, each checked when it is read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LARGEST = 2**40
 
 
 class Fields:
-    """A config.json; every error names the file, the field, its value and what is allowed.
+    """The fields of a config.json. Errors have the file, the field, its value, and what is allowed.
 
     Args:
-        values: What the file holds.
-        source: Its name, for errors.
+        values: Content of the file.
+        source: Name of the file, for errors.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
@@ -24,7 +24,7 @@ class Fields:
         self._source = source
 
     def refuse(self, name: str, allowed: str) -> ConfigError:
-        """Make the error for a field that is wrong or missing."""
+        """Returns the error for a field that is invalid or missing."""
         if self._values.get(name) is None:
             return ConfigError(f"[smdp] {self._source} lacks the field {name}; allowed: {allowed}")
         return config.invalid(f"[smdp] {self._source}: {name}", self._values[name], allowed)
@@ -32,13 +32,13 @@ class Fields:
     def count(
         self, name: str, default: int | None = None, *, alias: str = "", maximum: int = _LARGEST
     ) -> int:
-        """Give a whole number; without a default the field must be there.
+        """Returns a positive integer. Without a default, the field is required.
 
         Args:
-            name: The field.
-            default: For a field that is missing or null.
-            alias: Another name that transformers takes for it.
-            maximum: Largest number allowed; the smallest is 1.
+            name: Name of the field.
+            default: Value if the field is missing or null.
+            alias: Alternative name that transformers accepts for the field.
+            maximum: The largest allowed value; the smallest is 1.
         """
         value = self._values.get(name)
         if value is None and alias and self._values.get(alias) is not None:
@@ -50,7 +50,7 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """Give a boolean."""
+        """Returns a boolean."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -59,7 +59,7 @@ class Fields:
         return value
 
     def is_above_zero(self, *names: str, default: float) -> bool:
-        """Say whether one of some dropout rates is above 0."""
+        """Returns whether any of the dropout rates with these names is above 0."""
         rates = []
         for name in names:
             value = self._values.get(name)
@@ -70,7 +70,7 @@ class Fields:
         return any(rate > 0 for rate in rates)
 
     def word(self, name: str, default: str) -> str:
-        """Give a string."""
+        """Returns a string."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -79,35 +79,35 @@ class Fields:
         return value
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
-        """Give a string, one of some."""
+        """Returns a string, which must be one of those allowed."""
         value = self._values.get(name)
         if not isinstance(value, str) or value not in allowed:
             raise self.refuse(name, ", ".join(allowed))
         return value
 
     def pair(self, name: str) -> tuple[int, int]:
-        """Give height and width: two numbers, or one for both."""
+        """Returns height and width, from a list of two numbers or one number for both."""
         value = self._values.get(name)
         match value if isinstance(value, list) else [value, value]:
             case [int() as height, int() as width]:
                 is_fine = not isinstance(value, bool) and all(1 <= one <= _LARGEST for one in (height, width))
                 if is_fine:
                     return height, width
-        raise self.refuse(name, "an integer from 1, or a list of two")
+        raise self.refuse(name, "an integer of at least 1, or a list of two")
 
     def counts(self, name: str) -> list[int]:
-        """Give a list of whole numbers from 0, empty where the field is missing."""
+        """Returns a list of non-negative integers; empty if the field is missing."""
         value = self._values.get(name)
         if value is None:
             return []
         if not isinstance(value, list) or not all(
             isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value
         ):
-            raise self.refuse(name, "a list of integers from 0")
+            raise self.refuse(name, "a list of non-negative integers")
         return value
 
     def model_class(self, allowed: Sequence[str]) -> str:
-        """Give the class that the weights are of: `architectures`, by default the first of those allowed."""
+        """Returns the model class in `architectures`; by default, the first of those allowed."""
         value = self._values.get("architectures")
         if value is None or value == []:
             return allowed[0]
@@ -116,7 +116,7 @@ class Fields:
         return str(value[0])
 
     def labels(self) -> int:
-        """Give the number of labels of a classifier; transformers' default is 2."""
+        """Returns the number of labels of a classifier; the default in transformers is 2."""
         value = self._values.get("id2label")
         if value is None:
             return self.count("num_labels", 2)
@@ -125,7 +125,7 @@ class Fields:
         return len(value)
 
     def head_size(self, hidden: str, heads: str, name: str = "", *, alias: str = "") -> int:
-        """Give the width of an attention head: a field of its own, or the hidden size over the heads."""
+        """Returns the width of an attention head, from its own field or as hidden size / number of heads."""
         if name and self._values.get(name) is not None:
             return self.count(name)
         width = self.count(hidden, alias=alias)

@@ -1,9 +1,9 @@
-"""How a model is cut into pipeline stages.
+"""Partitions a model into pipeline stages.
 
 from smdp.partition import Trace, assignments, partition
 trace = Trace.read("trace.json")
 found = partition(trace, ranks=4, microbatches=8, memory_cap=40e9, precision="bf16")
-found.reason                        # which stage is the slowest, and why no unit moves
+found.reason                        # the slowest stage, and why moving a unit would not help
 print(assignments(trace, found))    # a line per stage
 """
 

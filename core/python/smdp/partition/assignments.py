@@ -1,4 +1,4 @@
-"""A partition as text, as users of SageMaker's library know it from their logs."""
+"""Formats a partition as text, similar to the log of SageMaker's model parallel library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIB = 2**20
 
 
 def assignments(trace: Trace, partition: Partition) -> str:
-    """Returns what lies where: a line per stage, and why."""
+    """Returns a line per stage, the predicted step time, and the reason for the partition."""
     lines = ["Partition assignments:", *stage_lines(trace, partition)]
     if partition.step > 0:
         lines.append(f"predicted step {partition.step * 1e3:.4g} ms, bubble {partition.bubble:.1%}")
@@ -20,7 +20,7 @@ def assignments(trace: Trace, partition: Partition) -> str:
 
 
 def stage_lines(trace: Trace, partition: Partition) -> list[str]:
-    """Returns a line per stage: its rank, modules, seconds and bytes."""
+    """Returns a line per stage with its rank, modules, time and sizes."""
     return [_line(trace, index, stage) for index, stage in enumerate(partition.stages)]
 
 
@@ -34,7 +34,7 @@ def _line(trace: Trace, index: int, stage: PartitionStage) -> str:
 
 
 def _names(trace: Trace, units: Sequence[int]) -> str:
-    """Runs of units: the first and the last."""
+    """Returns the units' names; of consecutive units, only the first and the last."""
     if not units:
         return "nothing"
     runs: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The best cut of a traced model."""
+"""Finds the best partition of a traced model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smdp._core import partition_units, state_bytes
 from smdp._shown import shown
 from smdp.partition.trace import ELEMENT_BYTES, Trace
 
-# SMP's default, for optimize="speed"; 0.8 is that for "memory".
+# SMP's default for optimize="speed"; for "memory", it is 0.8.
 _SMP_MEMORY_WEIGHT = 0.2
 
 
@@ -34,38 +34,40 @@ def partition(
     bandwidth: float = 0.0,
     rank_of: Sequence[int] | None = None,
 ) -> Partition:
-    """Cut a model into `ranks` x `virtual_stages` contiguous stages, for the shortest step within the cap.
+    """Cuts a model into `ranks` x `virtual_stages` contiguous stages, for the shortest step within the cap.
 
     Args:
         trace: Units in execution order, with the times and bytes of one microbatch.
-        ranks: Of the pipeline.
-        virtual_stages: Per rank.
-        microbatches: Of a step.
-        schedule: One that `smdp.pipeline.generate` knows.
-        active_microbatches: Of smp_interleaved; 0: ranks + 2.
-        algorithm: "pipeline": the shortest step; "sum": the smallest sum of all stages' seconds, hops and
-            `microbatches - 1` times the slowest stage, exactly; "bottleneck": the fastest slowest stage
-            first; "smp": that of SageMaker's library, over the tree of modules, which looks at neither cuts
-            nor caps.
-        memory_cap: Bytes of states and activations per rank; 0: none. A device's memory times a margin.
-        precision: What states there are per parameter; see `smdp.memory.state_bytes`.
-        sharding: How they are shared by data-parallel ranks; see there.
-        sharding_degree: By how many.
-        memory_weight: 0 to 1: how far balance of bytes counts instead of balance of seconds. Default: 0, and
-            0.2 for "smp".
-        is_tied_together: Units that share parameters must lie on one stage; otherwise a copy and the
-            reduction of its gradient are the price of every further stage.
+        ranks: Number of pipeline ranks.
+        virtual_stages: Virtual stages per rank.
+        microbatches: Microbatches per step.
+        schedule: Name of a schedule of `smdp.pipeline.generate`.
+        active_microbatches: For smp_interleaved: the most microbatches in flight. 0 means ranks + 2.
+        algorithm: "pipeline" minimizes the step time. "sum" minimizes the sum of all stages' seconds, the
+            hops, and `microbatches - 1` times the slowest stage, exactly. "bottleneck" minimizes the slowest
+            stage first. "smp" is the algorithm of SageMaker's library, which works on the tree of modules and
+            ignores cut sizes and caps.
+        memory_cap: The most bytes of states and activations per rank, for instance a device's memory times a
+            margin. 0 means no limit.
+        precision: Determines the states per parameter; see `smdp.memory.state_bytes`.
+        sharding: How data-parallel ranks share the states; see `smdp.memory.state_bytes`.
+        sharding_degree: Number of data-parallel ranks that share the states.
+        memory_weight: Weight of balancing bytes rather than seconds, 0 to 1. Default: 0.2 for "smp", 0 for
+            the others.
+        is_tied_together: Whether units that share parameters must be on the same stage. Otherwise, every
+            additional stage costs a copy of the parameters and the reduction of their gradient.
         latency: Seconds of one transfer between stages.
-        bandwidth: Bytes per second of a link; 0: transfers take the latency alone.
-        rank_of: Rank of each stage, in place of `virtual_stages`, where every unit has its stage.
+        bandwidth: Bytes per second of a link. 0 means that transfers take only the latency.
+        rank_of: Rank of each stage, instead of `virtual_stages`. Requires that every unit is pinned to a
+            stage.
 
     Raises:
-        ValueError: A value is wrong, with its name and what is allowed; or no cut fits, with the smallest
-            cap, or the nearest number of ranks, that would do.
-        TypeError: There is no trace, or a value is of another type.
+        ValueError: A value is invalid, or no partition fits. The message has the value's name and what is
+            allowed, or the smallest cap or nearest number of ranks that would work.
+        TypeError: `trace` is not a Trace, or a value has the wrong type.
     """
     if not isinstance(trace, Trace):
-        raise TypeError(f"[smdp] trace = {shown(trace)} is not valid; allowed: a smdp.partition.Trace")
+        raise TypeError(f"[smdp] trace = {shown(trace)} is not valid; allowed: an smdp.partition.Trace")
     index = {unit.name: place for place, unit in enumerate(trace.units)}
     units = [
         (

@@ -1,8 +1,8 @@
-"""A cut that does not depend on what disturbs a measurement.
+"""Chooses a cut that does not depend on noise in measured times.
 
-Measured times are wrong by some share of themselves. Where that is more than what a cut gains, another run
-would cut elsewhere. Then the balanced cut wins: the one by operations and bytes moved, which are the same in
-every run.
+Measured times have an error proportional to their size. If the error exceeds what a cut gains, another run
+could choose a different cut. In that case, the balanced cut is used, which is based on the numbers of
+operations and bytes moved and is therefore the same in every run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from smdp._core import Partition
 from smdp.partition.trace import Trace
 
-# By what share of itself the time of a kind of work may differ from what its operations say.
+# The relative error of the time of a kind of work that is estimated from its operations.
 _WORK_SPREAD = 0.2
-# What share of a step less memory may cost.
+# The fraction of a step by which a cut may be slower if it needs less memory.
 _WORTH_MEMORY = 0.02
 
 Cutter = Callable[[Trace], Partition]
@@ -24,11 +24,11 @@ Cutter = Callable[[Trace], Partition]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What lies where.
+    """An assignment of units to stages and ranks.
 
     Attributes:
-        stages: Of each unit.
-        rank_of: Of each stage.
+        stages: The stage of each unit.
+        rank_of: The rank of each stage.
     """
 
     stages: tuple[int, ...]
@@ -42,14 +42,14 @@ class Cut:
         return cls(stages, tuple(stage.rank for stage in partition.stages))
 
     def pinned(self, trace: Trace) -> Trace:
-        """Returns a trace that can only be cut so."""
+        """Returns the trace with every unit pinned to its stage in this cut."""
         units = tuple(
             replace(unit, stage=stage) for unit, stage in zip(trace.units, self.stages, strict=True)
         )
         return replace(trace, units=units)
 
     def neighbors(self, trace: Trace) -> Iterator[Cut]:
-        """Yields the cuts that have one unit on the stage before or behind, unless pins forbid them."""
+        """Yields the cuts with one unit moved to an adjacent stage; pinned units are not moved."""
         for place, unit in enumerate(trace.units):
             if unit.stage is not None or self.stages.count(self.stages[place]) == 1:
                 continue
@@ -61,13 +61,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Units with one set of times, and what these are made of.
+    """Units with one set of times, broken down by kind of work.
 
     Attributes:
         trace: The units.
-        parts: Per unit, the seconds of each kind of work that it does. All work of a kind has one time, so
-            that an error in it makes all units of the kind slower, or all of them faster.
-        spreads: By what share of itself the time of a kind may be wrong.
+        parts: For each unit, the seconds of each kind of work. Work of the same kind shares one measured
+            time, so an error makes all units of the kind slower or all of them faster.
+        spreads: The relative error of the time of each kind of work.
     """
 
     trace: Trace
@@ -75,10 +75,10 @@ class Weights:
     spreads: Mapping[str, float]
 
     def loss(self, cut: Cut, other: Cut) -> tuple[float, float]:
-        """Returns the seconds that a cut loses to another one per microbatch, and their noise.
+        """Returns by how many seconds per microbatch a cut is slower than another, and the noise of that.
 
-        Both cuts are as slow as their slowest rank. The noise is by how much the seconds may be wrong. Work
-        that both ranks do counts in neither.
+        A cut is as slow as its slowest rank. The noise is the possible error of the difference; work that the
+        slowest ranks of both cuts do cancels out.
         """
         mine, theirs = self._slowest(cut), self._slowest(other)
         seconds = {kind: mine.get(kind, 0.0) - theirs.get(kind, 0.0) for kind in mine.keys() | theirs.keys()}
@@ -86,7 +86,7 @@ class Weights:
         return math.fsum(seconds.values()), noise
 
     def _slowest(self, cut: Cut) -> dict[str, float]:
-        """Returns the parts of the rank that has the most seconds."""
+        """Returns the seconds of each kind of work on the slowest rank."""
         ranks: dict[int, dict[str, float]] = {rank: {} for rank in cut.rank_of}
         for stage, parts in zip(cut.stages, self.parts, strict=True):
             sums = ranks[cut.rank_of[stage]]
@@ -97,11 +97,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A cut.
+    """The chosen cut.
 
     Attributes:
-        partition: With the times that were measured.
-        reason: Why it is not the fastest one by these; empty if it is.
+        partition: The partition, with measured times.
+        reason: Why it is not the fastest one by measured times; empty if it is.
     """
 
     partition: Partition
@@ -109,12 +109,12 @@ class Steady:
 
 
 def steady_partition(measured: Weights, balanced: Weights, cut: Cutter) -> Steady:
-    """Returns the cut that is fastest by measured times, where that is sure, and else the balanced one.
+    """Returns the fastest cut by measured times if its gain exceeds the noise, else the balanced cut.
 
     Args:
-        measured: Units with the times that were measured.
-        balanced: The same units, with times that are the same in every run.
-        cut: Returns the best cut of a trace, as partition() does.
+        measured: Units with measured times.
+        balanced: The same units with estimated times, which are the same in every run.
+        cut: Function that returns the best partition of a trace, such as partition().
     """
     even = _balanced(balanced, cut)
     fastest = cut(measured.trace)
@@ -125,16 +125,16 @@ def steady_partition(measured: Weights, balanced: Weights, cut: Cutter) -> Stead
         return Steady(fastest, "")
     return Steady(
         cut(even.pinned(measured.trace)),
-        f"Balanced by operations: by measured times another cut would save {max(lost, 0) * 1e3:.3g} ms per"
-        f" microbatch, which is less than their noise of {noise * 1e3:.3g} ms.",
+        f"Balanced by operations: by measured times, another cut would save {max(lost, 0) * 1e3:.3g} ms per"
+        f" microbatch, which is less than the measurement noise of {noise * 1e3:.3g} ms.",
     )
 
 
 def _balanced(weights: Weights, cut: Cutter) -> Cut:
-    """Returns the fastest cut, or one that takes almost the same time and holds less on the fullest rank.
+    """Returns the fastest cut, or one of almost the same time that needs less memory on the fullest rank.
 
-    The time that it loses is at most _WORTH_MEMORY of a step, and may come from errors of measurement. Two
-    cuts that differ only in units of one kind have no such error.
+    That cut is at most _WORTH_MEMORY of a step slower, and the difference must be within the noise. Cuts that
+    differ only in units of one kind have no noise.
     """
     best = found = cut(weights.trace)
     while True:

@@ -1,6 +1,6 @@
-"""A traced model: its units in execution order, with times and bytes. docs/memory.md tells its JSON schema.
+"""A traced model: its units in execution order, with times and sizes. The JSON schema is in docs/memory.md.
 
-Whoever runs a model writes it; the memory model and the partitioner read it.
+A framework plugin writes it when it runs the model; the memory model and the partitioner read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smdp._shown import shown
 
 VERSION = 1
 
-# Bytes of an element, by the names that torch and NumPy give.
+# Bytes per element, by the dtype names of torch and NumPy.
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 _MOST_SECONDS = 1e9
@@ -29,18 +29,18 @@ _MOST_STAGES = 2**16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """The smallest piece that is never cut: a module, or a run of modules.
+    """The smallest piece of a model that is never cut: a module or a run of modules.
 
     Attributes:
-        name: Dotted path of the module; no two units share one. The dots tell the tree of modules.
+        name: Dotted path of the module, unique among units. The dots define the tree of modules.
         forward: Seconds of a microbatch's forward.
-        backward_input: Seconds of its input gradient.
-        backward_weight: Seconds of its weight gradient.
-        parameter_bytes: Of all parameters it uses, tied ones too.
-        activation_bytes: Kept from forward to backward, of one microbatch, without checkpointing.
-        cut_bytes: That cross a cut right behind it, of one microbatch and one direction: its own output, and
-            what earlier units send to later ones. 0 for the last.
-        stage: The virtual stage that it is pinned to; None: any.
+        backward_input: Seconds of a microbatch's input gradient.
+        backward_weight: Seconds of a microbatch's weight gradient.
+        parameter_bytes: Bytes of all parameters that it uses, including tied ones.
+        activation_bytes: Bytes of a microbatch kept from forward to backward, without checkpointing.
+        cut_bytes: Bytes of a microbatch that cross a cut directly after the unit, in one direction: its own
+            output, and values that earlier units send to later ones. 0 for the last unit.
+        stage: The virtual stage that the unit is pinned to; None if it is not pinned.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tied:
-    """Parameters that several units share.
+    """A parameter that several units share.
 
     Attributes:
-        name: Of the parameter.
-        bytes: Its size, counted in the parameter_bytes of every unit that uses it.
-        units: Names of those units, two or more.
+        name: Name of the parameter.
+        bytes: Its size, which is included in the parameter_bytes of every unit that uses it.
+        units: Names of the units, two or more.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Trace:
     """All units of a model, in execution order.
 
     Attributes:
-        units: At least one.
+        units: The units, at least one.
         tied: Groups of units that share parameters.
-        name: Of the model.
-        microbatch_size: Samples of the microbatch that was traced.
+        name: Name of the model.
+        microbatch_size: Number of samples in the traced microbatch.
         parameter_dtype: Type of the parameters, a key of ELEMENT_BYTES.
 
     Raises:
-        ValueError: A value is wrong; the message names its place, the value and what is allowed.
+        ValueError: A value is invalid. The message has its position, the value, and what is allowed.
     """
 
     units: tuple[Unit, ...]
@@ -99,17 +99,17 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """Read what to_json() wrote.
+        """Returns the trace in JSON written by to_json().
 
         Raises:
-            ValueError: It is no JSON, or no trace.
+            ValueError: The text is not JSON, or not a valid trace.
         """
         if not isinstance(text, (str, bytes)):
             raise ValueError(f"[smdp] a trace must be JSON text, not {type(text).__name__}")
         try:
             values = _json.loads(text)
         except RecursionError:
-            raise ValueError("[smdp] a trace nests no deeper than its schema") from None
+            raise ValueError("[smdp] the JSON of a trace is nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"[smdp] a trace must be JSON: {error}") from None
         values = _object("trace", values, {"smdp_trace", *(field.name for field in fields(cls))}, {"units"})
@@ -121,7 +121,7 @@ class Trace:
         return cls(**values)
 
     def to_json(self) -> str:
-        """Write it, as from_json() reads it; a pin that is not there is left out."""
+        """Returns the trace as JSON for from_json(). The field `stage` is omitted if it is None."""
         values = {"smdp_trace": VERSION, **asdict(self)}
         values["units"] = [
             {name: value for name, value in unit.items() if value is not None} for unit in values["units"]
@@ -130,10 +130,11 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Trace:
-        """Read a file.
+        """Reads a trace from a file.
 
         Raises:
-            ConfigError: There is none, or what is in it is no trace.
+            ConfigError: The file cannot be read, or does not contain a valid trace.
+            TypeError: The path is not a path.
         """
         if not isinstance(path, (str, PathLike)):
             raise TypeError(f"[smdp] path = {shown(path)} is not valid; allowed: a path")
@@ -145,13 +146,13 @@ class Trace:
             raise ConfigError(f"{error} (in {path})") from None
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write a file."""
+        """Writes the trace to a file."""
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     def memory_arguments(
         self,
     ) -> tuple[list[tuple[float, float, float]], list[tuple[float, list[int]]], int]:
-        """Give units, tied groups and microbatch size as the memory model takes them."""
+        """Returns units, tied groups and microbatch size in the form that the memory model expects."""
         size = ELEMENT_BYTES[self.parameter_dtype]
         index = {unit.name: place for place, unit in enumerate(self.units)}
         units = [
@@ -172,7 +173,7 @@ def _check_text(place: str, value: object) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _wrong(place, value, "text without half of a surrogate pair") from None
+        raise _wrong(place, value, "a string without unpaired surrogates") from None
 
 
 def _check_whole(place: str, value: object, smallest: int, largest: int) -> None:
@@ -215,12 +216,12 @@ def _check_units(units: tuple[Unit, ...]) -> None:
             raise _wrong(
                 f"{place}.stage",
                 unit.stage,
-                f"{pinned.stage} or more, as {pinned.name} runs before it on that",
+                f"{pinned.stage} or more, because {pinned.name} runs earlier and is on stage {pinned.stage}",
             )
         pinned = unit
     if units[-1].cut_bytes != 0:
         raise _wrong(
-            f"units[{len(units) - 1}].cut_bytes", units[-1].cut_bytes, "0: nothing is behind the last"
+            f"units[{len(units) - 1}].cut_bytes", units[-1].cut_bytes, "0, because no unit follows the last"
         )
 
 
@@ -235,7 +236,7 @@ def _check_tied(tied: tuple[Tied, ...], owned: dict[str, int]) -> None:
             raise _wrong(f"{place}.units", group.units, "two or more names of units")
         for at, name in enumerate(group.units):
             if not isinstance(name, str) or name not in owned or name in group.units[:at]:
-                raise _wrong(f"{place}.units[{at}]", name, "the name of a unit, each once")
+                raise _wrong(f"{place}.units[{at}]", name, "the name of a unit, and each unit only once")
             shared[name] = shared.get(name, 0) + group.bytes
             if shared[name] > owned[name]:
                 raise _wrong(

@@ -1,6 +1,6 @@
-"""One file per family of models; each turns fields of a config.json into an Architecture.
+"""Model families, one file each, which convert the fields of a config.json to an Architecture.
 
-Parameter counts are those of the classes of transformers 5.23.
+Parameter counts match the classes of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from smdp._core import Architecture
 from smdp.memory.families import bert, gpt2, gpt_neox, llama, mistral, qwen, t5, vit
 from smdp.memory.fields import Fields
 
-# model_type -> its reader.
+# Maps model_type to the function that reads its config.json.
 FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
     "bert": bert.architecture,
     "gpt2": gpt2.architecture,

@@ -20,7 +20,7 @@ CLASSES = (
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type bert."""
+    """Returns the architecture for model_type bert."""
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     vocabulary = fields.count("vocab_size")
@@ -56,7 +56,7 @@ def architecture(fields: Fields) -> Architecture:
 def _head(fields: Fields, hidden: int, vocabulary: int) -> Head:
     matrix = (hidden + 1) * hidden
     pooler = matrix
-    # A matrix, a norm, a bias of the logits.
+    # A matrix, a norm, and the bias of the logits.
     transform = matrix + 2 * hidden + vocabulary
     match fields.model_class(CLASSES):
         case "BertForMaskedLM" | "BertLMHeadModel":
@@ -76,5 +76,5 @@ def _head(fields: Fields, hidden: int, vocabulary: int) -> Head:
 
 def _tied(fields: Fields, extra: int, vocabulary: int) -> Head:
     is_tied = fields.flag("tie_word_embeddings", True)
-    # Untied, the last matrix has a bias besides the one that the head adds.
+    # If untied, the last matrix has its own bias in addition to the one that the head adds.
     return Head(extra if is_tied else extra + vocabulary, vocabulary, is_tied)

@@ -1,4 +1,4 @@
-"""What Llama, Mistral and Qwen have in common: RMS norms, grouped queries, rotary positions, a gated MLP."""
+"""Decoders like Llama, Mistral and Qwen: RMS norms, grouped queries, rotary positions, and a gated MLP."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def gated_layers(
     shared_ffn: int = 0,
     extra: int = 0,
 ) -> Layers:
-    """Give a run of such layers; what is not said is read.
+    """Returns a run of equal layers. Sizes that are not given are read from the fields.
 
     Args:
         fields: The config.json.
-        count: Layers of the run.
-        key_value_heads: Where `num_key_value_heads` is missing; None: it must be there.
-        head_size: Where `head_dim` is missing; None: hidden size over heads.
-        ffn: Inner width; None: `intermediate_size`.
-        has_query_key_value_bias: Of the attention's first matrices.
-        has_output_bias: Of its last.
-        has_mlp_bias: Of all three matrices.
-        has_query_key_norm: Whether every query and key is normed.
-        experts: 0: one MLP.
-        experts_per_token: That a token takes.
-        shared_ffn: Inner width of an expert for every token.
-        extra: Further parameters of a layer.
+        count: Number of layers in the run.
+        key_value_heads: Value if `num_key_value_heads` is missing; None means that it is required.
+        head_size: Width of an attention head; None means `head_dim`, or hidden size / number of heads.
+        ffn: Inner width of the MLP; None means `intermediate_size`.
+        has_query_key_value_bias: Whether the matrices of queries, keys and values have a bias.
+        has_output_bias: Whether the attention's output matrix has a bias.
+        has_mlp_bias: Whether the three matrices of the MLP have biases.
+        has_query_key_norm: Whether queries and keys are normalized.
+        experts: Number of experts; 0 means a dense MLP.
+        experts_per_token: Number of experts that a token uses.
+        shared_ffn: Inner width of the expert that every token uses; 0 means none.
+        extra: Number of other parameters per layer.
     """
     heads = fields.count("num_attention_heads")
     groups = fields.count("num_key_value_heads", key_value_heads)
@@ -70,13 +70,13 @@ def gated_layers(
 
 
 def gated_decoder(fields: Fields, name: str, prefix: str, layers: list[Layers]) -> Architecture:
-    """Give such a model.
+    """Returns the architecture of a decoder with these layers.
 
     Args:
         fields: The config.json.
-        name: Its model_type.
-        prefix: Of the family's class names.
-        layers: Its runs.
+        name: The model_type.
+        prefix: Prefix of the family's class names.
+        layers: The runs of layers.
     """
     hidden = fields.count("hidden_size")
     vocabulary = fields.count("vocab_size")

@@ -8,7 +8,7 @@ from smdp.memory.fields import Fields
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type gpt2."""
+    """Returns the architecture for model_type gpt2."""
     hidden = fields.count("n_embd", alias="hidden_size")
     heads = fields.count("n_head", alias="num_attention_heads")
     vocabulary = fields.count("vocab_size")

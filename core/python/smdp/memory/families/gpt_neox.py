@@ -8,7 +8,7 @@ from smdp.memory.fields import Fields
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type gpt_neox."""
+    """Returns the architecture for model_type gpt_neox."""
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     vocabulary = fields.count("vocab_size")

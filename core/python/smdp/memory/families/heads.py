@@ -8,25 +8,25 @@ from smdp.memory.fields import Fields
 
 
 class Head(NamedTuple):
-    """What a class puts on top of its family's layers."""
+    """The head that a model class adds to its family's layers."""
 
-    extra: int  # parameters
-    outputs: int  # columns of the logits
+    extra: int  # number of parameters
+    outputs: int  # number of columns of the logits
     is_tied: bool
 
 
 def decoder_head(
     fields: Fields, prefix: str, language_model: str, *, hidden: int, vocabulary: int, is_tied: bool
 ) -> Head:
-    """Give the head that `architectures` asks for.
+    """Returns the head of the class in `architectures`.
 
     Args:
         fields: The config.json.
-        prefix: Of the family's class names.
-        language_model: Name of the class with logits, after the prefix.
+        prefix: Prefix of the family's class names.
+        language_model: Name of the class with logits, without the prefix.
         hidden: Width of the layers.
-        vocabulary: Columns of the logits.
-        is_tied: Whether `tie_word_embeddings` is on where the file does not say.
+        vocabulary: Number of columns of the logits.
+        is_tied: Value of `tie_word_embeddings` if the field is missing.
     """
     kinds = (
         language_model,

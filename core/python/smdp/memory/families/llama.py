@@ -8,7 +8,7 @@ from smdp.memory.fields import Fields
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type llama."""
+    """Returns the architecture for model_type llama."""
     has_bias = fields.flag("attention_bias", False)
     layers = gated_layers(
         fields,

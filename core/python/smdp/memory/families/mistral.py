@@ -1,4 +1,4 @@
-"""Mistral, and Mixtral: Mistral with experts."""
+"""Mistral and Mixtral, which is Mistral with experts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from smdp.memory.fields import Fields
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type mistral."""
+    """Returns the architecture for model_type mistral."""
     layers = gated_layers(fields, count=fields.count("num_hidden_layers"))
     return gated_decoder(fields, "mistral", "Mistral", [layers])
 
 
 def mixtral(fields: Fields) -> Architecture:
-    """Read a config.json of model_type mixtral."""
+    """Returns the architecture for model_type mixtral."""
     experts = fields.count("num_local_experts", alias="num_experts")
     layers = gated_layers(
         fields,

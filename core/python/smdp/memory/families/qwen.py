@@ -10,14 +10,14 @@ from smdp.memory.fields import Fields
 
 
 def qwen2(fields: Fields) -> Architecture:
-    """Read a config.json of model_type qwen2."""
-    # Its classes take head_dim where a file has one, as Llama's do.
+    """Returns the architecture for model_type qwen2."""
+    # Like Llama's classes, these use head_dim if the file has it.
     layers = gated_layers(fields, count=fields.count("num_hidden_layers"), has_query_key_value_bias=True)
     return gated_decoder(fields, "qwen2", "Qwen2", [layers])
 
 
 def qwen3(fields: Fields) -> Architecture:
-    """Read a config.json of model_type qwen3."""
+    """Returns the architecture for model_type qwen3."""
     has_bias = fields.flag("attention_bias", False)
     head_size = fields.count("head_dim", 128)
     layers = gated_layers(
@@ -32,7 +32,7 @@ def qwen3(fields: Fields) -> Architecture:
 
 
 def qwen2_moe(fields: Fields) -> Architecture:
-    """Read a config.json of model_type qwen2_moe."""
+    """Returns the architecture for model_type qwen2_moe."""
     has_bias = fields.flag("qkv_bias", True)
     hidden = fields.count("hidden_size")
     experts = fields.count("num_experts")
@@ -55,7 +55,7 @@ def qwen2_moe(fields: Fields) -> Architecture:
 
 
 def qwen3_moe(fields: Fields) -> Architecture:
-    """Read a config.json of model_type qwen3_moe."""
+    """Returns the architecture for model_type qwen3_moe."""
     has_bias = fields.flag("attention_bias", False)
     head_size = fields.head_size("hidden_size", "num_attention_heads", "head_dim")
     experts = fields.count("num_experts", alias="num_local_experts")
@@ -77,7 +77,7 @@ def qwen3_moe(fields: Fields) -> Architecture:
 
 
 def _runs(fields: Fields) -> list[tuple[int, bool]]:
-    """Give runs of equal layers: how many, and whether they have experts."""
+    """Returns runs of equal layers: the number of layers, and whether they have experts."""
     step = fields.count("decoder_sparse_step", 1)
     dense = set(fields.counts("mlp_only_layers"))
     layers = fields.count("num_hidden_layers", maximum=1 << 20)

@@ -1,4 +1,4 @@
-"""T5, also 1.1: an encoder, and a decoder that looks at what it yields."""
+"""T5, including version 1.1: an encoder, and a decoder with cross-attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from smdp.memory.fields import Fields
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type t5; logits are tied to the embedding always, as in transformers 5."""
+    """Returns the architecture for model_type t5, whose logits are always tied, as in transformers 5."""
     hidden = fields.count("d_model", alias="hidden_size")
     heads = fields.count("num_heads", alias="num_attention_heads")
     vocabulary = fields.count("vocab_size")
@@ -38,7 +38,7 @@ def architecture(fields: Fields) -> Architecture:
     has_decoder = name != "T5EncoderModel"
     if has_decoder:
         layers.append(run(fields.count("num_decoder_layers", encoder), is_decoder=True))
-    # Of each stack: relative positions, held by its first layer, and a last norm.
+    # Each stack has relative positions, which its first layer holds, and a final norm.
     stack = fields.count("relative_attention_num_buckets", 32) * heads + hidden
     outputs = vocabulary if name == "T5ForConditionalGeneration" else 0
     return Architecture(

@@ -1,4 +1,4 @@
-"""ViT: an encoder over patches of an image."""
+"""ViT, an encoder over patches of an image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from smdp.memory.fields import Fields
 
 
 def architecture(fields: Fields) -> Architecture:
-    """Read a config.json of model_type vit; its sequence is the number of patches plus one."""
+    """Returns the architecture for model_type vit, whose sequence length is the number of patches + 1."""
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     channels = fields.count("num_channels", 3)
@@ -24,7 +24,7 @@ def architecture(fields: Fields) -> Architecture:
             head_extra += (hidden + 1) * fields.count("pooler_output_size", hidden)
         case "ViTForMaskedImageModeling":
             head_extra += (hidden + 1) * fields.count("encoder_stride", 16) ** 2 * channels
-            embedding_extra += hidden  # what stands for a masked patch
+            embedding_extra += hidden  # the mask token
         case _:
             head_extra += (hidden + 1) * fields.labels()
     layers = Layers(
