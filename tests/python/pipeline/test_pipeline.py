@@ -46,7 +46,9 @@ def test_times_of_each_stage() -> None:
     schedule = pipeline.generate("gpipe", stages=2, microbatches=2)
     result = pipeline.simulate(schedule, forward=[1, 3], backward_input=[1, 2], backward_weight=0)
     assert result.makespan == 1 + 3 + 3 + 2 + 2 + 1
-    with pytest.raises(ValueError, match=r"forward = a list of 3 is not valid; allowed: one for each of 2"):
+    with pytest.raises(
+        ValueError, match=r"forward is a list of 3 numbers; allowed: one number for each of the 2"
+    ):
         pipeline.simulate(schedule, forward=[1, 2, 3], backward_input=1, backward_weight=1)
 
 
@@ -110,9 +112,9 @@ def test_what_is_no_number_or_no_schedule_is_told() -> None:
         ValueError, match=r"forward\[0\] = 1e\+308 is not valid; allowed: a number from 0 to 1e\+100"
     ):
         pipeline.simulate(schedule, **times | {"forward": 1e308})
-    with pytest.raises(TypeError, match="'1f1b' is no schedule"):
+    with pytest.raises(TypeError, match="'1f1b' is not a schedule"):
         pipeline.verify("1f1b")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="None is no schedule"):
+    with pytest.raises(TypeError, match="None is not a schedule"):
         pipeline.simulate(None, **times)  # type: ignore[arg-type]
     pipeline.verify(schedule, checks="acyclicity", transports="rendezvous")
     nothing = pipeline.simulate(schedule, forward=0, backward_input=0, backward_weight=0)
@@ -129,7 +131,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         (lambda s: pipeline.Schedule.from_csv(b""), r"text = b'' is not valid; allowed: a str"),  # type: ignore[arg-type]
         (
             lambda s: pipeline.Schedule.from_csv("\ud800"),
-            r"text = '.ud800' is not valid; allowed: text without",
+            r"text = '.ud800' is not valid: the character at index 0",
         ),
         (lambda s: pipeline.Schedule.from_json(7), r"text = 7 is not valid"),  # type: ignore[arg-type]
         (
@@ -163,7 +165,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
             r"payload = 'f32' is not valid; allowed: the dtype and shape of each tensor",
         ),
         (lambda s: s.lower(payloads={(0, 2): "bool[]"}), r"payload of stages = 0 -> 2 is not valid"),
-        (lambda s: s.lower(payloads={(0, 1): "bool[]"}, send_recv=False), r"payloads are carried by sends"),
+        (lambda s: s.lower(payloads={(0, 1): "bool[]"}, send_recv=False), r"payloads belong to sends"),
         (lambda s: s.lower(reduce_norm="no"), r"reduce_norm = 'no' is not valid; allowed: True, False"),  # type: ignore[arg-type]
         (lambda s: s.lower(unshard=1), r"unshard = 1 is not valid; allowed: an integer from 2 "),
         (
@@ -181,7 +183,7 @@ TIMES = {"forward": 1, "backward_input": 1, "backward_weight": 1}
         (lambda s: s.lower(tied=[0]), r"tied\[0\] = 0 is not valid; allowed: integers"),
         (lambda s: s.lower(send_recv=False).lower(), r"rank 0 already has 0REDUCE_GRAD"),
         (lambda s: s.draw(3), "path = 3 is not valid; allowed: a path"),  # type: ignore[arg-type]
-        (lambda s: pipeline.Schedule(None), "None makes no schedule; allowed: generate"),  # type: ignore[arg-type]
+        (lambda s: pipeline.Schedule(None), "cannot be created from None; use generate"),  # type: ignore[arg-type]
         (
             lambda s: pipeline.Schedule.from_csv("0F0\0"),
             r"'0F0\?' is not an action: there is text after it\. Write",
@@ -400,7 +402,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     pipeline.Schedule.from_json(schedule.to_json().replace("zb_v", "$x^")).draw(tmp_path / "b.png")
     for wrong in ("a", "a.xyz"):
         with pytest.raises(
-            ValueError, match=r"^\[smdp\] path = .* is not valid; allowed: names ending in .*\.png"
+            ValueError, match=r"^\[smdp\] path = .* is not valid; allowed: file names ending in .*\.png"
         ):
             schedule.draw(tmp_path / wrong)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]

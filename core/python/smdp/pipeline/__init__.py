@@ -1,4 +1,4 @@
-"""Pipeline schedules: made, proven, priced and drawn without a framework or a device.
+"""Generates, verifies, simulates and draws pipeline schedules, without a framework or a device.
 
 import smdp.pipeline
 schedule = smdp.pipeline.generate("1f1b", stages=4, microbatches=8)

@@ -1,4 +1,4 @@
-"""Arguments of several functions here: numbers for all virtual stages or for each."""
+"""Validation of arguments: costs per virtual stage, lists of integers, names, and payloads."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ PerStage = float | Sequence[float]
 
 
 def per_stage(name: str, value: PerStage, stages: int) -> list[float]:
-    """Give a list with one number per virtual stage.
+    """Returns a list with one number per virtual stage.
 
     Raises:
-        TypeError: It is no number and no sequence of numbers.
-        ValueError: It is one for another number of stages.
+        TypeError: The value is neither a number nor a sequence of numbers.
+        ValueError: The sequence has a different length.
     """
     try:
         values = _numbers(name, value) if isinstance(value, Iterable) else [number(name, value)] * stages
     except TypeError:
         raise TypeError(
-            f"[smdp] {name} = {shown(value)} is not valid; allowed: a number, or one for each of "
-            f"{stages} virtual stages"
+            f"[smdp] {name} = {shown(value)} is not valid; allowed: a number, or one number for each of "
+            f"the {stages} virtual stages"
         ) from None
     if len(values) != stages:
         raise ValueError(
-            f"[smdp] {name} = a list of {len(values)} is not valid; allowed: one for each of {stages} "
+            f"[smdp] {name} is a list of {len(values)} numbers; allowed: one number for each of the {stages} "
             "virtual stages, or one number for all"
         )
     return values
 
 
 def _numbers(name: str, values: Iterable[object]) -> list[float]:
-    if isinstance(values, (str, bytes, Mapping, Set)):  # a set has no order, a mapping's keys are no times
+    if isinstance(values, (str, bytes, Mapping, Set)):  # sets have no order; iterating a mapping yields keys
         raise TypeError
     return [number(name, value) for value in values]
 
 
 def integers(name: str, values: Iterable[SupportsIndex], count: int | None = None) -> list[int]:
-    """Give a list of ints, of this length if one is given.
+    """Returns a list of ints, of length `count` unless that is None.
 
     Raises:
-        TypeError: It is no list of integers.
-        ValueError: It has another length, or one is far too large.
+        TypeError: The value is not a list of integers.
+        ValueError: The length differs, or an integer is too large.
     """
     allowed = "integers" if count is None else f"{count} integers"
     try:
@@ -60,43 +60,45 @@ def integers(name: str, values: Iterable[SupportsIndex], count: int | None = Non
 
 
 def lists(name: str, values: Iterable[Iterable[SupportsIndex]], count: int | None = None) -> list[list[int]]:
-    """Give lists of ints; see integers().
+    """Returns a list of lists of ints; see integers().
 
     Raises:
-        TypeError: It is no list of lists of integers.
-        ValueError: As integers().
+        TypeError: The value is not a list of lists of integers.
+        ValueError: As in integers().
     """
     try:
         found = list(values)
     except TypeError:
-        raise TypeError(f"[smdp] {name} = {shown(values)} is not valid; allowed: lists of integers") from None
+        raise TypeError(
+            f"[smdp] {name} = {shown(values)} is not valid; allowed: a list of lists of integers"
+        ) from None
     return [integers(f"{name}[{index}]", value, count) for index, value in enumerate(found)]
 
 
 def names(name: str, value: str | Iterable[str]) -> list[str]:
-    """Give a list of names, also of a single one.
+    """Returns a list of names, from a list or from a single name.
 
     Raises:
-        TypeError: It is none.
-        ValueError: As text().
+        TypeError: The value is neither a name nor a list of names.
+        ValueError: As in text().
     """
     try:
         found = [value] if isinstance(value, str) else list(value)
     except TypeError:
-        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: names") from None
+        raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a list of names") from None
     return [text(f"{name}[{index}]", one) for index, one in enumerate(found)]
 
 
 def payloads(name: str, value: Mapping[tuple[int, int], str]) -> list[tuple[int, int, str]]:
-    """Give what edges carry, as (source, target, payload).
+    """Returns the payloads of edges as (source, target, payload).
 
     Raises:
-        TypeError: It is no mapping, or not from pairs of integers to text.
-        ValueError: As integers() and text().
+        TypeError: The value is not a mapping from pairs of integers to str.
+        ValueError: As in integers() and text().
     """
     if not isinstance(value, Mapping):
         raise TypeError(
-            f"[smdp] {name} = {shown(value)} is not valid; allowed: a mapping from (source, target) to text"
+            f"[smdp] {name} = {shown(value)} is not valid; allowed: a mapping from (source, target) to str"
         )
     found = []
     for key, payload in value.items():
@@ -122,7 +124,7 @@ def make(
     offload: float = 0.0,
     reload: float = 0.0,
 ) -> _core.PipelineCosts:
-    """Give the core's costs; see simulate() for what they are."""
+    """Returns the core's costs; see simulate() for their meaning."""
     return _core.PipelineCosts(
         forward=per_stage("forward", forward, stages),
         backward_input=per_stage("backward_input", backward_input, stages),

@@ -1,17 +1,17 @@
-"""What verify() raises, one class per check."""
+"""The exceptions of verify(), one class per check."""
 
 from __future__ import annotations
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be executed; a subclass says which rule it breaks.
+    """The schedule cannot be executed. The subclass tells which rule it breaks.
 
     Attributes:
         check: Name of the rule.
-        rank: Rank of the action at fault.
-        stage: Its virtual stage; -1 if the action has none.
-        microbatch: Its microbatch; -1 if it has none.
-        action: The action as text, e.g. "2F0"; the missing one where one is missing.
+        rank: Rank of the offending action.
+        stage: Virtual stage of the action; -1 if it has none.
+        microbatch: Microbatch of the action; -1 if it has none.
+        action: The action as text, e.g. "2F0". If an action is missing, the missing one.
     """
 
     check: str
@@ -41,43 +41,43 @@ class ScheduleError(ValueError):
 
 
 class EmptyStageError(ScheduleError):
-    """A virtual stage takes no part: its neighbours would wait for it."""
+    """A virtual stage has no actions, so its neighbors would wait for it forever."""
 
 
 class CompletenessError(ScheduleError):
-    """A computation or a reduction is missing, there twice, or out of range."""
+    """A computation or reduction is missing, duplicated, or out of range."""
 
 
 class PlacementError(ScheduleError):
-    """A stage is used on another rank than its own, or while its parameters are sharded."""
+    """A stage is used on the wrong rank, or while its parameters are sharded."""
 
 
 class LocalOrderError(ScheduleError):
-    """In one row something stands before what it needs, or before what is added to a sum before it."""
+    """On one rank, an action precedes another that it depends on, or that must be summed before it."""
 
 
 class CycleError(ScheduleError):
-    """Computations of several ranks wait for each other."""
+    """Computations on several ranks wait for each other in a cycle."""
 
 
 class MatchingError(ScheduleError):
-    """A send without its receive, or in another order than the receives of its channel."""
+    """A send has no receive, or the sends and receives of a channel are in different orders."""
 
 
 class DeadlockError(ScheduleError):
-    """On some transport ranks wait for each other's transfers for ever."""
+    """On at least one of the transports, ranks wait for each other's transfers forever."""
 
 
 class MemoryCapError(ScheduleError):
-    """A rank keeps more bytes, or more microbatches, than it may."""
+    """A rank keeps more bytes or more microbatches than allowed."""
 
 
 class CollectiveOrderError(ScheduleError):
-    """Members of a collective do not enter it in one order."""
+    """The members of collectives do not enter them in the same order."""
 
 
 class AlternationError(ScheduleError):
-    """A step leaves something behind that the next one would find."""
+    """A step leaves state behind that the next step would encounter."""
 
 
 BY_CHECK: dict[str, type[ScheduleError]] = {

@@ -1,4 +1,4 @@
-"""Schedules by name."""
+"""Generates schedules by name."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ._schedule import Schedule
 
 
 class ScheduleInfo(NamedTuple):
-    """What a schedule is."""
+    """Properties of a schedule."""
 
     name: str
     description: str  # one line
-    usual_virtual_stages: int  # per rank, unless somebody wants another number
-    virtual_stages: int | None  # the only number per rank that it can have; None: any
+    usual_virtual_stages: int  # default number of virtual stages per rank
+    virtual_stages: int | None  # the only supported number per rank; None: any number
     placement: str | None  # "loop" or "v"; None: either
-    is_split: bool  # it has, or may have, input and weight gradients apart
-    takes_any_placement: bool  # its virtual stages may lie on any ranks in any order
+    is_split: bool  # whether input and weight gradients are, or may be, separate actions
+    takes_any_placement: bool  # whether virtual stages may be on any ranks in any order
 
 
 _INFOS = {
@@ -31,13 +31,13 @@ _INFOS = {
 }
 
 SCHEDULES: dict[str, str] = {name: info.description for name, info in _INFOS.items()}
-"""Names of the schedules, and what each is in one line."""
+"""Names of the schedules, with a one-line description of each."""
 
 _LARGEST_STAGES = 1 << 16
 
 
 def schedule_info(name: str) -> ScheduleInfo:
-    """Give what a schedule is.
+    """Returns the properties of a schedule.
 
     Raises:
         ValueError: There is no such schedule.
@@ -48,9 +48,9 @@ def schedule_info(name: str) -> ScheduleInfo:
 
 
 def usual_virtual_stages(name: str) -> int:
-    """Give the number of virtual stages per rank that a schedule has unless somebody wants another one.
+    """Returns the default number of virtual stages per rank of a schedule.
 
-    1 for names that are none, so that generate() may refuse them.
+    Unknown names give 1, so that generate() can report them.
     """
     return _INFOS[name].usual_virtual_stages if name in _INFOS else 1
 
@@ -71,35 +71,37 @@ def generate(
     placement: str | None = None,
     rank_of: Sequence[int] | None = None,
 ) -> Schedule:
-    """Make a schedule of computations; Schedule.lower() adds communication.
+    """Generates a schedule of computations. Schedule.lower() adds communication to it.
 
     Args:
         name: One of SCHEDULES.
-        stages: Pipeline stages, one per rank.
+        stages: Number of pipeline stages, one per rank.
         microbatches: Number of microbatches.
-        virtual_stages: Per rank. Schedules in a V have exactly 2, auto at most 64.
-        active_microbatches: For smp_interleaved: most that are under way. Default: stages + 2.
-        forward: Seconds per virtual stage. Only smp_interleaved, zb_1p, zb_2p, v_half, v_min and auto look at
-            times and bytes.
-        backward_input: Seconds per virtual stage of the input gradient.
-        backward_weight: Seconds per virtual stage of the weight gradient.
-        hop: Seconds from rank to rank.
-        activation_bytes: Per virtual stage, of a microbatch.
-        memory_cap: For auto: most bytes of activations per rank.
-        placement: For forward_only: "v" beside a schedule in a V, else "loop", the default.
-        rank_of: Rank of each virtual stage, in place of `virtual_stages` and `placement`. Schedules whose
-            `schedule_info` says so take any ranks in any order; others take their own placement only.
+        virtual_stages: Virtual stages per rank. V-shaped schedules require 2; auto supports up to 64.
+        active_microbatches: For smp_interleaved: the most microbatches in flight. Default: stages + 2.
+        forward: Seconds of the forward per virtual stage: one number for all, or one for each. Only
+            smp_interleaved, zb_1p, zb_2p, v_half, v_min and auto use times and bytes.
+        backward_input: Seconds of the input gradient per virtual stage.
+        backward_weight: Seconds of the weight gradient per virtual stage.
+        hop: Seconds of a transfer between ranks.
+        activation_bytes: Bytes of a microbatch's activations per virtual stage.
+        memory_cap: For auto: the most bytes of activations per rank.
+        placement: For forward_only: "v" if it runs beside a V-shaped schedule, otherwise "loop". Default:
+            "loop".
+        rank_of: Rank of each virtual stage, instead of `virtual_stages` and `placement`. Schedules with
+            `schedule_info(name).takes_any_placement` accept any ranks in any order; the others accept only
+            their own placement.
 
     Raises:
-        ValueError: There is no such schedule, or it cannot have one of the numbers; the message names the
-            rule and the nearest number that it can have.
+        ValueError: There is no such schedule, or it does not support one of the numbers. The message has the
+            rule and the nearest supported number.
     """
     stages = _costs.integer("stages", stages)
     virtual_stages = _costs.integer("virtual_stages", virtual_stages)
     ranks = [] if rank_of is None else _costs.integers("rank_of", rank_of)
     count = len(ranks) or stages * virtual_stages
     costs = None
-    if 0 < count <= _LARGEST_STAGES:  # the core refuses others
+    if 0 < count <= _LARGEST_STAGES:  # the core rejects other values
         costs = _costs.make(
             count,
             forward=forward,

@@ -1,4 +1,4 @@
-"""Timelines as pictures, by matplotlib where it is installed."""
+"""Draws timelines with matplotlib, if it is installed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _COLORS = {"F": "#4c78a8", "I": "#54a24b", "W": "#b7d7a8", "B": "#f58518", "OVER
 _OTHER = "#999999"
 _KIND = re.compile(r"(?:\d+|\(.*\))?([A-Z_]+)")
 _MICROBATCH = re.compile(r"[FIWB](\d+)")
-_MOST_LABELS = 2000  # more than that nobody can read
+_MOST_LABELS = 2000  # more labels would be unreadable
 
 
 def kind_of(action: str) -> str:
-    """Give the kind of an action's text."""
+    """Returns the kind of an action, given as text."""
     found = _KIND.match(action)
     return "" if found is None else found[1]
 
@@ -27,7 +27,7 @@ def kind_of(action: str) -> str:
 def plot(
     axis: Any, rows: Sequence[Sequence[str]], timeline: Sequence[Sequence[tuple[float, float]]], name: str
 ) -> None:
-    """Draw on matplotlib axes."""
+    """Draws a timeline on matplotlib axes."""
     labels = sum(len(row) for row in rows) <= _MOST_LABELS
     for rank, (row, times) in enumerate(zip(rows, timeline, strict=True)):
         for action, (start, end) in zip(row, times, strict=True):
@@ -52,12 +52,12 @@ def save(
     path: str | Path,
     name: str,
 ) -> None:
-    """Write a picture.
+    """Writes a timeline to a picture file.
 
     Raises:
-        ImportError: matplotlib is missing.
-        ValueError: The path's ending is not that of a format that matplotlib writes.
-        TypeError: There is no path.
+        ImportError: matplotlib is not installed.
+        ValueError: matplotlib does not support the file name extension.
+        TypeError: The path is not a path.
     """
     if not isinstance(path, (str, PathLike)):
         raise TypeError(f"[smdp] path = {shown(path)} is not valid; allowed: a path")
@@ -65,7 +65,7 @@ def save(
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise ImportError(
-            f"[smdp] {path} was not drawn: a picture needs matplotlib, which is not installed: pip install"
+            f"[smdp] cannot draw {path}: this requires matplotlib, which is not installed: pip install"
             ' "smdp[plots]"'
         ) from None
     end = max((end for row in timeline for _, end in row), default=1)
@@ -74,6 +74,8 @@ def save(
     known = [f".{ending}" for ending in figure.canvas.get_supported_filetypes()]
     if Path(path).suffix.lower() not in known:
         allowed = ", ".join(known)
-        raise ValueError(f"[smdp] path = {shown(str(path))} is not valid; allowed: names ending in {allowed}")
+        raise ValueError(
+            f"[smdp] path = {shown(str(path))} is not valid; allowed: file names ending in {allowed}"
+        )
     plot(figure.add_subplot(), rows, timeline, name)
     figure.savefig(path, dpi=150, bbox_inches="tight")

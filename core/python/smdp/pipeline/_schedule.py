@@ -1,4 +1,4 @@
-"""A schedule: for every rank the list of what it does, in order."""
+"""A schedule: an ordered list of actions for every rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from . import _costs, _picture
 
 
 class Schedule:
-    """Rows of actions, one per rank; generate(), from_csv() and from_json() make one.
+    """Rows of actions, one row per rank. Created by generate(), from_csv() and from_json().
 
-    An action is text as in torch.distributed.pipelining: virtual stage, kind, microbatch ("2F0"). Kinds are
-    F, I (input gradient), W (weight gradient), B (both), SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD,
-    REDUCE_GRAD, "(0F5;3B1)OVERLAP_F_B", and smdp's own OFFLOAD, RELOAD, REDUCE_TIED and REDUCE_NORM, which
-    has no stage. A send or receive may say what it carries: "0SEND_F1:float32[8x512x768]".
+    Actions are text in the notation of torch.distributed.pipelining: virtual stage, kind, microbatch, e.g.
+    "2F0". Kinds are F, I (input gradient), W (weight gradient), B (both), SEND_F, RECV_F, SEND_B, RECV_B,
+    UNSHARD, RESHARD, REDUCE_GRAD, "(0F5;3B1)OVERLAP_F_B", and those that smdp adds: OFFLOAD, RELOAD,
+    REDUCE_TIED, and REDUCE_NORM, which has no stage. A send or receive may state its payload:
+    "0SEND_F1:float32[8x512x768]".
     """
 
     __slots__ = ("_core",)
@@ -26,43 +27,44 @@ class Schedule:
     def __init__(self, core: _core.PipelineSchedule) -> None:
         if not isinstance(core, _core.PipelineSchedule):
             raise TypeError(
-                f"[smdp] {shown(core)} makes no schedule; allowed: generate(), from_csv() and from_json() do"
+                f"[smdp] Schedule() cannot be created from {shown(core)}; use generate(), from_csv() or"
+                " from_json()"
             )
         self._core = core
 
     @property
     def name(self) -> str:
-        """What generate() called it."""
+        """The name that was passed to generate()."""
         return self._core.name
 
     @property
     def ranks(self) -> int:
-        """Number of rows."""
+        """The number of ranks, one per row."""
         return self._core.ranks
 
     @property
     def stages(self) -> int:
-        """Number of virtual stages of all ranks together."""
+        """The number of virtual stages on all ranks."""
         return self._core.stages
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches."""
+        """The number of microbatches."""
         return self._core.microbatches
 
     @property
     def forward_only(self) -> bool:
-        """Whether there is no backward."""
+        """Whether the schedule has no backward."""
         return self._core.forward_only
 
     @property
     def rank_of(self) -> list[int]:
-        """Rank of each virtual stage."""
+        """The rank of each virtual stage."""
         return self._core.rank_of
 
     @property
     def skip_edges(self) -> list[tuple[int, int]]:
-        """Values that pass stages by, as (source, target) stages."""
+        """Values that skip stages, as (source, target) stages."""
         return self._core.skip_edges
 
     @property
@@ -72,7 +74,7 @@ class Schedule:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Actions of each rank."""
+        """The actions of each rank."""
         return self._core.rows()
 
     def __eq__(self, other: object) -> bool:
@@ -102,26 +104,27 @@ class Schedule:
         send_recv: bool = True,
         payloads: Mapping[tuple[int, int], str] | None = None,
     ) -> Schedule:
-        """Add what an engine needs to execute the computations.
+        """Returns the schedule with the actions that an engine needs besides the computations.
 
         Args:
-            skip_edges: Values that pass stages by, as (source, target) stages.
-            unshard: Most stages with whole parameters at once on a rank; adds UNSHARD and RESHARD. Default:
-                parameters are never sharded.
-            offload: Virtual stages whose activations go to the host between forward and backward.
-            offload_horizon: Computations between a RELOAD and its backward.
-            reduce_grad: Add REDUCE_GRAD after the last gradient of each stage.
+            skip_edges: Values that skip stages, as (source, target) stages.
+            unshard: The most stages per rank with unsharded parameters at the same time; adds UNSHARD and
+                RESHARD. Default: parameters are not sharded.
+            offload: Virtual stages whose activations are moved to the host between forward and backward.
+            offload_horizon: Number of computations between a RELOAD and its backward.
+            reduce_grad: Whether to add REDUCE_GRAD after the last gradient of each stage.
             tied: Groups of virtual stages that share a weight; adds REDUCE_TIED.
-            reduce_norm: Add REDUCE_NORM, which sums the squares of the gradients over all ranks, as clipping
-                by the global norm needs.
-            send_recv: Add sends and receives, in an order that no transport can deadlock on.
-            payloads: What a virtual stage hands to another, by (source, target): neighbours or a skip edge. A
-                dtype and a shape, "float32[8x512x768]"; several tensors with + between. The gradient that
-                comes back has the same. Default: sends and receives do not say.
+            reduce_norm: Whether to add REDUCE_NORM, which sums the squares of the gradients over all ranks,
+                for clipping by the global norm.
+            send_recv: Whether to add sends and receives, in an order that cannot deadlock on any transport.
+            payloads: What a virtual stage sends to another, by (source, target), for neighbors and skip
+                edges: a dtype and a shape, "float32[8x512x768]", or several of them joined by "+". The
+                gradient in the other direction has the same payload. Default: sends and receives do not
+                state their payload.
 
         Raises:
-            ValueError: An argument is wrong, the schedule has what is to be added, or the
-                computations cannot be put in order.
+            ValueError: An argument is invalid, the schedule already has actions that would be added, or the
+                computations cannot be ordered.
         """
         core = self._core
         edges = _costs.lists("skip_edges", skip_edges, 2)
@@ -145,56 +148,56 @@ class Schedule:
             core = _core.pipeline_add_send_recv(core, carried)
         elif carried:
             raise ValueError(
-                "[smdp] payloads are carried by sends and receives; allowed: none, or send_recv=True"
+                "[smdp] payloads belong to sends and receives; allowed: send_recv=True, or no payloads"
             )
         return Schedule(core)
 
     def to_csv(self) -> str:
-        """Give the CSV that torch.distributed.pipelining reads, one line per rank."""
+        """Returns the schedule as CSV for torch.distributed.pipelining, one line per rank."""
         return _core.pipeline_to_csv(self._core)
 
     @classmethod
     def from_csv(cls, text: str, *, microbatches: int | None = None) -> Schedule:
-        """Read torch's CSV.
+        """Returns the schedule in a CSV of torch.distributed.pipelining.
 
         Args:
-            text: One line per rank; empty cells are left out.
-            microbatches: How many there are. Default: the highest that the text has, and one.
+            text: One line per rank; empty cells are skipped.
+            microbatches: Number of microbatches. Default: the highest microbatch in the text plus one.
 
         Raises:
-            ValueError: With line, cell and what is allowed.
+            ValueError: A cell is invalid. The message has the line, the cell, and what is allowed.
         """
         count = 0 if microbatches is None else _costs.integer("microbatches", microbatches)
         if microbatches is not None and count < 1:
-            raise ValueError(f"[smdp] microbatches = {count} is not valid; allowed: an integer from 1")
+            raise ValueError(f"[smdp] microbatches = {count} is not valid; allowed: an integer of at least 1")
         return cls(_core.pipeline_from_csv(_costs.text("text", text), count))
 
     def to_json(self) -> str:
-        """Give JSON that keeps all of the schedule."""
+        """Returns the complete schedule as JSON."""
         return _core.pipeline_to_json(self._core)
 
     @classmethod
     def from_json(cls, text: str) -> Schedule:
-        """Read what to_json() wrote.
+        """Returns the schedule in JSON written by to_json().
 
         Raises:
-            ValueError: With the field, its value and what is allowed.
+            ValueError: A field is invalid. The message has the field, its value, and what is allowed.
         """
         return cls(_core.pipeline_from_json(_costs.text("text", text)))
 
     def draw(self, path: str | Path | None = None, *, width: int = 120) -> str:
-        """Draw the schedule with F = I = W = 1 on a full stage; Simulation.draw() does it with other times.
+        """Draws the schedule with F = I = W = 1 on a full stage. For other times, use Simulation.draw().
 
         Args:
-            path: Also write a picture there: .png, or what else matplotlib knows.
-            width: Most characters of a line of the text.
+            path: File to write a picture to, in a format that matplotlib supports, e.g. .png.
+            width: The most characters per line of the text.
 
         Returns:
-            A line per rank: a digit is the forward of that microbatch (mod 10), a letter a backward, ":" a
-            weight gradient, "*" an overlapped pair, "." nothing.
+            A line per rank. A digit is the forward of that microbatch (mod 10), a letter a backward, ":" a
+            weight gradient, "*" an overlapped pair, and "." idle time.
 
         Raises:
-            ImportError: There is a path, but no matplotlib.
+            ImportError: A path is given, but matplotlib is not installed.
         """
         each = self.ranks / self.stages
         costs = _costs.make(
@@ -207,11 +210,11 @@ class Schedule:
 
 
 def core_of(schedule: object) -> _core.PipelineSchedule:
-    """Give what the core knows of a schedule.
+    """Returns the core's schedule.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The value is not a Schedule.
     """
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"[smdp] {shown(schedule)} is no schedule; allowed: a smdp.pipeline.Schedule")
+        raise TypeError(f"[smdp] {shown(schedule)} is not a schedule; allowed: an smdp.pipeline.Schedule")
     return schedule._core

@@ -1,4 +1,4 @@
-"""Schedules on the clock."""
+"""Simulates the timing and memory of schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._schedule import Schedule, core_of
 
 
 class TimedAction(NamedTuple):
-    """An action and when it ran."""
+    """An action with its start and end time."""
 
     action: str
     start: float
@@ -21,16 +21,16 @@ class TimedAction(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What one rank sent another."""
+    """The transfers from one rank to another."""
 
     source: int
     target: int
     transfers: int
-    busy: float  # seconds in which at least one transfer is under way
+    busy: float  # time during which at least one transfer is in progress
 
 
 class Simulation:
-    """What simulate() finds; times in the unit of the costs."""
+    """The result of simulate(). Times are in the unit of the costs."""
 
     __slots__ = ("_core", "_schedule")
 
@@ -40,32 +40,32 @@ class Simulation:
 
     @property
     def makespan(self) -> float:
-        """Last end minus first start over all ranks."""
+        """Time from the first start to the last end over all ranks."""
         return self._core.makespan
 
     @property
     def span(self) -> float:
-        """The largest of the ranks' own last end minus own first start."""
+        """The longest time from a rank's first start to the same rank's last end."""
         return self._core.span
 
     @property
     def bubble(self) -> float:
-        """1 - work / (ranks x makespan)."""
+        """The idle fraction of the ranks' time: 1 - work / (ranks x makespan)."""
         return self._core.bubble
 
     @property
     def work(self) -> float:
-        """Time of all computations together."""
+        """Total time of all computations."""
         return self._core.work
 
     @property
     def peak_activations(self) -> list[float]:
-        """Most bytes that each rank keeps at once."""
+        """The most bytes that each rank keeps at the same time."""
         return self._core.peak_activations
 
     @property
     def peak_action(self) -> list[str | None]:
-        """The action during which each rank comes to its peak; None where it keeps nothing."""
+        """The action during which each rank reaches its peak, or None if the rank keeps no bytes."""
         return [
             None if index < 0 else row[index]
             for row, index in zip(self._schedule.rows, self._core.peak_action, strict=True)
@@ -73,7 +73,7 @@ class Simulation:
 
     @property
     def timeline(self) -> list[list[TimedAction]]:
-        """Every action of every rank with its times."""
+        """The actions of each rank with their times."""
         return [
             [TimedAction(action, *interval) for action, interval in zip(row, times, strict=True)]
             for row, times in zip(self._schedule.rows, self._core.timeline(), strict=True)
@@ -81,25 +81,25 @@ class Simulation:
 
     @property
     def links(self) -> list[Link]:
-        """Transfers from rank to rank, by source, then target."""
+        """The transfers between ranks, ordered by source, then target."""
         return [Link(*link) for link in self._core.links()]
 
     def draw(self, path: str | Path | None = None, *, width: int = 120) -> str:
-        """Draw the timeline; see Schedule.draw().
+        """Draws the timeline; see Schedule.draw().
 
         Raises:
-            ImportError: There is a path, but no matplotlib.
+            ImportError: A path is given, but matplotlib is not installed.
         """
         if path is not None:
             _picture.save(self._schedule.rows, self._core.timeline(), path, self._schedule.name)
         return _core.pipeline_gantt(self._schedule._core, self._core, _costs.integer("width", width))
 
     def plot(self, axis: Any) -> None:
-        """Draw the timeline on matplotlib axes: one bar per action, forwards blue, input gradients green."""
+        """Draws the timeline on matplotlib axes, with one bar per action, colored by its kind."""
         _picture.plot(axis, self._schedule.rows, self._core.timeline(), self._schedule.name)
 
     def chrome_trace(self) -> str:
-        """Give JSON for ui.perfetto.dev and chrome://tracing, a unit of time taken for a second."""
+        """Returns JSON for ui.perfetto.dev and chrome://tracing, with one second per unit of time."""
         return _core.pipeline_chrome_trace(self._schedule._core, self._core)
 
 
@@ -120,30 +120,32 @@ def simulate(
     offload: float = 0.0,
     reload: float = 0.0,
 ) -> Simulation:
-    """Run a schedule on the clock: exactly, event by event.
+    """Simulates a schedule exactly, event by event.
 
-    A rank runs its row in order; a computation starts when the rank is free and its inputs have come. Sends
-    do not hold a rank up.
+    A rank runs its actions in order. A computation starts when the rank is free and its inputs have arrived.
+    Sends do not block a rank.
 
     Args:
-        schedule: With or without transfers; without, values travel by themselves.
-        forward: Seconds per virtual stage: one number for all, or one for each.
-        backward_input: The same of I; B takes I and W.
-        backward_weight: The same of W.
+        schedule: The schedule. Without transfers in it, values are transferred implicitly.
+        forward: Seconds of F per virtual stage: one number for all, or one for each.
+        backward_input: Seconds of I per virtual stage. B takes the time of I and W.
+        backward_weight: Seconds of W per virtual stage.
         hop: Seconds from the end of a computation to the start of the next one on another rank.
-        activation_bytes: Per virtual stage, of a microbatch, from the start of F to the end of B or W.
-        stash_bytes: What of them is left between I and W. Default: all.
-        receive_bytes: Of a receive buffer, from RECV to the end of what consumes it.
-        unshard: Seconds that an UNSHARD holds the rank up; so for the others. Default: streams hide them.
-        reduce_grad: Of a REDUCE_GRAD.
-        reduce_tied: Of a REDUCE_TIED, which its members enter together.
-        reduce_norm: Of a REDUCE_NORM, which all ranks enter together.
-        offload: Of an OFFLOAD.
-        reload: Of a RELOAD.
+        activation_bytes: Bytes of a microbatch's activations per virtual stage, kept from the start of F to
+            the end of B or W.
+        stash_bytes: The part of these bytes that is kept between I and W. Default: all.
+        receive_bytes: Bytes of a receive buffer, kept from RECV to the end of the action that uses it.
+        unshard: Seconds that an UNSHARD blocks the rank. The default of 0, here and below, means that other
+            streams hide the action.
+        reduce_grad: Seconds of a REDUCE_GRAD.
+        reduce_tied: Seconds of a REDUCE_TIED, which its members enter together.
+        reduce_norm: Seconds of a REDUCE_NORM, which all ranks enter together.
+        offload: Seconds of an OFFLOAD.
+        reload: Seconds of a RELOAD.
 
     Raises:
-        ValueError: A cost is negative, not finite, or for another number of stages; or the schedule stops
-            half-way.
+        ValueError: A cost is negative, not finite, or for a different number of stages; or the schedule
+            deadlocks.
     """
     core = core_of(schedule)
     costs = _costs.make(
@@ -173,10 +175,10 @@ def lower_bounds(
     backward_weight: PerStage,
     hop: float = 0.0,
 ) -> tuple[float, float]:
-    """Give the makespan and the span that no order of the same work on the same ranks can beat.
+    """Returns lower bounds of the makespan and the span over all orders of the same work on the same ranks.
 
     Raises:
-        ValueError: A cost is wrong, as in simulate().
+        ValueError: A cost is invalid, as in simulate().
     """
     core = core_of(schedule)
     costs = _costs.make(

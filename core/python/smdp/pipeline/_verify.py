@@ -1,4 +1,4 @@
-"""The proof that a schedule can be executed."""
+"""Verification that a schedule can be executed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ TRANSPORTS = ("rendezvous", "buffered", "single_stream")
 
 
 def _names(name: str, value: str | Sequence[str] | None) -> list[str]:
-    """Give names; none for None, which is all of them. An empty list is an error: it would prove nothing."""
+    """Returns a list of names. None gives an empty list, which stands for all names.
+
+    Raises:
+        ValueError: The list is empty, so nothing would be verified.
+    """
     if value is None:
         return []
     found = _costs.names(name, value)
     if not found:
         raise ValueError(
-            f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: at least one, or None for all"
+            f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: at least one name, or None for all"
         )
     return found
 
@@ -50,26 +54,27 @@ def verify(
     replicas: Sequence[Schedule] = (),
     alternates: Sequence[Schedule] = (),
 ) -> None:
-    """Prove that a schedule is complete, in order, free of deadlock and within its bounds.
+    """Verifies that a schedule is complete, correctly ordered, free of deadlocks, and within its bounds.
 
     Args:
-        schedule: With or without transfers; without, there is nothing to match and nothing to deadlock on.
+        schedule: The schedule, with or without transfers. The checks "matching" and "deadlock" apply only to
+            transfers.
         checks: Names of the checks to run. Default: empty_stages, completeness, placement, local_order,
             acyclicity, matching, deadlock, memory_cap, collective_order, alternation.
-        transports: On which there must be no deadlock: "rendezvous" (no buffers), "buffered",
-            "single_stream" (one in-order stream per pair of ranks, as NCCL). Default: all three.
-        buffers: Messages per direction of a pair that the buffered transport takes.
-        memory_cap: Most bytes per rank. Default: any.
-        activation_bytes: Per virtual stage, as in simulate().
+        transports: Transports on which the schedule must not deadlock: "rendezvous" (no buffers), "buffered",
+            "single_stream" (one in-order stream per pair of ranks, like NCCL). Default: all three.
+        buffers: Number of messages that the buffered transport holds per pair of ranks and direction.
+        memory_cap: The most bytes per rank. Default: no limit.
+        activation_bytes: Bytes of activations per virtual stage, as in simulate().
         stash_bytes: As in simulate().
         receive_bytes: As in simulate().
-        active_microbatches: Most that a rank has in flight. Default: any.
-        replicas: Schedules of data parallel replicas: their ranks must enter the same collectives.
-        alternates: Schedules that run on the same ranks between steps of this one, e.g. evaluation.
+        active_microbatches: The most microbatches that a rank may have in flight. Default: no limit.
+        replicas: Schedules of data-parallel replicas, whose ranks must enter the same collectives.
+        alternates: Schedules that run on the same ranks between steps of this one, e.g. for evaluation.
 
     Raises:
-        ScheduleError: The subclass that belongs to the first check that fails.
-        ValueError: An argument is wrong.
+        ScheduleError: A check failed; the subclass belongs to the first check that did.
+        ValueError: An argument is invalid.
     """
     core = core_of(schedule)
     violation = _core.pipeline_verify(
