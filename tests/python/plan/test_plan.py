@@ -144,18 +144,18 @@ def test_every_rejection_says_why() -> None:
     assert found.rejected
     for one in found.rejected:
         if one.option is not None:
-            assert "GB of 32.0; most of it " in one.why
+            assert "GB of 32.0; the largest part is " in one.why
             assert one.option.estimate.peak > cluster.usable_memory
         else:
             assert one.what and one.why
     reasons = {one.what: one.why for one in found.rejected if one.option is None}
-    assert reasons["tensor 16"] == "tensor parallelism stays inside a host, which has 8 ranks"
+    assert reasons["tensor 16"] == "tensor parallelism must stay within a host, which has 8 ranks"
     assert any("a pipeline would reduce gradients" in why for why in reasons.values())
-    assert any("microbatches cannot be divided by" in why for why in reasons.values())
+    assert any("microbatches cannot be divided evenly among" in why for why in reasons.values())
     all_of_them = {one.what for one in candidates(model, cluster, 32) if isinstance(one, Impossible)}
     assert set(reasons) == all_of_them
     three = plan(model, Cluster(hosts=3, **A100_HOSTS), batch=24, sequence=512)
-    assert "tensor parallelism is a power of two" in {one.why for one in three.rejected}
+    assert "tensor must be a power of two" in {one.why for one in three.rejected}
 
 
 def test_advice_where_nothing_fits() -> None:
@@ -172,14 +172,14 @@ def test_advice_where_nothing_fits() -> None:
     assert plan(gpt2(74, 8192, 64), larger, batch=32, sequence=512).options
     assert advice(plan(gpt2(2, 256, 4), cluster, batch=32, sequence=64)) == ""
     uneven = plan(gpt2(2, 256, 4), Cluster(hosts=4, ranks_per_host=1), batch=1, sequence=64)
-    assert "a batch of 1 cannot be divided by 4 ranks" in advice(uneven)
+    assert "a batch of 1 cannot be divided evenly among 4 ranks" in advice(uneven)
 
 
 @pytest.mark.parametrize("batch", [8, 24, 40, 56])
 def test_the_memory_that_the_advice_names_does(batch: int) -> None:
     model = gpt2(12, 768 + 64 * batch, 8)
     text = advice(plan(model, Cluster(device_memory=1e9), batch=batch, sequence=512))
-    named = float(text.split("Devices of ")[1].split(" GB")[0])
+    named = float(text.split("Devices with ")[1].split(" GB")[0])
     assert plan(model, Cluster(device_memory=named * 1e9), batch=batch, sequence=512).options
 
 

@@ -1,4 +1,4 @@
-"""`smdp plan`: which layout of a model fits on which machines, and how fast it is."""
+"""`smdp plan`: finds the layouts of a model that fit on given machines, and estimates their speed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BINARY = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 
 
 def parse_bytes(option: str, text: str, *, is_rate: bool = False) -> float:
-    """Parse 40GB or 16GiB; or a rate, 600GBps or 600GB/s. Gives bytes, or bytes per second.
+    """Parses a size such as 40GB or 16GiB in bytes, or a rate such as 600GBps or 600GB/s in bytes per second.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is not a size, or not a rate.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b(/s|ps)?", text.strip().lower())
     if (
@@ -57,11 +57,11 @@ def run(
     offload: bool,
     most: int,
 ) -> Plan:
-    """Search; arguments are the command's.
+    """Runs the search with the arguments of the command.
 
     Raises:
-        ValueError: An argument is wrong.
-        ConfigError: The file, or an argument with a unit.
+        ValueError: An argument is invalid.
+        ConfigError: The file or an argument with a unit is invalid.
     """
     if not 0 < tflops < 1e12:
         raise config.invalid("--tflops", str(tflops), "a number above 0")
@@ -71,7 +71,7 @@ def run(
         device_memory=parse_bytes("--device-memory", device_memory),
         link=parse_link("--link", link),
         interconnect=parse_bytes("--interconnect", interconnect, is_rate=True)
-        / 2,  # sold as the sum of both ways
+        / 2,  # vendors state the sum of both directions
         flops=tflops * 1e12,
         efficiency=efficiency,
         margin=margin,
@@ -89,22 +89,22 @@ def run(
 
 
 def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
-    """Print what fits, the best in detail, and advice where nothing does."""
+    """Prints the settings that fit, with details of the best one, or advice if none fits."""
     if found.options:
         console.print(_ranking(found.options[:most]))
         best = found.options[0]
         console.print(f"Recommended: {best.candidate.describe()}", highlight=False, soft_wrap=True)
         console.print(
-            f"{len(found.options)} settings fit, {len(found.rejected)} do not. Of those within 5 % of the"
-            " fastest the recommended one comes first in the order of advice; it uses"
-            f" {', '.join(best.candidate.features().values()) or 'no feature'}.",
+            f"{len(found.options)} settings fit, {len(found.rejected)} do not. Of the settings within 5 % of"
+            " the fastest, the recommended one uses the fewest and simplest features:"
+            f" {', '.join(best.candidate.features().values()) or 'none'}.",
             highlight=False,
             soft_wrap=True,
         )
         console.print(_memory(best, found.cluster))
     if explain:
         for one in found.rejected:
-            console.print(f"no: {one.what}: {one.why}", highlight=False, soft_wrap=True)
+            console.print(f"rejected: {one.what}: {one.why}", highlight=False, soft_wrap=True)
     if not found.options:
         console.print(advice(found), highlight=False, soft_wrap=True)
 
@@ -114,7 +114,7 @@ def _table(title: str) -> Table:
 
 
 def _ranking(options: Sequence[Option]) -> Table:
-    table = _table("What fits, by step time")
+    table = _table("Settings that fit, by step time")
     for name in ("", "p x t x d", "microbatches", "schedule", "sharding", "checkpoints", "other"):
         table.add_column(name, no_wrap=True)
     for name in ("step, s", "bubble", "GB"):
@@ -142,7 +142,7 @@ def _ranking(options: Sequence[Option]) -> Table:
 
 
 def _memory(option: Option, cluster: Cluster) -> Table:
-    table = _table(f"Its memory, GB of {cluster.usable_memory / 1e9:.1f} per rank")
+    table = _table(f"Memory of the recommended setting, GB of {cluster.usable_memory / 1e9:.1f} per rank")
     table.add_column("stage", justify="right")
     kinds = [
         kind for kind in memory.KINDS if any(getattr(stage, kind) > 0 for stage in option.estimate.stages)
@@ -156,7 +156,7 @@ def _memory(option: Option, cluster: Cluster) -> Table:
 
 
 def as_json(found: Plan, *, most: int, explain: bool) -> str:
-    """Give the same as JSON; bytes and seconds."""
+    """Returns the same information as JSON, in bytes and seconds."""
     result: dict[str, Any] = {
         "cluster": asdict(found.cluster),
         "batch": found.batch,
@@ -186,14 +186,14 @@ def _entry(option: Option) -> dict[str, Any]:
 
 
 def write_trace(found: Plan, path: Path) -> None:
-    """Write the recommended setting's timeline for ui.perfetto.dev.
+    """Writes the recommended setting's timeline for ui.perfetto.dev.
 
     Raises:
-        ValueError: Nothing fits, or its schedule was too long to simulate.
+        ValueError: No setting fits, or the schedule was too long to simulate.
         OSError: The file cannot be written.
     """
     if not found.options:
-        raise ValueError("[smdp] nothing fits, so that there is no timeline to write")
+        raise ValueError("[smdp] no setting fits, so there is no timeline to write")
     simulation = found.options[0].simulation
     if simulation is None:
         raise ValueError("[smdp] the schedule of the recommended setting is too long for a timeline")

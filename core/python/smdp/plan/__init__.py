@@ -1,10 +1,10 @@
-"""Which layout of a model fits on which machines, and how fast it is: by formula, before any is rented.
+"""Finds layouts of a model that fit on given machines and estimates their speed, by formula.
 
 from smdp import memory
 from smdp.plan import Cluster, plan
 model = memory.read_config("config.json")
 found = plan(model, Cluster(hosts=16, ranks_per_host=8), batch=512, sequence=512)
-found.options[0].candidate.describe()    # the recommended one
+found.options[0].candidate.describe()    # the recommended layout
 """
 
 from __future__ import annotations

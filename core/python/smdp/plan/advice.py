@@ -1,4 +1,4 @@
-"""Which knob to turn when nothing fits."""
+"""Advice on what to change if nothing fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from smdp import memory
 from smdp.plan.search import Plan
 
-# What helps against each kind, in the order in which to try it; {flash} and {offload} if not taken yet.
+# The remedies for each kind of memory; {flash} and {offload} are filled in if they are not in use yet.
 _HELP = {
     "parameters": "more ranks for the pipeline or tensor parallelism (--hosts)",
     "gradients": "more ranks for the pipeline or tensor parallelism (--hosts)",
@@ -15,20 +15,20 @@ _HELP = {
     "activations": "a smaller --batch or --sequence{flash}",
     "embedding": "a smaller --batch",
     "logits": "a smaller --batch, or more microbatches",
-    "transients": "a smaller --batch or --sequence{flash}, or more ranks (--hosts), as the optimizer's copy"
-    " of the gradients in fp32 is one of them",
+    "transients": "a smaller --batch or --sequence{flash}, or more ranks (--hosts), because transients"
+    " include the optimizer's fp32 copy of the gradients",
     "buckets": "smaller fusion buffers",
     "unsharded": "smaller layers, or tensor parallelism",
 }
 
 
 def advice(found: Plan) -> str:
-    """Tell what to change, from what the nearest candidate is full of; empty if something fits."""
+    """Returns advice based on what uses most of the nearest candidate's memory; empty if something fits."""
     if found.options:
         return ""
     if found.nearest is None:
         reasons = sorted({f"{one.what}: {one.why}" for one in found.rejected})
-        return "Nothing can be laid out on these ranks:\n" + "\n".join(reasons)
+        return "No layout is possible on these ranks:\n" + "\n".join(reasons)
     estimate = found.nearest.estimate
     stage = estimate.stages[estimate.peak_stage]
     kinds = sorted(memory.KINDS, key=lambda kind: -getattr(stage, kind))[:2]
@@ -40,12 +40,12 @@ def advice(found: Plan) -> str:
     nearest = found.nearest.candidate.describe()
     lines = [
         f"Nothing fits {found.cluster.usable_memory / 1e9:.1f} GB ({margin:g} of the device's memory).",
-        f"The nearest takes {estimate.peak / 1e9:.1f} GB: {nearest}.",
+        f"The nearest setting needs {estimate.peak / 1e9:.1f} GB: {nearest}.",
         *(
-            f"{getattr(stage, kind) / 1e9:.1f} GB of it are {kind}: try {_HELP[kind].format(**more)}."
+            f"{getattr(stage, kind) / 1e9:.1f} GB of this is {kind}: try {_HELP[kind].format(**more)}."
             for kind in kinds
             if getattr(stage, kind) > 0
         ),
-        f"Devices of {math.ceil(estimate.peak / margin / 1e9)} GB would do (--device-memory).",
+        f"Devices with {math.ceil(estimate.peak / margin / 1e9)} GB would be sufficient (--device-memory).",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""All settings that a search looks at, and why some are none."""
+"""The settings that a search considers, and the reasons why some are impossible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from smdp.memory import Architecture
 from smdp.pipeline import schedule_info
 from smdp.plan.cluster import Cluster
 
-# In the order of AWS's advice for its model parallel library: what costs least is tried first.
+# In the order of AWS's advice for its model parallel library: the cheapest is tried first.
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 CHECKPOINTINGS = ("none", "selective", "each", "group_2", "group_4", "contiguous")
-# Numbers of virtual stages per rank beside the schedule's usual one.
+# Numbers of virtual stages per rank to try in addition to the schedule's default.
 SCHEDULES: dict[str, tuple[int, ...]] = {
     "1f1b": (),
     "smp_interleaved": (),
@@ -25,7 +25,7 @@ SCHEDULES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One way to lay a model out. Fields are those of `smdp.memory.Setting`."""
+    """One possible layout of a model. The fields are those of `smdp.memory.Setting`."""
 
     pipeline: int
     tensor: int
@@ -41,7 +41,7 @@ class Candidate:
     offload_optimizer: bool = False
 
     def features(self) -> dict[int, str]:
-        """What of the library it uses, by its place in AWS's order of advice: the last to take last."""
+        """Returns the features that the layout uses, keyed by their position in the order of AWS's advice."""
         all_of_them = [
             (self.sharding != "none", self.sharding),
             (self.checkpointing != "none", f"checkpointing={self.checkpointing}"),
@@ -54,7 +54,7 @@ class Candidate:
         return {place: name for place, (is_used, name) in enumerate(all_of_them) if is_used}
 
     def describe(self) -> str:
-        """Give it on one line."""
+        """Returns the layout as one line of text."""
         schedule = self.schedule if self.pipeline > 1 else "no pipeline"
         if self.virtual_stages > 1:
             schedule += f" x{self.virtual_stages}"
@@ -76,30 +76,30 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """A part of the space that no candidate comes from."""
+    """A part of the search space without candidates, and the reason."""
 
     what: str
     why: str
 
 
 def layouts(model: Architecture, cluster: Cluster) -> Iterator[tuple[int, int, int] | Impossible]:
-    """Give (pipeline, tensor, data) that use all ranks; those that break a rule as Impossible."""
+    """Yields every (pipeline, tensor, data) that uses all ranks, or Impossible if it breaks a rule."""
     count = sum(run.count for run in model.layers)
     heads = min(run.heads for run in model.layers)
     for tensor in _divisors(cluster.ranks):
         what = f"tensor {tensor}"
         if tensor & (tensor - 1):
-            yield Impossible(what, "tensor parallelism is a power of two")
+            yield Impossible(what, "tensor must be a power of two")
             continue
         if tensor > cluster.ranks_per_host:
             yield Impossible(
                 what,
-                "tensor parallelism stays inside a host, which has"
+                "tensor parallelism must stay within a host, which has"
                 f" {counted(cluster.ranks_per_host, 'rank')}",
             )
             continue
         if heads % tensor:
-            yield Impossible(what, f"it must divide the {heads} attention heads")
+            yield Impossible(what, f"tensor must divide the {heads} attention heads")
             continue
         for pipeline in _divisors(cluster.ranks // tensor):
             if pipeline > count:
@@ -109,7 +109,7 @@ def layouts(model: Architecture, cluster: Cluster) -> Iterator[tuple[int, int, i
 
 
 def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Candidate | Impossible]:
-    """Give all settings for a global batch of so many samples."""
+    """Yields all settings for a global batch of `batch` samples, and the impossible ones with the reason."""
     count = sum(run.count for run in model.layers)
     for layout in layouts(model, cluster):
         if isinstance(layout, Impossible):
@@ -119,7 +119,7 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
         if batch % data:
             yield Impossible(
                 f"pipeline {pipeline} x tensor {tensor} x data {data}",
-                f"a batch of {batch} cannot be divided by {counted(data, 'rank')}",
+                f"a batch of {batch} cannot be divided evenly among {counted(data, 'rank')}",
             )
             continue
         if pipeline > 1:
@@ -131,7 +131,7 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
             if pipeline > 1 and microbatches % pipeline:
                 yield Impossible(
                     f"pipeline {pipeline} x tensor {tensor} x data {data}, interleaved_1f1b",
-                    f"{counted(microbatches, 'microbatch')} cannot be divided by"
+                    f"{counted(microbatches, 'microbatch')} cannot be divided evenly among"
                     f" {counted(pipeline, 'stage')}",
                 )
             for schedule, virtual, active in _schedules(pipeline, microbatches, count):
@@ -156,7 +156,7 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
 
 
 def _shardings(pipeline: int, data: int) -> tuple[str, ...]:
-    """Those that make sense: with somebody to share with, and without a pipeline where it would cost."""
+    """Returns the shardings that make sense for these numbers of pipeline and data-parallel ranks."""
     if data == 1:
         return ("none",)
     return SHARDINGS[:2] if pipeline > 1 else SHARDINGS
@@ -177,7 +177,7 @@ def _schedules(pipeline: int, microbatches: int, layers: int) -> Iterator[tuple[
         if schedule == "interleaved_1f1b" and microbatches % pipeline:
             continue
         if schedule == "smp_interleaved":
-            # Fewer active microbatches than stages keep less, and wait more.
+            # Fewer active microbatches than stages need less memory but increase idle time.
             for active in sorted({2, pipeline // 2, pipeline} - {0, 1}):
                 if active <= microbatches and active <= pipeline:
                     yield schedule, virtual, active

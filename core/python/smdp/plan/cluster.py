@@ -1,4 +1,4 @@
-"""The machines a plan is for."""
+"""The machines that a plan is for."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _MOST_RANKS = 2**17
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Equal hosts with equal ranks, one rank per device.
+    """Identical hosts with identical devices, one rank per device.
 
     Attributes:
-        hosts: Number of them.
-        ranks_per_host: Devices of a host.
-        device_memory: Bytes of a device.
-        link: Bytes per second of a host's network, each way, that its ranks share.
-        interconnect: Bytes per second of a rank to others of its host, each way.
-        flops: Floating-point operations per second that a device can do in the type of training.
-        efficiency: The part of `flops` that matrix products reach; 0 to 1.
-        margin: The part of `device_memory` that an estimate may take; 0 to 1.
+        hosts: Number of hosts.
+        ranks_per_host: Number of devices per host.
+        device_memory: Bytes of memory per device.
+        link: Bytes per second of a host's network in each direction, shared by its ranks.
+        interconnect: Bytes per second of a rank to the others of its host in each direction.
+        flops: Peak floating-point operations per second of a device, in the data type of training.
+        efficiency: The fraction of `flops` that matrix products reach, 0 to 1.
+        margin: The fraction of `device_memory` that an estimate may use, 0 to 1.
         latency: Seconds of one message.
 
     Raises:
-        ValueError: A value is wrong; the message names it and what is allowed.
+        ValueError: A value is invalid. The message names it and what is allowed.
     """
 
     hosts: int = 1
@@ -65,10 +65,10 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """All devices."""
+        """The number of devices."""
         return self.hosts * self.ranks_per_host
 
     @property
     def usable_memory(self) -> float:
-        """Bytes that an estimate may take."""
+        """Bytes per device that an estimate may use."""
         return self.device_memory * self.margin

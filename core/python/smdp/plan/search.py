@@ -1,4 +1,4 @@
-"""The search for a setting that fits and is fast."""
+"""The search for settings that fit and are fast."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from smdp.plan.cluster import Cluster
 from smdp.plan.step_time import Clock, StepTime
 from smdp.plan.work import work_of
 
-# A plan with fewer features is taken if its step is at most so much longer than the fastest.
+# A setting with fewer features is preferred if its step is at most this fraction longer than the fastest.
 TOLERANCE = 0.05
-# Computations of a schedule above which its closed form has to do.
+# Schedules with more computations are not simulated; their closed forms are used instead.
 _MOST_CELLS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A candidate, what it takes and how long.
+    """A candidate that fits, with its memory and step time.
 
     Attributes:
         candidate: The setting.
         estimate: Bytes of every pipeline rank, by kind.
-        step: Seconds, by closed forms.
-        simulation: Of the schedule, for those that were simulated.
-        seconds: Of the step: simulated, or by closed forms.
+        step: Step time by closed forms.
+        simulation: Simulation of the schedule; None if it was not simulated.
+        seconds: Step time from the simulation if there is one, otherwise by closed forms.
     """
 
     candidate: Candidate
@@ -37,20 +37,20 @@ class Option:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """The step time in seconds."""
         if self.simulation is None:
             return self.step.total
         return self.simulation.makespan + self.step.reduction
 
     @property
     def bubble(self) -> float:
-        """Idle part of the pipeline's time."""
+        """The idle fraction of the pipeline's time."""
         return self.step.bubble if self.simulation is None else self.simulation.bubble
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A candidate that does not fit, or is none, and why."""
+    """A candidate that does not fit or is not possible, with the reason."""
 
     what: str
     why: str
@@ -59,13 +59,13 @@ class Rejected:
 
 @dataclass(slots=True)
 class Plan:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        options: Those that fit: the recommended one, then those that were simulated, by time, then the
-            others, by the time of their closed forms.
-        rejected: Those that do not.
-        nearest: If none fits: the rejected one that takes the least.
+        options: The settings that fit: the recommended one, then the simulated ones by step time, then the
+            others by the step time of their closed forms.
+        rejected: The settings that do not fit.
+        nearest: The rejected setting with the smallest peak memory; None if any setting fits.
     """
 
     cluster: Cluster
@@ -89,28 +89,30 @@ def plan(
     offload: bool = False,
     simulated: int = 12,
 ) -> Plan:
-    """Search pipeline x tensor x sharding x checkpointing x microbatches x schedule.
+    """Searches over pipeline, tensor, sharding, checkpointing, microbatches and schedule.
 
-    Of all that fit and are within TOLERANCE of the fastest, that with the fewest features is recommended.
+    Of the settings that fit and are within TOLERANCE of the fastest, it recommends the one with the fewest
+    features.
 
     Args:
-        model: From `smdp.memory.read_config`.
-        cluster: The machines; all ranks are used.
-        batch: Samples of a step, over all ranks.
-        sequence: Tokens of a sample.
-        precision: As `smdp.memory.state_bytes` takes it.
-        flash_attention: No matrix of scores is kept.
-        offload: Also look at optimizer states in host memory.
-        simulated: How many of the fastest, and of the simplest nearly as fast, are simulated.
+        model: The model, from `smdp.memory.read_config`.
+        cluster: The machines, of which all ranks are used.
+        batch: Samples per step, over all ranks.
+        sequence: Tokens per sample.
+        precision: Precision as in `smdp.memory.state_bytes`.
+        flash_attention: Whether to assume that attention does not store its scores.
+        offload: Whether to consider optimizer states in host memory.
+        simulated: How many of the fastest settings to simulate, and how many of the simplest ones that are
+            almost as fast.
 
     Raises:
-        ValueError: A value is wrong; the message names it and what is allowed.
+        ValueError: A value is invalid. The message names it and what is allowed.
     """
     _check("batch", batch)
     _check("sequence", sequence)
     if not model.layers:
         raise ValueError("[smdp] the model has no layers to divide")
-    # What is wrong with the model or the sequence is wrong with every candidate.
+    # Reports errors in the model or the sequence length, which would affect every candidate.
     memory.estimate(model, sequence=sequence, precision=precision)
     clock = Clock(model, cluster, work_of(model, sequence), sequence, precision)
     found = Plan(cluster, batch, sequence, flash_attention, offload)
@@ -167,15 +169,16 @@ def _too_much(estimate: memory.Estimate, cluster: Cluster) -> str:
     stage = estimate.stages[estimate.peak_stage]
     kind = max(memory.KINDS, key=lambda name: getattr(stage, name))
     return (
-        f"stage {estimate.peak_stage} takes {estimate.peak / 1e9:.1f} GB"
-        f" of {cluster.usable_memory / 1e9:.1f}; most of it {kind}, {getattr(stage, kind) / 1e9:.1f} GB"
+        f"stage {estimate.peak_stage} needs {estimate.peak / 1e9:.1f} GB"
+        f" of {cluster.usable_memory / 1e9:.1f}; the largest part is {kind},"
+        f" {getattr(stage, kind) / 1e9:.1f} GB"
     )
 
 
 def _rank(found: Plan, clock: Clock, model: memory.Architecture, simulated: int) -> None:
     found.options.sort(key=lambda option: (option.step.total, _simplicity(option)))
     fastest = [_simulated(option, clock, model) for option in found.options[:simulated]]
-    # Among the rest may be simpler ones that are as fast within the tolerance.
+    # The rest may contain simpler settings that are as fast, within the tolerance.
     limit = min(option.seconds for option in fastest) * (1 + TOLERANCE)
     near = (option for option in found.options[simulated:] if option.step.total <= limit)
     fastest += [_simulated(option, clock, model) for option in sorted(near, key=_simplicity)[:simulated]]
@@ -188,7 +191,7 @@ def _rank(found: Plan, clock: Clock, model: memory.Architecture, simulated: int)
 
 
 def _simplicity(option: Option) -> tuple[int, int, int, float]:
-    """AWS's order: the latest feature first, then how many, then less of each, then the faster."""
+    """Returns the sort key by AWS's advice: last feature, number of features, their amount, step time."""
     one = option.candidate
     features = one.features()
     amount = CHECKPOINTINGS.index(one.checkpointing) + one.tensor + one.pipeline
@@ -196,7 +199,7 @@ def _simplicity(option: Option) -> tuple[int, int, int, float]:
 
 
 def _simulated(option: Option, clock: Clock, model: memory.Architecture) -> Option:
-    """The same with its schedule simulated, stage by stage: uneven layers, and the head on the last."""
+    """Returns the option with its schedule simulated, with uneven stages and the head on the last one."""
     one = option.candidate
     stages = one.pipeline * one.virtual_stages
     if stages * one.microbatches > _MOST_CELLS:
@@ -215,7 +218,7 @@ def _simulated(option: Option, clock: Clock, model: memory.Architecture) -> Opti
 
 
 def stage_times(one: Candidate, clock: Clock, layers: int) -> dict[str, Any]:
-    """Give times per virtual stage, as `smdp.pipeline.simulate` takes them."""
+    """Returns the times per virtual stage as arguments of `smdp.pipeline.simulate`."""
     stages = one.pipeline * one.virtual_stages
     forward, backward = clock.layer_times(one)
     head_forward, head_backward = clock.head_times(one)

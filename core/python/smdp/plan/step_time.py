@@ -1,8 +1,8 @@
-"""What a step takes, by formula: computation, exposed communication and the pipeline's bubble.
+"""Step time by formula: computation, exposed communication, and the pipeline's bubble.
 
-p is the number of pipeline stages. Assumptions: tensor-parallel collectives are not hidden; the reduction of
-gradients hides behind the last microbatch's backward; activations travel in 2 bytes; groups whose ranks lie
-on the same hosts have equal shares of the links.
+p is the number of pipeline stages. Assumptions: tensor-parallel collectives do not overlap with computation;
+the reduction of gradients overlaps with the last microbatch's backward; activations are sent in 2 bytes per
+element; groups on the same hosts share the links equally.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _WIRE_BYTES = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, and what they are made of.
+    """The time of a step and its components, in seconds.
 
     Attributes:
-        total: Of the step.
-        forward: Of a microbatch on the slowest stage, its tensor-parallel collectives included.
-        backward: The same; what checkpointing computes again included.
-        hop: Of one transfer between stages.
-        reduction: Of gradients and, where they are sharded, parameters over the data-parallel ranks, as far
-            as it is exposed.
-        bubble: Idle part of a rank's time.
+        total: Time of the step.
+        forward: Forward of a microbatch on the slowest stage, including its tensor-parallel collectives.
+        backward: Backward of a microbatch on that stage, including recomputation by checkpointing.
+        hop: One transfer between stages.
+        reduction: The exposed time of reducing gradients and, if they are sharded, gathering parameters over
+            the data-parallel ranks.
+        bubble: The idle fraction of a rank's time.
     """
 
     total: float
@@ -41,7 +41,7 @@ class StepTime:
 
 
 class Clock:
-    """Tells step times of one model on one cluster."""
+    """Computes step times of one model on one cluster."""
 
     def __init__(
         self, model: Architecture, cluster: Cluster, work: Work, sequence: int, precision: str
@@ -55,13 +55,14 @@ class Clock:
         self._states: StateBytes = state_bytes(precision, "none", 1)
 
     def layer_times(self, one: Candidate) -> tuple[float, float]:
-        """Give the seconds of a layer's forward and backward, for one microbatch."""
+        """Returns the seconds of a layer's forward and backward for one microbatch."""
         speed = self._cluster.flops * self._cluster.efficiency * one.tensor
         forward = self._work.layer * one.microbatch_size / speed
         backward = 2 * forward
         collectives = 0.0
         if one.tensor > 1:
-            # Two all-reduces in forward, two in backward; with sequence parallelism the same bytes in halves.
+            # Two all-reduces in forward and two in backward. Sequence parallelism replaces each by a
+            # reduce-scatter and an all-gather, with the same bytes in total.
             size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
             collectives = 2 * all_reduce_seconds(
                 size, one.tensor, latency=self._cluster.latency, bandwidth=self._cluster.interconnect
@@ -73,13 +74,13 @@ class Clock:
         return forward + collectives, backward + collectives
 
     def head_times(self, one: Candidate) -> tuple[float, float]:
-        """Give the seconds of the logits' forward and backward, for one microbatch."""
+        """Returns the seconds of the logits' forward and backward for one microbatch."""
         speed = self._cluster.flops * self._cluster.efficiency * one.tensor
         forward = self._work.head * one.microbatch_size / speed
         return forward, 2 * forward
 
     def hop(self, one: Candidate) -> float:
-        """Give the seconds of one transfer between stages."""
+        """Returns the seconds of one transfer between stages."""
         if one.pipeline == 1:
             return 0.0
         size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
@@ -91,7 +92,7 @@ class Clock:
         return transfer_seconds(size, latency=self._cluster.latency, bandwidth=rate)
 
     def step(self, one: Candidate) -> StepTime:
-        """Give the time of a whole step, by closed forms; smdp.pipeline.simulate tells it exactly."""
+        """Returns the time of a whole step by closed forms; smdp.pipeline.simulate computes it exactly."""
         layers = -(-self._layers // one.pipeline)
         forward, backward = self.layer_times(one)
         head_forward, head_backward = self.head_times(one)
@@ -101,12 +102,12 @@ class Clock:
         hop = self.hop(one)
         fill = one.pipeline - 1
         if one.schedule == "zb_v":
-            # (p - 1) forwards of a virtual stage where there are enough microbatches, else up to all stages
-            # in turn; between the two the simulation of the best candidates has to tell.
+            # With enough microbatches, (p - 1) forwards of a virtual stage; with one, all stages in turn.
+            # In between, this interpolates; the best candidates are simulated exactly.
             enough = min(1.0, (one.microbatches - 1) / max(1, 2 * fill))
             waiting = fill * (enough * stage_forward / 2 + (1 - enough) * both)
         elif one.schedule == "smp_interleaved" and one.active_microbatches < one.pipeline:
-            # No more than `active` are under way: each of m / active rounds runs through all stages.
+            # At most `active` microbatches are in flight: each of m / active rounds runs through all stages.
             rounds = one.microbatches / one.active_microbatches
             waiting = rounds * (one.pipeline - one.active_microbatches) * both + fill * both
         else:
@@ -126,22 +127,22 @@ class Clock:
         own = self._parameters / (one.pipeline * one.tensor)
         gradients = self._over_data(self._states.wire * own, one)
         if one.sharding == "zero3":
-            # Half an all-reduce of gradients; parameters are gathered for forward and for backward of each.
+            # Half an all-reduce of gradients, and a gather of parameters in each forward and each backward.
             gathers = self._over_data(self._states.parameters * own, one) * one.microbatches
             return max(0.0, gradients / 2 + gathers - one.microbatches * hidden_behind)
         if one.sharding in ("zero1", "zero2"):
-            # Gradients are scattered behind backward, by zero2 behind that of every microbatch; parameters
-            # come back with nothing to hide behind.
+            # The reduce-scatter of gradients overlaps with backward, for zero2 with that of every microbatch.
+            # The gather of parameters does not overlap with anything.
             times = one.microbatches if one.sharding == "zero2" else 1
             gather = self._over_data(self._states.parameters * own, one) / 2
             return times * max(0.0, gradients / 2 - hidden_behind) + gather
         return max(0.0, gradients - hidden_behind)
 
     def _over_data(self, size: float, one: Candidate) -> float:
-        """Seconds of an all-reduce over the data-parallel ranks, inside hosts first, then between them.
+        """Returns the seconds of an all-reduce over the data-parallel ranks, inside hosts and between them.
 
-        Model-parallel ranks lie next to each other, so that a host has `local` ranks of each group, and
-        ranks_per_host / local groups share its link: 2 (M - 1) / M of the bytes each, over M hosts.
+        Model-parallel ranks are adjacent, so a host has `local` ranks of each data-parallel group, and
+        ranks_per_host / local groups share its link. Over M hosts, each sends 2 (M - 1) / M of its bytes.
         """
         local = max(1, min(one.data, self._cluster.ranks_per_host // (one.pipeline * one.tensor)))
         groups = self._cluster.ranks_per_host // local

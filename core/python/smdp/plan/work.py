@@ -1,7 +1,7 @@
 """Floating-point operations of a transformer, from its matrices (PTD-P, arXiv 2104.04473, appendix).
 
-A token costs 2 operations per element of every matrix it meets, and 4 x sequence x width of attention for the
-two products with the other tokens; backward costs twice as much as forward.
+A token costs 2 operations per element of every matrix that it is multiplied with, and 4 x sequence x
+attention width for the two products with the other tokens. Backward costs twice as much as forward.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from smdp.memory import Architecture, Layers
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations of one sample's forward.
+    """Floating-point operations of one sample's forward.
 
     Attributes:
-        layer: Of one layer, the mean of all.
-        scores: Part of it that selective checkpointing computes again: the products with the other tokens.
-        head: Of the logits.
+        layer: Operations of one layer, averaged over all layers.
+        scores: The part of `layer` that selective checkpointing recomputes: the products with other tokens.
+        head: Operations of the logits.
     """
 
     layer: float
@@ -27,7 +27,7 @@ class Work:
 
 
 def work_of(model: Architecture, sequence: int) -> Work:
-    """Give the operations of a sample of `sequence` tokens."""
+    """Returns the operations for a sample of `sequence` tokens."""
     tokens = model.sequence or sequence
     count = sum(run.count for run in model.layers)
     matrices = sum(run.count * _matrix_elements(run) for run in model.layers) / count
@@ -40,7 +40,7 @@ def work_of(model: Architecture, sequence: int) -> Work:
 
 
 def _matrix_elements(run: Layers) -> float:
-    """That one token meets in a layer."""
+    """Returns the number of matrix elements that a token is multiplied with in one layer."""
     width = run.heads * run.head_size
     attention = 2 * run.hidden * width + 2 * run.hidden * run.key_value_heads * run.head_size
     per_expert = (3 if run.is_gated else 2) * run.hidden * run.ffn

@@ -1,4 +1,4 @@
-"""The command `smdp plan`: its options."""
+"""The `smdp plan` command and its options."""
 
 from __future__ import annotations
 
@@ -8,43 +8,53 @@ from typing import Annotated
 
 import typer
 
-# Columns of a table that goes to no terminal.
+# Width of tables if the output is not a terminal.
 _FILE_WIDTH = 120
 
 
 def plan_command(
     model_config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
-    batch: Annotated[int, typer.Option("--batch", help="Samples of a step, over all ranks.")],
-    sequence: Annotated[int, typer.Option("--sequence", help="Tokens of a sample.")],
+    batch: Annotated[int, typer.Option("--batch", help="Samples per step, over all ranks.")],
+    sequence: Annotated[int, typer.Option("--sequence", help="Tokens per sample.")],
     hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts.")] = 1,
-    ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", help="Devices of a host.")] = 8,
-    device_memory: Annotated[str, typer.Option("--device-memory", help="Of a device.")] = "40GB",
-    link: Annotated[str, typer.Option("--link", help="Rate of a host's network.")] = "400Gbit",
+    ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", help="Devices per host.")] = 8,
+    device_memory: Annotated[str, typer.Option("--device-memory", help="Memory of a device.")] = "40GB",
+    link: Annotated[str, typer.Option("--link", help="Network bandwidth of a host.")] = "400Gbit",
     interconnect: Annotated[
-        str, typer.Option("--interconnect", help="Of a device to others of its host, both ways together.")
+        str,
+        typer.Option(
+            "--interconnect",
+            help="Bandwidth of a device to the others of its host, sum of both directions.",
+        ),
     ] = "600GBps",
-    tflops: Annotated[float, typer.Option("--tflops", help="Of a device, at its best.")] = 312,
+    tflops: Annotated[float, typer.Option("--tflops", help="Peak teraFLOPS of a device.")] = 312,
     efficiency: Annotated[
-        float, typer.Option("--efficiency", help="The part of that which matrix products reach.")
+        float, typer.Option("--efficiency", help="Fraction of the peak that matrix products reach.")
     ] = 0.5,
-    margin: Annotated[float, typer.Option("--margin", help="The part of memory that may be planned.")] = 0.8,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Fraction of device memory that a plan may use.")
+    ] = 0.8,
     precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, amp, ...")] = "bf16",
     flash_attention: Annotated[
-        bool, typer.Option("--flash-attention", help="No matrix of scores is kept.")
+        bool, typer.Option("--flash-attention", help="Assume that attention does not store its scores.")
     ] = False,
     offload: Annotated[
-        bool, typer.Option("--offload", help="Also look at optimizer states in host memory.")
+        bool, typer.Option("--offload", help="Also consider optimizer states in host memory.")
     ] = False,
-    most: Annotated[int, typer.Option("--most", min=1, help="How many to show.")] = 10,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why each other one was rejected.")] = False,
+    most: Annotated[int, typer.Option("--most", min=1, help="Number of settings to show.")] = 10,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print why each other setting was rejected.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     trace: Annotated[
-        Path | None, typer.Option("--trace", help="Also write the timeline of the best, as a Chrome trace.")
+        Path | None,
+        typer.Option("--trace", help="Also write the timeline of the best setting as a Chrome trace."),
     ] = None,
 ) -> None:
-    """Say which layout of a model fits on which machines, and how fast it is; nothing is run.
+    """Find layouts of a model that fit on given machines.
 
-    Exit code 1: nothing fits.
+    Estimates the memory and step time of each layout by formula; nothing is run. Exits with 1 if nothing
+    fits.
     """
     from rich.console import Console
 
@@ -85,5 +95,5 @@ def plan_command(
         )
     if not found.options:
         if trace is not None:
-            typer.echo(f"smdp plan: nothing fits, so that {trace} was not written", err=True)
+            typer.echo(f"smdp plan: no setting fits, so {trace} was not written", err=True)
         raise typer.Exit(1)
