@@ -101,7 +101,7 @@ def test_launcher_of_the_sagemaker_sdk_without_the_sdk_is_one_line(venv: Venv) -
     ("arguments", "message"),
     [
         ("all_reduce --against gloo", "--against='gloo' needs torch"),
-        ("all_reduce --against openmpi", "--against='openmpi' needs mpi4py"),
+        ("all_reduce --against openmpi", "--against='openmpi' requires mpi4py"),
         ("all_reduce --dtype bfloat16", "--dtype='bfloat16' needs ml_dtypes"),
         ("ddp", "operation='ddp' needs torch"),
     ],

@@ -100,4 +100,4 @@ def test_more_ranks_than_cores() -> None:
     done = smdp_run("-n", "4096", "--bind-to", "core", "true")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "--bind-to='core' is not valid; allowed: none or numa for 4096 ranks on " in done.stderr
+    assert "--bind-to='core' is not valid; allowed: none or numa, for 4096 ranks on " in done.stderr

@@ -186,4 +186,4 @@ def test_output_that_cannot_be_written(arguments: str) -> None:
     command = f"{sys.executable} -m smdp {arguments} >/dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 74
-    assert done.stderr == "smdp: the output cannot be written: [Errno 28] No space left on device\n"
+    assert done.stderr == "smdp: cannot write the output: [Errno 28] No space left on device\n"

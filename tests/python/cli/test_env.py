@@ -59,7 +59,7 @@ def test_json_on_the_command_line() -> None:
         (
             {"SMDP_FORCE_KERNEL": "avx2" if platform.machine() == "aarch64" else "neon"},
             1,
-            "this processor runs",
+            "which this processor supports",
         ),
         ({"SMDP_TRACE": "/dev/null/here"}, 1, "SMDP_TRACE='/dev/null/here' is not valid"),
         ({"SMDP_MASTER_PORT": "70000"}, 1, "SMDP_MASTER_PORT='70000' is not valid; allowed: a port"),
@@ -86,7 +86,7 @@ def test_check_finds_a_compiled_part_that_cannot_be_loaded(tmp_path: Path) -> No
     command = [sys.executable, "-m", "smdp", "env", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 1
-    assert "the compiled part cannot be loaded (ModuleNotFoundError" in done.stderr
+    assert "the compiled extension cannot be loaded (ModuleNotFoundError" in done.stderr
 
 
 def test_text_has_every_part() -> None:
@@ -99,7 +99,7 @@ def test_the_launcher_and_its_variables_are_shown() -> None:
     with mock.patch.dict(os.environ, environ, clear=True):
         launcher = env.collect(os.environ)["launcher"]
     assert isinstance(launcher, dict)
-    assert launcher["recognised"] == "torchrun"
+    assert launcher["detected"] == "torchrun"
     assert launcher["rank"] == "1 of 2, local rank -"
     assert launcher["master"] == "h:6"
     assert launcher["WORLD_SIZE"] == "2"

@@ -157,9 +157,12 @@ def test_what_cannot_be_run(tmp_path: Path) -> None:
     done = smdp_run(script)
     assert (done.returncode, done.stderr.partition(":")[2]) == (
         126,
-        f" '{script}' is not executable: chmod +x, or name what runs it, e.g. smdp run -- bash {script}\n",
+        (
+            f" '{script}' is not executable: run chmod +x on it, or name its interpreter, e.g. smdp run --"
+            f" bash {script}\n"
+        ),
     )
-    assert f"'{tmp_path}' is a folder" in smdp_run(tmp_path).stderr
+    assert f"'{tmp_path}' is a directory" in smdp_run(tmp_path).stderr
 
 
 def test_a_limit_of_processes_is_said() -> None:
@@ -220,7 +223,7 @@ def test_the_first_failure_stops_the_others_and_gives_the_code(script: Callable[
     done = smdp_run("-n", 3, path)
     assert done.returncode == 7
     assert "rank 1 (pid" in done.stderr
-    assert "failed first: exit code 7; stopping the 2 still running" in done.stderr
+    assert "failed first: exit code 7; stopping 2 other ranks" in done.stderr
     assert done.stdout.count("asked") == 2
     assert since_noted(path) < 5
 
@@ -252,7 +255,7 @@ def test_who_left_well_before_the_first_failure_is_named(script: Callable[[str],
     path = script("leave_first(1)\nsys.exit(0 if rank == 1 else 4)\n")
     done = smdp_run("-n", 2, path)
     assert done.returncode == 4
-    assert "failed first: exit code 4 (rank 1 had left before it with exit code 0)" in done.stderr
+    assert "failed first: exit code 4 (rank 1 had exited before it with exit code 0)" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -404,7 +407,7 @@ def test_what_a_shell_has_started_is_killed_after_the_grace(
     (pid,) = read_pids(process, 1)
     process.terminate()
     _, err = process.communicate(timeout=30)
-    assert "the 1 still running have not left in 1 s; killing them" in err
+    assert "1 rank did not exit within 1 s; killing it" in err
     assert process.returncode == 128 + signal.SIGTERM
     wait_until(lambda: not is_alive(pid))
 
@@ -485,7 +488,7 @@ def test_output_that_cannot_be_written_ends_the_job_and_is_said(script: Callable
     command = f"{sys.executable} -m smdp run -n 2 {path} >/dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
     assert done.returncode == 74
-    assert "smdp: the output of ranks cannot be written: [Errno 28] No space left on device" in done.stderr
+    assert "smdp: cannot write the output of the ranks: [Errno 28] No space left on device" in done.stderr
 
 
 def test_dead_processes_without_parents_are_waited_for(script: Callable[[str], Path]) -> None:
@@ -552,15 +555,15 @@ def test_one_rank_that_asks_for_a_restart_is_no_failure(script: Callable[[str], 
     done = smdp_run("-n", 3, "--stop-timeout", "0.1", path)
     assert done.returncode == 75
     assert done.stdout.count("saved") == 3
-    assert "rank 1 (pid" in done.stderr and "asked for a restart: exit code 75" in done.stderr
-    assert "the 2 still running have 120 s to leave" in done.stderr
+    assert "rank 1 (pid" in done.stderr and "requested a restart: exit code 75" in done.stderr
+    assert "2 other ranks have 120 s to exit" in done.stderr
     assert done.stderr.count("smdp:") == 1 and "failed" not in done.stderr
 
 
 def test_a_restart_code_of_ones_own(script: Callable[[str], Path]) -> None:
     path = script("sys.exit(99)\n")
     done = smdp_run("-n", 2, path, env={**os.environ, "SMDP_PREEMPTED_EXIT_CODE": "99"})
-    assert done.returncode == 99 and "asked for a restart" in done.stderr
+    assert done.returncode == 99 and "requested a restart" in done.stderr
     wrong = smdp_run("-n", 2, path, env={**os.environ, "SMDP_PREEMPTED_EXIT_CODE": "200"})
     assert wrong.returncode == 2 and "SMDP_PREEMPTED_EXIT_CODE='200' is not valid" in wrong.stderr
 
@@ -590,7 +593,7 @@ def test_the_grace_ends(by_rank: bool, script: Callable[[str], Path], start: Sta
         process.terminate()
     _, err = process.communicate(timeout=20)
     assert 0.8 < time.monotonic() - begin < 8
-    assert "still running have not left in 1 s; killing them" in err
+    assert "did not exit within 1 s; killing" in err
     assert process.returncode == (75 if by_rank else 128 + signal.SIGKILL)
 
 

@@ -107,7 +107,7 @@ def test_exposed_communication_says_where_it_happens(clocks: tuple[str, str], wh
     for rank, trace in enumerate(traces):
         trace.rank, trace.clock = rank, clocks[rank]
     last = report(traces, {0: 0.0, 1: 0.0})._verdict()
-    assert last == f"Most time is lost to communication {where} that computing does not hide."
+    assert last == f"Most time is lost to communication {where} that does not overlap with computation."
 
 
 def test_a_job_whose_steps_nobody_counts() -> None:
@@ -115,6 +115,6 @@ def test_a_job_whose_steps_nobody_counts() -> None:
     operation = {"cat": "operation", "name": "all_reduce", "ts": 0.0, "dur": 1.0, "args": args}
     text = report([Trace(rank=0, size=1, clock="", spans=[operation])], {0: 0.0}).as_text()
     assert text.startswith(
-        "1 rank, no training steps. Counted are those of\nsmdp.torch.DistributedDataParallel"
+        "1 rank, no training steps. Steps are recorded by\nsmdp.torch.DistributedDataParallel"
     )
     assert "all_reduce" in text

@@ -1,4 +1,4 @@
-"""The program `smdp`. What a command does is imported when it runs, so that --help is quick."""
+"""The `smdp` command. Code of the subcommands is imported when they run, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from smdp.cli.commands.trace import trace_commands
 
 __all__ = ["app", "main"]
 
-# A full disk, a limit, a device that fails.
+# Errors of a full disk, a quota, a file size limit, and a failing device.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="smdp",
-    help="Distributed training on many processes and many machines.",
+    help="Distributed training across processes and machines.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # rich costs 50 ms on every --help
+    rich_markup_mode=None,  # rich adds 50 ms to every --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -46,13 +46,14 @@ def _show_version(is_wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     pass
 
 
-# In the order of --help.
+# In the order in which --help lists them.
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})(
     run_command
 )
@@ -65,7 +66,7 @@ app.add_typer(trace_commands, name="trace")
 
 
 def _open_standard_streams() -> None:
-    """What starts a daemon may have closed them; a pipe of ours would else get one's number."""
+    """Opens standard streams that were closed, as for daemons, so that no pipe gets their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -74,23 +75,23 @@ def _open_standard_streams() -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Runs the command line."""
     _open_standard_streams()
     try:
         try:
             app(prog_name="smdp")
         except SystemExit:
-            if sys.stdout is not None:  # closed from the beginning
+            if sys.stdout is not None:  # None if it was closed at the start
                 sys.stdout.flush()
             raise
-    except BrokenPipeError:  # the reader has gone, as `head` does
-        sys.stdout = None  # Python would try once more at its end
-        raise SystemExit(1) from None  # as typer, which meets most of them
+    except BrokenPipeError:  # the reader has exited, e.g. `head`
+        sys.stdout = None  # Python would flush it again at exit
+        raise SystemExit(1) from None  # the same code as typer's, which handles most cases
     except OSError as error:
         if error.filename is not None or error.errno not in _UNWRITABLE:
             raise
         try:
-            typer.echo(f"smdp: the output cannot be written: {error}", err=True)
+            typer.echo(f"smdp: cannot write the output: {error}", err=True)
         except OSError:
             sys.stderr = None
         sys.stdout = None

@@ -1,4 +1,4 @@
-"""Which CPUs each rank of a machine may run on: `smdp run --bind-to`."""
+"""CPU affinity of the ranks on a machine: `smdp run --bind-to`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from smdp.cli.system import read_text
 
 
 class BindTo(str, Enum):
-    """What a rank is bound to."""
+    """The unit that a rank is bound to."""
 
-    NONE = "none"  # every rank runs where the kernel puts it
-    CORE = "core"  # an equal share of the cores, next to each other
-    NUMA = "numa"  # the NUMA nodes of an equal share of the ranks
+    NONE = "none"  # the kernel decides where a rank runs
+    CORE = "core"  # each rank gets an equal number of neighboring cores
+    NUMA = "numa"  # each rank gets whole NUMA nodes, or shares one with neighboring ranks
 
 
 def cpus_of_ranks(
@@ -25,17 +25,17 @@ def cpus_of_ranks(
     allowed: set[int] | None = None,
     system: Path = Path("/sys/devices/system"),
 ) -> list[set[int]] | None:
-    """Divide CPUs among local ranks in order, so that neighbours among ranks are neighbours on the machine.
+    """Divides CPUs among local ranks in order, so that neighboring ranks get neighboring CPUs.
 
     Args:
-        bind_to: What a rank gets whole: cores with all their hardware threads, or NUMA nodes. With more ranks
-            than nodes several ranks share one.
+        bind_to: The unit that is not split: cores with all their hardware threads, or NUMA nodes. If there
+            are more ranks than nodes, several ranks share a node.
         nproc: Number of local ranks.
         allowed: CPUs to divide. Default: those of this process.
-        system: Where the kernel describes CPUs and nodes; for tests.
+        system: Directory in which the kernel describes CPUs and nodes; for tests.
 
     Returns:
-        The CPUs of each rank, None if nothing is bound.
+        The CPUs of each rank, or None if ranks are not bound.
 
     Raises:
         ConfigError: There are more ranks than cores.
@@ -50,7 +50,7 @@ def cpus_of_ranks(
         parts[node, 0 if bind_to is BindTo.NUMA else core].add(cpu)
     whole = list(parts.values())
     if bind_to is BindTo.CORE and nproc > len(whole):
-        raise config.invalid("--bind-to", "core", f"none or numa for {nproc} ranks on {len(whole)} cores")
+        raise config.invalid("--bind-to", "core", f"none or numa, for {nproc} ranks on {len(whole)} cores")
     shares = []
     for rank in range(nproc):
         begin, end = rank * len(whole) // nproc, (rank + 1) * len(whole) // nproc
@@ -59,7 +59,7 @@ def cpus_of_ranks(
 
 
 def listed(cpus: set[int]) -> str:
-    """Write CPUs as the kernel does, e.g. 0-3,8."""
+    """Returns CPU numbers in the kernel's notation, e.g. 0-3,8."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][-1] + 1 == cpu:
@@ -70,7 +70,7 @@ def listed(cpus: set[int]) -> str:
 
 
 def _nodes(system: Path) -> dict[int, int]:
-    """The NUMA node of each CPU; without nodes there is nothing in it."""
+    """Returns the NUMA node of each CPU; empty if the machine has no NUMA nodes."""
     result = {}
     for directory in system.glob("node/node[0-9]*"):
         for run in filter(None, (read_text(directory / "cpulist") or "").split(",")):
@@ -80,7 +80,7 @@ def _nodes(system: Path) -> dict[int, int]:
 
 
 def _core(system: Path, cpu: int) -> int:
-    """The first hardware thread of a CPU's core; itself where the kernel does not say."""
+    """Returns the first hardware thread of a CPU's core, or the CPU itself if the kernel does not say."""
     topology = system / f"cpu/cpu{cpu}/topology"
     listed = (
         read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list") or str(cpu)

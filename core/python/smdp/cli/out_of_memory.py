@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes here because memory ran out."""
+"""Detects processes that the kernel's OOM killer has ended."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from smdp.cli import system
 
 
 class OutOfMemory:
-    """Compares the kernel's count of such processes with that of the start.
+    """Compares the kernel's count of OOM kills with the count at the start.
 
-    Ranks run in the cgroup of the process that starts them, where other processes may run as well. Without a
-    cgroup that counts, the count is that of the whole machine, and most of it has nothing to do with ranks.
+    Ranks run in the cgroup of the process that starts them, where other processes may run as well. If no
+    cgroup counts OOM kills, the machine's count is used, most of which may be unrelated to the ranks.
     """
 
     def __init__(self) -> None:
         self._before = kills()
 
     def explained(self, *, is_killed: bool) -> str:
-        """Returns a sentence about what was ended since it was said last, with the limit, or an empty text.
+        """Returns a sentence about OOM kills since the last call, with the memory limit; empty if none.
 
         Args:
-            is_killed: A rank ended by SIGKILL, which this process did not send. Otherwise the machine's count
-                says nothing about it.
+            is_killed: Whether a rank was ended by a SIGKILL that this process did not send. Otherwise, the
+                machine's count is ignored.
         """
         found = kills()
         count = found.count - self._before.count
@@ -38,18 +38,16 @@ class OutOfMemory:
         if limit is not None:
             memory = f"the limit of its cgroup is {_shown(limit.bytes)} ({limit.file})"
             cure = "raise the limit, or start fewer ranks on this machine"
-        return (
-            f"the kernel's OOM killer has ended {processes} {where} because memory ran out: {memory}; {cure}"
-        )
+        return f"the kernel's OOM killer ended {processes} {where} because memory ran out: {memory}; {cure}"
 
 
 @dataclass(frozen=True)
 class Kills:
-    """How many processes the kernel has ended because memory ran out.
+    """The number of processes that the kernel's OOM killer has ended.
 
     Attributes:
-        count: In this process's cgroup, since that was made.
-        is_of_machine: On the whole machine instead, because this process is in no cgroup that counts them.
+        count: Number of processes, in this process's cgroup since its creation or on the whole machine.
+        is_of_machine: Whether the count is for the whole machine, because no cgroup counts OOM kills.
     """
 
     count: int
@@ -57,9 +55,9 @@ class Kills:
 
 
 def kills() -> Kills:
-    """Returns the kernel's count."""
+    """Returns the kernel's count of OOM kills."""
     for directory in system.cgroup_directories("memory"):
-        for name in ("memory.events", "memory.oom_control"):  # of version 2 and version 1
+        for name in ("memory.events", "memory.oom_control"):  # cgroup versions 2 and 1
             count = _counted(directory / name)
             if count is not None:
                 return Kills(count, is_of_machine=False)

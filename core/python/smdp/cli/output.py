@@ -1,4 +1,4 @@
-"""Merge the output of many ranks, each line with its rank in front."""
+"""Merges the output of many ranks, with each line prefixed by its rank."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import select
 import stat
 import time
 
-_IDLE_S = 0.2  # a line without its end (a prompt, a progress bar) is shown after this
-_LIMIT = 1 << 16  # and one longer than this is shown in pieces
-_MOST_WAITING = 1 << 18  # bytes of output that wait for a slow reader; then ranks have to wait, too
+_IDLE_S = 0.2  # an unfinished line, such as a prompt or progress bar, is shown after this many seconds
+_LIMIT = 1 << 16  # a line of more bytes than this is shown in pieces
+_MOST_WAITING = 1 << 18  # bytes of output buffered for a slow reader; beyond that, ranks have to wait
 _END = re.compile(rb"\r\n|\n|\r(?!$)")
 
 
 class Line:
-    """The line on which a terminal or file stands; shared by our descriptors that lead to the same one.
+    """The current line of a terminal or file, shared by stdout and stderr if both lead to the same place.
 
     Attributes:
-        owner: Whose unfinished text stands there.
-        is_at_start: It ended in a carriage return: what comes next overwrites it.
+        owner: The stream whose unfinished text is on the line.
+        is_at_start: Whether the text ended in a carriage return, so that the next text overwrites it.
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class Line:
 
 
 class Sink:
-    """One of our own descriptors. Writing never blocks: what finds no room is kept.
+    """stdout or stderr of this process. Writing never blocks: output that does not fit is buffered.
 
     Attributes:
-        moved_at: When something was written last, by time.monotonic().
+        moved_at: Time of the last write, on the clock of time.monotonic().
     """
 
     def __init__(self, fd: int, line: Line | None = None) -> None:
@@ -44,28 +44,28 @@ class Sink:
         self._ready.register(self._fd, select.POLLOUT)
 
     def fileno(self) -> int:
-        """Give the descriptor."""
+        """Returns the file descriptor."""
         return self._fd
 
     def write(self, data: bytes) -> None:
-        """Write data, now or in drain(); nothing after an error.
+        """Writes data now or in a later drain(). After an error, data is discarded.
 
         Raises:
-            OSError: It cannot be written; BrokenPipeError: the reader has gone. Once.
+            OSError: The data cannot be written. Raised once only.
         """
         if not self._is_lost:
             self._waiting += data
             self.drain()
 
     def drain(self) -> None:
-        """Write what there is room for. Raises as write() does."""
+        """Writes as much of the buffered data as fits. Raises as write() does."""
         done = 0
         try:
             with memoryview(self._waiting) as view:
                 while done < len(view) and self._ready.poll(0):
                     done += os.write(self._fd, view[done : done + self._most])
         except BlockingIOError:
-            pass  # there is some room, but not for this
+            pass  # there is room, but not for this much
         except OSError:
             self._is_lost = True
             self._waiting.clear()
@@ -76,20 +76,20 @@ class Sink:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is not written yet."""
+        """Whether some data has not been written yet."""
         return bool(self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is not that nothing should be added."""
+        """Whether so much data is buffered that no more should be added."""
         return len(self._waiting) >= _MOST_WAITING
 
 
 def _without_blocking(fd: int) -> tuple[int, int]:
-    """Give a descriptor for the same place, and how many bytes do not block once poll() has seen room.
+    """Returns a descriptor for the same file, and how many bytes can be written once poll() reports room.
 
-    A pipe has room for so much then. A terminal may have less, and is opened once more: whether a descriptor
-    blocks is shared with whoever else has it.
+    A pipe then has room for PIPE_BUF bytes. A terminal may have less, so it is opened again in non-blocking
+    mode; setting the mode of the existing descriptor would affect other processes that share it.
     """
     try:
         if os.isatty(fd):
@@ -102,12 +102,12 @@ def _without_blocking(fd: int) -> tuple[int, int]:
 
 
 class Stream:
-    """What one rank writes to stdout or to stderr.
+    """The output of one rank to stdout or stderr.
 
-    Lines end at newline, or at carriage return, with which progress bars go back to the line's start.
+    Lines end at a newline, or at a carriage return, which progress bars use to return to the line's start.
 
     Attributes:
-        sink: Where it goes.
+        sink: Where the output is written.
     """
 
     def __init__(self, prefix: str, sink: Sink) -> None:
@@ -117,7 +117,7 @@ class Stream:
         self._since = 0.0
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take data, write the lines that are complete."""
+        """Adds data and writes the lines that are complete."""
         if not self._pending:
             self._since = now
         self._pending += data
@@ -134,15 +134,15 @@ class Stream:
             self.flush()
 
     def flush_idle(self, now: float) -> None:
-        """Show an unfinished line that has been waiting."""
+        """Writes an unfinished line that has been waiting for some time."""
         if self._pending and now - self._since >= _IDLE_S:
             self.flush()
 
     def flush(self) -> None:
-        """Show an unfinished line."""
+        """Writes an unfinished line."""
         pending, self._pending = self._pending, b""
         if pending == b"\r":
-            self._pending = pending  # nothing to see yet
+            self._pending = pending  # nothing to show yet
         elif pending.endswith(b"\r"):
             self._write([(pending[:-1], b"")])
             self._pending = b"\r"
@@ -150,7 +150,7 @@ class Stream:
             self._write([(pending, b"")])
 
     def close(self) -> None:
-        """Show and end an unfinished line."""
+        """Writes an unfinished line and ends it."""
         self._pending = self._pending.removesuffix(b"\r")
         self.flush()
         if self.sink.line.owner is self:
@@ -163,7 +163,7 @@ class Stream:
         for text, end in pieces:
             if line.owner is not self:
                 if not text and end == b"\r":
-                    continue  # a progress bar's leading carriage return
+                    continue  # leading carriage return of a progress bar
                 if line.owner is not None:
                     out += b"\n"
                 line.is_at_start = True
@@ -177,7 +177,7 @@ class Stream:
 
 
 def sinks(stdout: int = 1, stderr: int = 2) -> tuple[Sink, Sink]:
-    """Make the sinks of stdout and stderr, knowing of each other if both end in the same place."""
+    """Returns the sinks of stdout and stderr, which share a Line if both lead to the same file."""
     line = Line()
     try:
         is_same = os.path.sameopenfile(stdout, stderr)

@@ -1,4 +1,4 @@
-"""What every rank that is started here finds in its environment."""
+"""The environment variables of the ranks that `smdp run` starts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from smdp.cli import system
 from smdp.environments.base import MOST_RANKS
 from smdp.environments.torch_port import smdp_port
 
-# Threads of OpenMP's loops, TensorFlow's operations and its graphs; each takes all cores by default.
+# Threads for OpenMP loops, within TensorFlow operations, and across them; each uses all cores by default.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# Else glibc hands memory that a step frees back to the system, and the next step faults every page in again.
+# Keeps glibc from returning memory to the system after each step, which the next step would fault in again.
 _MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": 32 << 20,
     "MALLOC_TOP_PAD_": 64 << 20,
@@ -29,12 +29,12 @@ _MALLOC = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where this machine's ranks stand in a job of several machines.
+    """The place of this machine's ranks in a job of several machines.
 
     Attributes:
-        first_rank: Rank of the first process started here.
-        world_size: Ranks of all machines.
-        master_addr: Name or address of the machine of rank 0.
+        first_rank: Rank of the first process on this machine.
+        world_size: Number of ranks on all machines.
+        master_addr: Name or address of rank 0's machine.
         master_port: MASTER_PORT of all ranks.
     """
 
@@ -47,15 +47,15 @@ class Place:
 def rank_environments(
     environ: Mapping[str, str], nproc: int, *, master_port: int | None = None, place: Place | None = None
 ) -> list[dict[str, str]]:
-    """Make the environment of every rank started here: SMDP_* and torch's env:// variables, a fresh secret.
+    """Returns the environment of every rank on this machine: SMDP_*, torch's env:// variables, and a secret.
 
-    With SMDP_COMPAT=1 they also have Open MPI's ranks.
+    With SMDP_COMPAT=1, it also contains Open MPI's rank variables.
 
     Args:
-        environ: What all ranks get besides.
-        nproc: Number of ranks here.
-        master_port: MASTER_PORT, where all ranks are here.
-        place: Default: all ranks are here.
+        environ: Other variables, which all ranks get.
+        nproc: Number of ranks on this machine.
+        master_port: MASTER_PORT, if all ranks are on this machine. Default: a free port.
+        place: Place in a job of several machines. Default: all ranks are on this machine.
 
     Raises:
         ConfigError: There are too few or too many ranks, or master_port is not free.
@@ -65,10 +65,10 @@ def rank_environments(
     if place is None:
         port = free_ports() if master_port is None else master_port
         if master_port is not None and not (_is_free(port) and _is_free(smdp_port(port))):
-            raise config.invalid("--master-port", port, "a port that is free, and so is the next one")
+            raise config.invalid("--master-port", port, "a free port whose next port is also free")
         place = Place(0, nproc, "127.0.0.1", port)
     common = dict(environ)
-    # What another launcher around us says is about its processes, not about ours.
+    # Variables of an outer launcher describe its own processes, not these ranks.
     for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         common.pop(name, None)
     common.update(
@@ -82,7 +82,7 @@ def rank_environments(
         SMDP_MASTER_PORT=str(smdp_port(place.master_port)),
     )
     has_secret = config.read(common, "SMDP_SECRET") or config.read(common, "SMDP_SECRET_FILE")
-    if not has_secret and nproc == place.world_size:  # else rank 0 draws one and hands it out
+    if not has_secret and nproc == place.world_size:  # otherwise, rank 0 generates and distributes one
         common["SMDP_SECRET"] = secrets.token_hex(32)
     common.setdefault("PYTHONUNBUFFERED", "1")
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in common):
@@ -107,19 +107,19 @@ def rank_environments(
 
 
 def _as_open_mpi(rank: int, world_size: int, local_rank: int, local_size: int) -> dict[str, int]:
-    """Returns what scripts for SMDDP read, which its launcher starts by mpirun.
+    """Returns Open MPI's rank variables, which scripts for SMDDP read because its launcher uses mpirun.
 
-    What leads MPI libraries and others to mpirun itself (PMIX_*, OMPI_MCA_*) stays out.
+    Variables that would make MPI libraries look for mpirun itself (PMIX_*, OMPI_MCA_*) are left out.
     """
     numbers = {"RANK": rank, "SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
     return {f"OMPI_COMM_WORLD_{name}": number for name, number in numbers.items()}
 
 
 def free_ports() -> int:
-    """Find a port that is free together with the next one.
+    """Returns a free port whose next port is also free.
 
-    It lies below the range from which the kernel serves outgoing connections, so that none takes it before
-    rank 0 does.
+    The port is below the range that the kernel uses for outgoing connections, so that no connection takes it
+    before rank 0 does.
     """
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:

@@ -1,4 +1,4 @@
-"""What ranks write: read from their pipes as it comes, and merged into this process's stdout and stderr."""
+"""Reads the output of ranks from their pipes and merges it into this process's stdout and stderr."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import IO
 
 from smdp.cli.output import Sink, Stream, sinks
 
-DRAIN_S = 1.0  # how long output is awaited from children that outlive their rank
+DRAIN_S = 1.0  # how long to wait for output from children that outlive their rank
 
 
 @dataclass
 class _Output:
-    """What one rank writes to stdout or to stderr."""
+    """The output of one rank to stdout or stderr."""
 
     rank: int
     is_stderr: bool
     pipe: IO[bytes]
     stream: Stream
-    left: int = 1 << 20  # bytes that are read once all ranks have ended
+    left: int = 1 << 20  # bytes that may still be read after all ranks have ended
 
 
 class RankOutputs:
     """Reads the pipes of ranks and writes to stdout and stderr, without ever blocking.
 
     Args:
-        selector: Waits for the pipes, and for stdout and stderr while they are behind.
-        heard: Called with a rank, whether it is stderr, and what the rank has written.
-        unwritable: Called with the error where stdout or stderr cannot be written.
+        selector: Waits for the pipes, and for stdout and stderr while they have buffered data.
+        heard: Called with the rank, whether the output is stderr, and the output.
+        unwritable: Called with the error if stdout or stderr cannot be written.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RankOutputs:
         return len(self._outputs)
 
     def add(self, rank: int, process: subprocess.Popen[bytes], prefix: str) -> None:
-        """Takes the pipes of a rank, whose lines begin with the prefix."""
+        """Adds the pipes of a rank, whose lines get the prefix."""
         out, err = self._sinks
         for pipe, sink in ((process.stdout, out), (process.stderr, err)):
             assert pipe is not None
@@ -63,7 +63,7 @@ class RankOutputs:
             self._outputs[pipe.fileno()] = _Output(rank, sink is err, pipe, Stream(prefix, sink))
 
     def watch(self, is_over: bool) -> None:
-        """Watches stdout and stderr while they are behind, and ranks unless they add to one that is full."""
+        """Selects stdout and stderr while they have buffered data, and ranks unless that buffer is full."""
         watched = self._selector.get_map()
         wanted: list[tuple[Sink | IO[bytes], int, bool]] = [
             *((sink, selectors.EVENT_WRITE, sink.is_behind) for sink in self._sinks),
@@ -79,7 +79,7 @@ class RankOutputs:
                 self._selector.unregister(file)
 
     def read(self, fd: int, is_over: bool) -> None:
-        """Reads a pipe that is ready; once all ranks have ended, not without end."""
+        """Reads a pipe that is ready; after all ranks have ended, only a limited number of bytes."""
         output = self._outputs[fd]
         try:
             data = os.read(fd, 1 << 16)
@@ -95,7 +95,7 @@ class RankOutputs:
             self._close(fd)
 
     def write_on(self) -> None:
-        """Writes lines that have waited for their end, and what stdout and stderr have not taken before."""
+        """Writes unfinished lines that have waited for some time, and buffered output."""
         now = time.monotonic()
         for output in list(self._outputs.values()):
             self._guarded(partial(output.stream.flush_idle, now))
@@ -103,7 +103,7 @@ class RankOutputs:
             self._guarded(sink.drain)
 
     def write_error(self, text: str) -> None:
-        """Writes to stderr, behind what ranks have written there.
+        """Writes to stderr, after the output of ranks that is waiting to be written there.
 
         Raises:
             OSError: stderr cannot be written.
@@ -111,22 +111,22 @@ class RankOutputs:
         self._sinks[1].write(text.encode(errors="replace"))
 
     def is_silent(self, rank: int) -> bool:
-        """Returns whether all that a rank has written was read."""
+        """Returns whether all output of a rank has been read."""
         return all(output.rank != rank for output in self._outputs.values())
 
     def is_being_read(self, now: float, since: float) -> bool:
-        """Returns whether the reader of stdout or stderr is behind, and has read something lately.
+        """Returns whether stdout or stderr has buffered data and its reader has read something recently.
 
         Args:
-            now: The time, by time.monotonic().
-            since: When the last rank ended.
+            now: The current time, on the clock of time.monotonic().
+            since: The time at which the last rank ended.
         """
         behind = [sink.moved_at for sink in self._sinks if sink.is_behind]
         return bool(behind) and now - max(since, *behind) < DRAIN_S
 
     @property
     def is_behind(self) -> bool:
-        """Whether stdout or stderr has not taken all that was written."""
+        """Whether stdout or stderr has buffered data."""
         return any(sink.is_behind for sink in self._sinks)
 
     def close(self) -> None:

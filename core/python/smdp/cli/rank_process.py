@@ -1,4 +1,4 @@
-"""The process of one rank: how it starts, what keeps it from starting, and what its exit code says."""
+"""The process of one rank: starting it, describing why it could not start, and describing its exit code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from smdp import _core
 
 _PR_SET_PDEATHSIG = 1
-# What a process lacks that cannot be started, and the call that finds it.
+# Resource shortages that keep a process from starting, and the system call that reports them.
 _SHORTAGES = {
     errno.EMFILE: "pipe2",
     errno.ENFILE: "pipe2",
     errno.EAGAIN: "fork",
     errno.ENOMEM: "fork",
 }
-_OWN_FILES = 16  # that smdp run opens at most, besides the pipes of ranks
+_OWN_FILES = 16  # the most files that smdp run opens besides the pipes of ranks
 
 
 @dataclass
@@ -29,25 +29,25 @@ class Rank:
 
     number: int
     process: subprocess.Popen[bytes]
-    code: int | None = None  # as a shell gives it
+    code: int | None = None  # the exit code in a shell's notation
 
 
 def start_rank(
     number: int, argv: Sequence[str], environ: Mapping[str, str], *, cwd: str | None, cpus: set[int] | None
 ) -> Rank:
-    """Starts a rank as the leader of a process group, with pipes for what it writes.
+    """Starts a rank as the leader of a process group, with pipes for its output.
 
     Args:
-        number: The rank. Rank 0 reads this process's stdin, but for a terminal: a rank is not in the
-            terminal's foreground group and could not read from it.
-        argv: What it executes.
-        environ: Its variables.
-        cwd: Where it starts. Default: here.
-        cpus: Where it may run. Default: where this process may.
+        number: The rank. Rank 0 inherits this process's stdin unless that is a terminal, which only its
+            foreground process group can read.
+        argv: The command.
+        environ: The environment variables.
+        cwd: The working directory. Default: that of this process.
+        cpus: The CPUs the rank may run on. Default: those of this process.
 
     Raises:
-        OSError: It cannot be started.
-        subprocess.SubprocessError: It has ended before it executed anything.
+        OSError: The process cannot be started.
+        subprocess.SubprocessError: The process ended before it executed the command.
     """
     process = subprocess.Popen(
         argv,
@@ -63,7 +63,7 @@ def start_rank(
 
 
 def why_not_started(error: OSError | subprocess.SubprocessError) -> str:
-    """Returns why a process cannot be started, with the limit that stands in the way."""
+    """Returns why a process cannot be started, with the limit that was reached."""
     if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
         return str(error)
     text = _core.describe_shortage(_SHORTAGES[error.errno], "its process and pipes", error.errno)
@@ -72,7 +72,7 @@ def why_not_started(error: OSError | subprocess.SubprocessError) -> str:
 
 
 def describe_exit(code: int | None) -> str:
-    """Returns an exit code in words, with the signal that has killed the process."""
+    """Returns an exit code in words, with the name of the signal if one killed the process."""
     if code is not None and code > 128:
         try:
             return f"killed by {signal.Signals(code - 128).name}"
@@ -82,14 +82,14 @@ def describe_exit(code: int | None) -> str:
 
 
 def _child_setup(cpus: set[int] | None) -> Callable[[], None]:
-    """Make the function that runs between fork and exec; what it needs is looked up before."""
+    """Returns the function that runs between fork and exec. It must not look up anything itself."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def setup() -> None:
         os.setpgid(0, 0)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # died in between
+        if os.getppid() != parent:  # the parent died before prctl()
             os._exit(1)
         if cpus is not None:
             os.sched_setaffinity(0, cpus)

@@ -1,4 +1,4 @@
-"""`smdp run`: from its options to ranks that a launcher starts, and to the exit code."""
+"""`smdp run`: starts the ranks according to the options, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def run(
     bind_to: BindTo = BindTo.NONE,
     is_dry: bool = False,
 ) -> int:
-    """Start nproc ranks of a command and wait for them.
+    """Starts nproc ranks of a command and waits for them.
 
     Args:
         command: A Python file, a module or a program, and its arguments.
         nproc: Number of ranks.
-        module: The first word of command is a module.
-        master_port: MASTER_PORT of the ranks; smdp's is the next one.
-        stop_timeout_s: Seconds between SIGTERM and SIGKILL once a rank has failed.
-        grace_s: Seconds that ranks have for saving and leaving, once this process got SIGTERM or one of them
-            asked for a restart.
-        compat: Ranks run with SMDP_COMPAT=1.
-        bind_to: Ranks have CPUs of their own.
-        is_dry: Print what every rank would see, and start none.
+        module: Whether the first word of the command is a module.
+        master_port: MASTER_PORT of the ranks; smdp's store uses the next port. Default: free ports.
+        stop_timeout_s: Seconds between SIGTERM and SIGKILL after a rank has failed.
+        grace_s: Seconds that ranks have to save and exit, after this process received SIGTERM or a rank
+            requested a restart.
+        compat: Whether ranks run with SMDP_COMPAT=1.
+        bind_to: What each rank is bound to.
+        is_dry: Whether to print what every rank would see instead of starting the ranks.
 
     Returns:
-        0, or the code of the rank that failed first, 128 + signal if one killed it; if none failed and one
-        asked for a restart, SMDP_PREEMPTED_EXIT_CODE.
+        0 if all ranks succeeded; the code of the rank that failed first (128 + the signal's number if it was
+        killed); or SMDP_PREEMPTED_EXIT_CODE if no rank failed and one requested a restart.
     """
     try:
         argv = command_line(command, module=module)

@@ -1,4 +1,4 @@
-"""`smdp schedule`: pipeline schedules, listed, drawn and measured."""
+"""`smdp schedule`: lists, draws and simulates pipeline schedules."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 from smdp import pipeline
 
-#: What --output can write, by the name's ending.
+#: File name extensions that --output supports.
 FORMATS = (".csv", ".json", ".png", ".svg", ".pdf")
 
 
 class Shown(NamedTuple):
-    """What `smdp schedule show` prints."""
+    """The output of `smdp schedule show`."""
 
     text: str
-    problem: str | None  # why the picture was not drawn
+    problem: str | None  # the reason if the picture was not drawn
 
 
 def names(incomplete: str = "") -> list[str]:
-    """Returns the names of the schedules that begin with what was typed."""
+    """Returns the names of the schedules that begin with the given text."""
     return [name for name in pipeline.SCHEDULES if name.startswith(incomplete)]
 
 
 def listing() -> str:
-    """Returns a line for each schedule: its name, and what it is."""
+    """Returns a line for each schedule, with its name and description."""
     width = max(map(len, pipeline.SCHEDULES))
     return "\n".join(f"{name:<{width}}  {line}" for name, line in pipeline.SCHEDULES.items())
 
@@ -47,31 +47,32 @@ def show(
     output: Path | None,
     trace: Path | None,
 ) -> Shown:
-    """Makes a schedule, verifies it, lowered, and returns its drawing and figures.
+    """Generates a schedule, verifies its lowered form, and returns its drawing and figures.
 
     Args:
         name: One of smdp.pipeline.SCHEDULES.
-        stages: Pipeline stages.
+        stages: Number of pipeline stages.
         microbatches: Number of microbatches.
-        virtual_stages: Per rank. Default: what the schedule needs.
-        active_microbatches: For smp_interleaved: most under way. Default: stages + 2.
-        forward: Time of a full stage; virtual stages share it, the two below and one unit of activations.
-        backward_input: Of its input gradient.
-        backward_weight: Of its weight gradient.
-        hop: From rank to rank.
-        memory_cap: For auto: most activations per rank, in those of a microbatch on a full stage.
-        width: Most characters of a line.
-        as_json: Give figures as JSON, without a drawing.
-        output: Also write the schedule (.csv, .json) or a picture (.png, .svg, .pdf).
-        trace: Also write a Chrome trace.
+        virtual_stages: Virtual stages per rank. Default: the schedule's usual number.
+        active_microbatches: For smp_interleaved: the most microbatches in flight. Default: stages + 2.
+        forward: Time of a full stage's forward. It is divided among the rank's virtual stages, as are the
+            next two times and one unit of activations.
+        backward_input: Time of a full stage's input gradient.
+        backward_weight: Time of a full stage's weight gradient.
+        hop: Time of a transfer between ranks.
+        memory_cap: For auto: the most activations per rank, in units of a microbatch on a full stage.
+        width: The most characters per line.
+        as_json: Whether to return the figures as JSON, without a drawing.
+        output: File to write the schedule (.csv, .json) or a picture (.png, .svg, .pdf) to.
+        trace: File to write a Chrome trace to.
 
     Raises:
-        ValueError: An argument is wrong.
+        ValueError: An argument is invalid.
         OSError: A file cannot be written.
     """
     if output is not None and output.suffix not in FORMATS:
         raise ValueError(
-            f"--output = {str(output)!r} is not valid; allowed: names ending in {', '.join(FORMATS)}"
+            f"--output = {str(output)!r} is not valid; allowed: file names ending in {', '.join(FORMATS)}"
         )
     virtual = virtual_stages if virtual_stages is not None else pipeline.usual_virtual_stages(name)
     part = 1 / max(1, virtual)
@@ -93,7 +94,7 @@ def show(
     )
     pipeline.verify(schedule.lower())
     result = pipeline.simulate(schedule, **times)
-    drawing = result.draw(width=width)  # before anything is written: the width may be wrong
+    drawing = result.draw(width=width)  # checks the width before any file is written
     if trace is not None:
         trace.write_text(result.chrome_trace(), encoding="utf-8")
     problem = None
@@ -123,6 +124,6 @@ def show(
         f"{drawing}"
         f"{schedule.name}: makespan {result.makespan:g}, bubble {100 * result.bubble:.1f} %, at most "
         f"{max(result.peak_activations):g} microbatches' activations on a rank\n"
-        "digit: forward of that microbatch, letter: its backward, ':': weight gradient, '*': both overlapped",
+        "digit: forward of that microbatch, letter: backward, ':': weight gradient, '*': overlapped pair",
         problem,
     )

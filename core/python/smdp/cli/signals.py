@@ -1,4 +1,4 @@
-"""Signals of this process as bytes of a descriptor, for a loop that waits for descriptors anyway."""
+"""Delivers this process's signals through a file descriptor, for use in a select loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from smdp.cli.guard import FORWARDED
 
 
 class Signals:
-    """Has signals written to a descriptor while it is entered, and handled as before after that.
+    """A context manager that writes signals to a descriptor and restores the old handlers on exit.
 
     Attributes:
-        fd: Ready to be read when a signal has come.
+        fd: A descriptor that is readable when a signal has arrived.
     """
 
     def __enter__(self) -> Signals:
@@ -37,5 +37,5 @@ class Signals:
         os.close(self._write)
 
     def read(self) -> bytes:
-        """Returns the numbers of the signals that have come."""
+        """Returns the numbers of the signals that have arrived."""
         return os.read(self.fd, 4096)

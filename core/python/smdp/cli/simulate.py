@@ -1,4 +1,4 @@
-"""`smdp simulate ddp`: what a step of data parallel training would take, by the cost model alone."""
+"""`smdp simulate ddp`: predicts the time of a data-parallel training step with the cost model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from smdp import _core, config
 from smdp.cli import gradients
 
-# Payload of 1500-byte Ethernet frames.
+# Fraction of 1500-byte Ethernet frames that is payload.
 _PAYLOAD = 0.956
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def parse_link(option: str, text: str) -> float:
-    """Parse 100Gbit, 400mbit, 25Gbit/s; gives bytes of payload per second.
+    """Parses a rate such as 100Gbit, 400mbit or 25Gbit/s; returns bytes of payload per second.
 
     Raises:
-        ConfigError: It is no rate.
+        ConfigError: The text is not a rate above 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt])bit(?:/s|ps)?", text.strip().lower())
     if found is None or float(found[1]) == 0:
@@ -27,10 +27,10 @@ def parse_link(option: str, text: str) -> float:
 
 
 def check_time(option: str, value: float) -> None:
-    """Refuse what is no time: infinities pass for numbers above 0.
+    """Checks a time; in particular, rejects infinity and NaN.
 
     Raises:
-        ConfigError: It is not a number from 0 to a billion.
+        ConfigError: The value is not a number from 0 to 1e9.
     """
     if not 0 <= value <= 1e9:
         raise config.invalid(option, value, "a number from 0 to 1e9")
@@ -47,21 +47,21 @@ def simulate_ddp(
     compression: str = "none",
     latency_us: float = 30,
 ) -> list[dict[str, Any]]:
-    """Predict steps on so many hosts, one row for each of `hosts`.
+    """Predicts the time of a step, and returns one row for each number of hosts.
 
     Args:
         hosts: Numbers of hosts.
-        ranks_per_host: Ranks on each, which share its link.
+        ranks_per_host: Ranks on each host, which share its link.
         link: Rate of a host's link, e.g. "100Gbit".
         model: Layers in forward order.
-        forward_ms: Milliseconds of the whole forward, divided among layers by their parameters' number.
-        backward_ms: Of the whole backward.
-        compression: Wire type.
-        latency_us: Microseconds from a send to the peer's wake-up.
+        forward_ms: Milliseconds of the whole forward, divided among layers by their numbers of parameters.
+        backward_ms: Milliseconds of the whole backward, divided in the same way.
+        compression: Type of the gradients on the wire.
+        latency_us: Microseconds from a send until the receiver wakes up.
 
     Raises:
-        ConfigError: The link's rate is none, or a time is none.
-        ValueError: Another argument is wrong.
+        ConfigError: The link's rate or a time is invalid.
+        ValueError: Another argument is invalid.
     """
     bandwidth = parse_link("--link", link)
     for option, value in (
@@ -69,7 +69,7 @@ def simulate_ddp(
     ):  # fmt: skip
         check_time(option, value)
     sizes = [sum(layer) for layer in model]
-    # An embedding computes as little as a thin layer, however many rows it has.
+    # Embeddings have many parameters but little computation, so a layer's weight is capped at the median.
     limit = sorted(sizes)[len(sizes) // 2]
     weights = [min(size, limit) for size in sizes]
     total = sum(weights)
@@ -105,7 +105,7 @@ def simulate_ddp(
 
 
 def as_text(rows: list[dict[str, Any]], model: gradients.Layers, link: str) -> str:
-    """Give a table."""
+    """Returns the rows as a table."""
     megabytes = 4 * sum(sum(layer) for layer in model) / 1e6
     lines = [
         (
@@ -127,5 +127,5 @@ def as_text(rows: list[dict[str, Any]], model: gradients.Layers, link: str) -> s
 
 
 def as_json(rows: list[dict[str, Any]]) -> str:
-    """Give the rows as JSON."""
+    """Returns the rows as JSON."""
     return json.dumps(rows, indent=2)

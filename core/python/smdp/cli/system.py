@@ -1,4 +1,4 @@
-"""What this machine is made of, read from /proc and /sys; what is missing is None or empty."""
+"""Describes this machine from /proc and /sys; missing information is None or empty."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-# Without a limit, version 1 of cgroups reports more bytes than this.
+# Version 1 of cgroups reports more bytes than this if there is no limit.
 _NO_LIMIT = 1 << 60
-# The instruction sets that the reduction kernels care about, as /proc/cpuinfo spells them.
+# Instruction sets that matter to the reduction kernels, as spelled in /proc/cpuinfo.
 _FEATURES = (
     "sse4_2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16",
     "amx_bf16", "asimd", "asimdhp", "bf16", "sve",
@@ -24,7 +24,7 @@ _FEATURES = (
 
 
 def read_text(path: str | Path) -> str | None:
-    """Give a file's text without blanks around it, None if it cannot be had."""
+    """Returns a file's text without surrounding whitespace, or None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def read_text(path: str | Path) -> str | None:
 
 
 def cgroup_quota() -> float | None:
-    """Give the number of cores that the cgroup allows, None if it sets no limit."""
+    """Returns the number of cores that the cgroup allows, or None if it sets no limit."""
     best: float | None = None
     for directory in cgroup_directories("cpu"):
         quota, period = None, None
@@ -57,10 +57,10 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limit() -> MemoryLimit | None:
-    """Returns the least limit of this process's cgroup and all above it, None if they set none."""
+    """Returns the smallest limit of this process's cgroup and its parents, or None if they set none."""
     limits = []
     for directory in cgroup_directories("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and version 1
+        for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup versions 2 and 1
             text = read_text(directory / name)
             if text and text.isdecimal() and int(text) < _NO_LIMIT:
                 limits.append(MemoryLimit(int(text), directory / name))
@@ -68,10 +68,10 @@ def memory_limit() -> MemoryLimit | None:
 
 
 def cgroup_directories(controller: str) -> list[Path]:
-    """Returns the folders of our cgroup and those above it, of version 2 and version 1, the innermost first.
+    """Returns the directories of this process's cgroups and their parents, the innermost first.
 
     Args:
-        controller: Of version 1, "cpu" or "memory".
+        controller: The controller to look for in version 1, "cpu" or "memory". Version 2 has one hierarchy.
     """
     directories = []
     for line in (read_text("/proc/self/cgroup") or "").splitlines():
@@ -88,7 +88,7 @@ def cgroup_directories(controller: str) -> list[Path]:
 
 
 def affinity() -> int:
-    """Give the number of cores this process may run on."""
+    """Returns the number of cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -96,13 +96,13 @@ def affinity() -> int:
 
 
 def available_cores() -> float:
-    """Give the cores that this process really has: affinity and cgroup quota."""
+    """Returns the number of cores available to this process, by affinity and cgroup quota."""
     quota = cgroup_quota()
     return float(affinity()) if quota is None else min(float(affinity()), max(quota, 1.0))
 
 
 def cpu() -> dict[str, object]:
-    """Describe the processor."""
+    """Returns a description of the processor."""
     info = read_text("/proc/cpuinfo") or ""
     values: dict[str, str] = {}
     for line in info.splitlines():
@@ -121,13 +121,13 @@ def cpu() -> dict[str, object]:
 
 
 def numa() -> dict[str, str]:
-    """Give the cores of each NUMA node."""
+    """Returns the cores of each NUMA node."""
     nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     return {node.name: read_text(node / "cpulist") or "" for node in nodes}
 
 
 def total_memory() -> int | None:
-    """Returns the bytes of memory of this machine."""
+    """Returns the machine's memory in bytes."""
     for line in (read_text("/proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
@@ -135,7 +135,7 @@ def total_memory() -> int | None:
 
 
 def memory() -> dict[str, object]:
-    """Describe memory and its limits; bytes."""
+    """Returns the memory and its limits in bytes."""
     limit = memory_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
@@ -157,7 +157,7 @@ def _limit(value: int) -> int | str:
 
 
 def network() -> list[dict[str, object]]:
-    """Describe the interfaces: name, addresses, speed in Mbit/s, state."""
+    """Returns the network interfaces with name, addresses, speed in Mbit/s, and state."""
     v6: dict[str, list[str]] = {}
     for line in (read_text("/proc/net/if_inet6") or "").splitlines():
         parts = line.split()
@@ -170,7 +170,7 @@ def network() -> list[dict[str, object]]:
         names = []
     for name in names:
         directory = Path("/sys/class/net") / name
-        speed = read_text(directory / "speed")  # EINVAL where the interface has none, -1 where it is down
+        speed = read_text(directory / "speed")  # EINVAL if the interface has no speed, -1 if it is down
         result.append(
             {
                 "name": name,
@@ -194,7 +194,7 @@ def _ipv4(name: str) -> list[str]:
 
 
 def fabric() -> dict[str, object]:
-    """Describe RDMA devices; EFA is recognised by its driver, never by the machine's type."""
+    """Returns the RDMA devices. EFA is detected by its driver, never by the machine's type."""
     devices = {}
     for path in sorted(Path("/sys/class/infiniband").glob("*")):
         driver = path / "device" / "driver"
@@ -206,7 +206,7 @@ def fabric() -> dict[str, object]:
 
 
 def gpus() -> list[str]:
-    """Name the GPUs, by nvidia-smi or the driver's files."""
+    """Returns the names of the GPUs, from nvidia-smi or the driver's files."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         try:
@@ -223,8 +223,8 @@ def gpus() -> list[str]:
 
 
 def guarded(probe: Callable[[], object]) -> object:
-    """Run a probe; what it raises becomes its answer."""
+    """Returns the result of a probe, or a text with its error if it raises one."""
     try:
         return probe()
-    except Exception as error:  # noqa: BLE001 - a report must not die of a strange machine
+    except Exception as error:  # noqa: BLE001 - the report must not fail on an unusual machine
         return f"not available ({type(error).__name__}: {error})"

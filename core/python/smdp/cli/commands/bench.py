@@ -1,4 +1,4 @@
-"""The command `smdp bench`: its options."""
+"""The `smdp bench` command and its options."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import typer
 
 from smdp.cli.bench import DTYPES, OPERATIONS, WIRES
 
-# Options of `smdp bench` that say nothing about a replay, and those that are about nothing else.
+# Options that apply to collectives only, and options that apply to replays of training (ddp) only.
 _OF_COLLECTIVES = ("begin", "end", "factor", "dtype")
 _OF_REPLAYS = ("compression", "gradients", "forward_ms", "backward_ms", "in_forward")
 
 
 def _refuse_foreign(context: typer.Context, operation: str) -> None:
-    """Refuse options that the operation would pass over."""
+    """Raises ValueError for options that the operation would ignore."""
     foreign = _OF_COLLECTIVES if operation == "ddp" else _OF_REPLAYS if operation in OPERATIONS else ()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in foreign and source is not None and source.name == "COMMANDLINE":
             whose = "a collective" if operation == "ddp" else "ddp"
-            raise ValueError(f"{parameter.opts[0]} is for {whose}, not for {operation}; leave it out")
+            raise ValueError(f"{parameter.opts[0]} applies to {whose}, not to {operation}; remove it")
 
 
 def bench_command(
@@ -28,37 +28,51 @@ def bench_command(
     operation: Annotated[
         str,
         typer.Argument(
-            help=f"One of {', '.join(OPERATIONS)}; or ddp, a replay of training.",
+            help=f"One of {', '.join(OPERATIONS)}; or ddp, which replays data-parallel training.",
             autocompletion=lambda incomplete: [
                 name for name in (*OPERATIONS, "ddp") if name.startswith(incomplete)
             ],
         ),
     ],
     nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Number of ranks.")] = 2,
-    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, e.g. 4K.")] = "4K",
-    end: Annotated[str, typer.Option("-e", "--end", help="Largest size, e.g. 100M.")] = "100M",
-    factor: Annotated[float, typer.Option("-f", "--factor", help="From one size to the next.")] = 5.0,
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size in bytes, e.g. 4K.")] = "4K",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size in bytes, e.g. 100M.")] = "100M",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Factor from one size to the next.")] = 5.0,
     dtype: Annotated[str, typer.Option("--dtype", help=f"One of {', '.join(DTYPES)}.")] = "float32",
     against: Annotated[
-        str, typer.Option("--against", help="Peers, comma-separated: gloo, gloo4, openmpi.")
+        str,
+        typer.Option(
+            "--against", help="Libraries to compare with, separated by commas: gloo, gloo4, openmpi."
+        ),
     ] = "",
     iters: Annotated[
-        int | None, typer.Option("--iters", min=1, help="Iterations per size. Default: by the size.")
+        int | None,
+        typer.Option("--iters", min=1, help="Iterations per size. Default: depends on the size."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     compression: Annotated[
-        str, typer.Option("--compression", help=f"ddp: of {', '.join(WIRES)}, comma-separated.")
+        str,
+        typer.Option("--compression", help=f"ddp: one or more of {', '.join(WIRES)}, separated by commas."),
     ] = "none",
     gradients: Annotated[
-        str, typer.Option("--gradients", help="ddp: a model, e.g. bert-base, transformer-6x512 or 1000x4K.")
+        str,
+        typer.Option("--gradients", help="ddp: a model, e.g. bert-base, transformer-6x512 or 1000x4K."),
     ] = "transformer-6x512",
-    forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="ddp: of a layer.")] = 10,
-    backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="ddp: of a layer.")] = 20,
+    forward_ms: Annotated[
+        float, typer.Option("--forward-ms", min=0, help="ddp: milliseconds of a layer's forward.")
+    ] = 10,
+    backward_ms: Annotated[
+        float, typer.Option("--backward-ms", min=0, help="ddp: milliseconds of a layer's backward.")
+    ] = 20,
     in_forward: Annotated[
-        bool, typer.Option("--in-forward", help="ddp: also with optimizer steps in the next forward.")
+        bool,
+        typer.Option("--in-forward", help="ddp: also measure with optimizer steps in the next forward."),
     ] = False,
 ) -> None:
-    """Measure a collective beside other libraries', alternating in one run, in nccl-tests' columns."""
+    """Measure collectives and compare them with other libraries.
+
+    All contenders alternate in the same run. The columns are those of nccl-tests.
+    """
     from smdp._errors import ConfigError
     from smdp.cli import bench
 

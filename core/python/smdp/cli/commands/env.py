@@ -1,4 +1,4 @@
-"""The command `smdp env`: its options."""
+"""The `smdp env` command and its options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import typer
 def env_command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say what keeps smdp from working; exit code 1 if anything.")
+        bool,
+        typer.Option("--check", help="Print only problems that keep smdp from working; exit with 1 if any."),
     ] = False,
 ) -> None:
-    """Describe this machine and installation; what one pastes into a bug report (secrets are masked)."""
+    """Describe this machine and installation, for bug reports. Secrets are masked."""
     from smdp.cli import env
 
     if check:

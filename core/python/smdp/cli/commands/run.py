@@ -1,4 +1,4 @@
-"""The command `smdp run`: its options."""
+"""The `smdp run` command and its options."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from smdp.cli.binding import BindTo
 
 def run_command(
     command: Annotated[
-        list[str], typer.Argument(help="A Python file, a module (with -m) or a program; then its arguments.")
+        list[str],
+        typer.Argument(help="A Python file, a module (with -m) or a program, followed by its arguments."),
     ],
     nproc: Annotated[
         int,
         typer.Option("-n", "--nproc-per-node", "--nproc_per_node", "-np", help="Number of ranks to start."),
     ] = 1,
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="COMMAND is a module, as in python -m.")
+        bool, typer.Option("-m", "--module", help="Run COMMAND as a module, like python -m.")
     ] = False,
     master_port: Annotated[
         int | None,
@@ -27,7 +28,7 @@ def run_command(
             "--master_port",
             min=1,
             max=65534,
-            help="Port of torch's store; smdp's is the next one. Default: two free ones.",
+            help="Port of torch's store; smdp's store uses the next port. Default: two free ports.",
         ),
     ] = None,
     stop_timeout: Annotated[
@@ -36,30 +37,35 @@ def run_command(
     ] = 5.0,
     grace: Annotated[
         float,
-        typer.Option("--grace", min=0.0, help="Seconds to save and leave after SIGTERM (spot machines)."),
+        typer.Option("--grace", min=0.0, help="Seconds to save and exit after SIGTERM (spot machines)."),
     ] = 120.0,
     compat: Annotated[
-        bool, typer.Option("--compat", help="Let smdp answer for Amazon's SMDDP and for Horovod.")
+        bool,
+        typer.Option("--compat", help="Run scripts written for Amazon's SMDDP or for Horovod with smdp."),
     ] = False,
     bind_to: Annotated[
         BindTo,
         typer.Option(
-            "--bind-to", help="What each rank has for itself: cores, or a NUMA node with its neighbours."
+            "--bind-to",
+            help="CPUs of each rank: an equal share of the cores, or of the NUMA nodes.",
         ),
     ] = BindTo.NONE,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what every rank would see, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print what every rank would see, without starting it.")
     ] = False,
     nnodes: Annotated[str | None, typer.Option("--nnodes", "--hosts", "-H", hidden=True)] = None,
 ) -> None:
-    """Start ranks on this machine, stop all when one fails, exit with the first failure's code."""
+    """Start ranks on this machine, and stop them all if one fails.
+
+    Exits with the code of the rank that failed first.
+    """
     from smdp.cli import run
 
     if nnodes not in (None, "1"):
         typer.echo(
-            f"smdp run: {nnodes} was given for --nnodes or --hosts, but smdp run starts ranks on this machine"
-            " only. For several machines start the script with torchrun --nnodes, mpirun or srun; smdp reads"
-            " their variables.",
+            f"smdp run: got {nnodes} for --nnodes or --hosts, but smdp run starts ranks on this machine"
+            " only. To use several machines, start the script with torchrun --nnodes, mpirun or srun; smdp"
+            " reads their variables.",
             err=True,
         )
         raise typer.Exit(2)

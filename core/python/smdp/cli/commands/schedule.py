@@ -1,4 +1,4 @@
-"""The commands `smdp schedule list` and `smdp schedule show`: their options."""
+"""The `smdp schedule list` and `smdp schedule show` commands and their options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-schedule_commands = typer.Typer(help="List, draw and measure pipeline schedules.", no_args_is_help=True)
+schedule_commands = typer.Typer(help="List, draw and simulate pipeline schedules.", no_args_is_help=True)
 
 
 def _schedule_names(incomplete: str) -> list[str]:
@@ -18,7 +18,7 @@ def _schedule_names(incomplete: str) -> list[str]:
 
 @schedule_commands.command("list")
 def _list_schedules() -> None:
-    """List the schedules, with a line about each."""
+    """List the schedules with a short description of each."""
     from smdp.cli import schedule
 
     typer.echo(schedule.listing())
@@ -35,32 +35,41 @@ def _show_schedule(
     stages: Annotated[int, typer.Option("--stages", help="Pipeline stages, one per rank.")] = 4,
     microbatches: Annotated[int, typer.Option("--microbatches", help="Number of microbatches.")] = 8,
     virtual_stages: Annotated[
-        int | None, typer.Option("--virtual-stages", help="Per rank. Default: what the schedule needs.")
+        int | None,
+        typer.Option("--virtual-stages", help="Virtual stages per rank. Default: depends on the schedule."),
     ] = None,
     active_microbatches: Annotated[
         int | None,
-        typer.Option("--active-microbatches", help="smp_interleaved: most under way. Default: stages + 2."),
+        typer.Option(
+            "--active-microbatches",
+            help="smp_interleaved: most microbatches in flight. Default: stages + 2.",
+        ),
     ] = None,
-    forward: Annotated[float, typer.Option("--forward", help="Time of a full stage.")] = 1,
-    backward_input: Annotated[float, typer.Option("--backward-input", help="Of its input gradient.")] = 1,
-    backward_weight: Annotated[float, typer.Option("--backward-weight", help="Of its weight gradient.")] = 1,
-    hop: Annotated[float, typer.Option("--hop", help="Time from rank to rank.")] = 0,
+    forward: Annotated[float, typer.Option("--forward", help="Time of a full stage's forward.")] = 1,
+    backward_input: Annotated[
+        float, typer.Option("--backward-input", help="Time of a full stage's input gradient.")
+    ] = 1,
+    backward_weight: Annotated[
+        float, typer.Option("--backward-weight", help="Time of a full stage's weight gradient.")
+    ] = 1,
+    hop: Annotated[float, typer.Option("--hop", help="Time of a transfer between ranks.")] = 0,
     memory_cap: Annotated[
-        float | None, typer.Option("--memory-cap", help="auto: most microbatches' activations on a rank.")
+        float | None,
+        typer.Option("--memory-cap", help="auto: most microbatches whose activations a rank keeps."),
     ] = None,
-    width: Annotated[int, typer.Option("--width", help="Most characters of a line.")] = 120,
+    width: Annotated[int, typer.Option("--width", help="Most characters per line.")] = 120,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, without the drawing.")] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="Also write .csv, .json, or a picture: .png, .svg, .pdf (needs the extra smdp[plots]).",
+            help="Also write a .csv or .json file, or a picture: .png, .svg, .pdf (requires smdp[plots]).",
         ),
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
 ) -> None:
-    """Draw a schedule, with its makespan, bubble and memory."""
+    """Draw a schedule and print its makespan, bubble and memory."""
     from smdp.cli import schedule
 
     try:

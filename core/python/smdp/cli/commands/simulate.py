@@ -1,4 +1,4 @@
-"""The command `smdp simulate`: its options."""
+"""The `smdp simulate` command and its options."""
 
 from __future__ import annotations
 
@@ -10,30 +10,45 @@ from smdp.cli.bench import WIRES
 
 
 def simulate_command(
-    what: Annotated[str, typer.Argument(help="ddp: a step of data parallel training.")],
-    hosts: Annotated[str, typer.Option("--hosts", help="Number of hosts; several, comma-separated.")] = "1",
+    what: Annotated[str, typer.Argument(help="ddp: a step of data-parallel training.")],
+    hosts: Annotated[
+        str, typer.Option("--hosts", help="Number of hosts, or several numbers separated by commas.")
+    ] = "1",
     ranks_per_host: Annotated[
-        int, typer.Option("--ranks-per-host", min=1, max=1_000_000, help="They share the link.")
+        int,
+        typer.Option("--ranks-per-host", min=1, max=1_000_000, help="Ranks per host, which share its link."),
     ] = 1,
     link: Annotated[
         str,
         typer.Option(
-            "--link", help="Of a host, per direction, e.g. 400Mbit or 100Gbit; 0.956 of it is payload."
+            "--link",
+            help="Bandwidth of a host's link per direction, e.g. 400Mbit or 100Gbit; 95.6 % is payload.",
         ),
     ] = "10Gbit",
     gradients: Annotated[
         str, typer.Option("--gradients", help="A model, e.g. bert-large, transformer-6x512 or 1000x4K.")
     ] = "bert-large",
-    forward_ms: Annotated[float, typer.Option("--forward-ms", min=0, help="Of all layers together.")] = 100,
-    backward_ms: Annotated[float, typer.Option("--backward-ms", min=0, help="Of all together.")] = 200,
+    forward_ms: Annotated[
+        float, typer.Option("--forward-ms", min=0, help="Milliseconds of the whole model's forward.")
+    ] = 100,
+    backward_ms: Annotated[
+        float, typer.Option("--backward-ms", min=0, help="Milliseconds of the whole model's backward.")
+    ] = 200,
     latency_us: Annotated[
         float,
-        typer.Option("--latency-us", min=0, help="From a send to the wake-up of the peer on another host."),
+        typer.Option(
+            "--latency-us",
+            min=0,
+            help="Microseconds from a send until the receiver on another host wakes up.",
+        ),
     ] = 30,
     compression: Annotated[str, typer.Option("--compression", help=f"One of {', '.join(WIRES)}.")] = "none",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict a step's time on hosts you do not have, by the cost model; beside ring all_reduce."""
+    """Predict step times on hosts that you do not have.
+
+    The times come from smdp's cost model, for smdp and for a ring all_reduce.
+    """
     from smdp._errors import SmdpError
     from smdp._shown import shown
     from smdp.cli import gradients as models
@@ -41,13 +56,14 @@ def simulate_command(
 
     try:
         if what != "ddp":
-            raise ValueError(f"there is no simulation of {what!r}; allowed: ddp")
+            raise ValueError(f"cannot simulate {what!r}; allowed: ddp")
         counts = [
             int(text) if text.strip().isdecimal() and len(text) < 10 else 0 for text in hosts.split(",")
         ]
         if min(counts) < 1:
             raise ValueError(
-                f"--hosts={shown(hosts)} is not valid; allowed: integers from 1 to 999999999, comma-separated"
+                f"--hosts={shown(hosts)} is not valid; allowed: integers from 1 to 999999999, separated by"
+                " commas"
             )
         model = models.parse("--gradients", gradients)
         rows = simulate.simulate_ddp(

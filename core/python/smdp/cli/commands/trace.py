@@ -1,4 +1,4 @@
-"""The commands `smdp trace merge` and `smdp trace report`: their options."""
+"""The `smdp trace merge` and `smdp trace report` commands and their options."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from typing import Annotated
 
 import typer
 
-trace_commands = typer.Typer(help="Read the traces that SMDP_TRACE=dir makes.", no_args_is_help=True)
-_Directory = Annotated[Path, typer.Argument(help="What SMDP_TRACE named.")]
+trace_commands = typer.Typer(help="Read the traces that SMDP_TRACE=DIR writes.", no_args_is_help=True)
+_Directory = Annotated[Path, typer.Argument(help="The directory that SMDP_TRACE named.")]
 
 
 @trace_commands.command("merge")
 def _merge(
     directory: _Directory,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: DIR/merged.json.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write. Default: DIRECTORY/merged.json.")
+    ] = None,
 ) -> None:
-    """Put all ranks on one timeline, clocks aligned, for ui.perfetto.dev or chrome://tracing."""
+    """Merge the traces of all ranks into one timeline for ui.perfetto.dev or chrome://tracing.
+
+    Clocks of different hosts are aligned.
+    """
     from smdp.cli import trace
 
     if output is not None and output.suffix != ".json":
         typer.echo(
-            f"smdp trace: --output = {str(output)!r} is not valid; allowed: names ending in .json", err=True
+            f"smdp trace: --output = {str(output)!r} is not valid; allowed: file names ending in .json",
+            err=True,
         )
         raise typer.Exit(2)
     try:
@@ -29,7 +35,7 @@ def _merge(
     except (ValueError, OSError) as error:
         typer.echo(f"smdp trace: {error}", err=True)
         raise typer.Exit(2) from None
-    typer.echo(f"wrote {written}; open it in ui.perfetto.dev")
+    typer.echo(f"wrote {written}; open it at ui.perfetto.dev")
 
 
 @trace_commands.command("report")
@@ -37,7 +43,7 @@ def _report(
     directory: _Directory,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say where the steps' time went: input data, communication, or one slow rank."""
+    """Report where the time of training steps went: input data, communication, or a slow rank."""
     from smdp.cli import trace
 
     try:

@@ -1,4 +1,4 @@
-"""`smdp trace`: puts the traces of all ranks on one timeline, and reads them for you."""
+"""`smdp trace`: merges the traces of all ranks into one timeline, and reports where time went."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ __all__ = ["merge", "report_text"]
 
 
 def merge(directory: Path, output: Path | None = None) -> Path:
-    """Write one trace of all ranks, with aligned clocks, for chrome://tracing or ui.perfetto.dev.
+    """Writes one trace of all ranks, with aligned clocks, for chrome://tracing or ui.perfetto.dev.
 
     Args:
-        directory: What SMDP_TRACE named.
-        output: Default: `merged.json` in the directory.
+        directory: The directory that SMDP_TRACE named.
+        output: The file to write. Default: `merged.json` in the directory.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        ValueError: There are no traces.
+        ValueError: The directory has no usable traces.
     """
     traces = read(directory)
     shifts = offsets(traces)
@@ -41,10 +44,10 @@ def merge(directory: Path, output: Path | None = None) -> Path:
 
 
 def report_text(directory: Path, *, as_json: bool = False) -> str:
-    """Say where the time of the steps went, as text or JSON.
+    """Returns a report, as text or JSON, on where the time of training steps went.
 
     Raises:
-        ValueError: There are no traces.
+        ValueError: The directory has no usable traces.
     """
     traces: list[Trace] = read(directory)
     result = report(traces, offsets(traces))

@@ -1,4 +1,4 @@
-"""Aligns the clocks of several machines: nobody left a collective before all had entered it."""
+"""Aligns the clocks of several machines: no rank leaves a collective before all ranks have entered it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections import defaultdict
 
 from smdp.cli.trace.files import Trace
 
-# Operations that end nowhere before they have begun everywhere.
+# Operations that end on no rank before they have begun on all ranks.
 _TOTAL = {"all_reduce", "all_reduce_sparse", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 
 
 def offsets(traces: list[Trace]) -> dict[int, float]:
-    """Give the microseconds to add to every rank's times, so that they are those of the first rank's clock.
+    """Returns the microseconds to add to each rank's times to convert them to the first rank's clock.
 
-    Ranks with one clock are taken together. The offset of a clock is the middle of the interval that all
-    collectives allow: its end there, shifted, is not before the begin here, and the other way round.
+    Ranks that share a clock are treated together. Every collective limits a clock's offset: after the shift,
+    its end on one clock is not before its begin on the other, and vice versa. The result is the middle of the
+    interval that all collectives allow.
     """
     reference = traces[0]
     begins: dict[tuple[str, int], float] = defaultdict(lambda: -math.inf)

@@ -1,4 +1,4 @@
-"""Reads the files that SMDP_TRACE leaves behind: one event per line, the last one perhaps cut off."""
+"""Reads the files that SMDP_TRACE writes: one event per line, of which the last may be cut off."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from smdp._shown import counted
 
 Event = dict[str, Any]
 
-# The last event of a file that has reached its limit, and of one from which nothing is missing.
+# The last event of a file that has reached its size limit, and of a complete file.
 _FULL = "trace is full"
 _END = "trace ends"
-# What reports read of an event; other lines are somebody else's.
+# Fields that reports need; events without them are ignored.
 _SPAN = {"name", "cat", "ts", "dur", "args"}
 
 
 @dataclass
 class Trace:
-    """What one rank wrote. Times are microseconds of that machine's clock.
+    """The trace of one rank. Times are microseconds of that machine's clock.
 
     Attributes:
-        ends: The event that says that the file was full, where it was.
-        is_cut: Events are missing at its end.
+        rank: The rank.
+        size: Number of ranks in the job.
+        clock: Identifies the clock; ranks on one machine share it.
+        names: Metadata events, such as process names.
+        spans: Events with a duration.
+        ends: The event that marks a full file; empty if the file was not full.
+        is_cut: Whether events at the end are missing.
     """
 
     rank: int
@@ -38,15 +43,15 @@ class Trace:
 
 
 def read(directory: Path) -> list[Trace]:
-    """Read all ranks' traces, by rank; of several by one rank (a restarted job) the newest.
+    """Reads the traces of all ranks, in rank order; for a restarted job, the newest trace of each rank.
 
-    Says on stderr which ranks' traces are not there, which ones were full, and which ones end early.
+    Warnings about missing, full and truncated traces go to stderr.
 
     Raises:
-        ValueError: There are none, they belong to jobs of different sizes, or one is damaged.
+        ValueError: There are no traces, they belong to jobs of different sizes, or one is damaged.
     """
     if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{directory} is not a folder; give the one that SMDP_TRACE named")
+        raise ValueError(f"{directory} is not a directory; pass the directory that SMDP_TRACE named")
     newest: dict[int, Trace] = {}
     empty: list[int] = []
     paths = sorted(directory.glob("rank*-*.json"), key=lambda path: path.stat().st_mtime)
@@ -58,44 +63,48 @@ def read(directory: Path) -> list[Trace]:
             empty.append(int(number))
     if not newest and paths:
         raise ValueError(
-            f"{paths[-1]} is not a trace of smdp, or is damaged: its first event is missing. Was"
-            " the disk full?"
+            f"{paths[-1]} is not a trace of smdp, or is damaged: its first event is missing. The disk may"
+            " have been full."
         )
     if not newest:
-        raise ValueError(f"no traces in {directory}: run the job with SMDP_TRACE={directory}")
+        raise ValueError(f"no traces in {directory}; run the job with SMDP_TRACE={directory}")
     sizes = {trace.size for trace in newest.values()}
     if len(sizes) > 1:
-        raise ValueError(f"{directory} holds traces of jobs of {sorted(sizes)} ranks: empty it between jobs")
+        raise ValueError(
+            f"{directory} contains traces of jobs with different numbers of ranks, {sorted(sizes)}; use an"
+            " empty directory for each job"
+        )
     (size,) = sizes
     if missing := [rank for rank in range(size) if rank not in newest and rank not in empty]:
         print(
-            f"smdp: {directory} holds traces of {len(newest)} of {counted(size, 'rank')}; missing:"
-            f" {missing[:8]}{', ...' if len(missing) > 8 else ''}. If they ran on other hosts, copy their"
-            " files here.",
+            f"smdp: {directory} contains traces of {len(newest)} of {counted(size, 'rank')}; missing:"
+            f" {missing[:8]}{', ...' if len(missing) > 8 else ''}. If these ranks ran on other hosts, copy"
+            " their files here.",
             file=sys.stderr,
         )
     if full := [rank for rank in sorted(newest) if newest[rank].ends]:
         limit = newest[full[0]].ends[0].get("args", {}).get("limit_bytes", 0)
         print(
-            f"smdp: the traces of ranks {full[:8]}{', ...' if len(full) > 8 else ''} are full: at"
-            f" {limit / 2**20:.4g} MiB they ended, and what came later is not in them. Trace fewer steps.",
+            f"smdp: the traces of ranks {full[:8]}{', ...' if len(full) > 8 else ''} reached the limit of"
+            f" {limit / 2**20:.4g} MiB; later events were not recorded. Trace fewer steps.",
             file=sys.stderr,
         )
     if cut := [rank for rank in sorted({*newest, *empty}) if rank not in newest or newest[rank].is_cut]:
         counts = {rank: _steps_of(newest[rank]) for rank in newest}
         most = max(counts.values())
-        steps = f": rank {cut[0]}'s has {counted(counts.get(cut[0], 0), 'step')}, others up to {most}"
+        steps = f": that of rank {cut[0]} has {counted(counts.get(cut[0], 0), 'step')}, others up to {most}"
         print(
             f"smdp: the traces of ranks {cut[:8]}{', ...' if len(cut) > 8 else ''} end early"
             f"{steps if most else ''}."
-            " Their last events are missing: the disk was full, or these ranks were killed or still run.",
+            " Their last events are missing: the disk was full, the ranks were killed, or they are still"
+            " running.",
             file=sys.stderr,
         )
     return [newest[rank] for rank in sorted(newest)]
 
 
 def _steps_of(trace: Trace) -> int:
-    # A step has several such events where gradients are waited for one by one.
+    # A step has several such events if training waits for gradients one by one.
     return len(
         {
             (event["args"].get("group"), event["args"].get("step"))
@@ -129,7 +138,7 @@ def _read_file(path: Path) -> Trace | None:
                         raise TypeError
                 except (KeyError, TypeError):
                     raise ValueError(
-                        f"{path} is damaged: its first event names no rank, size or clock"
+                        f"{path} is damaged: its first event lacks a valid rank, size or clock"
                     ) from None
             elif event.get("ph") == "M":
                 names.append(event)

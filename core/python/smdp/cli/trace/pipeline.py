@@ -1,4 +1,4 @@
-"""Steps of a pipeline: what was planned, and what they took."""
+"""Pipeline steps in a trace: planned and measured times."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from smdp.cli.trace.files import Trace
 
 @dataclass
 class Pipeline:
-    """Times are seconds of a step, medians over steps; the lists are by rank, in seconds per step.
+    """Times of pipeline steps: medians over steps, in seconds. Lists have one mean per rank.
 
     Attributes:
-        steps: That ran by a plan known before; the first of each input signature is not one.
-        planned_seconds: As simulated from the traced times of modules.
-        measured_seconds: From the first action to the end.
-        computing_seconds: In forwards and backwards.
-        waiting_seconds: For what other ranks send.
-        transfer_seconds: In sends, and reductions of gradients.
+        steps: Number of steps that followed an existing plan. The first step of each input signature, which
+            makes the plan, does not count.
+        planned_seconds: Step time as simulated from the measured times of modules.
+        measured_seconds: Time from the first action to the end.
+        computing_seconds: Time in forwards and backwards.
+        waiting_seconds: Time waiting for data from other ranks.
+        transfer_seconds: Time in sends and in reductions of gradients.
     """
 
     steps: int
@@ -32,11 +33,11 @@ class Pipeline:
 
     @property
     def bubble(self) -> float:
-        """The part of the ranks' time in which they do not compute."""
+        """The fraction of the ranks' time in which they do not compute."""
         return 1 - fmean(self.computing_seconds) / self.measured_seconds if self.measured_seconds else 0.0
 
     def lines(self) -> list[str]:
-        """Give what a human wants to read."""
+        """Returns the lines of the text report."""
         ratio = self.measured_seconds / self.planned_seconds if self.planned_seconds else 0.0
         lines = [
             f"pipeline of {counted(len(self.computing_seconds), 'rank')}, {counted(self.steps, 'step')}",
@@ -54,7 +55,7 @@ class Pipeline:
 
 
 def pipeline_of(traces: Sequence[Trace]) -> Pipeline | None:
-    """Read the steps of a pipeline; None where there are none."""
+    """Returns the times of pipeline steps, or None if the traces have no such steps."""
     measured = _seconds(traces[0], "pipeline step")
     if not measured:
         return None

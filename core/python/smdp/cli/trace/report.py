@@ -1,4 +1,4 @@
-"""Where the time of training steps went, from the traces of all ranks."""
+"""Reports where the time of training steps went, from the traces of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Step: TypeAlias = tuple[str, int]  # the group of a gradient reducer, and the n
 
 @dataclass
 class Operation:
-    """Operations of one kind by one algorithm, summed over ranks."""
+    """Operations of one kind and one algorithm, summed over ranks."""
 
     name: str
     algorithm: str
@@ -30,12 +30,13 @@ class Operation:
 
 @dataclass
 class Report:
-    """Seconds are means over steps, `median_step_seconds` a median over steps.
+    """Times of training steps, in seconds per step: means over steps, except `median_step_seconds`.
 
-    `input_seconds` is also a mean over ranks. `straggler_seconds` is how long the rank that comes first to
-    the exchange of gradients waits for the last one.
+    `input_seconds` is also a mean over ranks. `straggler_seconds` is how long the first rank that reaches the
+    exchange of gradients waits for the last one.
 
-    Of models trained in turn, a step is one of that which has the most, with what the others do in it.
+    If several models are trained in turn, the steps of the model with the most steps are counted; they
+    include the time of the other models.
     """
 
     ranks: int
@@ -52,11 +53,11 @@ class Report:
     pipeline: Pipeline | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all of it as plain data."""
+        """Returns the report as plain data."""
         return dataclasses.asdict(self)
 
     def as_text(self) -> str:
-        """Give what a human wants to read."""
+        """Returns the report as text."""
         lines = []
         if self.steps:
             lines.append(f"{counted(self.ranks, 'rank')}, {counted(self.steps, 'step')}")
@@ -73,7 +74,7 @@ class Report:
             lines += [*([""] if lines else []), *self.pipeline.lines()]
         if not lines:
             lines += [
-                f"{counted(self.ranks, 'rank')}, no training steps. Counted are those of",
+                f"{counted(self.ranks, 'rank')}, no training steps. Steps are recorded by",
                 "smdp.torch.DistributedDataParallel, smdp.torch.comm_hook, smdp.torch.pipeline and",
                 "smdp.tensorflow",
             ]
@@ -97,25 +98,25 @@ class Report:
         where = "between hosts" if self.hosts > 1 else "inside this host, by shared memory"
         causes = {
             "the data loader: ranks wait for input": self.input_seconds,
-            f"communication {where} that computing does not hide": self.communication_seconds,
+            f"communication {where} that does not overlap with computation": self.communication_seconds,
             f"rank {self.slowest_rank}, the slowest in {100 * self.slowest_share:.0f} % of steps: "
             "the others wait for it": self.straggler_seconds,
         }
         worst, seconds = max(causes.items(), key=lambda cause: cause[1])
         if seconds < 0.05 * self.step_seconds:
-            return "Nothing stands out: less than 5 % of a step is spent waiting for any one thing."
+            return "Nothing stands out: no single cause of waiting takes 5 % of a step or more."
         return f"Most time is lost to {worst}."
 
 
 def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
-    """Read the traces.
+    """Computes the report from traces.
 
-    In every step the rank that comes last to the exchange of gradients waits for the exchange only. What the
-    rank that comes first waits longer than that, it waits for the last one.
+    In every step, the last rank to reach the exchange of gradients waits for the exchange only. Any
+    additional time that the first rank waits is attributed to the last one.
 
     Args:
-        traces: Of all ranks.
-        shifts: Microseconds to add to every rank's times.
+        traces: The traces of all ranks.
+        shifts: Microseconds to add to each rank's times.
     """
     arrivals: dict[_Step, dict[int, float]] = defaultdict(dict)
     exposed: dict[_Step, dict[int, float]] = defaultdict(dict)
@@ -124,7 +125,7 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
     waits: dict[int, list[tuple[float, float]]] = {}
     for trace in traces:
         events = [event for event in trace.spans if event["cat"] == "step"]
-        # The first step has no beginning, so what is before its end does not count.
+        # The trace does not contain the beginning of the first step, so events before its end do not count.
         started = min((event["ts"] for event in events if event["name"] == "compute"), default=float("inf"))
         ends: dict[str, dict[int, float]] = defaultdict(dict)
         for event in events:
@@ -134,7 +135,7 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
             end = event["ts"] + event["dur"]
             ends[group][number] = last[trace.rank][group, number] = max(ends[group].get(number, 0.0), end)
             if number > 0:
-                # Several, where the next forward waits for one gradient after the other.
+                # A step has several such events if the next forward waits for gradients one by one.
                 arrival = event["ts"] + shifts[trace.rank]
                 step = (group, number)
                 arrivals[step][trace.rank] = min(arrival, arrivals[step].get(trace.rank, arrival))
@@ -158,7 +159,7 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
     leading = _leading(whole)
     steps = sum(group in leading for group, _ in whole)
     count = max(1, steps)
-    # A trace may end before others do: what its rank waited for later belongs to none of these steps.
+    # Some traces may end before others; waits after the last common step are not counted.
     until = {rank: max((ends[step] for step in whole), default=0.0) for rank, ends in last.items()}
     waited = sum(
         took
@@ -184,7 +185,11 @@ def report(traces: list[Trace], shifts: dict[int, float]) -> Report:
 
 
 def _leading(arrivals: Mapping[_Step, Mapping[int, float]]) -> list[str]:
-    """Of models that are trained in turn give the one with the most steps; one after the other, each."""
+    """Returns the groups whose steps are counted.
+
+    Of models that are trained in turn, that is the one with the most steps; of models that are trained one
+    after the other, it is each of them.
+    """
     times: dict[str, list[float]] = defaultdict(list)
     for (group, _), ranks in arrivals.items():
         times[group] += ranks.values()
@@ -196,7 +201,7 @@ def _leading(arrivals: Mapping[_Step, Mapping[int, float]]) -> list[str]:
 
 
 def _overlap(some: list[float], others: list[float]) -> bool:
-    """Tell whether most of the shorter stretch of time lies in the other."""
+    """Returns whether more than half of the shorter time span lies within the other."""
     common = min(max(some), max(others)) - max(min(some), min(others))
     return common > min(max(some) - min(some), max(others) - min(others)) / 2
 

@@ -1,4 +1,4 @@
-"""The contenders of `smdp bench`; each library is imported only when it takes part."""
+"""The contenders of `smdp bench`. A library is imported only if it takes part."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Peer", "Work", "make_peer"]
 
 
 def make_peer(name: str, rank: int, ranks: int) -> Peer:
-    """Set a contender up.
+    """Returns the contender with this name, set up for this rank.
 
     Raises:
-        KeyError: There is none of this name.
+        KeyError: There is no contender with this name.
     """
     if name == "smdp-numpy":
         from smdp.cli.bench.peers.smdp_numpy import SmdpNumpy
@@ -29,4 +29,4 @@ def make_peer(name: str, rank: int, ranks: int) -> Peer:
         from smdp.cli.bench.peers.openmpi import OpenMpi
 
         return OpenMpi(rank, ranks)
-    raise KeyError(f"no contender {name!r}; there are smdp-numpy, smdp-torch, gloo, gloo4, openmpi")
+    raise KeyError(f"unknown contender {name!r}; allowed: smdp-numpy, smdp-torch, gloo, gloo4, openmpi")

@@ -1,4 +1,4 @@
-"""What the benchmark asks of a library."""
+"""The interface of a library that the benchmark measures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Work:
     """A collective with its buffers, ready to be repeated.
 
     Attributes:
-        run: Do it once.
-        fill: Put values into the input.
-        read: Give part of the output as float64.
-        clear: Fill the buffers with zeros: sums in place stay finite, and all pages are there.
+        run: Runs the collective once.
+        fill: Copies values to the input.
+        read: Returns the output from `start` to `stop` as float64.
+        clear: Fills the buffers with zeros, which keeps in-place sums finite and faults all pages in.
     """
 
     run: Callable[[], object]
@@ -36,35 +36,35 @@ class Peer(ABC):
 
     @abstractmethod
     def prepare(self, operation: str, total: int, dtype: str) -> Work:
-        """Allocate the buffers of an operation.
+        """Allocates the buffers of an operation and returns it as Work.
 
         Args:
             operation: One of smdp.cli.bench.OPERATIONS.
-            total: Elements of the larger buffer; a multiple of the world size where it is split.
+            total: Number of elements of the larger buffer; a multiple of the world size if it is split.
             dtype: One of smdp.cli.bench.DTYPES.
         """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Waits for all ranks."""
 
     @abstractmethod
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Give the maximum over ranks of each value."""
+        """Returns the maximum of each value over all ranks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the world."""
+        """Leaves the world."""
 
 
 def split(operation: str, total: int, ranks: int) -> tuple[int, int]:
-    """Give the elements of input and output."""
+    """Returns the number of elements of the input and of the output."""
     part = total // ranks
     return {"reduce_scatter": (total, part), "all_gather": (part, total)}.get(operation, (total, total))
 
 
 def numpy_buffers(operation: str, total: int, dtype: str, ranks: int) -> tuple[Array, Array]:
-    """Allocate input and output; one and the same for broadcast."""
+    """Allocates the input and output arrays, which are the same array for broadcast."""
     if dtype == "bfloat16":
         import ml_dtypes
 
@@ -82,7 +82,7 @@ def numpy_buffers(operation: str, total: int, dtype: str, ranks: int) -> tuple[A
 
 
 def numpy_work(run: Callable[[], object], source: Array, result: Array) -> Work:
-    """Make a Work on NumPy arrays."""
+    """Returns Work on NumPy arrays."""
 
     def fill(values: Array) -> None:
         source[:] = values.astype(source.dtype)

@@ -12,10 +12,10 @@ _SPLIT_FROM = 1 << 16  # elements below which one context is faster than several
 
 
 class Gloo(TorchGroup):
-    """gloo with one context, or with several: torch makes one per interface listed, a name may be repeated.
+    """gloo with one or several contexts.
 
-    An operation runs on one context; to use several, large all_reduce and broadcast are cut into as many
-    operations in flight.
+    torch creates one context per listed interface, and a name may be repeated. Since an operation uses a
+    single context, large all_reduce and broadcast operations are cut into as many concurrent operations.
     """
 
     def __init__(self, rank: int, ranks: int, *, contexts: int = 1) -> None:

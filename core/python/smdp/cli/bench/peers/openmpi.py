@@ -23,13 +23,13 @@ class OpenMpi(Peer):
         found = (self._comm.Get_rank(), self._comm.Get_size())
         if found != (rank, ranks):
             raise SmdpError(
-                f"openmpi: MPI says rank {found[0]} of {found[1]}, the launcher {rank} of {ranks}; mpi4py "
-                "and mpirun belong to different MPI libraries"
+                f"openmpi: this process is rank {found[0]} of {found[1]} according to MPI, but rank {rank} of"
+                f" {ranks} according to the launcher; mpi4py and mpirun use different MPI libraries"
             )
         self._ranks = ranks
 
     def prepare(self, operation: str, total: int, dtype: str) -> Work:
-        """Allocate arrays."""
+        """Allocates NumPy arrays; see Peer.prepare()."""
         source, result = numpy_buffers(operation, total, dtype, self._ranks)
         return numpy_work(self._call(operation, source, result), source, result)
 
@@ -48,15 +48,15 @@ class OpenMpi(Peer):
         return lambda: comm.Alltoall(source, result)
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Waits for all ranks."""
         self._comm.Barrier()
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Give the maximum over ranks of each value."""
+        """Returns the maximum of each value over all ranks."""
         array = np.array(values, dtype=np.float64)
         self._comm.Allreduce(self._mpi.IN_PLACE, array, op=self._mpi.MAX)
         return [float(value) for value in array]
 
     def close(self) -> None:
-        """Leave the world."""
+        """Leaves the world."""
         self._mpi.Finalize()

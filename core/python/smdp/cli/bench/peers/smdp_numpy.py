@@ -1,4 +1,4 @@
-"""smdp, on NumPy arrays."""
+"""smdp on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smdp.cli.bench.peers.base import Peer, Work, numpy_buffers, numpy_work
 
 
 class SmdpNumpy(Peer):
-    """smdp.init()'s group."""
+    """The group that smdp.init() returns."""
 
     name = "smdp-numpy"
 
@@ -21,7 +21,7 @@ class SmdpNumpy(Peer):
         self._group: Any = smdp.init()
 
     def prepare(self, operation: str, total: int, dtype: str) -> Work:
-        """Allocate arrays."""
+        """Allocates NumPy arrays; see Peer.prepare()."""
         source, result = numpy_buffers(operation, total, dtype, self._ranks)
         return numpy_work(self._call(operation, source, result), source, result)
 
@@ -38,16 +38,16 @@ class SmdpNumpy(Peer):
         return lambda: group.all_to_all(source, out=result)
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Waits for all ranks."""
         self._group.barrier()
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Give the maximum over ranks of each value."""
+        """Returns the maximum of each value over all ranks."""
         array = np.array(values, dtype=np.float64)
         result = np.empty_like(array)
         self._group.all_reduce(array, op=smdp.MAX, out=result)
         return [float(value) for value in result]
 
     def close(self) -> None:
-        """Leave the world."""
+        """Leaves the world."""
         smdp.shutdown()

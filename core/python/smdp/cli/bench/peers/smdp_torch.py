@@ -8,7 +8,7 @@ from smdp.cli.bench.peers.torch_group import TorchGroup
 
 
 class SmdpTorch(TorchGroup):
-    """The backend smdp."""
+    """The smdp backend."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         importlib.import_module("smdp.torch")

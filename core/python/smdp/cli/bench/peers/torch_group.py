@@ -1,6 +1,6 @@
-"""A contender behind torch.distributed, whichever its backend.
+"""A contender that is used through torch.distributed, with any backend.
 
-torch is imported by name at run time: the package smdp depends on no framework.
+torch is imported by name at run time, because the smdp package does not depend on a framework.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TorchGroup(Peer):
             self._group = self._dist.group.WORLD
 
     def prepare(self, operation: str, total: int, dtype: str) -> Work:
-        """Allocate tensors; all_reduce and broadcast work in place, as torch's do."""
+        """Allocates tensors; see Peer.prepare(). all_reduce and broadcast work in place, as in torch."""
         torch = self._torch
         inputs, outputs = split(operation, total, self._ranks)
         source = torch.empty(inputs, dtype=getattr(torch, dtype)).fill_(0)
@@ -50,7 +50,7 @@ class TorchGroup(Peer):
         return Work(self._call(operation, source, result), fill, read, clear)
 
     def _call(self, operation: str, source: Any, result: Any) -> Callable[[], object]:
-        dist, group = self._dist, self._group  # newer torch warns at the names that end in tensor
+        dist, group = self._dist, self._group  # newer versions of torch deprecate the *_tensor names
         if operation == "all_reduce":
             return lambda: dist.all_reduce(source, group=group)
         if operation == "broadcast":
@@ -64,16 +64,16 @@ class TorchGroup(Peer):
         return lambda: dist.all_to_all_single(result, source, group=group)
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Waits for all ranks."""
         self._dist.barrier(group=self._group)
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Give the maximum over ranks of each value."""
+        """Returns the maximum of each value over all ranks."""
         tensor = self._torch.from_numpy(np.array(values, dtype=np.float64))
         self._dist.all_reduce(tensor, self._dist.ReduceOp.MAX, group=self._group)
         return [float(value) for value in tensor]
 
     def close(self) -> None:
-        """Leave the world, all groups at once."""
+        """Destroys all process groups."""
         if self._dist.is_initialized():
             self._dist.destroy_process_group()
