@@ -46,9 +46,9 @@ def test_extras_on_torch(torch_venv: Venv, release: Release, kind: str, extra: s
 @pytest.mark.parametrize(
     ("old", "plugin", "message"),
     [
-        ("lightning==2.5.6", "lightning", "Lightning 2.6 or newer, not 2.5.6"),
-        ("accelerate==1.11.0", "accelerate", "Accelerate 1.15 or newer, not 1.11.0"),
-        ("transformers==4.57.3", "transformers", "transformers 5.23 or newer, not 4.57.3"),
+        ("lightning==2.5.6", "lightning", "Lightning 2.6 or newer, but 2.5.6"),
+        ("accelerate==1.11.0", "accelerate", "Accelerate 1.15 or newer, but 1.11.0"),
+        ("transformers==4.57.3", "transformers", "transformers 5.23 or newer, but 4.57.3"),
     ],
 )
 def test_too_old_framework_is_one_line(torch_venv: Venv, old: str, plugin: str, message: str) -> None:
@@ -123,6 +123,6 @@ def test_too_old_tensorflow_is_one_line(release: Release, make_venv: MakeVenv) -
     done = venv.run("python", "-c", "import smdp.tensorflow")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: [smdp] smdp.tensorflow needs TensorFlow 2.13 or newer, not 2.12.1:"
+        "ImportError: [smdp] smdp.tensorflow requires TensorFlow 2.13 or newer, but 2.12.1 is installed:"
         ' pip install "smdp[tensorflow]"'
     )

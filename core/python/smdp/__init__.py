@@ -1,10 +1,10 @@
-"""smdp: distributed training on many processes and machines.
+"""smdp: distributed training across processes and machines.
 
     import smdp
-    group = smdp.init()            # ranks come from the launcher
-    group.all_reduce(array)        # NumPy and anything else with a CPU buffer
+    group = smdp.init()            # reads the rank from the launcher's variables
+    group.all_reduce(array)        # NumPy arrays and other CPU buffers
 
-PyTorch users need none of this: ``dist.init_process_group("smdp")``.
+With PyTorch, call ``torch.distributed.init_process_group("smdp")`` instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .preemption import preempted as preempted
     from .preemption import watch_preemption as watch_preemption
 
-# Where a public name lives. They are imported on first use, so that the command line stays quick.
+# The module of each public name. Names are imported on first use to keep the command line fast.
 _MODULES = {
     "_handle": {"Handle"},
     "_observability": {"explain", "print_step", "stats"},
@@ -59,7 +59,7 @@ _MODULES = {
 }
 _ERRORS = {"ClosedError", "ConfigError", "MismatchError", "PeerLostError", "SmdpError", "TimeoutError"}
 
-__all__ = [  # noqa: PLE0604 - built from the tables above
+__all__ = [  # noqa: PLE0604 - computed from the tables above
     "__version__",
     *sorted(_ERRORS.union(*_MODULES.values())),
 ]

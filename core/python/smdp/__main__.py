@@ -1,4 +1,4 @@
-"""`python -m smdp` is `smdp`."""
+"""Runs the command line of `smdp` for `python -m smdp`."""
 
 from smdp.cli import main
 

@@ -1,4 +1,4 @@
-"""Arguments that the core can take: the error names the argument, its value and what is allowed."""
+"""Validation of arguments for the core. Errors name the argument, its value, and the allowed values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import SupportsFloat, SupportsIndex
 
 from smdp._shown import shown
 
-# The core counts milliseconds up to a limit, see seconds() of group_options.cpp.
+# The core counts milliseconds up to a limit; see seconds() in group_options.cpp.
 SHORTEST_S = 1e-3
 LONGEST_S = 1e7
 
 
 def integer(name: str, value: SupportsIndex, bits: int = 32) -> int:
-    """Give an int that the core can take, of so many bits with its sign.
+    """Returns a value as an int that fits into a signed integer of `bits` bits.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is far too large.
+        TypeError: The value is not an integer.
+        ValueError: The value is too large.
     """
     try:
-        if isinstance(value, bool):  # an index to Python
+        if isinstance(value, bool):  # operator.index() would accept it
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -33,15 +33,15 @@ def integer(name: str, value: SupportsIndex, bits: int = 32) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """Give a float.
+    """Returns a number as a float.
 
     Raises:
-        TypeError: It is no number, or text of one.
+        TypeError: The value is not a number. A str is not accepted either.
     """
-    if type(value) is float:  # the usual one, and quickly
+    if type(value) is float:  # fast path for the common case
         return value
     try:
-        if not isinstance(value, (SupportsFloat, SupportsIndex)):  # float() would read text as well
+        if not isinstance(value, (SupportsFloat, SupportsIndex)):  # float() would parse a str
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -49,34 +49,34 @@ def number(name: str, value: object) -> float:
 
 
 def seconds(name: str, value: object) -> float:
-    """Give a time limit that the core can take: the longest it has for infinity and all that is longer.
+    """Returns a time limit in seconds, clamped to the range that the core supports.
 
     Raises:
-        TypeError: It is no number, or text of one.
-        ValueError: It is not above 0.
+        TypeError: The value is not a number. A str is not accepted either.
+        ValueError: The value is not above 0.
     """
     given = number(name, value)
-    if not given > 0:  # nan as well
+    if not given > 0:  # also true for NaN
         raise ValueError(f"[smdp] {name} = {shown(value)} is not valid; allowed: seconds above 0")
     return min(max(given, SHORTEST_S), LONGEST_S)
 
 
 def timeout_of_call(timeout: object) -> float:
-    """Returns the time limit of a call; -1, by which the core takes the group's, for None.
+    """Returns the time limit of a call in seconds. None gives -1, which stands for the group's limit.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is not above 0.
+        TypeError: The value is not a number.
+        ValueError: The value is not above 0.
     """
     return -1.0 if timeout is None else seconds("timeout", timeout)
 
 
 def text(name: str, value: object) -> str:
-    """Give text that the core can take.
+    """Returns a str that can be encoded as UTF-8.
 
     Raises:
-        TypeError: It is no str.
-        ValueError: It holds half of a surrogate pair.
+        TypeError: The value is not a str.
+        ValueError: The value contains an unpaired surrogate.
     """
     if not isinstance(value, str):
         raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: a str")
@@ -84,17 +84,17 @@ def text(name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"[smdp] {name} = {shown(value)} is not valid; allowed: text without half of a surrogate pair, "
-            f"as at character {error.start}"
+            f"[smdp] {name} = {shown(value)} is not valid: the character at index {error.start} is an"
+            " unpaired surrogate; allowed: a str that can be encoded as UTF-8"
         ) from None
     return value
 
 
 def flag(name: str, value: object) -> bool:
-    """Give a bool.
+    """Returns a bool.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The value is not a bool.
     """
     if not isinstance(value, bool):
         raise TypeError(f"[smdp] {name} = {shown(value)} is not valid; allowed: True, False")

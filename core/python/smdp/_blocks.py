@@ -1,4 +1,4 @@
-"""The blocks of memory that a collective reads or writes: one per rank, or one whole array."""
+"""The memory blocks that a collective reads or writes: one per rank, or one whole array."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._buffers import Buffer, view
 
 
 class Block(NamedTuple):
-    """What goes to one rank, or comes from it. ``array`` keeps it alive: a list may change meanwhile."""
+    """A block that is sent to or received from one rank. ``array`` keeps the memory alive."""
 
     pointer: int
     elements: int
@@ -21,22 +21,22 @@ class Block(NamedTuple):
 
 
 def whole(data: Buffer) -> Block:
-    """Returns an array as one block."""
+    """Returns a whole array as one block."""
     return Block(data.pointer, data.elements, data.shape, data.array)
 
 
 def blocks_of(value: Any, what: str, dtype: int, size: int, *, writes: bool) -> list[Block]:
-    """Returns one block per rank, of one evenly divided array or of a list of arrays.
+    """Returns one block per rank, from one evenly divided array or from a list of arrays.
 
     Args:
-        value: The array, or the list.
+        value: The array or the list of arrays.
         what: Its name in messages.
-        dtype: The element type that all arrays of the call have.
+        dtype: The element type that all arrays of the call must have.
         size: Number of ranks.
-        writes: The collective writes into the blocks.
+        writes: Whether the collective writes to the blocks.
 
     Raises:
-        ValueError: There is not one block per rank, an array has another dtype, or view() refuses it.
+        ValueError: There is not one block per rank, an array has another dtype, or view() rejects it.
     """
     if isinstance(value, list | tuple):
         check_one_per_rank(value, what, size)
@@ -45,7 +45,9 @@ def blocks_of(value: Any, what: str, dtype: int, size: int, *, writes: bool) -> 
         views = [view(value, writes=writes, what=what)]
     for one in views:
         if one.dtype != dtype:
-            raise ValueError(f"[smdp] {what} holds {one.array.dtype}; all arrays of a call have one dtype.")
+            raise ValueError(
+                f"[smdp] {what} has dtype {one.array.dtype}; all arrays of a call must have the same dtype."
+            )
     if isinstance(value, list | tuple):
         return [whole(one) for one in views]
     divided = views[0]
@@ -64,7 +66,7 @@ def block_shape(data: Buffer, size: int) -> tuple[int, ...]:
     if not data.shape or data.shape[0] % size != 0:
         raise ValueError(
             f"[smdp] the array has shape {list(data.shape)}; its first dimension must be divisible by the"
-            f" {size} ranks. Pass a list of arrays for blocks of unequal size."
+            f" {size} ranks. For blocks of unequal size, pass a list of arrays."
         )
     return (data.shape[0] // size, *data.shape[1:])
 
@@ -72,7 +74,7 @@ def block_shape(data: Buffer, size: int) -> tuple[int, ...]:
 def compared_shapes(
     value: Any, blocks: Sequence[Block], whole_shape: tuple[int, ...]
 ) -> list[tuple[int, ...]]:
-    """Returns the shapes that ranks compare: one by one for a list, otherwise that of the whole array."""
+    """Returns the shapes that ranks compare: one per block for a list, otherwise the whole array's."""
     return [block.shape for block in blocks] if isinstance(value, list | tuple) else [whole_shape]
 
 
@@ -85,7 +87,7 @@ def check_one_per_rank(arrays: Sequence[Any], what: str, size: int) -> None:
     """Checks that a list has one array per rank.
 
     Raises:
-        ValueError: It has more or fewer.
+        ValueError: The list has more or fewer arrays.
     """
     if len(arrays) != size:
         raise ValueError(f"[smdp] {what} has {len(arrays)} arrays; it needs one per rank, {size}.")
@@ -95,10 +97,10 @@ def check_alike(source: Buffer, target: Buffer, what: str) -> None:
     """Checks that the output of a call has the shape and dtype of its input.
 
     Raises:
-        ValueError: It has another shape or dtype.
+        ValueError: The shape or dtype differs.
     """
     if source.shape != target.shape or source.dtype != target.dtype:
         raise ValueError(
-            f"[smdp] {what} is {target.array.dtype}{list(target.shape)}, the input is"
-            f" {source.array.dtype}{list(source.shape)}; they must be alike."
+            f"[smdp] {what} is {target.array.dtype}{list(target.shape)}, but the input is"
+            f" {source.array.dtype}{list(source.shape)}; they must have the same shape and dtype."
         )

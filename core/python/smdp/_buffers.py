@@ -1,4 +1,4 @@
-"""Addresses, shapes and element types of what users hand to a collective."""
+"""Addresses, shapes and element types of the arrays that users pass to a collective."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DType(IntEnum):
     FLOAT8_E8M0FNU = 21
 
 
-# By NumPy's name of a dtype; ml_dtypes' types have such names, too.
+# Keyed by NumPy's name of the dtype; ml_dtypes' types have names as well.
 _BY_NAME = {
     "bool": DType.BOOL,
     "uint8": DType.UINT8,
@@ -68,14 +68,14 @@ def _code(dtype: np.dtype[Any]) -> int:
     else:
         raise ValueError(
             f"[smdp] dtype {dtype} is not supported; allowed: {', '.join(_BY_NAME)} and 8-bit floats,"
-            " in this machine's byte order."
+            " in native byte order."
         )
     _BY_DTYPE[dtype] = code
     return code
 
 
 class Buffer(NamedTuple):
-    """A contiguous piece of memory. ``array`` keeps it alive."""
+    """A contiguous block of memory, which ``array`` keeps alive."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -85,26 +85,26 @@ class Buffer(NamedTuple):
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
-    """A NumPy view of anything with the buffer protocol, ``__array_interface__`` or DLPack; never a copy.
+    """Returns a NumPy view of a value that supports the buffer protocol, ``__array_interface__`` or DLPack.
 
     Raises:
-        ValueError: The value is not in host memory, has no such interface, or a type that NumPy lacks.
+        ValueError: The value is not in host memory, has no such interface, or has a type that NumPy lacks.
     """
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):
-        if getattr(value, "is_neg", bool)():  # torch's tensors, which DLPack hands out with the wrong sign
+        if getattr(value, "is_neg", bool)():  # torch tensor with the negative bit, which DLPack ignores
             raise ValueError(
-                f"[smdp] {type(value).__name__} holds its values negated, as the imaginary part of a"
-                " conjugate does; pass resolve_neg() of it."
+                f"[smdp] the {type(value).__name__} stores its values negated, like the imaginary part of a"
+                " conjugate; pass the result of its resolve_neg()."
             )
         try:
             return _dlpack.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise ValueError(
-                f"[smdp] {type(value).__name__} gives no buffer that smdp can use: {error}"
+                f"[smdp] the {type(value).__name__} does not provide a buffer that smdp can use: {error}"
             ) from error
     try:
         return (
@@ -114,39 +114,39 @@ def as_array(value: Any) -> npt.NDArray[Any]:
         )
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"[smdp] expected an array (NumPy, DLPack or the buffer protocol), got {type(value).__name__}."
+            f"[smdp] expected an array (NumPy, DLPack, or buffer protocol), but got {type(value).__name__}."
         ) from error
 
 
 def view(value: Any, *, writes: bool, what: str) -> Buffer:
-    """Describes ``value``.
+    """Returns a Buffer that describes ``value``.
 
     Args:
-        value: An array in host memory, C-contiguous.
-        writes: The collective writes into it.
+        value: A C-contiguous array in host memory.
+        writes: Whether the collective writes to it.
         what: Its name in messages.
 
     Raises:
-        ValueError: It is not contiguous, read-only though written to, or of an unsupported type.
+        ValueError: The array is not contiguous, is read-only but written to, or has an unsupported type.
     """
     if writes and isinstance(value, np.generic):
         raise ValueError(
-            f"[smdp] {what} is a NumPy scalar ({type(value).__name__}); the collective cannot write into it."
-            " Pass an array, or a list of arrays where several are meant."
+            f"[smdp] {what} is a NumPy scalar ({type(value).__name__}); the collective cannot write to it."
+            " Pass an array, or a list of arrays if the call takes several."
         )
     array = value if type(value) is np.ndarray else as_array(value)
     flags = array.flags
     if not flags.c_contiguous:
-        raise ValueError(f"[smdp] {what} is not contiguous; pass numpy.ascontiguousarray(...) of it.")
+        raise ValueError(f"[smdp] {what} is not contiguous; convert it with numpy.ascontiguousarray().")
     if writes and not flags.writeable:
         if hasattr(value, "__dlpack__") and _dlpack.may_be_writable(array):
             raise ValueError(
-                f"[smdp] {what} is read-only as far as smdp knows, since the DLPack of {type(value).__name__}"
-                " is older than 1.0 and does not say; pass a NumPy array on the same memory."
+                f"[smdp] {what} may be read-only: {type(value).__name__} uses DLPack older than 1.0, which"
+                " does not state whether memory is writable. Pass a NumPy array on the same memory."
             )
-        raise ValueError(f"[smdp] {what} is read-only, but the collective writes into it; pass a copy.")
+        raise ValueError(f"[smdp] {what} is read-only, but the collective writes to it; pass a copy.")
     dtype = _BY_DTYPE.get(array.dtype)
     if dtype is None:
         dtype = _code(array.dtype)
-    pointer = _core.address_of(array.__array_struct__)  # a seventh of what __array_interface__ takes
+    pointer = _core.address_of(array.__array_struct__)  # seven times faster than __array_interface__
     return Buffer(pointer, array.shape, array.size, dtype, array)

@@ -1,4 +1,4 @@
-"""Names of calls, where nothing between the program and the core carries one."""
+"""Names of calls, for frameworks that do not pass a name through to the core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from smdp import _core
 
 @contextmanager
 def call_name(name: str) -> Iterator[None]:
-    """Collectives that this thread calls inside have this name, which ranks compare. Empty: as outside."""
+    """Names the collectives that this thread calls inside the context; ranks compare the names.
+
+    An empty name keeps the one in effect outside.
+    """
     outside = _core.call_name()
     _core.set_call_name(name or outside)
     try:

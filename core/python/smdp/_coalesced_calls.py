@@ -1,4 +1,4 @@
-"""Several prepared operations that start together and share one handle."""
+"""Coalesced calls: several prepared operations that start together and share one handle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ._prepared_calls import PreparedCall
 def start_all(
     group: _core.Group, name: str, calls: Sequence[PreparedCall], limit: float, *, is_async: bool
 ) -> Any:
-    """Starts all operations; returns their handle, or for a blocking call the list of results.
+    """Starts all operations; returns their handle if `is_async`, and the list of results otherwise.
 
     Raises:
-        ValueError: One operation writes memory that another one uses. Nothing is sent.
+        ValueError: One operation writes memory that another one uses. Nothing was sent.
         SmdpError: An operation failed.
     """
     check_apart(
@@ -30,17 +30,17 @@ def start_all(
             if (handle := call.start(limit, True)) is not None:
                 handles.append(handle)
     except BaseException:
-        keep(handles, buffers, results, group)  # what has begun still writes to its arrays
+        keep(handles, buffers, results, group)  # started operations still write to their arrays
         raise
     merged = keep(handles, buffers, results, group)
     return merged if is_async else merged.wait()
 
 
 def one_per_array(out: Sequence[Any] | None, count: int) -> Sequence[Any]:
-    """Returns the output of each array, None where there is none.
+    """Returns one output per array; all of them are None if `out` is None.
 
     Raises:
-        ValueError: There are more or fewer outputs than arrays.
+        ValueError: The number of outputs differs from the number of arrays.
     """
     if out is None:
         return [None] * count
@@ -50,7 +50,7 @@ def one_per_array(out: Sequence[Any] | None, count: int) -> Sequence[Any]:
 
 
 def _memory(call: PreparedCall, number: int, rank: int) -> list[Region]:
-    """Returns the memory that an operation uses, as the one with this number among several."""
+    """Returns the memory that an operation uses; `number` is its position in the coalesced call."""
     itemsize = _core.dtype_size(call.dtype)
     return [
         region

@@ -1,4 +1,4 @@
-"""Exceptions of smdp; a message names the rank, its host, the values on both sides and the fix."""
+"""Exceptions of smdp. Messages name the rank, its host, the values on both sides, and the fix."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 
 
 class SmdpError(RuntimeError):
-    """Base of all run-time failures of smdp; wrong arguments are ValueError."""
+    """Base class of all runtime failures of smdp. Invalid arguments raise ValueError instead."""
 
 
 class TimeoutError(SmdpError, builtins.TimeoutError):
-    """A deadline passed; the message names whom this rank waited for."""
+    """A deadline passed. The message names the ranks that this rank was waiting for."""
 
 
 class PeerLostError(SmdpError):
     """A process or host of the group is gone.
 
     Attributes:
-        ranks: Ranks (within the group) that are gone.
+        ranks: The lost ranks, numbered within the group.
     """
 
     ranks: list[int]
@@ -32,12 +32,12 @@ class PeerLostError(SmdpError):
 
 
 class MismatchError(SmdpError):
-    """Ranks called different operations, or the same one with different shape, dtype or root."""
+    """Ranks called different operations, or the same operation with a different shape, dtype or root."""
 
 
 class ConfigError(SmdpError):
-    """An environment variable, option or rendezvous value is wrong."""
+    """An environment variable, option or rendezvous value is invalid."""
 
 
 class ClosedError(SmdpError):
-    """The group was shut down, or this process is a forked child of the one that made it."""
+    """The group was shut down, or this process is a forked child of the process that created it."""

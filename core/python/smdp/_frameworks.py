@@ -1,4 +1,4 @@
-"""What a plugin says where its framework is missing or too old: one line with the command that cures it."""
+"""Checks that a plugin's framework is installed and new enough; the error has the command that fixes it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Framework(NamedTuple):
     """A package that a plugin imports.
 
     Attributes:
-        title: Its name as people write it.
-        oldest: The oldest version that the plugin works with, as in pyproject.toml.
-        extra: The extra of smdp that brings it.
+        title: Its name as written in prose.
+        oldest: The oldest supported version, as in pyproject.toml.
+        extra: The extra of smdp that installs it.
     """
 
     title: str
@@ -33,15 +33,14 @@ FRAMEWORKS = {
 
 
 def require(plugin: str, *names: str) -> None:
-    """Import what a plugin stands on.
+    """Imports the frameworks that a plugin requires.
 
     Args:
         plugin: The plugin's module, for the message.
         names: Keys of FRAMEWORKS.
 
     Raises:
-        ImportError: One is not installed, or is older than what the plugin works with. What else goes wrong
-            in its import is not caught.
+        ImportError: A framework is not installed or too old. Other errors of its import are not caught.
     """
     for name in names:
         framework = FRAMEWORKS[name]
@@ -52,12 +51,13 @@ def require(plugin: str, *names: str) -> None:
             if error.name != name:
                 raise
             raise ImportError(
-                f"[smdp] {plugin} needs {framework.title}, which is not installed: {cure}", name=name
+                f"[smdp] {plugin} requires {framework.title}, which is not installed: {cure}", name=name
             ) from None
         found = str(getattr(module, "__version__", ""))
         if found and _release(found) < _release(framework.oldest):
             raise ImportError(
-                f"[smdp] {plugin} needs {framework.title} {framework.oldest} or newer, not {found}: {cure}",
+                f"[smdp] {plugin} requires {framework.title} {framework.oldest} or newer, but {found} is"
+                f" installed: {cure}",
                 name=name,
             )
 

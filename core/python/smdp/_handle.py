@@ -1,4 +1,4 @@
-"""Operations in flight, and the arrays that they work on."""
+"""Operations in flight, and the arrays they use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ._errors import TimeoutError
 
 
 def wait_for_all(handles: Sequence[_core.Handle], limit: float | None) -> None:
-    """Waits for one after the other, at most `limit` seconds in all; None: without a limit.
+    """Waits for all handles, for at most `limit` seconds in total; None sets no limit.
 
     Raises:
         SmdpError: An operation failed.
-        TimeoutError: One is still running.
+        TimeoutError: An operation is still running after `limit` seconds.
     """
     if limit is None or len(handles) == 1:
         for handle in handles:
@@ -27,30 +27,30 @@ def wait_for_all(handles: Sequence[_core.Handle], limit: float | None) -> None:
         try:
             handle.wait(max(0.0, end - time.monotonic()))
         except TimeoutError:
-            if handle.done():  # its own deadline
+            if handle.done():  # the operation reached its own deadline
                 raise
             raise TimeoutError(
-                f"[smdp] wait() gave up after {limit:g} s; the operation is still running. Wait again, or"
-                " longer."
+                f"[smdp] wait() gave up after {limit:g} s; the operation is still running. Call wait() again,"
+                " or with a longer timeout."
             ) from None
 
 
-# In place of a result: the rank that a receive got its message from.
+# Placeholder for a result that is known only at the end: the rank that a message came from.
 SOURCE = object()
 
-# Those in flight: their arrays live on while they run, whatever the caller drops.
+# Handles in flight. They keep their arrays alive even if the caller drops its references.
 _running: set[Handle] = set()
 
 
 def forget_ended() -> None:
-    """Lets go of the arrays of operations that have ended."""
+    """Releases the arrays of operations that have ended."""
     if _running:
         for handle in list(_running):
             handle.done()
 
 
 class Handle:
-    """An operation in flight, from a call with ``async_op=True``."""
+    """An operation in flight, returned by calls with ``async_op=True``."""
 
     def __init__(
         self, handles: Sequence[_core.Handle], buffers: Any, result: Any, group: _core.Group
@@ -58,20 +58,20 @@ class Handle:
         self._handles = handles
         self._buffers = buffers
         self._result = result
-        # A group that nobody has any more is left, and what is in flight in it fails.
+        # A group without references is closed, which would fail its operations in flight.
         self._group: _core.Group | None = group
         _running.add(self)
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Blocks until done and returns what the blocking call would have returned.
+        """Blocks until the operation is done and returns the result of the blocking call.
 
         Args:
-            timeout: Seconds, for all together where it is several operations; they go on after that. Default:
-                until the operation's own deadline.
+            timeout: Seconds to wait, in total if the handle stands for several operations. The operation
+                continues after that. Default: wait until the operation's own deadline.
 
         Raises:
             SmdpError: The operation failed.
-            TimeoutError: It is still running.
+            TimeoutError: The operation is still running.
         """
         limit = None if timeout is None else seconds("timeout", timeout)
         try:
@@ -81,7 +81,7 @@ class Handle:
         return self.source() if self._result is SOURCE else self._result
 
     def done(self) -> bool:
-        """True once it has ended, well or not."""
+        """Returns whether the operation has ended, with success or with an error."""
         if not all(handle.done() for handle in self._handles):
             return False
         _running.discard(self)
@@ -89,7 +89,7 @@ class Handle:
         return True
 
     def error(self) -> Exception | None:
-        """Why it failed; None while it runs and after success."""
+        """Returns the error of a failed operation; None while it runs and after success."""
         for handle in self._handles:
             error = handle.error()
             if error is not None:
@@ -97,18 +97,18 @@ class Handle:
         return None
 
     def source(self) -> int:
-        """Rank that a receive got its message from; -1 before."""
+        """Returns the rank that sent the received message; -1 until the message has arrived."""
         return self._handles[0].source()
 
 
 def keep(handles: Sequence[_core.Handle], buffers: Any, result: Any, group: _core.Group) -> Handle:
-    """Returns a handle of operations in flight, which keeps their arrays alive."""
+    """Returns a handle for operations in flight, which keeps their arrays alive."""
     forget_ended()
     return Handle(handles, buffers, result, group)
 
 
 def finish(handle: _core.Handle | None, buffers: Any, result: Any, group: _core.Group) -> Any:
-    """Returns what a call gives: a handle of an operation in flight, or the result of one that has ended."""
+    """Returns a handle if the operation is in flight (`handle` is not None), and its result otherwise."""
     if handle is not None:
         return keep([handle], buffers, result, group)
     forget_ended()

@@ -1,11 +1,11 @@
-"""JSON of unknown origin."""
+"""JSON from untrusted sources."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-_MOST_DIGITS = 400  # of an int that a float can hold; Python itself reads no more than 4300
+_MOST_DIGITS = 400  # more than any finite float needs, and below the 4300 at which Python raises an error
 
 
 def _integer(digits: str) -> int | float:
@@ -13,10 +13,10 @@ def _integer(digits: str) -> int | float:
 
 
 def loads(text: str | bytes) -> Any:
-    """Read JSON; integers too long for any field are infinite, so that the field refuses them by its name.
+    """Parses JSON. Integers too long for any field become infinity, so that errors can name the field.
 
     Raises:
-        ValueError: It is no JSON.
-        RecursionError: It nests too deep.
+        ValueError: The text is not JSON.
+        RecursionError: The text is nested too deeply.
     """
     return json.loads(text, parse_int=_integer)

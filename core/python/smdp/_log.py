@@ -1,6 +1,6 @@
-"""Python's side of SMDP_LOG_LEVEL: the loggers "smdp..." of the standard library.
+"""SMDP_LOG_LEVEL for Python code: the "smdp" loggers of the standard library.
 
-Whoever has set up logging gets the messages there; else they go to standard error, as the core's do.
+If the program has configured logging, messages go there; otherwise to standard error, like the core's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _root = logging.getLogger("smdp")
 
 
 def follow(environ: Mapping[str, str] = os.environ) -> None:
-    """Set the level of the loggers "smdp..." from SMDP_LOG_LEVEL, unless the program has set one itself.
+    """Sets the level of the "smdp" loggers from SMDP_LOG_LEVEL, unless the program has set one itself.
 
     Raises:
-        ConfigError: SMDP_LOG_LEVEL is no level.
+        ConfigError: SMDP_LOG_LEVEL is not a level.
     """
     level = config.read_log_level(environ)
     if level is None or _root.level != logging.NOTSET:
@@ -26,7 +26,7 @@ def follow(environ: Mapping[str, str] = os.environ) -> None:
     _root.setLevel(level.upper())
     if not _root.hasHandlers():
         handler = logging.StreamHandler()
-        # Should the program set up logging later, its handlers get what ours got until then.
+        # If the program configures logging later, its handlers take over from this one.
         handler.addFilter(lambda _: not logging.getLogger().handlers)
         handler.setFormatter(logging.Formatter("%(message)s"))
         _root.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Who is in a group, where its ranks are, and how it ends."""
+"""The members of a group, their hosts, and the end of a group."""
 
 from __future__ import annotations
 
@@ -7,59 +7,59 @@ from ._arguments import text
 
 
 class Membership:
-    """This process as one rank of a group, without the operations that the group offers."""
+    """This process as a rank of a group; subclasses add the operations."""
 
     def __init__(self, core: _core.Group) -> None:
         self._core = core
 
     @property
     def rank(self) -> int:
-        """Rank of this process in the group."""
+        """The rank of this process in the group."""
         return self._core.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks in the group."""
         return self._core.size
 
     @property
     def core(self) -> _core.Group:
-        """The core's group."""
+        """The underlying group of the C++ core."""
         return self._core
 
     @property
     def name(self) -> str:
-        """Name, equal on all ranks."""
+        """The group's name, which is the same on all ranks."""
         return self._core.name
 
     @property
     def local_rank(self) -> int:
-        """Index among the group's ranks on this host."""
+        """The index of this process among the group's ranks on this host."""
         return self._core.local_rank
 
     @property
     def local_size(self) -> int:
-        """Number of the group's ranks on this host."""
+        """The number of the group's ranks on this host."""
         return self._core.local_size
 
     @property
     def hosts(self) -> list[list[int]]:
-        """Ranks of each host."""
+        """The ranks of each host."""
         return self._core.hosts
 
     @property
     def host_names(self) -> list[str]:
-        """Host of each rank."""
+        """The host name of each rank."""
         return self._core.host_names
 
     def abort(self, reason: str) -> None:
-        """Fails what is in flight on all ranks with this reason and closes the group everywhere."""
+        """Closes the group on all ranks; operations in flight fail with this reason."""
         self._core.abort(text("reason", reason))
 
     def shutdown(self) -> None:
-        """Leaves the group; safe to call twice."""
+        """Leaves the group. It is safe to call this twice."""
         self._core.shutdown()
 
     def error(self) -> Exception | None:
-        """The failure that closed the group; None while it works."""
+        """Returns the error that closed the group, or None while the group is open."""
         return self._core.error()

@@ -1,7 +1,7 @@
-"""Variables whose names begin with SMDP_ and mean nothing, mostly misspelt ones: told once per job.
+"""Warns once per job about SMDP_* variables that smdp does not know, most of which are misspelled.
 
-`smdp run` tells of them, or else rank 0 when it joins. The environment remembers it, so that neither other
-ranks nor processes that a rank starts repeat it.
+`smdp run` reports them; with other launchers, rank 0 does when it joins. An environment variable records what
+was reported, so that other ranks and child processes do not repeat it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _logger = logging.getLogger("smdp")
 
 
 def described(name: str) -> str:
-    """Returns a few words about a variable that means nothing, with the nearest name that does."""
-    import difflib  # few processes need it
+    """Returns a short description of an unknown variable, with the most similar known name."""
+    import difflib  # rarely needed
 
     names = [variable.name for variable in config.VARIABLES]
     nearest = difflib.get_close_matches(name, names, n=1)
-    return f"{name} means nothing to smdp" + (f"; did you mean {nearest[0]}?" if nearest else "")
+    return f"{name} is not a variable of smdp" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
 
 def untold(environ: MutableMapping[str, str]) -> list[str]:
-    """Returns descriptions of the variables that were not told of yet, and marks them as told."""
+    """Returns descriptions of the unknown variables not reported so far, and marks them as reported."""
     told = _told(environ)
     names = [name for name in config.unknown(environ) if name not in told]
     if names:
@@ -35,10 +35,11 @@ def untold(environ: MutableMapping[str, str]) -> list[str]:
 
 
 def warn(*, is_teller: bool) -> None:
-    """Logs one warning of all such variables.
+    """Logs one warning that lists all unknown variables.
 
     Args:
-        is_teller: This process speaks for its job; others only mark the names, for what they start.
+        is_teller: Whether this process reports for its job. Other processes only mark the names as reported,
+            for their child processes.
     """
     texts = untold(os.environ)
     if texts and is_teller:

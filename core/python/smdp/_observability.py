@@ -1,4 +1,4 @@
-"""What this process has done, and why it did it that way."""
+"""Statistics of this process, and explanations of the cost model's choices."""
 
 from __future__ import annotations
 
@@ -18,21 +18,28 @@ from ._world import any_core
 from .environments import detect
 
 _logger = logging.getLogger("smdp")
-# Figures that a warning was logged of.
+# Names of figures that a warning was logged for.
 _told: set[str] = set()
-# The step, the time and the counters of the last print_step().
+# The step, time and counters of the last print_step().
 _last: tuple[int, float, dict[str, Any]] | None = None
 
 
 def stats() -> dict[str, Any]:
-    """Give counters of this process since its start.
+    """Returns the counters of this process since it started.
 
     Returns:
-        "operations": a list with "operation", "algorithm", "calls", "bytes" (of this rank's tensors) and
-        "seconds" (waiting for other ranks included) each. "steps", "gradient_bytes", "exposed_seconds" (in
-        which training waited for gradients; "exposed_seconds_per_step"), "input_seconds" (waiting for data).
-        "rank_seconds": by rank, the time it computed in those steps; "slowest_steps": by rank, the steps in
-        which it took longest; "slowest_rank": who computed longest, None before the second step.
+        A dictionary with the keys
+
+        * "operations": A list of dictionaries, one per operation and algorithm, with "operation",
+          "algorithm", "calls", "bytes" (of this rank's tensors), and "seconds" (including the time spent
+          waiting for other ranks).
+        * "steps": Number of training steps.
+        * "gradient_bytes": Bytes of gradients that were reduced.
+        * "exposed_seconds", "exposed_seconds_per_step": Time that training waited for gradients.
+        * "input_seconds": Time that training waited for input data.
+        * "rank_seconds": For each rank, the time it computed in these steps.
+        * "slowest_steps": For each rank, the number of steps in which it was the slowest.
+        * "slowest_rank": The rank that computed longest; None before the second step.
     """
     names = ("operation", "algorithm", "calls", "bytes", "seconds")
     steps = _core.step_count()
@@ -51,38 +58,38 @@ def stats() -> dict[str, Any]:
 
 
 def explain(what: Any, group: Any = None) -> str:
-    """Say what the cost model chose, and why.
+    """Returns a text that explains what the cost model chose and why.
 
     Args:
-        what: Bytes of an all_reduce, or a model wrapped by one of smdp's classes.
-        group: A group of smdp or of torch.distributed over smdp; default: the world.
+        what: The size of an all_reduce in bytes, or a model wrapped by one of smdp's classes.
+        group: A group of smdp, or of torch.distributed with the smdp backend. Default: the world.
 
     Raises:
-        TypeError: `what` or `group` is none of these.
-        ValueError: No message has so many bytes.
+        TypeError: `what` or `group` has another type.
+        ValueError: The number of bytes is negative, or 2 to the 63rd or more.
     """
     if isinstance(what, int) and not isinstance(what, bool):
         if not 0 <= what < 1 << 63:
-            raise ValueError(f"[smdp] explain({what}): bytes must be at least 0, and below 2 to the 63rd")
+            raise ValueError(f"[smdp] explain({what}): the size must be at least 0 and below 2 to the 63rd")
         core = any_core() if group is None else getattr(group, "core", None)
         if not isinstance(core, _core.Group):
             raise TypeError(
-                f"[smdp] explain(): group is of type {type(group).__name__}; it takes a smdp.Group, or a"
-                " group of torch.distributed with the backend smdp"
+                f"[smdp] explain(): group is of type {type(group).__name__}; pass an smdp.Group or a"
+                " torch.distributed group with the smdp backend"
             )
         return core.explain(what)
     if callable(getattr(what, "explain", None)):
         return str(what.explain())
     raise TypeError(
-        "[smdp] explain() takes bytes of an all_reduce or a model that smdp wraps, got"
+        "[smdp] explain() takes the size of an all_reduce in bytes or a model wrapped by smdp, but got"
         f" {type(what).__module__}.{type(what).__qualname__}"
     )
 
 
 def _number(name: str, value: SupportsFloat) -> float:
-    """Returns a float; nan for an array or a number that has none, which depends on the data."""
+    """Returns a figure as a float, or NaN for arrays and numbers that cannot be converted."""
     try:
-        # float() takes no array with an axis, and torch would warn of a loss that leaves its graph.
+        # item() accepts arrays of shape (1,) and avoids torch's warning for tensors that require gradients.
         return float(value.item() if hasattr(value, "item") else value)
     except Exception as error:
         if not hasattr(value, "shape") and not isinstance(value, numbers.Number):
@@ -92,28 +99,33 @@ def _number(name: str, value: SupportsFloat) -> float:
         if name not in _told:
             _told.add(name)
             _log.follow()
-            _logger.warning("[smdp] print_step() prints %s=nan: it is not one number (%s)", name, error)
+            _logger.warning("[smdp] print_step() prints %s=nan: it is not a single number (%s)", name, error)
         return math.nan
 
 
 def print_step(step: int, **figures: SupportsFloat) -> None:
-    """Print a line of figures, on rank 0 alone; all ranks may call it.
+    """Prints a line of figures on rank 0. All ranks may call it; the others print nothing.
 
-    From the second line on it has the means per step since the last one: step_ms; collectives_ms, how long
-    this rank's collectives took, together with what they overlap; and, where smdp's classes or hooks reduce
-    the gradients, exposed_ms, in which training waited for them, and input_ms, in which it waited for data.
-    Where steps are counted from the beginning again, as in another epoch, that line is a first one again.
+    From the second line on, it adds averages per step since the previous line:
 
-    It does not raise for what training brings about: an array with several elements is printed as nan, and a
-    line that cannot be written is left out; a warning says so once.
+    * step_ms: Duration of a step.
+    * collectives_ms: Duration of this rank's collectives, including the part that overlaps with computation.
+    * exposed_ms: Time that training waited for gradients.
+    * input_ms: Time that training waited for input data.
+
+    The last two appear only if smdp's classes or hooks reduce the gradients. If the step number restarts, as
+    in a new epoch, that line has no averages.
+
+    Problems that depend on the data do not raise: an array with several elements is printed as nan, and a
+    line that cannot be written is skipped. Each logs a warning once.
 
     Args:
         step: The number of the step.
-        **figures: Numbers, tensors of one too: loss=0.25. None of the names above.
+        **figures: Numbers or tensors with one element, such as loss=0.25.
 
     Raises:
-        ValueError: A figure has one of the names above, or the step has more than 64 bits.
-        TypeError: A figure or the step is of a type that is not a number.
+        ValueError: A figure has one of the names above, or the step does not fit into 64 bits.
+        TypeError: A figure or the step is not a number.
 
     Example:
         >>> print_step(10, loss=0.25)
@@ -130,13 +142,15 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
             "step_ms": now - _last[1],
             "collectives_ms": _collective_seconds(counters) - _collective_seconds(before),
         }
-        if counters["steps"] > before["steps"]:  # else nobody has measured these
+        if counters["steps"] > before["steps"]:  # otherwise, these were not measured
             means["exposed_ms"] = counters["exposed_seconds"] - before["exposed_seconds"]
             means["input_ms"] = counters["input_seconds"] - before["input_seconds"]
         means = {name: 1e3 * seconds / steps for name, seconds in means.items()}
     taken = set(figures) & {"smdp_step", "step_ms", "collectives_ms", "exposed_ms", "input_ms"}
     if taken:
-        raise ValueError(f"[smdp] print_step() measures {', '.join(sorted(taken))} itself; give another name")
+        raise ValueError(
+            f"[smdp] print_step() uses the name {', '.join(sorted(taken))} itself; choose another name"
+        )
     values = [f"{name}={_number(name, value):.6g}" for name, value in [*figures.items(), *means.items()]]
     _last = step, now, counters
     if _rank() == 0:
@@ -146,7 +160,7 @@ def print_step(step: int, **figures: SupportsFloat) -> None:
 def _rank() -> int:
     try:
         return int(any_core().rank)
-    except ConfigError:  # other groups may be at work, of whose ranks the launcher knows
+    except ConfigError:  # training may use another library's groups; the launcher still knows the rank
         with contextlib.suppress(ConfigError):
             return detect(needs_master=False).rank
         return 0

@@ -1,4 +1,4 @@
-"""The program's other threads, as far as they may call smdp."""
+"""Detects other threads of the program that may call smdp."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import threading
 
 
 def has_other_threads() -> bool:
-    """Tell whether Python would wait for another thread at the program's end.
+    """Returns whether Python would wait for another thread at the end of the program.
 
-    Helpers of libraries, e.g. of progress bars and data loaders, are daemons.
+    Daemon threads do not count; libraries use them for progress bars and data loaders.
     """
     own = threading.get_ident()
     return any(thread.ident != own and not thread.daemon for thread in threading.enumerate())

@@ -1,4 +1,4 @@
-"""Memory that calls which run at the same time would fight for."""
+"""Detects memory that is shared between operations of one coalesced call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Region(NamedTuple):
 def regions(
     call: int, pointers: Sequence[int], sizes: Sequence[int], rank: int, *, writes: bool
 ) -> list[Region]:
-    """Describe the blocks of one operation: one per rank, or only that of this one.
+    """Returns the regions of an operation's blocks: one block per rank, or only this rank's block.
 
     Args:
-        call: Its place in the list of operations.
+        call: The operation's position in the coalesced call.
         pointers: Addresses of the blocks.
-        sizes: Their bytes.
-        rank: This process.
-        writes: The operation writes them; else it reads them.
+        sizes: Sizes of the blocks in bytes.
+        rank: This process's rank.
+        writes: Whether the operation writes the blocks; otherwise, it reads them.
     """
     own = rank if len(pointers) > 1 else 0
     return [
@@ -37,13 +37,13 @@ def regions(
 
 
 def check_apart(name: str, used: Iterable[Region]) -> None:
-    """Refuse operations of one coalesced call that write what another of them reads or writes.
+    """Checks that no operation of a coalesced call writes memory that another one reads or writes.
 
-    Within one operation the same is allowed as by the core: this rank's block may be input and output, and
-    outputs may be one.
+    Within one operation, the core's rules apply: this rank's block may be both input and output, and outputs
+    may be the same block.
 
     Raises:
-        ValueError: Two regions share memory, and one is written.
+        ValueError: Two regions share memory, and at least one of them is written.
     """
     active: list[Region] = []
     for region in sorted(used):
@@ -55,12 +55,12 @@ def check_apart(name: str, used: Iterable[Region]) -> None:
             which = f"array {first}" if first == last else f"arrays {first} and {last}"
             shared = min(region.end, other.end) - region.begin
             raise ValueError(
-                f"[smdp] {name}: buffers for {which} share {shared} bytes of memory, so that one is"
-                " overwritten before it is read. Give each memory of its own."
+                f"[smdp] {name}: the buffers of {which} share {shared} bytes of memory, so one could be"
+                " overwritten before it is read. Use separate memory for each."
             )
         active.append(region)
 
 
 def _may_be_one(one: Region, other: Region) -> bool:
-    is_same = one[:3] == other[:3]  # place and operation
+    is_same = one[:3] == other[:3]  # begin, end and operation
     return is_same and ((one.is_own and other.is_own) or (one.writes and other.writes))

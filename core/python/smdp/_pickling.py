@@ -1,4 +1,4 @@
-"""Python objects as bytes."""
+"""Serialization of Python objects."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickle an object; where cloudpickle is installed, one with lambdas or local classes too.
+    """Pickles an object. If cloudpickle is installed, lambdas and local classes are supported as well.
 
     Raises:
-        Exception: As pickle and cloudpickle do: it cannot be pickled.
+        Exception: The error from pickle or cloudpickle if the object cannot be pickled.
     """
     try:
         return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
-        # Not before: it would send the script's own classes by value, and isinstance() would say no.
+        # Only as a fallback: cloudpickle sends the script's own classes by value, which breaks isinstance().
         try:
             import cloudpickle
         except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Collectives with checked arguments, ready to start: alone, or with others of a coalesced call."""
+"""Collectives whose arguments have been checked, ready to start alone or in a coalesced call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._buffers import Buffer, view
 
 
 class PreparedCall(NamedTuple):
-    """An operation that is ready to start: only other ranks can still find a fault in it."""
+    """An operation that is ready to start: all checks that need no other rank have passed."""
 
     start: Callable[[float, bool], _core.Handle | None]
     dtype: int
@@ -24,7 +24,7 @@ class PreparedCall(NamedTuple):
 
 
 def prepare_all_reduce(group: _core.Group, own: Buffer, array: Any, op: int) -> PreparedCall:
-    """Returns an all_reduce in place of an array that view() has checked."""
+    """Returns an in-place all_reduce of an array that view() has checked."""
 
     def start(limit: float, is_async: bool) -> _core.Handle | None:
         place = own.pointer
@@ -34,10 +34,10 @@ def prepare_all_reduce(group: _core.Group, own: Buffer, array: Any, op: int) -> 
 
 
 def prepare_all_gather(group: _core.Group, array: Any, out: Any) -> PreparedCall:
-    """Returns an all_gather of ``array`` into ``out``, or into a new array for None.
+    """Returns an all_gather of ``array`` into ``out``, or into a new array if ``out`` is None.
 
     Raises:
-        ValueError: An array is not what all_gather takes.
+        ValueError: An array is not valid for all_gather.
     """
     source = view(array, writes=False, what="the array")
     if out is None:
@@ -45,8 +45,8 @@ def prepare_all_gather(group: _core.Group, array: Any, out: Any) -> PreparedCall
     targets = blocks_of(out, "out", source.dtype, group.size, writes=True)
     if targets[group.rank].elements != source.elements:
         raise ValueError(
-            f"[smdp] out has {targets[group.rank].elements} elements for rank {group.rank}, whose array has"
-            f" {source.elements}; they must be as many."
+            f"[smdp] out has {targets[group.rank].elements} elements for rank {group.rank}, but that rank's"
+            f" array has {source.elements}; the numbers must be equal."
         )
 
     def start(limit: float, is_async: bool) -> _core.Handle | None:
@@ -65,10 +65,10 @@ def prepare_all_gather(group: _core.Group, array: Any, out: Any) -> PreparedCall
 
 
 def prepare_reduce_scatter(group: _core.Group, array: Any, op: int, out: Any, factor: float) -> PreparedCall:
-    """Returns a reduce_scatter of ``array`` into ``out``, or into a new array for None.
+    """Returns a reduce_scatter of ``array`` into ``out``, or into a new array if ``out`` is None.
 
     Raises:
-        ValueError: An array is not what reduce_scatter takes.
+        ValueError: An array is not valid for reduce_scatter.
     """
     if isinstance(array, list | tuple):
         check_one_per_rank(array, "the array", group.size)
@@ -104,10 +104,10 @@ def prepare_reduce_scatter(group: _core.Group, array: Any, op: int, out: Any, fa
 
 
 def prepare_all_to_all(group: _core.Group, array: Any, out: Any) -> PreparedCall:
-    """Returns an all_to_all of ``array`` into ``out``, or into a new array for None.
+    """Returns an all_to_all of ``array`` into ``out``, or into a new array if ``out`` is None.
 
     Raises:
-        ValueError: An array is not what all_to_all takes.
+        ValueError: An array is not valid for all_to_all.
     """
     is_list = isinstance(array, list | tuple)
     if is_list:
@@ -115,11 +115,11 @@ def prepare_all_to_all(group: _core.Group, array: Any, out: Any) -> PreparedCall
     first = view(array[0] if is_list else array, writes=False, what="the array")
     if out is None:
         if is_list:
-            raise ValueError("[smdp] all_to_all of a list needs out, a list of the arrays to be filled.")
+            raise ValueError("[smdp] all_to_all of a list requires out, a list of arrays for the result.")
         out = np.empty_like(first.array)
     sources = blocks_of(array, "the array", first.dtype, group.size, writes=False)
     targets = blocks_of(out, "out", first.dtype, group.size, writes=True)
-    # Blocks of a list may differ from rank to rank: only if all are alike here, they must be everywhere.
+    # The blocks of a list may differ between ranks. Shapes are compared only if all blocks here are alike.
     shapes = compared_shapes(array, sources, first.shape)
     if is_list and len({block.shape for block in (*sources, *targets)}) > 1:
         shapes = []

@@ -1,4 +1,4 @@
-"""What a reduction does, and on which element types it is defined."""
+"""Reduction operations, and the element types they are defined on."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from ._shown import shown
 
 
 class ReduceOp(IntEnum):
-    """What a reduction does, numbered as in the C++ header smdp/dtype.h.
+    """Reduction operation, with the numbers of the C++ header smdp/dtype.h.
 
-    On bool SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. 16-bit floats are summed in float32.
+    On bool, SUM and MAX are a logical "or", PRODUCT and MIN a logical "and". Integers wrap around on
+    overflow. 16-bit floats are accumulated in float32.
     """
 
     SUM = 0
     """The sum over all ranks."""
     AVG = 1
-    """SUM divided by the size of the group; of integers truncated towards zero."""
+    """SUM divided by the size of the group; integers are truncated toward zero."""
     PREMUL_SUM = 2
-    """Every rank's input times its own factor, then SUM."""
+    """The sum of every rank's input times that rank's own factor."""
     PRODUCT = 3
     """The product over all ranks."""
     MIN = 4
-    """The least value; NaN if some rank has NaN. Not for complex numbers."""
+    """The smallest value; NaN if any rank has NaN. Not defined on complex numbers."""
     MAX = 5
-    """The greatest value; NaN if some rank has NaN. Not for complex numbers."""
+    """The largest value; NaN if any rank has NaN. Not defined on complex numbers."""
     BAND = 6
-    """Bitwise "and" of integers and bool."""
+    """Bitwise "and"; defined on integers and bool."""
     BOR = 7
-    """Bitwise "or" of integers and bool."""
+    """Bitwise "or"; defined on integers and bool."""
     BXOR = 8
-    """Bitwise "exclusive or" of integers and bool."""
+    """Bitwise "exclusive or"; defined on integers and bool."""
 
 
 SUM = ReduceOp.SUM
@@ -49,7 +50,7 @@ BAND = ReduceOp.BAND
 BOR = ReduceOp.BOR
 BXOR = ReduceOp.BXOR
 
-# The first and last of the element types on which it is defined.
+# The first and last element type that each reduction is defined on.
 _DEFINED = {
     SUM: (DType.BOOL, DType.COMPLEX128),
     AVG: (DType.UINT8, DType.COMPLEX128),
@@ -64,12 +65,13 @@ _DEFINED = {
 
 
 def as_op(op: int | np.integer[Any]) -> ReduceOp:
-    """Give the reduction of this number.
+    """Returns the ReduceOp with this number.
 
     Raises:
-        ValueError: There is none, or it is another library's, whose numbers mean something else.
+        ValueError: No reduction has this number, or it is another library's enum, which may use the same
+            number for a different reduction.
     """
-    if type(op) is ReduceOp:  # the usual one, and quickly
+    if type(op) is ReduceOp:  # fast path for the common case
         return op
     if (type(op) is int or isinstance(op, np.integer)) and op in _DEFINED:
         return ReduceOp(int(op))
@@ -78,7 +80,9 @@ def as_op(op: int | np.integer[Any]) -> ReduceOp:
 
 
 def check_defined(op: int, dtypes: Iterable[int], call: str) -> None:
-    """Refuse what the core would, for calls that start several operations: none may start before.
+    """Checks that a reduction is defined on all element types of a coalesced call.
+
+    The core makes the same check, but per operation, when others of the call may have started already.
 
     Raises:
         ValueError: The reduction is not defined on one of the element types.

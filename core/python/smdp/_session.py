@@ -1,8 +1,8 @@
-"""The store by which the ranks of the world meet, and a part of it of its own for each init().
+"""The store through which the ranks of the world find each other, with separate keys for each init().
 
-Rank 0 serves it until its process ends, as groups of an earlier world may hold it, and with it the port. So
-a rank that calls init() again, here or in a process that was started anew, may come before rank 0 does, and
-must not read what that world has left there.
+Rank 0 serves the store until its process ends, because groups of an earlier world may still use it and its
+port. A rank that calls init() again, in the same process or in a restarted one, may therefore reach the store
+before rank 0 calls init(), and must not read the keys of the earlier world.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOW = "session"
 
 
 class _Served(NamedTuple):
-    """What rank 0 serves."""
+    """The store that rank 0 serves, with the place it was created for."""
 
     place: tuple[int, str, int, str]
     store: _core.Store
@@ -30,8 +30,8 @@ _served: _Served | None = None
 
 
 def open_session(launch: Launch, secret: str, timeout_s: float) -> _core.Store:
-    """Serve rank 0's store, or connect to it; give the part of it that is this init()'s alone."""
-    # Without a secret, the job's name still keeps out ranks of another job that came to this port.
+    """Serves the store on rank 0, connects to it on other ranks, and returns this init()'s part of it."""
+    # Without a secret, the job's name still keeps out the ranks of another job that use the same port.
     key = secret or (f"job {launch.job}" if launch.job else "")
     deadline = time.monotonic() + timeout_s
     return share(
@@ -42,22 +42,22 @@ def open_session(launch: Launch, secret: str, timeout_s: float) -> _core.Store:
 
 
 def share(store: _core.Store, launch: Launch, deadline: float) -> _core.Store:
-    """Give the part of a store that is this init()'s alone.
+    """Returns the part of a store that belongs to this init() alone.
 
     Args:
-        store: Where all ranks meet.
-        launch: Who this one is.
-        deadline: Of time.monotonic(), until which rank 0 may come.
+        store: The store that all ranks share.
+        launch: This process's rank.
+        deadline: Time, on the clock of time.monotonic(), until which to wait for rank 0.
 
     Raises:
-        TimeoutError: Rank 0 has not.
+        TimeoutError: Rank 0 did not call init() in time.
     """
     session = _begin(store) if launch.rank == 0 else _join(store, launch, deadline)
     return _core.prefix_store(session, store)
 
 
 def close() -> None:
-    """Serve no longer."""
+    """Stops serving the store."""
     global _served
     _served = None
 
@@ -67,7 +67,7 @@ def _next(session: str) -> str:
 
 
 def _claim(session: str, rank: int) -> str:
-    """Name the key that says that a process of this rank is in the session, well or not: it ends with it."""
+    """Returns the key by which a process of this rank marks that it has joined the session."""
     return f"claim {session} {rank}"
 
 
@@ -81,24 +81,25 @@ def _begin(store: _core.Store) -> str:
 
 def _join(store: _core.Store, launch: Launch, deadline: float) -> str:
     begin = time.monotonic()
-    limit = max(1.0, deadline - begin)  # rank 0's store may have been there just in time
+    limit = max(1.0, deadline - begin)  # rank 0's store may have appeared just before the deadline
     try:
         session = store.get(_NOW, limit).decode()
     except TimeoutError:
         raise TimeoutError(
-            f"[smdp] rank {launch.rank} of {launch.world_size}: rank 0 has not called smdp.init() after"
-            f" {limit:.3g} s: it is not at this store. Look at why it did not start;"
-            " SMDP_INIT_TIMEOUT sets the wait."
+            f"[smdp] rank {launch.rank} of {launch.world_size}: rank 0 has not joined through this store"
+            f" within {limit:.3g} s. Check whether rank 0 started and called smdp.init();"
+            " SMDP_INIT_TIMEOUT sets how long to wait."
         ) from None
     while store.check(_claim(session, launch.rank)):
         try:
             session = store.get(_next(session), max(0.0, begin + limit - time.monotonic())).decode()
         except TimeoutError:
             raise TimeoutError(
-                f"[smdp] rank {launch.rank} of {launch.world_size}: this is another smdp.init() of this rank,"
-                " here or in a process before this one that ended or still runs, but rank 0 has not called it"
-                f" again after {time.monotonic() - begin:.3g} s. All ranks must call smdp.shutdown() and"
-                " smdp.init() equally often, and are started anew together; SMDP_INIT_TIMEOUT sets the wait."
+                f"[smdp] rank {launch.rank} of {launch.world_size}: this rank has called smdp.init() before,"
+                " in this process or in an earlier one, but rank 0 has not called it again within"
+                f" {time.monotonic() - begin:.3g} s. All ranks must call smdp.init() and smdp.shutdown() the"
+                " same number of times, and must be restarted together; SMDP_INIT_TIMEOUT sets how long to"
+                " wait."
             ) from None
     store.set(_claim(session, launch.rank), b"")
     return session
@@ -115,19 +116,19 @@ def _serve(launch: Launch, key: str, timeout_s: float) -> _core.Store:
 
 
 def _connect(launch: Launch, key: str, timeout_s: float) -> _core.Store:
-    close()  # it may have been rank 0
+    close()  # this process may have been rank 0 of an earlier world
     try:
         return _core.tcp_store(launch.master_addr, launch.master_port, False, key.encode(), timeout_s)
     except TimeoutError as error:
         reason = str(error).removeprefix("[smdp] ")
         raise TimeoutError(
-            f"[smdp] rank {launch.rank} of {launch.world_size} does not reach rank 0's store: {reason}"
+            f"[smdp] rank {launch.rank} of {launch.world_size} cannot reach rank 0's store: {reason}"
         ) from None
     except ConfigError as error:
         name = f"{launch.source} job {launch.job}" if launch.job else f"this job ({launch.source})"
         raise ConfigError(
-            f"[smdp] rank {launch.rank} of {launch.world_size}: what listens at {launch.master_addr}, port "
-            f"{launch.master_port}, is not rank 0 of {name}, but another job or program; set "
-            "SMDP_MASTER_PORT to another port on all ranks of one, and one SMDP_SECRET, if any, on all ranks "
-            f"({error})"
+            f"[smdp] rank {launch.rank} of {launch.world_size}: another job or program, not rank 0 of {name},"
+            f" is listening at {launch.master_addr}, port {launch.master_port}. Set SMDP_MASTER_PORT to a"
+            " different port on all ranks of one of the jobs; if you set SMDP_SECRET, use the same value on"
+            f" all ranks ({error})"
         ) from error

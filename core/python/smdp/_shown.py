@@ -1,4 +1,4 @@
-"""Values in messages."""
+"""Formatting of values in messages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Give a value's repr, or what can be said where it has none; at most so many characters."""
+    """Returns a value's repr, cut to `most` characters, or its type if the repr cannot be computed."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # more than 4300 digits; a list too deep
+    except (ValueError, RecursionError):  # an int of over 4300 digits; a list nested too deeply
         kind = type(value).__name__
         text = f"an int of {value.bit_length()} bits" if isinstance(value, int) else f"a {kind}"
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, in the plural unless the number is 1.
+    """Returns a number and its noun, in the plural unless the number is 1.
 
     Example:
         >>> counted(1, "rank"), counted(2, "rank"), counted(2, "microbatch")
@@ -27,7 +27,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def shown_ranks(ranks: Iterable[int]) -> str:
-    """Give ranks as ranges, which stay short where there are thousands.
+    """Returns ranks as ranges, which stay short even for thousands of ranks.
 
     Example:
         >>> shown_ranks([0, 3, 4, 5, 9])

@@ -1,4 +1,4 @@
-"""Lines on standard output that only report: where they cannot be written, the program goes on."""
+"""Progress lines on standard output; a program continues if they cannot be written."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _has_failed = False
 
 
 def write_line(text: str) -> None:
-    """Writes a line at once; where that fails, a warning says so the first time."""
+    """Writes a line and flushes it. The first time this fails, it logs a warning."""
     global _has_failed
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    # A full disk or closed pipe; a closed file, or a character that its encoding lacks; no file at all.
+    # OSError: full disk or closed pipe; ValueError: closed file or encoding; AttributeError: stdout is None.
     except (OSError, ValueError, AttributeError) as error:
         if not _has_failed:
             _has_failed = True
             _log.follow()
-            _logger.warning("[smdp] standard output cannot be written (%s); the program goes on", error)
+            _logger.warning("[smdp] cannot write to standard output (%s); the program continues", error)

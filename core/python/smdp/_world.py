@@ -1,4 +1,4 @@
-"""The world: the group of all ranks, made once per process by ``init``."""
+"""The world: the group of all ranks, which ``init`` creates once per process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from .environments.master import check_master, warn_if_elsewhere
 from .group import Group
 
 _world: Group | None = None
-# The process that made it: a forked child inherits the variable, but cannot use the group.
+# The process that created the world. A forked child inherits the variable, but cannot use the group.
 _owner = 0
-# Held by who makes it: a second thread waits, and gets the same one; a forked child has one of its own.
+# Held while the world is created; a second thread waits and gets the same world. A forked child needs a new
+# lock, because the parent may have held the old one.
 _making = threading.RLock()
 os.register_at_fork(after_in_child=lambda: globals().update(_making=threading.RLock()))
-# Groups over all ranks that plugins have made, oldest first.
+# Groups over all ranks that plugins have created, oldest first.
 _offered: list[weakref.ref[Any]] = []
 
 
@@ -41,22 +42,24 @@ def init(
     timeout: float | None = None,
     store: Any = None,
 ) -> Group:
-    """Joins the world and returns it; a second call returns the same group, unless shutdown() came between.
+    """Joins the world and returns its group. Until shutdown(), further calls return the same group.
 
     Args:
-        rank: This process's rank, 0 to world_size - 1. Default: the launcher's, see smdp.environments.
+        rank: This process's rank, 0 to world_size - 1. Default: the launcher's; see smdp.environments.
         world_size: Number of ranks. Default: the launcher's, or 1 without a launcher.
-        local_rank: Index among the ranks of this host. Only checked against what smdp finds.
-        master_addr: Name or address of rank 0's machine.
-        master_port: Port of rank 0's store.
-        timeout: Seconds that an operation may take, at most 10^7. Default: SMDP_TIMEOUT, 30 minutes.
-        store: An object with torch's store interface (set, get, check, wait) to find the other ranks by.
-            Default: rank 0 serves one at master_addr, master_port.
+        local_rank: Index among the ranks of this host. It is only checked against the detected one.
+        master_addr: Name or address of rank 0's machine. Default: SMDP_MASTER_ADDR, MASTER_ADDR, or the
+            launcher's.
+        master_port: Port of rank 0's store. Default: SMDP_MASTER_PORT, or as derived from the launcher.
+        timeout: Time limit of an operation in seconds, at most 10^7. Default: SMDP_TIMEOUT, 30 minutes.
+        store: An object with the methods of torch's stores (set, get, check, wait), through which ranks find
+            each other. Default: a store that rank 0 serves at master_addr, master_port.
 
     Raises:
-        ConfigError: A variable makes no sense; names it, its value and what is allowed.
-        ValueError: An argument makes none; likewise.
-        TimeoutError: Not all ranks came; lists who did and who did not.
+        ConfigError: An environment variable is invalid. The message has its name, value, and allowed values.
+        ValueError: An argument is invalid, with the same details.
+        TimeoutError: Not all ranks joined in time. The message lists the ranks that did and those that did
+            not.
         ClosedError: This process is a forked child of a rank.
     """
     with _making:
@@ -82,14 +85,14 @@ def _init(
         return _world
     if master_addr is not None and not isinstance(master_addr, str):
         raise ValueError(
-            f"[smdp] master_addr={master_addr!r} is not valid; allowed: a name or address as text."
+            f"[smdp] master_addr={master_addr!r} is not valid; allowed: a host name or address as a str."
         )
     if store is not None and not isinstance(store, _core.Store):
         lacks = [name for name in ("set", "get", "check", "wait") if not callable(getattr(store, name, None))]
         if lacks:
             raise ValueError(
                 f"[smdp] store is a {type(store).__name__}, which has no {lacks[0]}(); allowed: an object"
-                " with torch's store interface (set, get, check, wait)."
+                " with the methods of torch's stores (set, get, check, wait)."
             )
     if timeout is not None:
         timeout = seconds("timeout", timeout)
@@ -114,8 +117,8 @@ def _init(
     else:
         if launch.master_addr is None or not launch.master_port:
             raise ConfigError(
-                "[smdp] SMDP_MASTER_ADDR and SMDP_MASTER_PORT are not set, and the launcher names no master;"
-                " set both to where rank 0 runs and a free port there."
+                "[smdp] SMDP_MASTER_ADDR and SMDP_MASTER_PORT are not set, and the launcher does not name a"
+                " master. Set them to the address of rank 0's machine and a free port on it."
             )
         if launch.rank == 0:
             warn_if_elsewhere(launch.master_addr)
@@ -130,52 +133,59 @@ def _init(
 
 
 def is_initialized() -> bool:
-    """True between init() and shutdown(), in the process that called init(); False in its forked children."""
+    """Returns whether this process has joined the world: True from init() to shutdown().
+
+    Forked children of the process get False.
+    """
     return _world is not None and _owner == os.getpid()
 
 
 def world() -> Group:
-    """The group of all ranks.
+    """Returns the group of all ranks.
 
     Raises:
-        ConfigError: Before init().
+        ConfigError: init() has not been called.
     """
     if _world is None:
-        raise ConfigError("[smdp] smdp is not initialised in this process; call smdp.init() first.")
+        raise ConfigError("[smdp] smdp is not initialized in this process; call smdp.init() first.")
     return _world
 
 
 def rank() -> int:
-    """Rank of this process in the world."""
+    """Returns the rank of this process in the world."""
     return world().rank
 
 
 def size() -> int:
-    """Number of ranks in the world."""
+    """Returns the number of ranks in the world."""
     return world().size
 
 
 def local_rank() -> int:
-    """Index of this process among the ranks of its host."""
+    """Returns the index of this process among the ranks of its host."""
     return world().local_rank
 
 
 def local_size() -> int:
-    """Number of ranks on this host."""
+    """Returns the number of ranks on this host."""
     return world().local_size
 
 
 def offer(group: Any) -> None:
-    """Let a plugin's group over all ranks, whose `core` is the core's, stand for the world without init()."""
+    """Registers a plugin's group over all ranks, which any_core() uses if init() was not called.
+
+    Args:
+        group: An object whose attribute `core` is a _core.Group. Only a weak reference to it is kept.
+    """
     _offered[:] = [one for one in _offered if one() is not None]
     _offered.append(weakref.ref(group))
 
 
 def any_core() -> _core.Group:
-    """Give the core's group of all ranks: init()'s, or else a plugin's that is still open.
+    """Returns the core's group of all ranks: the one from init(), or a plugin's that is still open.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such group.
     """
     if _world is not None:
         return _world.core
@@ -185,16 +195,17 @@ def any_core() -> _core.Group:
             core: _core.Group = group.core
             return core
     raise ConfigError(
-        "[smdp] this process has no group over all ranks; call smdp.init(), smdp.tensorflow.init(),"
-        ' torch.distributed.init_process_group("smdp"), or, where that has another backend,'
-        ' torch.distributed.new_group(backend="smdp") first.'
+        "[smdp] this process has no group over all ranks. First call smdp.init(), smdp.tensorflow.init(), or"
+        ' torch.distributed.init_process_group("smdp"); if torch.distributed uses another backend, call'
+        ' torch.distributed.new_group(backend="smdp").'
     )
 
 
 def shutdown() -> None:
-    """Leaves the world. Safe to call twice, or without init(); in a rank's forked child it does nothing.
+    """Leaves the world. It is safe to call this twice or without init().
 
-    All ranks may init() again after it, in any order. Rank 0 keeps its store's port until its process ends.
+    All ranks may call init() again afterward, in any order. Rank 0 keeps the port of its store until its
+    process ends. In a forked child of a rank, this does nothing.
     """
     global _world
     for call in _at_shutdown:
@@ -204,24 +215,24 @@ def shutdown() -> None:
         _world = None
 
 
-# In what a rank raises because another one has ended. Launchers name the rank that ends first, and that one
-# may still be on its way out: this one ends after it, or is stopped.
+# Part of the error that a rank raises because another rank has ended. Launchers report the rank that exits
+# first, so this rank waits to let the other one exit before it.
 _LEFT = "has left the group"
 _BEHIND_S = 1.0
 
 
-# What a process of multiprocessing's ends by, which Python does not tell its atexit.
+# The exception that ends a multiprocessing child; Python does not expose it to atexit functions.
 _failure: BaseException | None = None
-# The text of the sys.exit() that ends this process, which Python does not tell it either.
+# The argument of the sys.exit() that ends this process, which Python does not expose either.
 _exit_text: str | None = None
 _at_end: list[Callable[[], None]] = []
-# What shutdown() calls first.
+# Functions that shutdown() calls first.
 _at_shutdown: list[Callable[[], None]] = []
-_watched = 0  # the process of multiprocessing's whose end is
+_watched = 0  # pid of the multiprocessing child whose end is being watched
 
 
 def why_it_ends() -> str:
-    """Returns the exception that ends this program, as other ranks are told it; empty if it ends well."""
+    """Returns a description, for other ranks, of the exception that ends this program; empty if none does."""
     failure = getattr(sys, "last_value", None) or _failure
     if isinstance(failure, SystemExit):
         return f"it called sys.exit({failure.code!r})" if isinstance(failure.code, str) else ""
@@ -231,9 +242,10 @@ def why_it_ends() -> str:
 
 
 class _ExitText(str):
-    """A text that sys.exit() got. It is noted when Python ends the process by it, and not where it is caught.
+    """The argument of a sys.exit() call. It records itself when Python prints it as the process ends.
 
-    Python then prints the text, and runs what atexit has once the exception is gone.
+    If the program catches the SystemExit, nothing is recorded. Python runs atexit functions only after it has
+    dropped the exception, so they cannot read the text themselves.
     """
 
     def __str__(self) -> str:
@@ -241,7 +253,7 @@ class _ExitText(str):
         text = super().__str__()
         try:
             sys._getframe(1)
-        except ValueError:  # no function is running any more, so this is Python itself
+        except ValueError:  # no Python function is running anymore, so the interpreter is the caller
             _exit_text = text
         return text
 
@@ -250,7 +262,7 @@ class _ExitText(str):
 
 
 def _note_exit_text() -> None:
-    """Makes sys.exit() pass a text on as _ExitText."""
+    """Replaces sys.exit() with a function that wraps str arguments in _ExitText."""
     if hasattr(sys.exit, "__wrapped__"):
         return
     exit_of_python = sys.exit
@@ -263,13 +275,16 @@ def _note_exit_text() -> None:
 
 
 def at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
-    """Runs this at the beginning of every shutdown()."""
+    """Registers a function that every shutdown() calls first. Can be used as a decorator."""
     _at_shutdown.append(call)
     return call
 
 
 def at_end(call: Callable[[], None]) -> Callable[[], None]:
-    """Run this once before the process ends, also where Python does not; the last one given runs first."""
+    """Registers a function that runs once before the process ends, also in multiprocessing children.
+
+    The function registered last runs first. Can be used as a decorator.
+    """
     done = 0
 
     @functools.wraps(call)
@@ -285,9 +300,9 @@ def at_end(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def watch_end() -> None:
-    """Prepares for the end of this process: why it comes is noted, and what at_end() got runs.
+    """Prepares this process to record why it ends and to run the functions registered with at_end().
 
-    A process that multiprocessing has forked has no atexit.
+    Processes forked by multiprocessing do not run atexit functions, so they need a finalizer.
     """
     global _watched
     _note_exit_text()
@@ -303,22 +318,20 @@ def watch_end() -> None:
 def _end_of_child() -> None:
     global _failure
     _failure = sys.exc_info()[1]
-    if isinstance(_failure, SystemExit):  # torch's mp.spawn() has stored the exception, and exits with 1
+    if isinstance(_failure, SystemExit):  # torch's mp.spawn() stores the exception and exits with 1
         _failure = _failure.__context__ if _failure.code else None
-    if (
-        not has_other_threads()
-    ):  # else Python waits for those threads first, which may be in the middle of a step
+    if not has_other_threads():  # Python waits for other threads first, which may be in the middle of a step
         for call in reversed(_at_end):
             call()
 
 
 @at_end
 def _leave() -> None:
-    """Says goodbye to all groups, and why: others report it if they still wait for this rank."""
+    """Leaves all groups with the reason, which other ranks report if they still wait for this rank."""
     why = why_it_ends()
     _core.shutdown_all(why)
     _session.close()
-    # Python cannot end threads that are in the core: they come out now, or never.
+    # Python cannot end threads that are inside the core, so make them return now.
     _core.end()
     deadline = time.monotonic() + _BEHIND_S
     while _core.threads_inside() and time.monotonic() < deadline:

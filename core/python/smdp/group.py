@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays and other buffers in host memory."""
+"""Collective operations on NumPy arrays and other buffers in host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from ._reduce_op import SUM, ReduceOp, as_op, check_defined
 
 
 class NoGroup:
-    """What Group.split gives a rank whose color is None: it is false, and no call takes it for the world."""
+    """The type of NO_GROUP, which Group.split() returns to a rank that joins no group.
+
+    It is falsy, and no call accepts it in place of a group or of the world.
+    """
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -35,8 +38,8 @@ class NoGroup:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"[smdp] this rank is in no group, so there is no {name!r}: its color in split() was None. Only"
-            " members of a group call its operations: if group: group.barrier()"
+            f"[smdp] this rank has no group, so it has no {name!r}: it passed color=None to split(). Only"
+            " members of a group can call its operations, for example: if group: group.barrier()"
         )
 
 
@@ -44,17 +47,18 @@ NO_GROUP = NoGroup()
 
 
 class Group(Membership):
-    """Ranks that communicate. Made by ``smdp.init()`` and ``split()``.
+    """A set of ranks that communicate with each other. Created by ``smdp.init()`` and ``split()``.
 
-    All ranks must make the same calls in the same order. Arrays are C-contiguous and in host memory: NumPy
-    (ml_dtypes' bfloat16 and 8-bit floats too), DLPack (torch's CPU tensors), or the buffer protocol. Every
-    call takes
+    All ranks must make the same calls in the same order. Arrays must be C-contiguous and in host memory. They
+    can be NumPy arrays (including ml_dtypes' bfloat16 and 8-bit floats), or anything that supports DLPack
+    (such as torch's CPU tensors) or the buffer protocol. Every operation accepts:
 
-    * ``async_op``: return a Handle at once; leave the arrays alone until it is done;
-    * ``timeout``: seconds, instead of the group's; infinity and all above 10^7 are 10^7.
+    * ``async_op``: Return a Handle immediately. Do not touch the arrays until the operation has finished.
+    * ``timeout``: Time limit in seconds, in place of the group's. At most 10^7; larger values, including
+      infinity, mean 10^7.
 
-    Wrong arguments raise ValueError, or TypeError, before anything is sent. Everything else is an SmdpError,
-    after which the group is closed.
+    Invalid arguments raise ValueError or TypeError before anything is sent. All other failures raise an
+    SmdpError and close the group.
     """
 
     def __init__(self, core: _core.Group, timeout: float) -> None:
@@ -74,16 +78,17 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Reduces over all ranks.
+        """Reduces an array over all ranks; every rank gets the result.
 
         Args:
-            array: This rank's input; same shape and dtype on all ranks.
-            op: AVG divides by the size of the group; PREMUL_SUM multiplies by ``factor`` first.
-            out: Where the result goes. Default: in place, into ``array``.
+            array: This rank's input, with the same shape and dtype on all ranks.
+            op: The reduction. AVG divides the sum by the group's size; PREMUL_SUM first multiplies each
+                rank's input by its ``factor``.
+            out: Array for the result, of the input's shape and dtype. Default: ``array``, in place.
             factor: This rank's factor for PREMUL_SUM.
 
         Returns:
-            The array with the result.
+            The array that holds the result.
         """
         source = view(array, writes=out is None, what="the array")
         target = source if out is None else view(out, writes=True, what="out")
@@ -111,7 +116,14 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Reduces to one rank; returns the result there (in place without ``out``), None elsewhere."""
+        """Reduces an array to the root rank.
+
+        The arguments are those of all_reduce, plus ``root``. ``out`` matters only on the root, where the
+        default is to reduce in place.
+
+        Returns:
+            The array that holds the result on the root, None on all other ranks.
+        """
         root = integer("root", root)
         is_root = self.rank == root
         source = view(array, writes=is_root and out is None, what="the array")
@@ -135,7 +147,7 @@ class Group(Membership):
     def broadcast(
         self, array: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Copies the root's array into everybody's; returns it."""
+        """Copies the root's array into the array of every other rank, and returns the array."""
         root = integer("root", root)
         data = view(array, writes=self.rank != root, what="the array")
         handle = self._core.broadcast(
@@ -151,11 +163,11 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Collects everybody's array on every rank.
+        """Gathers the arrays of all ranks on every rank, and returns them in rank order.
 
         Args:
-            array: This rank's.
-            out: One array of shape (size, ...) or a list with one array per rank, whose sizes may differ.
+            array: This rank's array.
+            out: One array of shape (size, ...), or a list with one array per rank, whose sizes may differ.
                 Default: a new array of shape (size, *array.shape).
         """
         call = prepare_all_gather(self._core, array, out)
@@ -172,12 +184,14 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Reduces blocks over all ranks and leaves block r on rank r.
+        """Reduces blocks over all ranks and returns block r on rank r.
 
         Args:
-            array: One array whose first dimension is divided evenly, or a list with one array per rank, whose
-                sizes may differ (but not between ranks).
-            out: This rank's block. Default: a new array.
+            array: One array whose first dimension is divided evenly among the ranks, or a list with one array
+                per rank. The arrays of a list may differ in size, but all ranks must pass the same sizes.
+            op: The reduction, as in all_reduce.
+            out: Array for this rank's block. Default: a new array.
+            factor: This rank's factor for PREMUL_SUM.
         """
         call = prepare_reduce_scatter(self._core, array, as_op(op), out, number("factor", factor))
         handle = call.start(timeout_of_call(timeout), flag("async_op", async_op))
@@ -186,11 +200,13 @@ class Group(Membership):
     def all_to_all(
         self, array: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Sends block j to rank j and receives block j from rank j.
+        """Sends block j to rank j, receives block j from rank j, and returns the received blocks.
 
         Args:
-            array: One array whose first dimension is divided evenly, or a list with one array per rank.
-            out: Likewise, to be filled. Default: a new array like ``array`` (one array only).
+            array: One array whose first dimension is divided evenly among the ranks, or a list with one array
+                per rank.
+            out: Where to store the received blocks, in either form. Default: a new array like ``array``;
+                required if ``array`` is a list.
         """
         call = prepare_all_to_all(self._core, array, out)
         handle = call.start(timeout_of_call(timeout), flag("async_op", async_op))
@@ -205,7 +221,16 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Collects everybody's array on the root (``out`` as in all_gather); None elsewhere."""
+        """Gathers the arrays of all ranks on the root.
+
+        Args:
+            array: This rank's array.
+            root: Rank that gets the arrays.
+            out: As in all_gather; used on the root only.
+
+        Returns:
+            The gathered arrays on the root, None on all other ranks.
+        """
         root = integer("root", root)
         source = view(array, writes=False, what="the array")
         targets: list[Block] = []
@@ -237,7 +262,14 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Hands block r of the root's array (or list, as in reduce_scatter) to rank r, into ``out``."""
+        """Sends block r of the root's array to rank r, and returns ``out``.
+
+        Args:
+            array: On the root: one array whose first dimension is divided evenly among the ranks, or a list
+                with one array per rank. Ignored on other ranks.
+            root: Rank that sends the blocks.
+            out: Array for this rank's block.
+        """
         root = integer("root", root)
         target = view(out, writes=True, what="out")
         blocks: list[Block] = []
@@ -257,14 +289,14 @@ class Group(Membership):
         return finish(handle, (blocks, target), target.array, self._core)
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Returns when all ranks have called it."""
+        """Blocks until all ranks have called it."""
         handle = self._core.barrier(timeout_of_call(timeout), flag("async_op", async_op))
         return finish(handle, None, None, self._core)
 
     def send(
         self, array: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Sends an array to ``dst``, which must receive one of the same size and dtype with the same tag."""
+        """Sends an array to rank ``dst``, which must call recv() with the same size, dtype and tag."""
         data = view(array, writes=False, what="the array")
         handle = self._core.send(
             data.pointer,
@@ -286,7 +318,11 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Receives into ``array``, from ``src`` or anybody (None); returns the rank it came from."""
+        """Receives an array from rank ``src``, or from any rank if ``src`` is None.
+
+        Returns:
+            The rank that sent the array.
+        """
         data = view(array, writes=True, what="the array")
         source = -1 if src is None else integer("src", src)
         if source < 0 and src is not None:
@@ -314,13 +350,14 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """all_reduce of several arrays in place: as many operations, with one handle. Returns the list.
+        """Runs all_reduce in place on several arrays, with one handle, and returns the list of arrays.
 
-        Nothing is sent unless all arrays can be; the blocking call waits once, after it has begun them all.
+        Each array is an operation of its own. The arguments are checked before any operation starts, and the
+        blocking call starts all operations before it waits.
 
         Args:
-            arrays: Of any shapes and dtypes; the same number of them on all ranks.
-            op: As in all_reduce, without a factor.
+            arrays: Arrays of any shapes and dtypes; their number must be the same on all ranks.
+            op: The reduction, as in all_reduce. PREMUL_SUM uses a factor of 1.
         """
         arrays = list(arrays)
         op, limit, is_async = as_op(op), timeout_of_call(timeout), flag("async_op", async_op)
@@ -339,11 +376,11 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """all_gather of several arrays, in the manner of all_reduce_coalesced; returns the list of results.
+        """Runs all_gather on several arrays, like all_reduce_coalesced, and returns the list of results.
 
         Args:
-            arrays: This rank's.
-            out: For each array, what all_gather takes as ``out``. Default: new arrays.
+            arrays: This rank's arrays.
+            out: One ``out`` of all_gather per array. Default: new arrays.
         """
         arrays = list(arrays)
         targets = one_per_array(out, len(arrays))
@@ -363,12 +400,12 @@ class Group(Membership):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """reduce_scatter of several arrays, in the manner of all_reduce_coalesced; returns a list of results.
+        """Runs reduce_scatter on several arrays, like all_reduce_coalesced, and returns the list of results.
 
         Args:
-            arrays: Each as reduce_scatter takes it.
-            op: As in reduce_scatter, without a factor.
-            out: For each array, this rank's block. Default: new arrays.
+            arrays: Inputs, each in a form that reduce_scatter accepts.
+            op: The reduction, as in reduce_scatter. PREMUL_SUM uses a factor of 1.
+            out: One array for this rank's block per input. Default: new arrays.
         """
         arrays = list(arrays)
         op = as_op(op)
@@ -382,15 +419,23 @@ class Group(Membership):
         return start_all(self._core, "reduce_scatter_coalesced", calls, limit, is_async=is_async)
 
     def split(self, color: int | None, key: int | None = None) -> Group | NoGroup:
-        """Divides the group; a collective call. The world's rank 0 must still be there: it serves the store.
+        """Divides the group into smaller groups; all ranks must call it.
+
+        The world's rank 0 must still be running, because it serves the store that the new groups use.
 
         Args:
-            color: Ranks with the same color, from 0, form a group. None: this rank joins none and gets
-                NO_GROUP, which is false.
-            key: Order within the new group; ties by rank. Default: the rank.
+            color: Ranks that pass the same color, an integer of at least 0, form a group. A rank that passes
+                None joins no group.
+            key: Position within the new group, in ascending order; ties are broken by rank. Default: the rank
+                in this group.
+
+        Returns:
+            The new group, or NO_GROUP, which is falsy, if the color is None.
         """
         part = -1 if color is None else integer("color", color)
         if color is not None and part < 0:
-            raise ValueError(f"[smdp] color is {color}; allowed: 0 and above, or None for no group.")
+            raise ValueError(
+                f"[smdp] color = {color} is not valid; allowed: at least 0, or None for no group."
+            )
         core = self._core.split(part, self.rank if key is None else integer("key", key), "split")
         return NO_GROUP if core is None else Group(core, self._timeout)

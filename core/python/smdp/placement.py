@@ -1,7 +1,7 @@
-"""Where pipeline, tensor and data parallelism lie on the ranks of a job, and the groups that follow.
+"""Placement of pipeline, tensor and data parallelism on the ranks of a job, and the resulting groups.
 
-As in SageMaker's model parallel library: a strategy is a permutation of D, P and T, and the right-most letter
-varies fastest over ranks. "cluster" is DPT, "spread" is TPD.
+As in SageMaker's model parallel library, a strategy is a permutation of the letters D, P and T; the rightmost
+letter varies fastest over ranks. "cluster" means DPT, "spread" means TPD.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from smdp._shown import shown
 __all__ = ["STRATEGIES", "Coordinates", "Kind", "Placement"]
 
 STRATEGIES = ("cluster", "spread", *("".join(letters) for letters in permutations("DPT")))
-"""All placement strategies: two names of SMP's and the permutations of D, P and T."""
+"""All placement strategies: the two names from SMP, and the permutations of D, P and T."""
 
 Kind: TypeAlias = Literal["pp", "tp", "rdp", "dp", "mp"]
-"""A kind of group: pipeline, tensor, reduced data, data and model parallel."""
+"""A kind of group: pipeline, tensor, reduced-data, data or model parallel."""
 
 # The coordinates that all ranks of a group have in common.
 _SHARED: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ _LETTERS = {"D": "rdp", "P": "pp", "T": "tp"}
 
 
 class Coordinates(NamedTuple):
-    """A rank's place along each axis."""
+    """A rank's position along each axis."""
 
     pp: int
     tp: int
@@ -41,16 +41,16 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """How `pipeline` x `tensor` x `data` ranks are laid out.
+    """The arrangement of `pipeline` x `tensor` x `data` ranks.
 
     Attributes:
-        pipeline: Ranks that hold different stages of one model (pp).
-        tensor: Ranks that hold different slices of one stage (tp).
-        data: Ranks that hold the same stage and slice (rdp).
-        strategy: "cluster", "spread", or a permutation of D, P, T.
+        pipeline: Number of ranks that hold different stages of one model (pp).
+        tensor: Number of ranks that hold different slices of one stage (tp).
+        data: Number of ranks that hold the same stage and slice (rdp).
+        strategy: "cluster", "spread", or a permutation of D, P and T.
 
     Raises:
-        ValueError: A size is no integer from 1, or the strategy is none.
+        ValueError: A size is not a positive integer, or the strategy does not exist.
     """
 
     pipeline: int = 1
@@ -63,7 +63,7 @@ class Placement:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(
-                    f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: an integer from 1"
+                    f"[smdp] {name} = {shown(value, 120)} is not valid; allowed: an integer of at least 1"
                 )
         if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
             allowed = ", ".join(STRATEGIES)
@@ -75,7 +75,7 @@ class Placement:
     def of_world(
         cls, world_size: int, *, pipeline: int = 1, tensor: int = 1, strategy: str = "cluster"
     ) -> Placement:
-        """Give the placement whose `data` fills the world.
+        """Returns the placement that uses all ranks of the world, by setting `data` accordingly.
 
         Raises:
             ValueError: pipeline x tensor does not divide the world size.
@@ -83,7 +83,8 @@ class Placement:
         one = cls(pipeline, tensor, 1, strategy)
         if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
             raise ValueError(
-                f"[smdp] world_size = {shown(world_size, 120)} is not valid; allowed: an integer from 1"
+                f"[smdp] world_size = {shown(world_size, 120)} is not valid; allowed: an integer of at least"
+                " 1"
             )
         if world_size % one.size != 0:
             raise ValueError(
@@ -94,14 +95,14 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return self.pipeline * self.tensor * self.data
 
     def rank(self, *, pp: int, tp: int, rdp: int) -> int:
-        """Give the rank at a place.
+        """Returns the rank at the given coordinates.
 
         Raises:
-            ValueError: There is no such place.
+            ValueError: A coordinate is out of range.
         """
         place = Coordinates(pp, tp, rdp)._asdict()
         rank = 0
@@ -111,7 +112,7 @@ class Placement:
         return rank
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Give a rank's place.
+        """Returns the coordinates of a rank.
 
         Raises:
             ValueError: There is no such rank.
@@ -123,12 +124,12 @@ class Placement:
         return Coordinates(**place)
 
     def group(self, kind: Kind, rank: int) -> tuple[int, ...]:
-        """Give the ranks, ascending, of the group that a rank is in.
+        """Returns the members, in ascending order, of the group that a rank belongs to.
 
         Args:
-            kind: "pp": the same data and slice; "tp": the same data and stage; "rdp": the same stage and
-                slice; "dp": the same stage; "mp": the same data.
-            rank: In the world.
+            kind: "pp": ranks with the same data and slice; "tp": the same data and stage; "rdp": the same
+                stage and slice; "dp": the same stage; "mp": the same data.
+            rank: The rank in the world.
 
         Raises:
             ValueError: There is no such kind or rank.
@@ -149,7 +150,7 @@ class Placement:
         )
 
     def groups(self, kind: Kind) -> list[tuple[int, ...]]:
-        """Give all groups of a kind, by their first rank; each rank is in one."""
+        """Returns all groups of a kind, ordered by their first rank. Each rank is in exactly one of them."""
         _check_kind(kind)
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
@@ -158,11 +159,11 @@ class Placement:
         return [tuple(members) for members in groups.values()]
 
     def group_rank(self, kind: Kind, rank: int) -> int:
-        """Give a rank's place in its group."""
+        """Returns a rank's index within its group."""
         return self.group(kind, rank).index(rank)
 
     def _axes(self) -> list[tuple[str, int]]:
-        """Give names and sizes, the slowest first."""
+        """Returns the names and sizes of the axes, the slowest-varying one first."""
         order = {"cluster": "DPT", "spread": "TPD"}.get(self.strategy, self.strategy)
         sizes = {"pp": self.pipeline, "tp": self.tensor, "rdp": self.data}
         return [(_LETTERS[letter], sizes[_LETTERS[letter]]) for letter in order]

@@ -1,8 +1,8 @@
-"""Spot machines: a signal that reaches one rank becomes an answer that all ranks get at the same call.
+"""Preemption of spot machines: all ranks learn, at the same call, that one rank received a signal.
 
-Every call of preempted() starts an exchange of one byte per rank and answers with what the one of the call
-before has brought. It travels while the step computes, in a group of its own: it waits for no other
-collective and holds none up. All ranks read the same bytes, so they get the same answer at the same call.
+Every call of preempted() returns the result of the exchange that the previous call started, and starts a new
+exchange of one byte per rank. The exchange runs in a separate group while the step computes, so it does not
+delay other collectives. All ranks read the same bytes and therefore return the same answer at the same call.
 """
 
 from __future__ import annotations
@@ -27,74 +27,78 @@ from .group import Group
 
 _log = logging.getLogger(__name__)
 
-_OFTEN = " All ranks must call smdp.preempted() equally often: once per step."
+_OFTEN = " All ranks must call smdp.preempted() the same number of times: once per step."
 
-# How long a rank whose program has ended waits for those that have still to make its last call.
+# How long a rank whose program has ended waits for ranks that have not yet made the last call.
 _FAREWELL_S = 5.0
 
-# What the process was told, first signal first: whether no handler of Python code has heard it, too.
+# The signals received so far, in order. True if no other Python handler was called for the signal.
 _received: dict[int, bool] = {}
-# Whether preempted() has been true since.
+# Whether preempted() has returned True since.
 _is_acted_on = False
-# Which process it is.
+# The process that watches signals.
 _owner = 0
-# Of every watched signal: the handlers that were there before, newest last, and how many of them run now.
+# For every watched signal: the handlers that were installed before, newest last, and how many are running.
 _before: dict[int, list[Any]] = {}
 _running: dict[int, int] = {}
-# Those that the program itself has asked for, which give_back() leaves as they are.
+# Signals that the program itself asked to watch; give_back() keeps watching them.
 _lasting: set[int] = set()
 
 _exchange: _Exchange | None = None
 
 
 def watch_preemption(*signals: int) -> None:
-    """Note signals that announce the end of this machine, from now on, instead of dying of them.
+    """Starts recording signals that announce the end of this machine, instead of dying from them.
 
-    The first call of preempted() does it for SIGTERM. Call it earlier to cover what comes before the first
-    step, or for other signals. A handler that Python code has set before is called after the signal has been
-    noted. Further signals change nothing: launchers and job systems may both send one.
+    The first call of preempted() does this for SIGTERM. Call this function to watch other signals, or to
+    cover the time before the first step. A Python handler that was installed before is called after the
+    signal has been recorded. Repeated signals have no further effect, because both the launcher and the
+    job scheduler may send one.
 
     Args:
-        *signals: Default: SIGTERM.
+        *signals: Signals to watch. Default: SIGTERM.
 
     Raises:
-        ConfigError: This is not the main thread, which alone may set handlers, and they are not all watched
-            yet; or SMDP_PREEMPTED_EXIT_CODE is wrong.
-        ValueError: The system knows no such signal, or lets nobody handle it.
-        TypeError: It is no number.
+        ConfigError: This is not the main thread, the only one that may install handlers, and not all of the
+            signals are watched yet; or SMDP_PREEMPTED_EXIT_CODE is invalid.
+        ValueError: The signal does not exist or cannot be handled.
+        TypeError: A signal is not a number.
     """
     watch(*signals)
     _lasting.update(signals or (signal.SIGTERM,))
 
 
 def watch(*signals: int) -> None:
-    """As watch_preemption(), but only until give_back(), whoever calls that: a training may fail before."""
+    """Watches signals like watch_preemption(), but only until give_back() is called."""
     global _owner, _is_acted_on
     thread = threading.current_thread()
     if thread is not threading.main_thread():
         if is_watching() and all(number in _before for number in signals or (signal.SIGTERM,)):
             return
         raise ConfigError(
-            f"[smdp] signals can be watched from the main thread only, this is {thread.name!r}; call"
-            " smdp.watch_preemption() in the main thread first."
+            f"[smdp] only the main thread can start watching signals, but this is thread {thread.name!r}."
+            " Call smdp.watch_preemption() in the main thread first."
         )
-    exit_code()  # what is wrong with it should be known now
+    exit_code()  # report an invalid exit code early
     if _owner != os.getpid():
-        # Forked from a process that watches: its handler stays, what it was told does not.
+        # A forked child keeps its parent's handler, but not the signals that the parent received.
         _owner, _is_acted_on = os.getpid(), False
         _received.clear()
         _running.clear()
     for number in signals or (signal.SIGTERM,):
         if not isinstance(number, int):
-            raise TypeError(f"[smdp] watch_preemption() takes signals, e.g. signal.SIGTERM; got {number!r}.")
+            raise TypeError(
+                f"[smdp] watch_preemption() got {number!r}, which is not a signal; pass, for example,"
+                " signal.SIGTERM."
+            )
         previous = signal.getsignal(number) if number in signal.valid_signals() else None
         if previous is _note:
             if number in _before:
                 continue
-            previous = signal.SIG_DFL  # somebody kept ours, and put it back after give_back()
+            previous = signal.SIG_DFL  # other code saved our handler and restored it after give_back()
         if not callable(previous):
-            _before.pop(number, None)  # nothing calls a handler that stood there earlier
-        # Before the handler is there: it needs this as soon as a signal comes.
+            _before.pop(number, None)  # earlier handlers cannot be called anymore
+        # Set before the handler is installed, which needs this as soon as a signal arrives.
         _before.setdefault(number, []).append(previous)
         try:
             signal.signal(number, _note)
@@ -102,16 +106,17 @@ def watch(*signals: int) -> None:
             del _before[number][-1]
             if not _before[number]:
                 del _before[number]
-            raise ValueError(f"[smdp] signal {number} cannot be watched: {error}.") from error
+            raise ValueError(f"[smdp] cannot watch signal {number}: {error}.") from error
 
 
 def preempted() -> bool:
-    """Tell whether a rank has been told that its machine goes away; call it once per step, on all ranks.
+    """Returns whether any rank has been told that its machine is going away.
 
-    True on all ranks at the same call, and from then on: in the second call after a signal at the latest.
+    Call it once per step on all ranks. It returns True on all ranks at the same call, at the latest in the
+    second call after the signal, and in every call after that.
 
     Raises:
-        ConfigError: There is no world yet; or, the first time, this is not the main thread.
+        ConfigError: init() has not been called; or this is the first call and not in the main thread.
         TimeoutError: Another rank has not called it, or not as often.
         SmdpError: A rank was lost.
     """
@@ -130,20 +135,20 @@ def preempted() -> bool:
 
 
 def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) -> None:
-    """Once a rank has been told that its machine goes away: save, wait for all ranks, exit.
+    """Saves and exits once any rank has been told that its machine is going away.
 
-    Call it once per step, on all ranks, in place of preempted(). It waits because launchers stop the ranks
-    that still save when they see others exit. In a thread other than the main one SystemExit ends that
-    thread only: exit where it is joined.
+    Call it once per step on all ranks, instead of preempted(). After saving, each rank waits for all others,
+    because launchers stop the remaining ranks when one exits. Outside the main thread, SystemExit ends only
+    that thread; exit the process where you join it.
 
     Args:
-        save: Called on all ranks; what it raises ends the rank as any exception does.
-        code: Exit code, which asks for a restart. Default: SMDP_PREEMPTED_EXIT_CODE, 75.
+        save: Function that saves a checkpoint; called on all ranks. Its exceptions are not caught.
+        code: Exit code that requests a restart, 1 to 125. Default: SMDP_PREEMPTED_EXIT_CODE, 75.
 
     Raises:
         SystemExit: After saving.
-        ValueError: The code is not one that a process can exit with.
-        SmdpError: As of preempted().
+        ValueError: The code is not an exit code from 1 to 125.
+        SmdpError: As for preempted().
     """
     code = exit_code(code)
     if preempted():
@@ -152,7 +157,7 @@ def exit_if_preempted(save: Callable[[], object], *, code: int | None = None) ->
 
 
 def leave(code: int | None = None) -> NoReturn:
-    """Wait until all ranks have come here, then exit; for after preempted() has been true.
+    """Waits for all ranks and exits. Call it after preempted() has returned True.
 
     Raises:
         SystemExit: Always.
@@ -161,50 +166,51 @@ def leave(code: int | None = None) -> NoReturn:
     if _exchange is not None:
         _exchange.meet()
     if threading.current_thread() is threading.main_thread():
-        # While Python ends it gives handlers up, and another signal would change the exit code.
+        # Python removes handlers while it shuts down; another signal would then change the exit code.
         for number in _before:
             signal.signal(number, signal.SIG_IGN)
     raise SystemExit(code)
 
 
 def exit_code(code: int | None = None) -> int:
-    """Give the exit code that asks for a restart.
+    """Returns the exit code that requests a restart.
 
     Raises:
-        ConfigError: SMDP_PREEMPTED_EXIT_CODE is wrong.
-        ValueError: The given one is.
+        ConfigError: SMDP_PREEMPTED_EXIT_CODE is invalid.
+        ValueError: `code` is invalid.
     """
     if code is None:
         return Config.from_environ().preempted_exit_code
     if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= 125:
-        raise ValueError(f"[smdp] code is {code!r}; allowed: an exit code, 1 to 125.")
+        raise ValueError(f"[smdp] code = {code!r} is not valid; allowed: an exit code, 1 to 125.")
     return code
 
 
 def watched() -> set[int]:
-    """Give the signals that this process notes, or, before it does, those that it would."""
+    """Returns the signals that this process watches, or those it would watch by default."""
     return set(_before) or {signal.SIGTERM}
 
 
 def can_watch() -> bool:
-    """Tell whether signals are watched already, or can be from this thread."""
+    """Returns whether signals are watched already, or can be watched from this thread."""
     return is_watching() or threading.current_thread() is threading.main_thread()
 
 
 def is_watching() -> bool:
-    """Tell whether signals are watched already, perhaps beneath a handler that Python code has set since."""
+    """Returns whether signals are watched already, possibly through a Python handler installed later."""
     return _owner == os.getpid() and any(callable(signal.getsignal(number)) for number in _before)
 
 
 def give_back(*, is_failing: bool = False) -> None:
-    """Handle signals again as before watch(), in the main thread; what somebody set since stays.
+    """Restores the signal handlers that were installed before watch(); works in the main thread only.
 
-    So do signals that the program itself has asked for by watch_preemption() or preempted(). A signal that
-    was noted comes again, unless preempted() has been true since or a handler of Python code has heard it.
+    Handlers that other code has installed since stay in place, and signals that the program itself asked to
+    watch by watch_preemption() or preempted() stay watched. A recorded signal is sent again, unless
+    preempted() has returned True since or another Python handler was called for it.
 
     Args:
-        is_failing: An exception is under way, which a signal must not hide: what was noted is kept for the
-            next training. Default: no.
+        is_failing: An exception is being raised, which a signal must not hide. Recorded signals are then kept
+            for the next training.
     """
     global _is_acted_on
     if _owner != os.getpid() or threading.current_thread() is not threading.main_thread():
@@ -225,7 +231,7 @@ def give_back(*, is_failing: bool = False) -> None:
 
 
 def has_world() -> bool:
-    """Tell whether preempted() has ranks to ask."""
+    """Returns whether there is a group of all ranks for preempted() to use."""
     try:
         _world.any_core()
     except ConfigError:
@@ -235,7 +241,7 @@ def has_world() -> bool:
 
 @_world.at_shutdown
 def forget() -> None:
-    """Leaves the group of the exchange."""
+    """Leaves the group that exchanges the signals."""
     global _exchange
     if _exchange is not None:
         _exchange.close()
@@ -244,7 +250,7 @@ def forget() -> None:
 
 @_world.at_end
 def finish() -> None:
-    """Gives ranks that are a little behind the answer of their last call, at the end of a program."""
+    """Waits, at the end of a program, for ranks that have not yet completed their last call."""
     if _exchange is not None and not _world.why_it_ends():
         _exchange.finish()
 
@@ -252,11 +258,11 @@ def finish() -> None:
 def _note(number: int, frame: FrameType | None) -> None:
     before = _before.get(number, [])
     if os.getpid() != _owner or not before:
-        # A forked child, whose parent may end it by this signal, or put back by somebody: as without us.
+        # In a forked child, or after other code restored this handler: act as if smdp were not watching.
         signal.signal(number, (before and before[0]) or signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
-    # A handler that was put before us may call us in turn: then it is the turn of the one before it.
+    # A handler that was installed later may call this one again; then call the next older handler.
     depth = _running.get(number, 0)
     previous = before[-1 - depth] if depth < len(before) else None
     _received.setdefault(number, not callable(previous))
@@ -269,7 +275,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 class _Exchange:
-    """Of the ranks of one world."""
+    """The exchange of received signals between the ranks of one world."""
 
     def __init__(self, world: _core.Group) -> None:
         self.world = world.id
@@ -307,7 +313,7 @@ class _Exchange:
 
     def finish(self) -> None:
         if self._in_flight is not None and not self._is_over:
-            # Who fails, or calls less often, hears of it elsewhere.
+            # A rank that fails, or calls less often, is reported elsewhere.
             with contextlib.suppress(SmdpError):
                 self._in_flight.wait(_FAREWELL_S)
 
@@ -322,7 +328,7 @@ class _Exchange:
         if self._rank == told[0]:
             name = signal.Signals(next(iter(_received))).name if _received else "a signal"
             _log.warning(
-                "[smdp] ranks %s of %d got %s: all ranks stop at call %d of smdp.preempted()",
+                "[smdp] ranks %s of %d received %s; all ranks stop at call %d of smdp.preempted()",
                 told,
                 self._all.size,
                 name,

@@ -1,4 +1,4 @@
-"""Who holds which bytes of parameters or optimizer state, and what to send where when that changes.
+"""Sharding of parameters and optimizer state over ranks, and the moves that change one layout to another.
 
 parameters = [sharding.parameter((4096, 1024), split=0), sharding.parameter((1024,))]
 mine = sharding.ParameterShards(parameters, ranks=8).pieces(rank)
@@ -44,7 +44,7 @@ __all__ = [
     "shard_bytes",
 ]
 
-# The core's own limits, refused here before anything of that size is made.
+# The core's limits, checked here before anything of that size is allocated.
 _MOST_RANKS = 2**20
 _MOST_ELEMENTS = 2**48
 
@@ -52,18 +52,18 @@ _MOST_ELEMENTS = 2**48
 def parameter(
     shape: Sequence[int], *, element_size: int = 4, split: int | None = None, sections: int = 1
 ) -> ShardedParameter:
-    """Describe a tensor.
+    """Returns a description of a tensor.
 
     Args:
-        shape: Its dimensions, row-major.
-        element_size: Bytes of an element: 1, 2, 4, ... 64.
-        split: The dimension that tensor parallelism divides, in blocks as torch's `chunk`; None: every
-            tensor-parallel rank holds all of it.
-        sections: Equal parts of that dimension that are divided each for itself, e.g. 3 for query, key and
-            value in one matrix.
+        shape: Its dimensions, in row-major order.
+        element_size: Bytes per element: 1, 2, 4, 8, 16, 32 or 64.
+        split: The dimension that tensor parallelism divides, into blocks like those of torch's `chunk`. None:
+            every tensor-parallel rank holds the whole tensor.
+        sections: Number of equal parts of that dimension that are divided separately, e.g. 3 for query, key
+            and value in one matrix.
 
     Raises:
-        ValueError: A size is wrong, or there is no such dimension.
+        ValueError: A size is invalid, or the dimension does not exist.
     """
     shape = _shape(shape)
     if not _is_integer(element_size, 1, 64):
@@ -71,7 +71,7 @@ def parameter(
     if split is None:
         return ShardedParameter(length=prod(shape), element_size=element_size)
     if not _is_integer(split, 0, len(shape) - 1):
-        raise _wrong("split", split, f"None, or one of {len(shape)} dimensions")
+        raise _wrong("split", split, f"None, or the index of one of {len(shape)} dimensions")
     if not _is_integer(sections, 1, _MOST_ELEMENTS) or shape[split] % sections != 0:
         raise _wrong("sections", sections, f"a divisor of {shape[split]}")
     return ShardedParameter(
@@ -84,14 +84,17 @@ def parameter(
 
 
 def layout(placement: Placement, stages: Sequence[int | Sequence[int]]) -> ShardingLayout:
-    """Describe who holds what: each stage's slice is sharded equally over the ranks that hold the same one.
+    """Returns which ranks hold which parameters.
+
+    Each stage's slice of the parameters is sharded equally over the data-parallel ranks that hold it.
 
     Args:
         placement: The ranks.
-        stages: Of each parameter the stage that holds it, or, if it is tied, all stages that do, ascending.
+        stages: For each parameter, the stage that holds it; for a tied parameter, all stages that hold it, in
+            ascending order.
 
     Raises:
-        ValueError: There are too many ranks, or there is no such stage.
+        ValueError: There are too many ranks, or a stage does not exist.
     """
     if not isinstance(placement, Placement):
         raise _wrong("placement", placement, "a Placement")
@@ -132,7 +135,7 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
     for index, size in enumerate(sizes):
         if not _is_integer(size, 0, _MOST_ELEMENTS):
             raise _wrong(f"shape[{index}]", size, f"an integer from 0 to {_MOST_ELEMENTS}")
-    # Without the zeros, so that no product of some of them is too large for the core either.
+    # Zeros are skipped, so that no product of some of the dimensions is too large for the core either.
     if prod(size for size in sizes if size > 0) > _MOST_ELEMENTS:
         raise _wrong("shape", sizes, f"at most {_MOST_ELEMENTS} elements")
     return sizes
@@ -142,7 +145,7 @@ def _holders(stages: Sequence[int | Sequence[int]], pipeline: int) -> list[list[
     try:
         holders = [[each] if isinstance(each, (int, float)) else list(each) for each in stages]
     except TypeError:
-        raise _wrong("stages", stages, "a stage, or several, of each parameter") from None
+        raise _wrong("stages", stages, "one stage, or a list of stages, per parameter") from None
     for stage in (stage for each in holders for stage in each):
         if not _is_integer(stage, 0, pipeline - 1):
             raise _wrong("stage", stage, f"an integer from 0 to {pipeline - 1}")

@@ -88,7 +88,7 @@ def fail() -> None:
 
 def test_handlers_after_a_training_that_failed(tmp_path: Path) -> None:
     (output,) = run(fail, 1, env={"KEPT": str(tmp_path)}, exits={0: 75})
-    assert "ranks [0] of 1 got SIGTERM" in output
+    assert "ranks [0] of 1 received SIGTERM" in output
     assert (tmp_path / "preempted.ckpt").exists()
 
 

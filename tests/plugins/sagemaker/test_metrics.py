@@ -112,7 +112,7 @@ for step, figures in (
         print("refused:", error)
 """
     lines = log(tmp_path, script, SMDP_LOCAL_WORLD_SIZE="1").splitlines()
-    assert "[rank 0] refused: [smdp] print_step() measures step_ms itself; give another name" in lines
+    assert "[rank 0] refused: [smdp] print_step() uses the name step_ms itself; choose another name" in lines
     assert "[rank 0] refused: [smdp] step = '7' is not valid; allowed: an integer" in lines
     assert "[rank 0] refused: [smdp] print_step() got loss=None, which is not a number" in lines
     assert sum(line.startswith("[rank 0] smdp_step=6 loss=0.5 step_ms=") for line in lines) == 1

@@ -70,7 +70,7 @@ def test_fit_goes_on_to_the_same_weights(is_last: bool, tmp_path: Path) -> None:
     victim = random.randrange(2)
     outputs = run(train, env={**kept, "AT": f"1 {batch} {victim}"}, exits={0: 75, 1: 75}, timeout=600)
     told = [output for output in outputs if "all ranks stop" in output]
-    assert len(told) == 1 and f"ranks [{victim}] of 2 got SIGTERM" in told[0], outputs
+    assert len(told) == 1 and f"ranks [{victim}] of 2 received SIGTERM" in told[0], outputs
     resumed = run(train, env=kept, timeout=600)
     assert results(resumed) == whole
     starts = {re.findall(r"begins at (\d+ \d+)", output)[0] for output in resumed}

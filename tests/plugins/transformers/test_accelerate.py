@@ -196,7 +196,7 @@ except ImportError as error:
 
 def test_named_without_what_it_needs() -> None:
     """One line with the cure, before there is a Trainer."""
-    needed = "[smdp] smdp.accelerate needs Accelerate 1.15 or newer, not 1.11.0"
+    needed = "[smdp] smdp.accelerate requires Accelerate 1.15 or newer, but 1.11.0 is installed"
     assert started([sys.executable, "-c", TOO_OLD]) == f'{needed}: pip install "smdp[transformers]"\n'
 
 
@@ -291,7 +291,9 @@ def test_accelerate_launch_without_a_host_file_is_warned_of(script: str, tmp_pat
         [sys.executable, *launcher, str(tmp_path / "alone.py")], capture_output=True, text=True, timeout=110
     )
     assert "processes 1" in done.stdout, done.stderr
-    told = "[smdp] no launcher has started this process, so it trains alone: on CPUs accelerate launch starts"
+    told = (
+        "[smdp] no launcher has started this process, so it trains alone: on CPUs, accelerate launch starts"
+    )
     assert done.stderr.count(told) == 1, done.stderr
 
 

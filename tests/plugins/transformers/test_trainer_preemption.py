@@ -99,7 +99,7 @@ def test_it_goes_on_to_the_same_parameters(
     signalled = {**kept, "VICTIM": str(random.randrange(size)), "AT": str(at)}
     outputs = run(train, size, env=signalled, exits=dict.fromkeys(range(size), 75), timeout=600)
     told = [output for output in outputs if "all ranks stop" in output]
-    assert len(told) == 1 and f"ranks [{signalled['VICTIM']}] of {size} got SIGTERM" in told[0]
+    assert len(told) == 1 and f"ranks [{signalled['VICTIM']}] of {size} received SIGTERM" in told[0]
     saved = [path.name for path in (tmp_path / "kept").glob("checkpoint-*")]
     assert saved == [f"checkpoint-{at + 2}"]
     assert run(train, size, env=kept, timeout=600) == whole

@@ -156,7 +156,7 @@ def test_secret_file(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         config.options({"SMDP_SECRET_FILE": str(path), "SMDP_SECRET": "direct"})
     assert str(caught.value) == (
-        f"SMDP_SECRET and SMDP_SECRET_FILE={str(path)!r} are both set; allowed: one of them"
+        f"SMDP_SECRET and SMDP_SECRET_FILE={str(path)!r} are both set; set only one of them"
     )
 
 

@@ -19,7 +19,7 @@ smdp.init().barrier()
 alone = "import os, smdp; smdp.init(rank=0, world_size=1)"
 sys.stderr.write(subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True).stderr)
 """
-TOLD = "SMDP_TIMEOT means nothing to smdp; did you mean SMDP_TIMEOUT?"
+TOLD = "SMDP_TIMEOT is not a variable of smdp; did you mean SMDP_TIMEOUT?"
 
 
 def test_each_is_told_once() -> None:
@@ -27,7 +27,7 @@ def test_each_is_told_once() -> None:
     assert untold(environ) == [TOLD]
     assert untold(environ) == []
     environ["SMDP_XYZZY"] = "1"
-    assert untold(environ) == ["SMDP_XYZZY means nothing to smdp"]
+    assert untold(environ) == ["SMDP_XYZZY is not a variable of smdp"]
 
 
 def clean() -> dict[str, str]:

@@ -42,7 +42,8 @@ def test_too_old_framework_is_named_with_its_version(monkeypatch: pytest.MonkeyP
     with pytest.raises(ImportError) as caught:
         _frameworks.require("smdp.plugin", "numpy")
     assert str(caught.value) == (
-        f'[smdp] smdp.plugin needs NumPy 99.1 or newer, not {numpy.__version__}: pip install "smdp[torch]"'
+        f"[smdp] smdp.plugin requires NumPy 99.1 or newer, but {numpy.__version__} is installed:"
+        ' pip install "smdp[torch]"'
     )
 
 

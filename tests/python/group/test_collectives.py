@@ -104,7 +104,7 @@ try:
     nobody.barrier()
     raise AssertionError("it is in no group")
 except AttributeError as error:
-    assert "this rank is in no group" in str(error), error
+    assert "this rank has no group" in str(error), error
 for wrong, text in (
     (lambda: g.all_reduce(np.ones((4, 4))[:, ::2]), "contiguous"),
     (lambda: g.all_reduce(b"constant"), "read-only"),
@@ -113,7 +113,7 @@ for wrong, text in (
     (lambda: g.all_reduce(np.ones(3, np.uint32)), "uint32"),
     (lambda: g.all_reduce(np.ones(3), smdp.BAND), "BAND"),
     (lambda: g.broadcast(np.ones(3), n), "allowed"),
-    (lambda: g.all_reduce(np.ones(3), out=np.ones(4)), "alike"),
+    (lambda: g.all_reduce(np.ones(3), out=np.ones(4)), "same shape"),
     (lambda: g.reduce_scatter(np.ones(2 * n + 1)) if n > 1 else g.all_reduce(None), ""),
     (lambda: g.all_reduce_coalesced(np.ones(3)), "NumPy scalar (float64)"),
     (lambda: g.all_gather_coalesced([np.ones(3)], out=[]), "out has 0 entries; it needs one per array, 1"),
@@ -281,8 +281,8 @@ if g.rank == 0:
         handle.wait(0.5)
         raise AssertionError("rank 1 has not come")
     except smdp.TimeoutError as error:
-        gave_up = "[smdp] wait() gave up after 0.5 s; the operation is still running. Wait again, or longer."
-        assert str(error) == gave_up, error
+        gave_up = "[smdp] wait() gave up after 0.5 s; the operation is still running. Call wait() again, or"
+        assert str(error) == gave_up + " with a longer timeout.", error
     took = time.monotonic() - start
     assert 0.5 <= took < 1.5, took
     assert not handle.done()

@@ -113,7 +113,7 @@ def test_traces_that_end_early_are_named(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "rank5-1.json").touch()
     assert [one.is_cut for one in read(tmp_path)] == [False, False, True, True, True]
     told = capsys.readouterr().err
-    assert "the traces of ranks [2, 3, 4, 5] end early: rank 2's has 19 steps, others up to 20." in told
+    assert "the traces of ranks [2, 3, 4, 5] end early: that of rank 2 has 19 steps, others up to 20." in told
     assert "missing: [" not in told
 
 
@@ -121,11 +121,11 @@ def test_traces_that_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture
     first = {"name": "smdp", "ph": "M", "args": {"rank": 1, "size": 3, "clock": "a"}}
     (tmp_path / "rank1-1.json").write_text(f"[\n{json.dumps(first)},\n")
     assert [one.rank for one in read(tmp_path)] == [1]
-    assert "holds traces of 1 of 3 ranks; missing: [0, 2]. If they ran" in capsys.readouterr().err
+    assert "contains traces of 1 of 3 ranks; missing: [0, 2]. If these ranks ran" in capsys.readouterr().err
     for size in ("3", 2.0, None):
         first["args"]["size"] = size  # type: ignore[index]
         (tmp_path / "rank1-1.json").write_text(f"[\n{json.dumps(first)},\n")
-        with pytest.raises(ValueError, match="is damaged: its first event names no rank, size or clock"):
+        with pytest.raises(ValueError, match="is damaged: its first event lacks a valid rank, size or clock"):
             read(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank0-1.json").write_text("{")
     with pytest.raises(ValueError, match=r"rank0-1\.json is not a trace of smdp, or is damaged"):
         read(tmp_path)
-    with pytest.raises(ValueError, match=r"rank0-1\.json is not a folder"):
+    with pytest.raises(ValueError, match=r"rank0-1\.json is not a directory"):
         read(tmp_path / "rank0-1.json")
 
 
@@ -173,7 +173,7 @@ def test_a_full_trace_says_so(job: Job, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(first.spans) > len(second.spans) > 0
     assert not first.is_cut and not second.is_cut
     assert first.ends == [] and second.ends[0]["args"] == {"limit_bytes": 2000}
-    message = "smdp: the traces of ranks [1] are full: at 0.001907 MiB they ended"
+    message = "smdp: the traces of ranks [1] reached the limit of 0.001907 MiB"
     assert message in capsys.readouterr().err
     merged = json.loads(trace.merge(folder).read_text())
     assert [event["pid"] for event in merged if event["name"] == "trace is full"] == [1]
@@ -195,7 +195,9 @@ def test_a_figure_that_is_not_one_number_is_printed(
     for step in (1, 2):
         smdp.print_step(step, loss=np.ones(2), count=10**400, best=np.ones(1))
     assert capsys.readouterr().out.splitlines()[0].startswith("smdp_step=1 loss=nan count=nan best=1")
-    assert len([text for text in caplog.messages if "prints loss=nan: it is not one number" in text]) == 1
+    assert (
+        len([text for text in caplog.messages if "prints loss=nan: it is not a single number" in text]) == 1
+    )
 
 
 class Unwritable(io.StringIO):
@@ -218,7 +220,7 @@ def test_output_that_cannot_be_written_ends_nothing(
     smdp.print_step(1)
     smdp.print_step(2)
     monkeypatch.undo()
-    assert len([text for text in caplog.messages if "standard output cannot be written (" in text]) == 1
+    assert len([text for text in caplog.messages if "cannot write to standard output (" in text]) == 1
 
 
 def test_directory_that_cannot_be_written(job: Job) -> None:

@@ -92,7 +92,7 @@ def test_all_stop_at_one_step_and_the_next_start_goes_on(hosts: list[int], job: 
     stopped = {re.findall(r"saved at (\d+)", output)[0] for output in outputs}
     assert len(stopped) == 1, outputs
     told = [output for output in outputs if "all ranks stop" in output]
-    assert told == [outputs[victim]] and f"ranks [{victim}] of {size} got SIGTERM" in told[0], outputs
+    assert told == [outputs[victim]] and f"ranks [{victim}] of {size} received SIGTERM" in told[0], outputs
     resumed = finish(job(size, steps(300), hosts=hosts))
     for before, after in zip(whole, resumed, strict=True):
         assert re.findall("result .*", after) == re.findall("result .*", before)
@@ -123,7 +123,7 @@ while not smdp.preempted():
 sys.exit(75)
 """
     outputs = finish(job(3, code), 75)
-    assert "ranks [0, 1, 2] of 3 got SIGTERM" in outputs[0]
+    assert "ranks [0, 1, 2] of 3 received SIGTERM" in outputs[0]
 
 
 def test_one_rank_alone_and_a_code_of_ones_own(job: Job) -> None:
@@ -179,7 +179,7 @@ else:
 """
     outputs = finish(job(2, code))
     assert "TimeoutError" in outputs[0] and "rank 1 (host" in outputs[0], outputs
-    assert "equally often" in outputs[0]
+    assert "the same number of times" in outputs[0]
 
 
 def test_a_rank_killed_meanwhile_is_named(job: Job) -> None:
@@ -400,11 +400,11 @@ THREAD = """import threading
     ("call", "words"),
     [
         ("smdp.preempted()", ["ConfigError", "smdp.init()", 'init_process_group("smdp")']),
-        ("smdp.watch_preemption(signal.SIGKILL)", ["ValueError", "signal 9 cannot be watched"]),
-        ("smdp.watch_preemption(1000)", ["ValueError", "signal 1000 cannot be watched"]),
+        ("smdp.watch_preemption(signal.SIGKILL)", ["ValueError", "cannot watch signal 9"]),
+        ("smdp.watch_preemption(1000)", ["ValueError", "cannot watch signal 1000"]),
         ("smdp.watch_preemption('TERM')", ["TypeError", "'TERM'"]),
-        ("smdp.exit_if_preempted(print, code=0)", ["ValueError", "code is 0", "1 to 125"]),
-        ("smdp.exit_if_preempted(print, code=True)", ["ValueError", "code is True"]),
+        ("smdp.exit_if_preempted(print, code=0)", ["ValueError", "code = 0", "1 to 125"]),
+        ("smdp.exit_if_preempted(print, code=True)", ["ValueError", "code = True"]),
         (
             THREAD,
             ["ConfigError", "main thread", "'mine'"],

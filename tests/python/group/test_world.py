@@ -64,7 +64,10 @@ report(lambda: joined(store=Store({str(tmp_path)!r})))
 """
     ranks = job(2, FOLDER_STORE + code, environ={"SMDP_INIT_TIMEOUT": "2"})
     assert [rank.finish(30) for rank in ranks] == [0, 0]
-    assert "TimeoutError: [smdp] rank 1 of 2: rank 0 has not called smdp.init() after 2 s" in ranks[1].output
+    assert (
+        "TimeoutError: [smdp] rank 1 of 2: rank 0 has not joined through this store within 2 s"
+        in ranks[1].output
+    )
 
 
 def test_the_text_of_sys_exit_reaches_the_others(job: Job) -> None:

@@ -80,7 +80,7 @@ def test_right_most_letter_varies_fastest(place: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pipeline": 0}, "pipeline = 0 is not valid; allowed: an integer from 1"),
+        ({"pipeline": 0}, "pipeline = 0 is not valid; allowed: an integer of at least 1"),
         ({"tensor": -2}, "tensor = -2"),
         ({"data": 1.5}, "data = 1.5"),
         ({"data": True}, "data = True"),

@@ -131,7 +131,10 @@ def test_optimizer_shards() -> None:
             lambda: sharding.parameter((4,), element_size=4.0),
             "element_size = 4.0 is not valid; allowed: 1, 2",
         ),
-        (lambda: sharding.parameter((4,), split=0.0), "split = 0.0 is not valid; allowed: None, or one of 1"),
+        (
+            lambda: sharding.parameter((4,), split=0.0),
+            "split = 0.0 is not valid; allowed: None, or the index of one of 1",
+        ),
         (lambda: sharding.parameter((4,), split=0, sections=2.0), "sections = 2.0"),
         (
             lambda: sharding.layout(Placement(pipeline=10**8), [0]),
@@ -141,8 +144,14 @@ def test_optimizer_shards() -> None:
         (lambda: sharding.layout(Placement(2), [True]), "stage = True"),
         (lambda: sharding.layout(Placement(2), [0.5]), "stage = 0.5"),
         (lambda: sharding.layout(Placement(2), [[0, 2**70]]), "stage = 1180591620717411303424"),
-        (lambda: sharding.layout(Placement(2), [None]), "stages = [None] is not valid; allowed: a stage, or"),
-        (lambda: sharding.layout(Placement(2), 0), "stages = 0 is not valid; allowed: a stage, or several"),
+        (
+            lambda: sharding.layout(Placement(2), [None]),
+            "stages = [None] is not valid; allowed: one stage, or",
+        ),
+        (
+            lambda: sharding.layout(Placement(2), 0),
+            "stages = 0 is not valid; allowed: one stage, or a list of stages",
+        ),
         (
             lambda: sharding.ParameterShards([], 0),
             "ranks = 0 is not valid; allowed: an integer from 1 to 1048576",

@@ -183,7 +183,7 @@ def check_compression() -> None:
     words = DistributedDataParallel(model()).explain()
     group = dist.group.WORLD
     assert smdp.explain(1 << 20) == smdp.explain(1 << 20, group)
-    with pytest.raises(TypeError, match=r"explain\(\): group is of type str; it takes a smdp.Group"):
+    with pytest.raises(TypeError, match=r"explain\(\): group is of type str; pass an smdp.Group"):
         smdp.explain(1 << 20, "x")
     for part in ("us, large ones", "MB/s, sums", "pair of hosts exchanges whole chunks", "to each rank"):
         assert part in words, words

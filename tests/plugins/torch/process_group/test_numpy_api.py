@@ -121,15 +121,20 @@ def refused(value: object) -> str:
 def test_what_cannot_be_taken() -> None:
     assert "copy it to the CPU first" in refused(OnDevice())
     assert "use tensor.detach()" in refused(torch.ones(3, requires_grad=True))
-    assert "NumPy has no type for DLPack's type 5 of 32 bits" in refused(torch.ones(3).to(torch.complex32))
+    assert "NumPy has no type for DLPack type code 5 with 32 bits" in refused(
+        torch.ones(3).to(torch.complex32)
+    )
     assert "the array is not contiguous" in refused(torch.ones(4, 4).t())
     assert "the array is read-only, but the collective writes" in refused(ReadOnly())
-    assert "pass resolve_neg() of it" in refused(torch.tensor([1 + 2j]).conj().imag)
-    assert "the DLPack of Old is older than 1.0 and does not say; pass a NumPy" in refused(Old(torch.ones(3)))
-    assert "it speaks DLPack 2" in refused(Newer())
+    assert "pass the result of its resolve_neg()" in refused(torch.tensor([1 + 2j]).conj().imag)
+    assert (
+        "Old uses DLPack older than 1.0, which does not state whether memory is writable. Pass a NumPy"
+        in refused(Old(torch.ones(3)))
+    )
+    assert "it uses DLPack 2" in refused(Newer())
     with mock.patch.dict(sys.modules, {"ml_dtypes": None}):
         text = refused(torch.ones(3, dtype=torch.bfloat16))
-    assert "bfloat16 in NumPy needs ml_dtypes, which is missing or too old: pip install" in text
+    assert "bfloat16 in NumPy requires ml_dtypes, which is missing or too old: pip install" in text
 
 
 def changed(tensor: Tensor, offset: int, value: int) -> object:
