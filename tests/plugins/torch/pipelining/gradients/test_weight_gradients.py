@@ -104,8 +104,8 @@ def gradients_come_apart() -> None:
     assert parts <= {"bilinear", "named", "attention"} and parts == parts & {n.split(".")[0] for n in own}
     text = "\n".join(told.lines)
     for part, words in {
-        "bilinear": "'bilinear', a Bilinear, come with those of its inputs: only a module that takes",
-        "named": "'named', a Linear, come with those of its inputs",
+        "bilinear": "'bilinear', a Bilinear, are computed together with its input gradients: only a module",
+        "named": "'named', a Linear, are computed together with its input gradients",
         "attention": "schedule zb_1p: the weight gradients of attention.in_proj_weight",
     }.items():
         assert (words in text) == (part in parts) and text.count(words) <= 1, (part, text)

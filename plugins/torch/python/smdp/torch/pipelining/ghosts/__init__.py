@@ -1,1 +1,1 @@
-"""Placeholders for what another stage computes."""
+"""Placeholders for the values that another stage computes."""

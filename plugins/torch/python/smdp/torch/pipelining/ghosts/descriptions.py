@@ -1,4 +1,4 @@
-"""What a module gives, told to ranks that cannot predict it: structure, shapes and dtypes, no contents."""
+"""Descriptions of a module's result (structure, shapes and dtypes) for ranks that cannot predict it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smdp.torch.pipelining.tensors.containers import map_leaves, map_tensors
 
 
 class _Described:
-    """A tensor without its contents. No dataclass: structures are searched through those."""
+    """A tensor without its contents. Not a dataclass, because map_tensors() searches the fields of those."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tuple(tensor.shape)
@@ -23,22 +23,22 @@ class _Described:
 
 
 def described(result: Any) -> Any:
-    """Give a structure with each tensor described."""
+    """Returns a structure in which each tensor is replaced by its description."""
     return map_tensors(_Described, result)
 
 
 def packed(description: Any) -> Tensor:
-    """Give a description as bytes."""
+    """Returns a description as bytes."""
     return torch.frombuffer(bytearray(pickle.dumps(description)), dtype=torch.uint8)
 
 
 def unpacked(data: Tensor) -> Any:
-    """Give the description that packed() made on another rank of this job."""
+    """Returns the description from the bytes of packed() on another rank of this job."""
     return pickle.loads(data.numpy().tobytes())
 
 
 def drawn(description: Any, ghosts: Ghosts) -> Any:
-    """Give a structure with a placeholder for each tensor that is described."""
+    """Returns a structure in which each description is replaced by a placeholder."""
 
     def placeholder(leaf: Any) -> Any:
         if not isinstance(leaf, _Described):

@@ -1,4 +1,4 @@
-"""Placeholders: what an operation would give, without its inputs' contents and without computing."""
+"""Predicts the results of operations as placeholders, without computing and without inputs' contents."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ _PLAIN = (str, int, float, bool, complex, type(None), type, nn.Module, torch.dty
 
 
 class Unpredictable(Exception):
-    """A result whose shape depends on values, an operation without a meta kernel, or one that fails.
+    """An operation whose result cannot be predicted.
+
+    Its shape depends on values, the operation has no meta kernel, or it fails.
 
     Args:
-        error: What was raised.
+        error: The exception that the operation raised.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -44,18 +46,19 @@ class Unpredictable(Exception):
 
 @dataclass(slots=True)
 class Prediction:
-    """What an operation would do.
+    """The predicted effects of an operation.
 
     Attributes:
-        result: With placeholders for tensors.
+        result: The return value, with placeholders for tensors.
         observed: (Name, output) of modules with hooks inside a unit.
-        changes: Which of the inputs' tensors it changes in place, in the order of tensors_in().
-        changed: Placeholders of those afterwards.
-        same: (Place in the result, place in the inputs) of the tensors that it gives back as they are.
-        shares: For each tensor of result, observed and changed, the input whose memory it shares; -1: none.
-        draws: It draws random numbers.
-        sources: For each of the same, the inputs that autograd made it from; None: any of them.
-        written: A parameter that a unit changes in place, if there is one.
+        changes: Indices of the input tensors that it changes in place, in the order of tensors_in().
+        changed: Placeholders for these tensors after the change.
+        same: (Index in the result, index in the inputs) of tensors that it returns unchanged.
+        shares: For each tensor of result, observed and changed, the index of the input whose memory it
+            shares; -1 if there is none.
+        draws: Whether it draws random numbers.
+        sources: For each of these tensors, the inputs from which autograd derived it. None: any of them.
+        written: The name of a parameter that a unit changes in place; empty if there is none.
     """
 
     result: Any
@@ -73,7 +76,7 @@ class Ghosts:
     """Runs operations on placeholders.
 
     Args:
-        device: Where the model computes; what placeholders of its parameters report.
+        device: The device on which the model computes, which placeholders of its parameters report.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,19 +85,22 @@ class Ghosts:
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Prediction:
-        """Tell what a function of torch does.
+        """Returns the predicted effects of a torch function.
 
         Raises:
-            Unpredictable: It cannot be told without computing.
+            Unpredictable: The effects cannot be predicted without computing.
         """
         like = _like_ctc_loss if name_of(function) == "ctc_loss" else function
         return self._predict((args, kwargs), lambda args, kwargs: (like(*args, **kwargs), []))
 
     def run_unit(self, unit: Unit, args: Any, kwargs: Any, modes: Sequence[Any]) -> Prediction:
-        """The same for a module, whose parameters may be elsewhere; `modes` of torch are around its call.
+        """Returns the predicted effects of a unit's call.
+
+        The unit's parameters may be on another rank; `modes` are the torch modes around the call.
 
         Raises:
-            ValueError: It puts tensors into what it is given.
+            Unpredictable: The effects cannot be predicted without computing.
+            ValueError: The unit puts tensors into its arguments.
         """
         bare = _Bare(unit)
         filled: list[Filled] = []
@@ -116,7 +122,7 @@ class Ghosts:
         return prediction
 
     def receive(self, shape: Any, stride: Any, dtype: torch.dtype, needs_grad: bool) -> Tensor:
-        """Give a placeholder of what its owner has described."""
+        """Returns a placeholder for a tensor that its owner has described."""
         with self._mode:
             return torch.empty_strided(shape, stride, dtype=dtype, device=self._device).requires_grad_(
                 needs_grad
@@ -155,7 +161,7 @@ class Ghosts:
         stripped: dict[int, Tensor] = {}
 
         def strip(tensor: Tensor) -> Tensor:
-            """Give it without its graph; one object for one object."""
+            """Returns a tensor without its graph; the same object for the same tensor."""
             if id(tensor) not in stripped:
                 with self._mode:
                     stripped[id(tensor)] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -165,7 +171,7 @@ class Ghosts:
         return Prediction(result, observed, changes, changed, same, shares, draws.any, sources)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Give a placeholder that an operation may change in place: autograd refuses that for a leaf."""
+        """Returns a placeholder that may be changed in place, which autograd does not allow for a leaf."""
         value = value_of(tensor)
         if value is not None:
             ghost = value.ghost
@@ -176,7 +182,7 @@ class Ghosts:
         with self._mode, torch.enable_grad():
             if torch.ops.aten.is_non_overlapping_and_dense(ghost):
                 return ghost.clone()
-            # clone() would close the gaps, but contiguous(), say, depends on them.
+            # clone() would close the gaps between elements, on which contiguous(), for example, depends.
             count = ghost.untyped_storage().nbytes() // ghost.element_size()
             memory = torch.empty(count, dtype=ghost.dtype, device=ghost.device)
             whole = memory.requires_grad_(ghost.requires_grad).clone()
@@ -196,17 +202,17 @@ class Ghosts:
 
 
 class PlaceholderRead(DataDependentOutputException):
-    """The contents of a placeholder were asked for after its step."""
+    """The error when code reads the contents of a placeholder after its step."""
 
     def __str__(self) -> str:
         return (
-            "[smdp] this tensor is a placeholder that was kept from a step: its contents are on another rank."
-            " Read it (.item()) within the step, or let the step return it."
+            "[smdp] this tensor is a placeholder that was kept from a step; its contents are on another rank."
+            " Read it, for example by .item(), within the step, or return it from the step."
         )
 
 
 class _Placeholders(FakeTensorMode):
-    """Says of its tensors what they are, where torch's text would name an operator only."""
+    """Raises an error that explains placeholders, where torch's error would only name an operator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -220,7 +226,7 @@ class _Placeholders(FakeTensorMode):
 def _like_ctc_loss(
     log_probs: Tensor, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
 ) -> Tensor:
-    """Give what has the shape and the graph of a CTC loss, whose inner tables depend on the lengths."""
+    """Returns a tensor with the shape and graph of a CTC loss, whose inner tables depend on the lengths."""
     if torch.is_autocast_enabled(log_probs.device.type):
         log_probs = log_probs.float()
     reduction = options[1] if len(options) > 1 else named.get("reduction", "mean")
@@ -233,7 +239,7 @@ def _numbered_tensors(tree: Any) -> Iterator[tuple[int, Tensor]]:
 
 
 class _Bare(nn.Module):
-    """Calls a unit's own forward, past its hooks."""
+    """Calls a unit's own forward without its hooks."""
 
     def __init__(self, unit: Unit) -> None:
         super().__init__()
@@ -245,7 +251,7 @@ class _Bare(nn.Module):
 
 
 class _Draws(TorchDispatchMode):
-    """Notes whether an operation draws random numbers."""
+    """Detects whether an operation draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +264,7 @@ class _Draws(TorchDispatchMode):
 
 
 def _separate(tree: Any) -> Any:
-    """Copy objects that a unit might fill, caches above all: the placeholders must not end up in them."""
+    """Copies arguments that a unit might fill, such as caches, to keep placeholders out of them."""
 
     def copied(item: Any) -> Any:
         if isinstance(item, (Tensor, Parameter, *_PLAIN)) or callable(item):
@@ -274,5 +280,5 @@ def _separate(tree: Any) -> Any:
 def _try_copy(item: Any) -> Any:
     try:
         return copy.deepcopy(item)
-    except Exception:  # noqa: BLE001 - what cannot be copied is shared
+    except Exception:  # noqa: BLE001 - objects that cannot be copied are shared
         return item

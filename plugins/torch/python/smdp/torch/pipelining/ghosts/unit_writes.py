@@ -1,4 +1,4 @@
-"""Weights that a unit's forward changes, seen while it runs on placeholders."""
+"""Detects weights that a unit's forward changes, while the unit runs on placeholders."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from smdp.torch.pipelining.tensors.values import memory_of
 
 
 class UnitWrites(TorchDispatchMode):
-    """Notes which weights are changed in place, or through their `.data` other than to bound them.
+    """Detects weights that are changed in place, or through their `.data` other than to bound them.
 
     Args:
-        weights: The unit's, as placeholders.
+        weights: Placeholders for the unit's weights, by name.
     """
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
@@ -29,14 +29,14 @@ class UnitWrites(TorchDispatchMode):
         self._found = ""
 
     def first(self) -> str:
-        """Give the name of one of them, or none."""
+        """Returns the name of a changed weight, or an empty string."""
         return self._found or next(filter(self._has_changed, self._weights), "")
 
     def _has_changed(self, name: str) -> bool:
         ghost = self._weights[name]
         if ghost._version != self._versions[name]:
             return True
-        # Its .data is another tensor: a cast one, or one with bounds, is as good in every microbatch.
+        # The weight has a new .data. Casts and bounds are allowed, as they are equal in every microbatch.
         known = {other for memory, other in self._memory.items() if memory == memory_of(ghost)}
         known |= {name for bounded in self._bounded if memory_of(bounded) == memory_of(ghost)}
         return name not in known and ghost.dtype == self._dtypes[name]
@@ -49,7 +49,7 @@ class UnitWrites(TorchDispatchMode):
             if weight and name in BOUNDING:
                 self._bounded += tensors_in(result)
             elif weight and func._schema.is_mutable:
-                self._versions[weight] += 1  # which autograd is about to count
+                self._versions[weight] += 1  # autograd is about to count this change
         elif func._schema.is_mutable:
             arguments = zip(func._schema.arguments, args, strict=False)
             written = [given for argument, given in arguments if argument.is_write]

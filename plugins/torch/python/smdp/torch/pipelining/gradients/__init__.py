@@ -1,1 +1,1 @@
-"""Gradients of replicas and of tied weights, and those of weights alone."""
+"""Reduction of gradients over replicas and tied weights, and separate computation of weight gradients."""

@@ -1,4 +1,4 @@
-"""Gradients of one group of ranks, averaged by the core's reducer: in host memory and on GPUs alike."""
+"""Averages gradients over one group of ranks with the core's reducer, in host memory and on GPUs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from smdp.torch.process_group.registered_parameters import (
 class GroupReduction:
     """Averages `.grad` of parameters over a group, each as soon as it is handed over.
 
-    All ranks of the group make it together.
+    All ranks of the group must create it together.
 
     Args:
-        group: Ranks that hold the same parameters.
+        group: The ranks that hold the same parameters.
         parameters: (name, parameter), the same list on all of these ranks.
     """
 
@@ -35,35 +35,35 @@ class GroupReduction:
         self._reducer = _core.GradientReducer(
             group.core, described(self._registered, [each for _, each in parameters], sparse=())
         )
-        # What the core reads and writes until the step ends: gradients, or dense copies of them.
-        # Python deletes them after the reducer, which ends what is in flight.
+        # Gradients, or dense copies of them, which the core reads and writes until the step ends. Python
+        # deletes this dict after the reducer, whose destructor ends all operations in flight.
         self._lent: dict[int, Tensor] = {}
 
     def hand_over(self, index: int) -> None:
-        """Begins to average the gradient of a parameter, which is complete on the current stream.
+        """Starts to average the gradient of a parameter, which is complete on the current stream.
 
         Args:
-            index: Of the parameter.
+            index: Index of the parameter.
 
         Raises:
-            RuntimeError: The gradient is not one that can be averaged.
+            RuntimeError: The gradient cannot be averaged.
         """
         name, parameter = self._parameters[index]
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout is not torch.strided or gradient.device.type not in ("cpu", "cuda"):
             raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} is {gradient.layout} on {gradient.device}, the"
-                " parameter is in a pipeline with replicas, which average dense gradients on CPUs and CUDA"
-                " devices. Make embeddings with sparse=False."
+                f"[smdp] the gradient of parameter {name!r} is {gradient.layout} on {gradient.device}, but a"
+                " pipeline with replicas can average only dense gradients on CPUs and CUDA devices. Create"
+                " embeddings with sparse=False."
             )
         check_gradient(self._registered[index], parameter, gradient)
-        # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
+        # Replicas average elements in memory order, which must be that of the parameter on all ranks.
         if not has_same_order(gradient, parameter) or gradient.is_conj() or gradient.is_neg():
             gradient = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(gradient)
         self._lent[index] = gradient
         if gradient.is_cuda:
-            # The core waits for the event on a stream of its own, beside what the device computes next.
+            # The core waits for the event on its own stream, in parallel with what the device computes next.
             event = torch.cuda.current_stream(gradient.device).record_event()
             self._reducer.ready(index, gradient.data_ptr(), gradient.device.index, event.cuda_event)
         else:
@@ -72,8 +72,8 @@ class GroupReduction:
     def finish(self) -> None:
         """Waits until all gradients are averages.
 
-        The host does not wait until the averages have been copied back to a GPU; the current stream does.
-        A parameter that has a gradient on another rank alone gets the mean as well.
+        The host does not wait for averages to be copied back to a GPU; the current stream does. A parameter
+        that has a gradient only on another rank also gets the mean.
         """
         self._reducer.finish()
         with ranged("wait for gradients"):
@@ -87,7 +87,7 @@ class GroupReduction:
                 parameter.grad.copy_(lent)
 
     def abort(self, reason: str) -> None:
-        """Ends it on all ranks: they may wait for gradients of this one."""
+        """Aborts the reduction on all ranks, which may be waiting for gradients of this one."""
         self._reducer.abort(reason)
 
     def _wait(self) -> None:
@@ -95,7 +95,7 @@ class GroupReduction:
         if not devices:
             self._reducer.wait()
             return
-        last = devices.pop()  # a rank of a pipeline rarely has another one
+        last = devices.pop()  # a rank of a pipeline rarely has a second device
         for index, gradient in self._lent.items():
             if gradient.device in devices:
                 stream = torch.cuda.current_stream(gradient.device)
@@ -103,7 +103,7 @@ class GroupReduction:
         self._reducer.wait(last.index, torch.cuda.current_stream(last).cuda_stream)
 
     def _read(self, index: int, parameter: Parameter) -> Tensor:
-        # The core writes to memory of the host.
+        # The core writes to host memory.
         mean = torch.empty_like(parameter, memory_format=torch.preserve_format, device="cpu")
         self._reducer.read(index, mean.data_ptr())
         return mean.to(parameter.device)

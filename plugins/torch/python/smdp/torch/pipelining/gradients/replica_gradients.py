@@ -1,4 +1,4 @@
-"""Gradients averaged over data-parallel replicas of a pipeline, each stage's as soon as they are complete."""
+"""Averages gradients over the data-parallel replicas of a pipeline, stage by stage as they are complete."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _Trained: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], 
 
 
 class ReplicaGradients:
-    """The `GradientReduction` of replicas.
+    """The `GradientReduction` over replicas.
 
     Args:
-        parameters: This rank's, by name; all replicas begin with those of the first.
-        buffers: This rank's, likewise.
-        stages: Virtual stages that use each parameter.
-        own: This rank's stages.
-        group_of: Returns the ranks that hold the same values under a name as this one does; None: no others.
-            For a slice of a weight these are fewer than for a weight that is whole.
+        parameters: This rank's parameters by name; all replicas start with those of the first.
+        buffers: This rank's buffers by name; likewise.
+        stages: The virtual stages that use each parameter.
+        own: The stages of this rank.
+        group_of: Returns the group of ranks that hold the same values under a name, or None if there are no
+            others. The group of a sliced weight is smaller than that of a whole one.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class ReplicaGradients:
         self._group_of = group_of
         self._parameters = dict(parameters)
         self._stages_of = {name: stages[name] & own for name in parameters}
-        # What the reductions are for. After a new membership a parameter has another group; one that was
-        # cut has another size, and one that was cast another dtype.
+        # Compared at each step: a parameter's group changes with the membership, its size when it is sliced,
+        # and its dtype when it is cast.
         self._trained: list[_Trained] = []
         self._reductions: list[GroupReduction] = []
         # By stage: (reduction, index in it, parameter, all stages that add to its gradient).
@@ -54,12 +54,12 @@ class ReplicaGradients:
                 dist.broadcast(tensor.data, group=group, group_src=0)
 
     def abort(self, reason: str) -> None:
-        """Lets the other replicas know that this rank cannot go on: they may wait for its gradients."""
+        """Aborts the reductions on the other replicas, which may be waiting for gradients of this rank."""
         for reduction in self._reductions:
             reduction.abort(reason)
 
     def prepare(self) -> None:
-        """Begins a step: parameters may have been frozen or thawed since the last one, on all replicas."""
+        """Starts a step. Parameters may have been frozen or unfrozen since the last step, on all replicas."""
         trained: list[_Trained] = []
         grouped: dict[ProcessGroupSmdp, list[tuple[str, Parameter]]] = {}
         for name, parameter in self._parameters.items():
@@ -81,7 +81,7 @@ class ReplicaGradients:
                     self._by_stage.setdefault(stage, []).append((reduction, index, parameter, stages))
 
     def reduce(self, stage: int) -> None:
-        """Begins with the gradients that are complete now that those of a stage are."""
+        """Starts to average the gradients that are complete now that a stage has ended its backward."""
         self._done.add(stage)
         with torch.no_grad():
             for reduction, index, parameter, stages in self._by_stage.get(stage, ()):

@@ -1,4 +1,4 @@
-"""Weights that several ranks of a pipeline use: their gradients are added once per step."""
+"""Adds the gradients of weights that several ranks of a pipeline use, once per step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 class TiedGradients:
-    """Sums the gradients of tied weights, and starts all copies from the same values.
+    """Sums the gradients of tied weights, and starts all copies with the same values.
 
     Args:
-        parameters: This rank's, by name.
-        split: Which stages use them.
-        mesh: Ranks and groups; all ranks of the job make the groups together.
-        rank_of: Rank, within the pipeline, of each virtual stage.
+        parameters: This rank's parameters by name.
+        split: Contains the stages that use each parameter.
+        mesh: The ranks and groups; all ranks of the job create the groups together.
+        rank_of: The rank, within the pipeline, of each virtual stage.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class TiedGradients:
     ) -> None:
         self._mesh = mesh
         self._before: dict[Parameter, Tensor | None] = {}
-        # Places in the pipeline that use some weights, and those of the weights that this rank has.
+        # Ranks in the pipeline that share some weights, and those of the weights that this rank holds.
         self._tied: list[tuple[tuple[int, ...], list[Parameter]]] = []
         for stages in split.tied():
             places = tuple(sorted({rank_of[stage] for stage in stages}))
@@ -42,7 +42,7 @@ class TiedGradients:
                     dist.broadcast(parameter.data, group=group, group_src=0)
 
     def put_aside(self) -> None:
-        """Start a step: what earlier steps have accumulated is summed already."""
+        """Starts a step by setting aside the gradients of earlier steps, which have already been summed."""
         for places, parameters in self._tied:
             if self._group(places) is not None:
                 for parameter in parameters:
@@ -51,7 +51,7 @@ class TiedGradients:
                         parameter.grad = None
 
     def reduce(self, index: int) -> None:
-        """Add the gradients of one group over its ranks."""
+        """Adds the gradients of one group of tied weights over its ranks."""
         places, parameters = self._tied[index]
         group = self._group(places)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -69,5 +69,5 @@ class TiedGradients:
                 parameter.grad = gradient if before is None else before.add_(gradient)
 
     def _group(self, places: tuple[int, ...]) -> ProcessGroupSmdp | None:
-        """Returns the group of some ranks of the pipeline; None if there is one rank, or not this one."""
+        """Returns the group of some ranks of the pipeline; None if it has one rank or lacks this one."""
         return self._mesh.group_of_stages(places) if len(places) > 1 else None

@@ -1,7 +1,8 @@
-"""Weight gradients apart from input gradients, for schedules that fill their bubbles with them.
+"""Computes weight gradients separately from input gradients, for schedules that fill their bubbles with them.
 
-A module that has parameters and no children keeps a graph of its own: the backward of the stage asks it for
-the gradient of its input only, and leaves the other half, on the same graph with the same bits, for later.
+A module with parameters and no children gets its own autograd graph. The backward of the stage computes only
+the gradient of the module's input, and postpones the weight gradients, which come from the same graph with
+the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _thread = threading.local()
 
 
 class PostponedGradients:
-    """What is left to do for the parameters of one stage after the input gradients of one microbatch."""
+    """The postponed weight gradients of one stage and one microbatch."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Tensor, Tensor, Sequence[Tensor]]] = []
@@ -31,11 +32,11 @@ class PostponedGradients:
         _thread.collector = None
 
     def add(self, output: Tensor, gradient: Tensor, parameters: Sequence[Tensor]) -> None:
-        """Note the gradient of a module's output."""
+        """Adds a module's output with its gradient."""
         self._parts.append((output, gradient, parameters))
 
     def compute(self) -> None:
-        """Accumulate the gradients of all parameters; those of one that is used twice are added first."""
+        """Accumulates the gradients of all parameters; those of a parameter used twice are added up first."""
         if self._parts:
             outputs, gradients, parameters = zip(*self._parts, strict=True)
             self._parts.clear()
@@ -66,11 +67,15 @@ class _Apart(torch.autograd.Function):
 
 
 def split_backward(module: nn.Module, unit: str) -> list[str]:
-    """Let the modules below a unit, of that name, postpone their weight gradients.
+    """Makes the modules of a unit postpone their weight gradients.
+
+    Args:
+        module: The unit.
+        unit: Its name.
 
     Returns:
-        Names of parameters for which it cannot be done, as their module has children: their gradients come
-        with those of the inputs.
+        Names of parameters whose gradients cannot be postponed, because their modules have children. They are
+        computed together with the input gradients.
     """
     fused = []
     for name, part in module.named_modules(prefix=unit):
@@ -94,13 +99,14 @@ def _postponing(original: Callable[..., Any], module: nn.Module, name: str) -> C
         is_apart = getattr(_thread, "collector", None) is not None
         if not (is_apart and is_simple and gives_tensor and trained):
             result = original(*args, **kwargs)
-            # Seen on placeholders before the first real call. An LSTM gives a tuple.
+            # Placeholders pass through here before the first real call. An LSTM returns a tuple, for example.
             gives_tensor = isinstance(result, Tensor)
             if is_apart and trained and not has_told:
                 has_told = True
                 _log.warning(
-                    "[smdp] the weight gradients of %r, a %s, come with those of its inputs: only a module"
-                    " that takes one tensor, by position, and gives one has them apart",
+                    "[smdp] the weight gradients of %r, a %s, are computed together with its input"
+                    " gradients: only a module that takes one positional tensor and returns one tensor can"
+                    " postpone them",
                     name,
                     type(module).__name__,
                 )

@@ -1,1 +1,1 @@
-"""Values and gradients between ranks."""
+"""Transfers of values and gradients between ranks."""

@@ -1,4 +1,4 @@
-"""Large tensors that a step gives: they stay with the rank that made them until another one reads them."""
+"""Large results of a step, which stay on the rank that computed them until another rank reads them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from smdp.torch.pipelining.tensors.values import Value
 from smdp.torch.pipelining.transfers.transfers import Channel, Telling, dense_strides, flat
 from smdp.torch.process_group.pending_sends import PendingReceive
 
-# Bytes; less is sent at once, in a few milliseconds.
+# Bytes. Smaller results are sent at once, which takes a few milliseconds.
 _LARGE = 1 << 20
 
 
 def is_large(value: Value) -> bool:
-    """Tell whether other ranks get a result when they read it; the same on all ranks."""
+    """Returns whether other ranks fetch a result only when they read it; the same on all ranks."""
     return bool(value.ghost.numel() * value.ghost.element_size() >= _LARGE)
 
 
 def offer(channel: Channel, tensor: Tensor, value: Value, ranks: list[int], tag: int) -> None:
-    """Let other ranks read a tensor as it is now: a copy, for the program may change its own."""
+    """Lets other ranks read a tensor as it is now. Copies it, because the program may change the original."""
     if not ranks:
         return
     strides = dense_strides(value.ghost)
@@ -39,7 +39,7 @@ def offer(channel: Channel, tensor: Tensor, value: Value, ranks: list[int], tag:
 
 
 def expect(channel: Channel, value: Value, rank: int, tag: int, what: str) -> LateTensor:
-    """Give what reads a tensor that another rank offers; `what` is for errors."""
+    """Returns a tensor that fetches its contents from the rank that offers them; `what` is for errors."""
     ghost = value.ghost
     make_room = functools.partial(torch.empty, ghost.numel(), dtype=ghost.dtype, device="cpu")
     source = _Source(channel.expect(make_room, rank, tag), ghost.device, what)
@@ -47,19 +47,19 @@ def expect(channel: Channel, value: Value, rank: int, tag: int, what: str) -> La
 
 
 def read(tree: Any) -> Any:
-    """Give a structure with contents in place of late tensors."""
+    """Returns a structure with late tensors replaced by their contents."""
     if not LateTensor.have_been:
         return tree
     late = [tensor for tensor in tensors_in(tree) if isinstance(tensor, LateTensor)]
     if not late:
         return tree
-    for tensor in late:  # all at once, and not one after the other
+    for tensor in late:  # requests all before waiting for the first
         tensor.begin()
     return map_tensors(lambda each: each.contents() if isinstance(each, LateTensor) else each, tree)
 
 
 class _Source:
-    """What one or more late tensors read, once."""
+    """The shared contents of one or more late tensors, which are fetched once."""
 
     def __init__(self, receive: PendingReceive, device: torch.device, what: str) -> None:
         self._receive = receive
@@ -69,12 +69,12 @@ class _Source:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Ask for it."""
+        """Requests the contents."""
         with Telling(f"reading {self._what}"):
             self._receive.begin()
 
     def read(self) -> Tensor:
-        """Give all elements in the order of memory."""
+        """Returns all elements, flat and in memory order."""
         with self._lock, Telling(f"reading {self._what}"):
             if self._found is None:
                 self._found = self._receive.read().to(self._device)
@@ -82,15 +82,15 @@ class _Source:
 
 
 class LateTensor(Tensor):
-    """A result of another rank. Shape and dtype are here; contents come when anything reads them."""
+    """A result of another rank, with known shape and dtype, whose contents are fetched on first use."""
 
-    have_been: ClassVar[bool] = False  # some have been made
+    have_been: ClassVar[bool] = False  # whether any has been created
     _source: _Source
     _contents: Tensor | None
 
     @staticmethod
     def __new__(cls, like: Tensor, strides: tuple[int, ...], source: _Source) -> LateTensor:
-        """Make a placeholder; see expect()."""
+        """Returns a placeholder; see expect()."""
         made = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=strides, dtype=like.dtype, device=like.device
         )
@@ -99,16 +99,17 @@ class LateTensor(Tensor):
         return cast("LateTensor", made)
 
     def begin(self) -> None:
-        """Ask for the contents."""
+        """Requests the contents."""
         if self._contents is None:
             with _as_outside():
                 self._source.begin()
 
     def contents(self) -> Tensor:
-        """Give the tensor itself; fetched the first time.
+        """Returns the tensor itself, which is fetched on the first call.
 
         Raises:
-            smdp.SmdpError: The rank that has it is gone; the message names it. Or this one has left.
+            smdp.SmdpError: The rank that holds it is gone, and the message names it; or this rank has left
+                the group.
         """
         with _as_outside():
             if self._contents is None:
@@ -121,7 +122,7 @@ class LateTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer questions about shape and dtype; give all else the contents."""
+        """Answers queries of shape and dtype directly; runs any other function on the contents."""
         if args and isinstance(args[0], LateTensor):
             is_unread = args[0]._contents is None
             if func is Tensor.__hash__ or (is_unread and (func in METADATA or func is Tensor.grad.__get__)):
@@ -133,16 +134,16 @@ class LateTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Give operations that C++ calls the contents."""
+        """Runs an operation called from C++ on the contents."""
         return func(*read(args), **read(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Tensor:
-        """Copy the contents."""
+        """Copies the contents."""
         return cast("Tensor", copy.deepcopy(self.contents(), memo))
 
 
 @contextlib.contextmanager
 def _as_outside() -> Iterator[None]:
-    """Leave the caller's modes: ghosts have no memory, and what inference mode makes cannot be trained on."""
+    """Disables the caller's modes: ghosts have no memory, and inference tensors cannot be trained on."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False):
         yield

@@ -1,4 +1,4 @@
-"""Values and gradients on their way between the ranks of one pipeline."""
+"""Point-to-point messages with values and gradients between the ranks of one pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 class Lane(IntEnum):
-    """Whose messages travel over a group, so that their tags do not meet. The script's own have no lane."""
+    """Separates the tags of different uses of one group. Messages of the user's script have no lane."""
 
     VALUES = 1
     READS = 2
@@ -27,7 +27,7 @@ class Lane(IntEnum):
 
 
 class Arrival:
-    """A receive that has been posted."""
+    """A posted receive."""
 
     __slots__ = ("_channel", "_what", "_work", "tensor")
 
@@ -38,23 +38,24 @@ class Arrival:
         self._what = what
 
     def is_there(self) -> bool:
-        """Tell whether wait() would return at once."""
+        """Returns whether wait() would return at once."""
         return bool(self._work.is_completed())
 
     def wait_for(self, seconds: float) -> bool:
-        """Wait for a while, and tell whether it is there."""
+        """Waits for at most some seconds, and returns whether the tensor has arrived."""
         start = time.perf_counter()
-        # Whatever went wrong, wait() tells.
+        # wait() raises any error.
         with contextlib.suppress(SmdpError):
             self._work.wait(timedelta(seconds=seconds))
         self._channel.waited += time.perf_counter() - start
         return self.is_there()
 
     def wait(self) -> Tensor:
-        """Give the tensor.
+        """Returns the tensor once it has arrived.
 
         Raises:
-            smdp.SmdpError: The sender is gone, or the deadline has passed; the message says what was awaited.
+            smdp.SmdpError: The sender is gone or the deadline has passed; the message names the awaited
+                value.
         """
         start = time.perf_counter()
         with Telling(f"waiting for {self._what}"):
@@ -64,14 +65,14 @@ class Arrival:
 
 
 class Channel:
-    """Tagged messages in one lane of a group: another lane may have the same tags.
+    """Tagged messages in one lane of a group; other lanes may use the same tags.
 
     Args:
-        group: Whose ranks send and receive.
-        lane: What this channel is for.
+        group: The group whose ranks send and receive.
+        lane: The use of this channel.
 
     Attributes:
-        waited: Seconds that this rank has waited for what it receives.
+        waited: Seconds that this rank has waited for receives.
     """
 
     def __init__(self, group: ProcessGroupSmdp, lane: Lane) -> None:
@@ -82,27 +83,27 @@ class Channel:
         self._sent: list[tuple[Tensor, Any, str]] = []
 
     def send(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
-        """Begin to send; finish() waits for it. What has left is let go at the next send."""
+        """Starts to send; finish() waits for completion. The next send releases completed buffers."""
         data = flat(tensor.detach())
         self._sent = [sent for sent in self._sent if not sent[1].is_completed()]
         with Telling(f"sending {what}"):
             self._sent.append((data, self._group.send([data], rank, self._first_tag + tag), what))
 
     def receive(self, tensor: Tensor, rank: int, tag: int, what: str) -> Arrival:
-        """Start receiving into a dense tensor."""
+        """Starts receiving into a dense tensor."""
         with Telling(f"waiting for {what}"):
             return Arrival(self, tensor, self._group.recv([flat(tensor)], rank, self._first_tag + tag), what)
 
     def offer(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Lets another rank read a tensor, which travels only when it is asked for; see PendingSends."""
+        """Lets another rank read a tensor, which is sent only on request; see PendingSends."""
         self._group.pending_sends.give(tensor, rank, self._first_tag + tag)
 
     def expect(self, make_room: Callable[[], Tensor], rank: int, tag: int) -> PendingReceive:
-        """Returns what reads another rank's offer; see PendingSends."""
+        """Returns an object that reads another rank's offer; see PendingSends."""
         return self._group.pending_sends.expect(make_room, rank, self._first_tag + tag)
 
     def finish(self) -> None:
-        """Wait until all that was sent has left."""
+        """Waits until all sends have completed."""
         for _, work, what in self._sent:
             with Telling(f"sending {what}"):
                 work.wait()
@@ -110,7 +111,7 @@ class Channel:
 
 
 class Telling:
-    """Adds to an error what was under way. Each message is in one: as a generator it would take longer."""
+    """Adds the operation in progress to an error. A class, because a generator-based context is slower."""
 
     __slots__ = ("_what",)
 
@@ -126,29 +127,30 @@ class Telling:
 
 
 def room_for(value: Value, strides: tuple[int, ...]) -> Tensor:
-    """Give a tensor like the placeholder of a value, without contents."""
+    """Returns an uninitialized tensor like the placeholder of a value."""
     ghost = value.ghost
     return torch.empty_strided(ghost.shape, strides, dtype=ghost.dtype, device=ghost.device)
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Give the strides of a tensor, if it fills its memory; else those that it is to have when it travels."""
+    """Returns a tensor's strides if it is dense, or else the strides that it gets when it is sent."""
     if torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return tuple(tensor.stride())
     return tuple(torch.empty(tensor.shape, device="meta").stride())
 
 
 def strides_of(value: Value) -> tuple[int, ...]:
-    """Give the strides under which a value travels between stages.
+    """Returns the strides with which a value is sent between stages.
 
-    Those of the owner's tensor: torch predicts others for some operations, and kernels round by them.
+    These are the strides of the owner's tensor. For some operations torch predicts different ones, and the
+    rounding in kernels depends on strides.
     """
     return dense_strides(value.ghost) if value.strides is None else value.strides
 
 
 def laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Give a tensor in the strides under which it travels."""
-    # Of a dimension of size 1 the stride says nothing.
+    """Returns a tensor with the strides with which it is sent."""
+    # The stride of a dimension of size 1 is irrelevant.
     if all(
         own == other or size == 1
         for size, own, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
@@ -160,7 +162,7 @@ def laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Give all elements of a dense tensor in the order of memory, as a view."""
+    """Returns all elements of a dense tensor in memory order, as a view."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     return tensor.as_strided((tensor.numel(),), (1,))
