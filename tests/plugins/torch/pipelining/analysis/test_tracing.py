@@ -336,7 +336,7 @@ def test_shapes_that_depend_on_values() -> None:
         (unit.activation_bytes, unit.cut_bytes) for unit in expected.units
     ]
     assert found.units[1].backward_input > 0 and model[1].layer.weight.is_meta
-    with pytest.raises(smdp.SmdpError, match=r"\[smdp\] 1 cannot be traced: .*numbers out of order"):
+    with pytest.raises(smdp.SmdpError, match=r"\[smdp\] 1 cannot be traced; .*numbers: out of order"):
         trace(broken, find_units(broken), inputs)
 
 
@@ -351,7 +351,7 @@ def test_values_between_units() -> None:
     assert len(trace(model, ("0", "1"), (torch.randn(3, WIDTH),)).units) == 2
     with torch.device("meta"):
         model = Reads(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
-    with pytest.raises(smdp.SmdpError, match="Reads cannot be traced on fake tensors: its own code"):
+    with pytest.raises(smdp.SmdpError, match="Reads cannot be traced on fake tensors, because its own code"):
         trace(model, ("0", "1"), (torch.randn(3, WIDTH),))
     assert "forward" not in vars(model[0])
 
@@ -411,10 +411,10 @@ def test_reentrant_checkpoints_count_as_a_forward_each() -> None:
 @pytest.mark.parametrize(
     ("units", "repeats", "message"),
     [
-        ((), 3, "one or more names"),
-        (("0", "0"), 3, "each once"),
-        (("0", "7"), 3, "without a module 7"),
-        (("0",), 0, "repeats must be an integer of 1 or more, not 0"),
+        ((), 3, "one or more distinct names"),
+        (("0", "0"), 3, "one or more distinct names"),
+        (("0", "7"), 3, "but there is no module 7"),
+        (("0",), 0, "repeats must be an integer of at least 1, not 0"),
         (("0",), 1.5, "repeats must be"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What units cost."""
+"""Measures the costs of units, by which a model is split."""

@@ -1,4 +1,4 @@
-"""How long a piece of work takes: by the wall clock, or by its operations."""
+"""Measures how long a piece of work takes, by the wall clock or by its operations."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-# A CPU core with AVX2, in fp32. Only proportions between units matter, and those of work to memory traffic.
+# Typical of a CPU core with AVX2 in fp32. Only the ratios matter: between units, and of compute to memory.
 FLOPS_PER_SECOND = 50e9
 BYTES_PER_SECOND = 10e9
 
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-# They read as much as they write, however large what they pick from.
+# These read as much as they write, regardless of the size of the tensor that they select from.
 _PICKING = {"embedding", "gather", "index", "index_select"}
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a clock shows."""
+    """The result of a clock."""
 
     seconds: float = 0.0
 
@@ -36,16 +36,16 @@ Clock = Callable[[], AbstractContextManager[Reading]]
 
 @contextmanager
 def wall_clock() -> Iterator[Reading]:
-    """Measures the seconds that pass, the device's work included, but not those without a core.
+    """Measures the elapsed seconds, including the device's work and excluding waits for a CPU core.
 
-    On a busy machine a thread that has work to do waits for other processes. Where the kernel counts these
-    waits, they are taken off.
+    On a busy machine a runnable thread waits for other processes. Where the kernel counts these waits, they
+    are subtracted.
     """
     reading = Reading()
     _wait_for_device()
     with _core_waits() as waited:
         begin = time.perf_counter()
-        # Read within what is timed: a wait that is taken off must have been counted.
+        # Read inside the timed section, so that only waits within it are subtracted.
         before = waited()
         yield reading
         _wait_for_device()
@@ -55,7 +55,7 @@ def wall_clock() -> Iterator[Reading]:
 
 @contextmanager
 def work_clock() -> Iterator[Reading]:
-    """Adds up what operations would take at FLOPS_PER_SECOND and BYTES_PER_SECOND, one after the other."""
+    """Adds up what operations would take one after the other at FLOPS_PER_SECOND and BYTES_PER_SECOND."""
     reading = Reading()
     with _Work() as work:
         yield reading
@@ -67,7 +67,7 @@ def _core_waits() -> Iterator[Callable[[], float]]:
     """Yields a function that returns the seconds for which this thread has waited for a core so far."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-    except OSError:  # a kernel without the count
+    except OSError:  # the kernel does not count the waits
         yield lambda: 0.0
         return
     try:
@@ -82,9 +82,9 @@ def _wait_for_device() -> None:
 
 
 class _Work(TorchDispatchMode):
-    """Counts operations and bytes; views are free."""
+    """Counts floating point operations and bytes; views are free."""
 
-    # What has no formula counts by its bytes.
+    # Operators without a FLOP formula count by their bytes.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Work(TorchDispatchMode):
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """Returns the bytes of a tensor, of a sparse one those of its values."""
+    """Returns the bytes of a tensor; for a sparse one, those of its values."""
     if tensor.layout is torch.sparse_coo:
         return int(tensor._nnz()) * int(tensor.element_size())
     return int(tensor.nbytes)

@@ -1,4 +1,4 @@
-"""What operations between units keep for backward: a loss its log-probabilities, a dropout its mask."""
+"""Measures what operations between units keep for backward, such as a dropout's mask."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MARK = "_smdp_counted"
 
 
 class GlueActivations(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes of storages that autograd would keep, and keeps none, while a model's glue runs.
+    """Counts the bytes of storages that autograd would keep, without keeping them, while a model's glue runs.
 
-    What a unit takes or gives is counted with the unit, if anything keeps it.
+    Inputs and outputs of a unit are counted with the unit.
 
     Args:
-        resident: Storages, by `_cdata`, that are in memory anyway.
+        resident: Storages, by `_cdata`, that are in memory in any case.
     """
 
     def __init__(self, resident: Mapping[int, torch.UntypedStorage]) -> None:
@@ -29,16 +29,16 @@ class GlueActivations(torch.autograd.graph.saved_tensors_hooks):
         self._bytes: Counter[int] = Counter()
 
     def bytes_after(self, call: int) -> int:
-        """Give what is kept between the beginning of a unit's call and that of the next."""
+        """Returns the bytes kept between the start of a unit's call and the start of the next one."""
         return self._bytes[call]
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Count these storages no more."""
+        """Excludes the storages of some tensors from now on."""
         for tensor in tensors:
             setattr(tensor.untyped_storage(), _MARK, self)
 
     def with_gradient(self, tensor: Tensor) -> Tensor:
-        """Give a unit's output as autograd knows it; no leaf and no view of one, as glue may change it."""
+        """Returns a unit's output with a gradient; a clone, because glue may change it in place."""
         with torch.enable_grad():
             return tensor.detach().requires_grad_().clone()
 

@@ -14,17 +14,18 @@ from smdp.torch.pipelining.tensors.functions import METADATA, READS, is_in_place
 
 
 class GlueCosts(TorchFunctionMode):
-    """Measures each function of torch that runs between units on what stems from parameters.
+    """Measures each torch function that runs between units on tensors derived from parameters.
 
-    What touches the batch alone runs on every rank, whatever the cut, and is left out.
+    Functions that use only the batch run on every rank wherever the model is cut, so they are not measured.
 
     Args:
-        stems_from_parameters: Tells for which tensors there is a gradient.
-        measure: Measures a function called with these arguments and returns its kind, or raises.
+        stems_from_parameters: Returns whether a tensor is derived from parameters, and therefore has a
+            gradient.
+        measure: Measures a call of a function with its arguments and returns its kind, or raises.
 
     Attributes:
-        call: Number of the unit's call that the operations come after.
-        is_paused: Within a unit.
+        call: Index of the unit's call that the operations follow.
+        is_paused: Whether a unit is running.
     """
 
     def __init__(
@@ -40,11 +41,11 @@ class GlueCosts(TorchFunctionMode):
         self._kinds: dict[int, list[str]] = defaultdict(list)
 
     def after(self, call: int) -> list[str]:
-        """Returns the kinds of what ran between the beginning of a unit's call and that of the next."""
+        """Returns the kinds of operations from the start of a unit's call to the start of the next one."""
         return self._kinds[call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function as it is, and then some times for the clock."""
+        """Runs a function once for its result, and then several times to measure it."""
         kwargs = kwargs or {}
         if self.is_paused:
             return func(*args, **kwargs)
@@ -54,7 +55,7 @@ class GlueCosts(TorchFunctionMode):
             func not in METADATA
             and name not in READS
             and any(map(self._stems_from_parameters, inputs))
-            # What it changes is changed once; inputs with a gradient are copied.
+            # In-place changes must happen once; inputs with a gradient are copied for the measurement.
             and not (is_in_place(name) and not self._stems_from_parameters(inputs[0]))
             and kwargs.get("out") is None
         )
@@ -63,6 +64,6 @@ class GlueCosts(TorchFunctionMode):
             try:
                 kind = self._measure(func, args, kwargs)
             except (RuntimeError, NotImplementedError, TypeError):
-                return result  # a gradient of a gradient, say, cannot be had twice
+                return result  # for example, a gradient of a gradient cannot be computed twice
             self._kinds[self.call].append(kind)
         return result

@@ -1,4 +1,4 @@
-"""Which calls are of one kind: their costs are one, and are pooled."""
+"""Names of kinds of calls; calls of one kind have the same cost, and their measurements are pooled."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-# A call's cost may depend on which of several values these have.
+# The cost of a call may depend on arguments of these types.
 _TELLING = (bool, int, float, str, type(None))
 
 
 def kind_of_unit(
     module: nn.Module, args: Any, kwargs: Any, has_gradient: Callable[[Tensor], bool], is_checkpointed: bool
 ) -> str:
-    """Returns a name that calls share whose classes, and shapes of parameters and inputs, are the same."""
+    """Returns a name shared by calls with the same classes of modules and shapes of parameters and inputs."""
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in module.modules()]
     weights = [(*_form(each), each.requires_grad) for each in module.parameters()]
     return _name(classes, weights, is_checkpointed, _inputs(args, kwargs, has_gradient))
 
 
 def kind_of_function(name: str, args: Any, kwargs: Any, has_gradient: Callable[[Tensor], bool]) -> str:
-    """Returns the same for a function of torch."""
+    """Returns a name shared by calls of a torch function with the same shapes of inputs."""
     return _name(name, _inputs(args, kwargs, has_gradient))
 
 

@@ -1,4 +1,4 @@
-"""Runs of a unit on random numbers, where shapes depend on values and fake tensors cannot run it."""
+"""Measures a unit on random numbers if its shapes depend on values, so that fake tensors cannot run it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def measure_on_random_numbers(
     samples: Samples,
     error: Exception,
 ) -> UnitCost:
-    """Returns what a call of a unit costs; only the unit's own parameters take memory.
+    """Returns the cost of a unit's call. Of all modules, only the unit takes memory for its parameters.
 
     Args:
-        name: Of the unit.
+        name: Name of the unit.
         module: The unit.
-        args: Fake tensors and other values that the call got.
-        kwargs: Likewise.
-        has_gradient: Whether an input has a gradient.
-        samples: Of calls of the same kind.
-        error: Why it cannot run on fake tensors.
+        args: Positional arguments of the call; fake tensors and other values.
+        kwargs: Keyword arguments of the call.
+        has_gradient: Returns whether an input has a gradient.
+        samples: The samples of calls of the same kind.
+        error: The error of the run on fake tensors.
 
     Raises:
-        SmdpError: It cannot run on random numbers, either.
+        SmdpError: The unit fails on random numbers as well.
     """
     tensors = {key: _random(value) for key, value in module.named_parameters()}
     tensors |= {key: _random(value) for key, value in module.named_buffers()}
@@ -59,13 +59,13 @@ def measure_on_random_numbers(
         )
     except (RuntimeError, NotImplementedError, IndexError, ValueError) as failure:
         raise SmdpError(
-            f"[smdp] {name} cannot be traced: on fake tensors {str(error).splitlines()[0]}; on random "
-            f"numbers {failure}; split it without tracing, by its parameters"
+            f"[smdp] {name} cannot be traced; the error on fake tensors is: {str(error).splitlines()[0]}; on"
+            f" random numbers: {failure}. Split the model without tracing, by its parameters"
         ) from failure
 
 
 def _random(tensor: Tensor) -> Tensor:
-    """Returns a tensor of the same form with small numbers, and 0 for indices; a real one as it is."""
+    """Returns a real tensor unchanged; for any other, small random numbers, or zeros if they are integers."""
     if not (tensor.is_meta or isinstance(tensor, FakeTensor)):
         return tensor
     device = "cpu" if tensor.is_meta else tensor.device

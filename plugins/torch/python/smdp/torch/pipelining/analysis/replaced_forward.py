@@ -1,4 +1,4 @@
-"""A module whose forward is another function for a while, and whose computed weights are leaves."""
+"""Temporarily replaces a module's forward, or makes its computed weights leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Has a function called in place of a module's forward."""
+    """Replaces a module's forward by a function while the context is open."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -24,7 +24,7 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 @contextmanager
 def without_graphs(module: nn.Module) -> Iterator[None]:
-    """Lets the computed weights of a module be leaves: what leads to them is not the module's own work."""
+    """Makes a module's computed weights leaves, because computing them is not the module's own work."""
     made = computed_weights(module)
     vars(module).update({name: tensor.detach().requires_grad_() for name, tensor in made.items()})
     try:
@@ -34,6 +34,6 @@ def without_graphs(module: nn.Module) -> Iterator[None]:
 
 
 def computed_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors with gradients that hooks of a module have set, as torch's older weight_norm."""
+    """Returns tensors with gradients that a module's hooks have set, as torch's older weight_norm does."""
     found = {name: item for name, item in vars(module).items() if isinstance(item, Tensor)}
     return {name: tensor for name, tensor in found.items() if tensor.requires_grad}

@@ -1,4 +1,4 @@
-"""A model's trace with all the times that were measured, and what they say of its units."""
+"""A model's trace with all measured times, from which the weights of its units are computed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from smdp.torch.pipelining.analysis.samples import Passes, Samples, merged
 
 @dataclass(frozen=True, slots=True)
 class SampledTrace:
-    """What was found on a rank; plain data, which ranks tell each other.
+    """The measurements of a rank, as plain data that ranks exchange.
 
     Attributes:
-        shape: The trace, without times.
-        kinds: Per unit, the kinds of work that it does: its own call, and the functions behind it.
-        samples: By kind.
+        shape: The trace without times.
+        kinds: For each unit, the kinds of work that it does: its own call, and the functions after it.
+        samples: The samples by kind.
     """
 
     shape: Trace
@@ -26,12 +26,12 @@ class SampledTrace:
     samples: dict[str, Samples]
 
     def by_time(self) -> Weights:
-        """Returns the units with the least times that were measured."""
+        """Returns the units weighed by the least measured times."""
         spreads = {kind: samples.spread() for kind, samples in self.samples.items()}
         return self._weights(Samples.least, spreads)
 
     def by_work(self) -> Weights:
-        """Returns the units with times that follow from their operations, the same in every run."""
+        """Returns the units weighed by times computed from operations, which are equal in every run."""
         return self._weights(Samples.mean_work, {})
 
     def _weights(self, time_of: Callable[[Samples], Passes], spreads: dict[str, float]) -> Weights:
@@ -55,7 +55,7 @@ class SampledTrace:
 
 
 def pooled(traces: Sequence[SampledTrace]) -> SampledTrace:
-    """Returns rank 0's trace, with the samples of all ranks, whose disturbances differ."""
+    """Returns rank 0's trace with the samples of all ranks, which were disturbed at different moments."""
     samples = merged([each.samples for each in traces])
     first = traces[0]
     return replace(first, samples={kind: samples[kind] for kind in first.samples})

@@ -1,4 +1,4 @@
-"""What one kind of work takes, found from all the times that it was measured."""
+"""The time of one kind of work, estimated from all of its measurements."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# What two sure times of one kind may differ by from run to run: caches, clock rates, neighbors on a core.
+# Relative variation of reliable times of one kind between runs, due to caches, clock rates and other load.
 LEAST_SPREAD = 0.2
 
 
 class Passes(NamedTuple):
-    """Seconds of the passes of one call; `both` are those of the input's and the weights' gradients."""
+    """Seconds of the passes of one call; `both` is the time of input and weight gradients together."""
 
     forward: float = 0.0
     backward_input: float = 0.0
@@ -19,12 +19,12 @@ class Passes(NamedTuple):
 
     @property
     def backward_weight(self) -> float:
-        """Returns what both gradients take less what the input gradient takes alone."""
+        """Seconds of the weight gradients: the time of both gradients minus that of the input gradient."""
         return max(self.both - self.backward_input, 0.0)
 
     @property
     def total(self) -> float:
-        """Returns the seconds of a step."""
+        """Seconds of forward and backward."""
         return self.forward + max(self.both, self.backward_input)
 
 
@@ -33,26 +33,26 @@ class Samples:
     """Times of one kind of work: one class of module, or one function, on inputs of the same shapes.
 
     Attributes:
-        times: Of each run that was measured, by whichever call.
-        work: Of each call, by its operations; see `clocks.work_clock`.
+        times: The measured times of all runs of all calls.
+        work: The times of each call computed from its operations; see `clocks.work_clock`.
     """
 
     times: list[Passes] = field(default_factory=list)
     work: list[Passes] = field(default_factory=list)
 
     def least(self) -> Passes:
-        """Returns the least of each time, which what disturbs can only lengthen."""
+        """Returns the minimum of each time, because disturbances can only lengthen a run."""
         return Passes(*map(min, zip(*self.times, strict=True))) if self.times else self.mean_work()
 
     def mean_work(self) -> Passes:
-        """Returns the mean of the calls, which differ only where their work depends on values."""
+        """Returns the mean over the calls, which differ only if their work depends on values."""
         return Passes(*(sum(column) / len(self.work) for column in zip(*self.work, strict=True)))
 
     def spread(self) -> float:
         """Returns the relative error that the least time may have.
 
-        It is the relative distance to the second least time, but at least LEAST_SPREAD. The error of a single
-        time is not known, so it counts as 1.
+        This is the relative distance to the second least time, and at least LEAST_SPREAD. The error of a
+        single time is unknown and counts as 1.
         """
         if not self.times:
             return 0.0
@@ -63,7 +63,7 @@ class Samples:
 
 
 def merged(many: list[dict[str, Samples]]) -> dict[str, Samples]:
-    """Returns the samples of all ranks, by kind."""
+    """Returns the samples of all ranks by kind."""
     found: dict[str, Samples] = {}
     for kind, samples in itertools.chain.from_iterable(each.items() for each in many):
         both = found.setdefault(kind, Samples())

@@ -52,12 +52,12 @@ class _Call:
 
 
 class Tracer:
-    """Runs one forward of a model, and measures each call of a unit and the model's own code behind it.
+    """Runs one forward of a model, and measures each call of a unit and the model's own code after it.
 
     Args:
-        model: Real or meta.
+        model: The model, with real or meta tensors.
         units: Names of its units.
-        repeats: Runs of a kind of call.
+        repeats: Number of measured runs for each kind of call.
     """
 
     def __init__(self, model: nn.Module, units: Sequence[str], repeats: int) -> None:
@@ -79,7 +79,7 @@ class Tracer:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Puts what measures in place of the units' forward; leaves everything as it was afterwards."""
+        """Replaces the units' forwards by measuring ones; restores everything when the context ends."""
         model = self._model
         training = {module: module.training for module in model.modules()}
         with ExitStack() as stack:
@@ -126,14 +126,15 @@ class Tracer:
             if self._fake_mode is None or isinstance(error, SmdpError):
                 raise
             raise SmdpError(
-                f"[smdp] {type(model).__name__} cannot be traced on fake tensors: its own code between units "
-                f"needs values ({str(error).splitlines()[0]}); split it without tracing, by its parameters"
+                f"[smdp] {type(model).__name__} cannot be traced on fake tensors, because its own code"
+                f" between units needs values ({str(error).splitlines()[0]}); split it without tracing, by"
+                " its parameters"
             ) from error
         finally:
             self._flow.end(glue)
 
     def sampled(self, microbatch_size: int) -> SampledTrace:
-        """Returns what was found."""
+        """Returns the trace with all measurements."""
         made: list[Unit] = []
         kinds: list[tuple[str, ...]] = []
         modules: dict[str, nn.Module] = {}
@@ -188,7 +189,7 @@ class Tracer:
             self._glue.call = self._glue_costs.call = call
             self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = True
             try:
-                # Paused, and not even there, for it would take time of each operation.
+                # Popped rather than only paused, because an active mode slows down each operation.
                 is_recomputed = is_checkpointed()
                 run = checkpointed(forward) if is_recomputed else forward
                 with torch.no_grad(), _pop_mode_temporarily(), outside_checkpoints():
@@ -216,7 +217,7 @@ class Tracer:
 
     @property
     def _runs_of_a_kind(self) -> int:
-        """Runs for the clock; fake tensors take no time."""
+        """Number of measured runs for each kind of call; 0 for fake tensors, which take no time."""
         return 0 if self._fake_mode is not None else self._repeats
 
     def _measure_glue(self, run: Callable[..., Any], args: Any, kwargs: Any) -> str:

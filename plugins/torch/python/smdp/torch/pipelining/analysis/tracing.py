@@ -1,4 +1,4 @@
-"""A model's trace for the partitioner: its units in execution order, with times and bytes."""
+"""Traces a model for the partitioner: its units in execution order, with times and bytes."""
 
 from __future__ import annotations
 
@@ -23,44 +23,46 @@ def trace(
     loss_fn: Callable[[Any], Any] | None = None,
     repeats: int = 4,
 ) -> SampledTrace:
-    """Runs one microbatch through a model's own forward and measures each unit's calls, one at a time.
+    """Runs one microbatch through a model's own forward and measures each unit's calls one at a time.
 
-    A real model's times are measured, on the inputs that a call got, so that no more than one unit's
-    activations live. Calls of the same class and shapes have one time, the least of all their runs. There is
-    one run of each call at least: calls lie apart, and what disturbs some does not disturb all. A model with
-    meta parameters runs on fake tensors that take no memory, and times are estimated from operations and
-    bytes at `clocks.FLOPS_PER_SECOND` and `BYTES_PER_SECOND`. A unit whose shapes depend on
-    values, as those of experts may, cannot run so: it runs on random numbers, for which its own parameters,
-    and no others, are in memory.
+    A model with real tensors is timed on the inputs of each call, so that the activations of at most one unit
+    are in memory. Calls with the same classes and shapes share one time, the least of all their runs. Each
+    call runs at least once: the calls lie apart in time, so a disturbance does not affect all of them.
 
-    The model's own operations on what units gave, and those of the loss function, are measured one by one and
-    belong to the unit before them.
+    A model with meta parameters runs on fake tensors, which take no memory. Times are estimated from
+    operations and bytes at `clocks.FLOPS_PER_SECOND` and `BYTES_PER_SECOND`. A unit whose shapes depend on
+    values, as those of experts may, cannot run on fake tensors. It runs on random numbers, with only its own
+    parameters in memory.
 
-    Activation bytes are those of the distinct storages that autograd keeps of a call, and of the model's own
-    operations from there to the next call, parameters and buffers excepted: the last unit's include those of
-    a loss that the model computes. For cut bytes see ValueFlow. Further calls of a unit are units of their
-    own, "name#2" and so on, tied to the first by all their parameters. A unit that is not called stands
-    behind the one that is before it in `units`, without times.
+    The model's own operations on outputs of units, and those of the loss function, are measured one by one
+    and added to the unit before them.
 
-    The model is left as it was: buffers, training flags, gradients; so are torch's random generators. A model
-    in evaluation mode is traced in training mode.
+    Activation bytes are those of the distinct storages that autograd keeps for a call, and for the model's
+    own operations between this call and the next, except parameters and buffers. Those of the last unit
+    include a loss that the model computes. For cut bytes see ValueFlow. Further calls of a unit are units
+    named "name#2" and so on, which share all their parameters with the first. A unit that is not called
+    follows its predecessor in `units`, without times.
+
+    The model's buffers, training flags and gradients, and torch's random generators, are restored. A model in
+    evaluation mode is traced in training mode.
 
     Args:
-        model: Real or meta.
-        units: As find_units() gives them.
-        args: Of the model's forward: tensors with values, of one microbatch.
-        kwargs: Of the model's forward.
-        loss_fn: Called with the output, for its time and what it consumes; not for a model with meta
-            parameters.
-        repeats: Runs of a kind of call, unless it has more calls, after one of each call to warm up.
+        model: The model, with real or meta tensors.
+        units: Names of units, as returned by find_units().
+        args: Positional arguments of the model's forward for one microbatch; tensors must have values.
+        kwargs: Keyword arguments of the model's forward.
+        loss_fn: Called on the output, to measure its time and the values that it uses. Ignored for a model
+            with meta parameters.
+        repeats: Number of measured runs for each kind of call, after one warm-up run of each call. A kind
+            with more calls than this has one measured run per call.
 
     Raises:
-        SmdpError: A unit cannot run by itself, or the model's own code between units needs values that a meta
-            model has not; the message names it.
+        SmdpError: A unit cannot run by itself, or the code between units of a meta model needs values; the
+            message names it.
         ValueError: `units` or `repeats` is wrong.
     """
     if not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(f"[smdp] repeats must be an integer of 1 or more, not {repeats!r}")
+        raise ValueError(f"[smdp] repeats must be an integer of at least 1, not {repeats!r}")
     check_units(model, units)
     tracer = Tracer(model, units, repeats)
     with tracer.prepared(), torch.no_grad():
@@ -69,6 +71,6 @@ def trace(
 
 
 def _microbatch_size(inputs: Any) -> int:
-    """Returns the first dimension of the first tensor that has one."""
+    """Returns the first dimension of the first tensor that has one, or 1."""
     sizes = (leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0)
     return max(next(sizes, 1), 1)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from smdp.torch.pipelining.analysis.clocks import Clock, Reading, wall_clock, work_clock
 from smdp.torch.pipelining.analysis.samples import Passes, Samples
 
-# Nothing in these can change under a unit's hands.
+# Objects of these types cannot be changed by a unit.
 _CONSTANTS = (
     Tensor,
     torch.dtype,
@@ -32,7 +32,7 @@ _CONSTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class UnitCost:
-    """What a call keeps from forward to backward, in bytes, and what it gave, detached."""
+    """The bytes that a call keeps from forward to backward, and its detached output."""
 
     activation_bytes: int
     output: Any
@@ -50,25 +50,27 @@ def measure(
     repeats: int,
     clock: Clock = wall_clock,
 ) -> UnitCost:
-    """Runs a unit's forward and backward by itself, once for the clock, or until its kind has enough samples.
+    """Measures a unit's forward and backward in isolation, until its kind has enough samples.
 
-    How often does not depend on the clock: a unit may communicate, and all ranks must run it equally often.
+    There is at least one run. The number of runs does not depend on the clock: a unit may communicate, so all
+    ranks must run it equally often.
 
-    Inputs that have a gradient are copied, so that a unit may change them in place. Where torch cannot
-    differentiate the unit by itself (reentrant checkpointing), either gradient counts as one forward.
+    Inputs that have a gradient are copied, so that a unit may change them in place. If torch cannot
+    differentiate the unit by itself, as with reentrant checkpointing, each gradient is assumed to take as
+    long as the forward.
 
     Args:
         run: The unit.
         args: Positional inputs.
         kwargs: Keyword inputs.
-        has_gradient: Tells for which inputs there is a gradient.
-        parameters: That the unit uses.
-        resident: Storages, by `_cdata`, that are in memory anyway and are no activations: parameters and
-            buffers. Inputs without a gradient that are kept are added: a mask counts at its first use.
-        samples: Of the unit's kind, to which this call adds its own.
-        repeats: Runs for the clock that are enough for a kind, after one of each call that warms up, and
-            counts bytes and operations. 0: that one alone, on fake tensors.
-        clock: Measures the others.
+        has_gradient: Returns whether an input has a gradient.
+        parameters: The parameters that the unit uses.
+        resident: Storages, by `_cdata`, that are in memory in any case and do not count as activations, such
+            as parameters and buffers. Kept inputs without a gradient are added, so that a mask counts once.
+        samples: The samples of the unit's kind, to which this call adds its own.
+        repeats: Number of measured runs that are enough for a kind. Before them, one run of each call warms
+            up and counts bytes and operations. 0: only this run, for fake tensors.
+        clock: The clock of the measured runs.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     activation_bytes, output, runs = 0, None, -1
@@ -112,7 +114,7 @@ def measure(
 def _backward(
     output: Any, leaves: list[Tensor], trained: list[Tensor], clock: Clock, forward_s: float
 ) -> tuple[float, float]:
-    """Give seconds of the input gradient, and of both gradients."""
+    """Returns the seconds of the input gradient, and of both gradients."""
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not outputs or not leaves + trained:
         return 0.0, 0.0
@@ -126,7 +128,7 @@ def _backward(
         if trained:
             with clock() as both:
                 found = torch.autograd.grad(outputs, leaves + trained, gradients, allow_unused=True)
-                # As training does: microbatch after microbatch is added to .grad.
+                # Training adds each microbatch's gradients to .grad, so this addition is also measured.
                 for parameter, gradient in zip(trained, found[len(leaves) :], strict=True):
                     if gradient is not None and gradient.layout is torch.strided:
                         gradient.add_(parameter.detach())
@@ -155,7 +157,7 @@ def _give_back(tensor: Tensor) -> Tensor:
 
 
 def _copied(value: Any) -> Any:
-    # A cache of keys and values grows with each run.
+    # Copied because a cache of keys and values would grow with each run.
     try:
         return copy.deepcopy(value)
     except (TypeError, RuntimeError):
@@ -163,5 +165,5 @@ def _copied(value: Any) -> Any:
 
 
 def storages_of(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
-    """Returns the storages of tensors, each once, by their address in torch."""
+    """Returns the distinct storages of tensors, by their address in torch."""
     return {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}

@@ -1,4 +1,4 @@
-"""Traces of units: their names, bytes and tied weights. What a clock measures is not needed here."""
+"""The parts of a trace that need no measurement: names, bytes and tied weights of units."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from smdp.torch.pipelining.analysis.clocks import BYTES_PER_SECOND
 
 
 def trace_by_parameters(model: nn.Module, units: Sequence[str]) -> Trace:
-    """Returns a trace without running anything: a unit's passes each take as long as reading its parameters.
+    """Returns a trace without running the model; each pass of a unit takes as long as reading its parameters.
 
     Args:
-        model: Real or meta.
-        units: As find_units() gives them; they are taken to run in this order.
+        model: The model, with real or meta tensors.
+        units: Names of units, as returned by find_units(), in the order in which they are assumed to run.
     """
     check_units(model, units)
     made = [_unit(called(name), model.get_submodule(name)) for name in units]
@@ -27,7 +27,7 @@ def trace_by_parameters(model: nn.Module, units: Sequence[str]) -> Trace:
 def trace_of_units(
     model: nn.Module, modules: Mapping[str, nn.Module], made: Sequence[Unit], microbatch_size: int
 ) -> Trace:
-    """Returns the trace of units, each with its module, in the order in which they run."""
+    """Returns the trace of units, which are given in execution order, each with its module."""
     users: dict[nn.Parameter, list[str]] = {}
     for unit in made:
         for parameter in modules[unit.name].parameters():
@@ -63,17 +63,17 @@ def parameter_bytes(module: nn.Module) -> int:
 
 
 def check_units(model: nn.Module, units: Sequence[str]) -> None:
-    """Checks that units are modules of a model, each once.
+    """Checks that units are distinct modules of a model.
 
     Raises:
-        ValueError: They are not.
+        ValueError: There are none, or one is unknown or listed twice.
     """
     known = {name for name, _ in model.named_modules()}
     unknown = [name for name in units if name not in known]
     if not units or unknown or len(set(units)) < len(units):
         raise ValueError(
-            f"[smdp] units of {type(model).__name__} must be one or more names of modules, each once; "
-            f"got {tuple(units)}" + (f", without a module {unknown[0]}" if unknown else "")
+            f"[smdp] units of {type(model).__name__} must be one or more distinct names of modules; "
+            f"got {tuple(units)}" + (f", but there is no module {unknown[0]}" if unknown else "")
         )
 
 

@@ -1,4 +1,4 @@
-"""Which values travel from one unit's call to a later one, seen while a model runs."""
+"""Tracks which values travel from one unit's call to a later one while a model runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _MARK = "_smdp_value"
-_GLUE = -1  # owner of glue parameters: they are where they are used
+_GLUE = -1  # owner of glue parameters, which are on every stage that uses them
 
 
 @dataclass(slots=True)
@@ -23,48 +23,49 @@ class _Value:
 
 
 class ValueFlow(TorchDispatchMode):
-    """Follows values through the operations between units.
+    """Tracks values through the operations between units.
 
-    A value is a storage. It belongs to the unit call that gave it; what an operation between units makes of
-    values belongs to the latest of their owners, and consumes the others there, as a pipeline would run it.
-    So a cut's bytes are those of the values that are before it and have a consumer behind it, each once
-    however many consume it. Tensors in objects that torch's pytrees do not know, caches say, are not seen.
+    A value is a storage, and belongs to the unit call that returned it. The result of an operation between
+    units belongs to the latest owner of its inputs, and the operation consumes the other inputs there, as in
+    a pipeline. The bytes of a cut are therefore those of the values that are created before it and consumed
+    after it, each counted once. Tensors in objects that torch's pytrees do not know, such as caches, are not
+    tracked.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.depth = 0  # of calls of units: what happens inside is theirs
+        self.depth = 0  # number of nested calls of units, whose operations are not tracked
         self._values: list[_Value] = []
 
     def stems_from_parameters(self, tensor: Tensor) -> bool:
-        """Tell whether a unit or a glue parameter went into a tensor, so that it has a gradient."""
+        """Returns whether a tensor is derived from a unit or a glue parameter, and so has a gradient."""
         return self._value(tensor) is not None
 
     def begin(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Mark glue parameters."""
+        """Marks glue parameters."""
         for parameter in parameters:
             self._give(parameter, _GLUE)
 
     def end(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Take marks off them."""
+        """Removes the marks of glue parameters."""
         for parameter in parameters:
             delattr(parameter.untyped_storage(), _MARK)
 
     def enter(self, call: int, inputs: Any) -> None:
-        """Tell that a call of a unit begins, numbered in execution order."""
+        """Marks the beginning of a unit's call; calls are numbered in execution order."""
         for tensor in _tensors(inputs):
             self._consume(tensor, call)
         self.depth += 1
 
     def leave(self, call: int, outputs: Any) -> None:
-        """Tell that it is over."""
+        """Marks the end of a unit's call."""
         self.depth -= 1
         for tensor in _tensors(outputs):
-            if self._value(tensor) is None:  # else it was handed through
+            if self._value(tensor) is None:  # otherwise the unit passed it through
                 self._give(tensor, call)
 
     def cut_bytes(self, call: int) -> int:
-        """Give the bytes that cross a cut right behind a call, forward."""
+        """Returns the bytes that cross a cut directly after a call, in the forward direction."""
         return sum(value.nbytes for value in self._values if 0 <= value.owner <= call < value.last)
 
     def __torch_dispatch__(
@@ -87,8 +88,8 @@ class ValueFlow(TorchDispatchMode):
 
     def _value(self, tensor: Tensor) -> _Value | None:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return None  # one batch of torch.vmap has no storage: masks of transformers 4 are made so
-        # torch keeps the Python object of a storage as long as the storage lives.
+            return None  # inside torch.vmap a tensor has no storage; transformers 4 creates masks this way
+        # torch keeps the Python object of a storage alive as long as the storage.
         flow, value = getattr(tensor.untyped_storage(), _MARK, (None, None))
         return value if flow is self else None
 
