@@ -154,9 +154,11 @@ def other_batches() -> None:
     pipe = smdp.torch.pipeline(made(Shifted), 2, 4, example_inputs=UserDict(batch))
     for given in (UserDict(batch), batch, {**batch, "weights": torch.ones(3)}):
         assert abs(pipe.eval_step(given, square_loss).item() - expected) < 1e-6
-    assert told == [
-        "[smdp] dimension 0 of the batch's tensors is 8, of some 3: those go whole to every microbatch."
-    ]
+    (warning,) = told
+    assert warning == (
+        "[smdp] the batch size is 8, but the first dimension of some tensors is 3; those tensors are passed"
+        " whole to every microbatch."
+    )
 
 
 def test_other_batches() -> None:

@@ -1,1 +1,1 @@
-"""Entries of the whole model's state."""
+"""Entries of the whole model's state dict and of the optimizer's state."""

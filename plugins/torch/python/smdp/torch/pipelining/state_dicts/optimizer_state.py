@@ -1,8 +1,8 @@
-"""The state of an optimizer by names of parameters, so that any other number of stages can take it.
+"""The state of an optimizer by parameter names, which can be loaded with any number of stages.
 
-The form is the flat one of `torch.distributed.checkpoint.state_dict`: 'state.NAME.exp_avg' and
-'param_groups.NAME.lr'. A parameter carries its group's hyperparameters with it, as groups have other
-members on every rank.
+The format is the flat one of `torch.distributed.checkpoint.state_dict`, with keys such as
+'state.NAME.exp_avg' and 'param_groups.NAME.lr'. Each parameter stores the hyperparameters of its
+group, because the members of a group differ between ranks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-# Of a group, what is no hyperparameter.
+# Keys of a group that are not hyperparameters.
 _MEMBERS = ("params", "param_names")
 
 
 def named_state(optimizer: Optimizer, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
-    """Give the state and hyperparameters of each parameter, under flat keys, by the parameter's name.
+    """Returns the state and hyperparameters of each parameter under flat keys, by the parameter's name.
 
     Raises:
-        ValueError: The optimizer holds a parameter without a name, or state that belongs to no one parameter.
+        ValueError: The optimizer holds a parameter without a name, or state other than tensors and numbers.
     """
     found = {}
     for name, parameter, group in _members(optimizer, names):
@@ -31,9 +31,9 @@ def named_state(optimizer: Optimizer, names: Mapping[Parameter, str]) -> dict[st
         for key, item in optimizer.state.get(parameter, {}).items():
             if not isinstance(item, (Tensor, int, float, bool, type(None))):
                 raise ValueError(
-                    f"[smdp] {type(optimizer).__name__} keeps {type(item).__name__} {key!r} for parameter"
-                    f" {name!r}; allowed in a checkpoint that any number of stages can load: tensors and"
-                    " numbers of one parameter each. Save without the optimizer."
+                    f"[smdp] {type(optimizer).__name__} keeps a {type(item).__name__} {key!r} for parameter"
+                    f" {name!r}, but a checkpoint for any number of stages can contain only tensors and"
+                    " numbers per parameter. Save without the optimizer."
                 )
             flat[f"state.{name}.{key}"] = item
         found[name] = flat
@@ -41,15 +41,15 @@ def named_state(optimizer: Optimizer, names: Mapping[Parameter, str]) -> dict[st
 
 
 def load_named_state(optimizer: Optimizer, names: Mapping[Parameter, str], flat: Mapping[str, Any]) -> None:
-    """Put state and hyperparameters into an optimizer.
+    """Loads state and hyperparameters into an optimizer.
 
     Args:
-        optimizer: Of this rank's parameters.
-        names: Theirs.
-        flat: What named_state() gave, of all of them, joined.
+        optimizer: The optimizer of this rank's parameters.
+        names: The names of these parameters.
+        flat: The results of named_state() for all of these parameters, merged.
 
     Raises:
-        ValueError: Parameters of one group had different hyperparameters.
+        ValueError: Parameters of one group have different hyperparameters.
     """
     by_name: dict[tuple[str, str], dict[str, Any]] = {}
     for key, value in flat.items():
@@ -78,15 +78,15 @@ def room_for_state(
     names: Mapping[Parameter, str],
     saved: Mapping[str, tuple[torch.Size, torch.dtype] | None],
 ) -> dict[str, Any]:
-    """Give room for what a checkpoint holds of this optimizer's parameters.
+    """Returns uninitialized tensors for the state that a checkpoint holds of an optimizer's parameters.
 
     Args:
-        optimizer: Of this rank's parameters.
-        names: Theirs.
-        saved: Flat keys of the checkpoint, with shape and dtype of tensors.
+        optimizer: The optimizer of this rank's parameters.
+        names: The names of these parameters.
+        saved: The flat keys of the checkpoint, with shape and dtype for tensors.
 
     Raises:
-        ValueError: A parameter of the optimizer is not in it.
+        ValueError: The checkpoint lacks a parameter of the optimizer.
     """
     by_name: dict[str, list[str]] = {}
     wanted = set(names.values())
@@ -98,16 +98,16 @@ def room_for_state(
     for name, parameter, _ in _members(optimizer, names):
         if name not in by_name:
             raise ValueError(
-                f"[smdp] the checkpoint lacks the optimizer's state of parameter {name!r}, which"
-                f" {type(optimizer).__name__} trains; allowed: a checkpoint that was saved with an optimizer"
-                " of the same parameters, or load() without an optimizer"
+                f"[smdp] the checkpoint has no optimizer state for parameter {name!r}, which"
+                f" {type(optimizer).__name__} trains; use a checkpoint that was saved with an optimizer of"
+                " the same parameters, or call load() without an optimizer"
             )
         for key in by_name[name]:
             described = saved[key]
             if described is None:
                 room[key] = None
             else:
-                # AdamW's step stays on the host; load_state_dict moves what has to be elsewhere.
+                # AdamW's step counter stays on the host; load_state_dict moves tensors that belong elsewhere.
                 device = parameter.device if len(described[0]) > 0 else "cpu"
                 room[key] = torch.empty(described[0], dtype=described[1], device=device)
     return room
@@ -121,14 +121,14 @@ def _members(
             if parameter not in names:
                 raise ValueError(
                     f"[smdp] {type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)}"
-                    " that is none of this rank's. Make the optimizer from the parameters() of the"
+                    " that does not belong to this rank. Create the optimizer from the parameters() of the"
                     " split model."
                 )
             yield names[parameter], parameter, group
 
 
 def _parts(key: str) -> tuple[str, str, str]:
-    """Split 'state.h.0.weight.exp_avg': only the name in the middle has dots."""
+    """Splits a key such as 'state.h.0.weight.exp_avg', in which only the name in the middle contains dots."""
     kind, _, rest = key.partition(".")
     name, _, item = rest.rpartition(".")
     return kind, name, item
@@ -139,8 +139,8 @@ def _check_same(first: str, one: Mapping[str, Any], second: str, other: Mapping[
         if key not in one or key not in other or not _is_same(one[key], other[key]):
             raise ValueError(
                 f"[smdp] the checkpoint has {key} = {one.get(key)!r:.120} for parameter {first!r} and"
-                f" {other.get(key)!r:.120} for {second!r}, which share a group of the optimizer. Make the"
-                " groups as they were when it was saved."
+                f" {other.get(key)!r:.120} for {second!r}, but both are in one group of the optimizer. Create"
+                " the same parameter groups as when the checkpoint was saved."
             )
 
 

@@ -1,4 +1,4 @@
-"""The state dict of a model in stages: which rank holds an entry, and which one saves it."""
+"""Entries of the state dict of a model in stages: the ranks that hold an entry, and the one that saves it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Entry:
     """One entry of the whole model's state dict.
 
     Attributes:
-        value: A tensor, or the extra state of a module. Where no stage of this rank holds it, only a tensor's
-            shape and dtype mean something.
-        stages: The virtual stages that hold it; all of them for what belongs to no unit and is no parameter.
-        saver: The stage whose rank saves it: the first, or that which writes to a buffer between units.
-        first_name: Under which name the same tensor comes first; another one only for tied weights.
+        value: A tensor, or the extra state of a module. If no stage of this rank holds it, only a tensor's
+            shape and dtype are meaningful.
+        stages: The virtual stages that hold it; all for an entry outside units that is not a parameter.
+        saver: The stage whose rank saves it: the first one, or the one that writes to a buffer between units.
+        first_name: The first name of the same tensor; differs from the entry's name only for tied weights.
     """
 
     value: Any
@@ -34,7 +34,7 @@ class Entry:
 
 
 def entries_of(model: nn.Module, split: Split) -> dict[str, Entry]:
-    """Give all entries of the whole model's state dict by name, in its order."""
+    """Returns all entries of the whole model's state dict by name, in its order."""
     everywhere = frozenset(range(len(split.partition.stages)))
     modules = dict(model.named_modules(remove_duplicate=False))
     in_units = {
@@ -45,7 +45,7 @@ def entries_of(model: nn.Module, split: Split) -> dict[str, Entry]:
     first_names: dict[int, str] = {}
     found = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        # Small numbers and strings are one object wherever they stand.
+        # Only tensors are compared by identity, because equal small numbers and strings are the same object.
         first_name = first_names.setdefault(id(value), name) if isinstance(value, Tensor) else name
         if first_name in split.weights:
             stages = split.weights[first_name]
@@ -63,10 +63,10 @@ def entries_of(model: nn.Module, split: Split) -> dict[str, Entry]:
 def select(
     given: Mapping[str, Any], entries: Mapping[str, Entry], own: Collection[int], *, strict: bool
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Give what of a state dict is this rank's, names that it lacks, and names that the model lacks.
+    """Returns this rank's part of a state dict, the missing names, and those unknown to the model.
 
     Raises:
-        ValueError: A shape differs; or, if `strict`, there are such names.
+        ValueError: A shape differs; or, if `strict`, there are missing or unknown names.
     """
     mine = {name: entry for name, entry in entries.items() if not entry.stages.isdisjoint(own)}
     missing = [name for name in mine if name not in given]
@@ -74,12 +74,12 @@ def select(
     if strict and missing:
         raise ValueError(
             f"[smdp] the state dict lacks {names_of(missing)}, which stages {sorted(own)} of the model hold;"
-            f" allowed: one with the {len(mine)} entries of this rank, or the whole model's"
+            f" expected the {len(mine)} entries of this rank, or the state dict of the whole model"
         )
     if strict and unexpected:
         raise ValueError(
-            f"[smdp] the state dict holds {names_of(unexpected)}, which the model lacks"
-            f"{nearest(unexpected[0], entries)}; load with strict=False to leave them out"
+            f"[smdp] the state dict contains {names_of(unexpected)}, which the model does not have"
+            f"{nearest(unexpected[0], entries)}; load with strict=False to skip them"
         )
     for name, entry in mine.items():
         if name in given and isinstance(entry.value, Tensor):
@@ -88,26 +88,26 @@ def select(
 
 
 def check_shape(name: str, given: Any, own: Tensor) -> None:
-    """Compare an entry with what it is loaded into.
+    """Checks the shape of an entry against the tensor into which it is loaded.
 
     Raises:
-        ValueError: It has another shape, or is no tensor.
+        ValueError: The shape differs, or the entry is not a tensor.
     """
     if not isinstance(given, Tensor) or given.shape != own.shape:
         text = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ValueError(
-            f"[smdp] {name!r} is {text} in the state dict and {list(own.shape)} in the model; allowed: the"
-            " same shape"
+            f"[smdp] {name!r} is {text} in the state dict, but {list(own.shape)} in the model; both must have"
+            " the same shape"
         )
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Give names as errors show them: the first few, and how many there are."""
+    """Returns names as shown in errors: the first few, and the number of others."""
     shown = ", ".join(repr(name) for name in names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Give a remark on the name that was perhaps meant; nothing if none is like it."""
+    """Returns a hint at the most similar known name, or an empty string."""
     found = difflib.get_close_matches(name, known, n=1)
-    return f" (the nearest name there is {found[0]!r})" if found else ""
+    return f" (the most similar name is {found[0]!r})" if found else ""

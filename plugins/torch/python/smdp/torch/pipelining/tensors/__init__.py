@@ -1,1 +1,1 @@
-"""Values of stages, tensors in containers and torch functions."""
+"""Values of stages, tensors in containers, and properties of torch functions."""

@@ -1,4 +1,4 @@
-"""Tensors inside the structures that modules take and give: tuples, dicts, dataclasses, ModelOutput."""
+"""Tensors inside the structures that modules take and return: tuples, dicts, dataclasses, ModelOutput."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
 _OPTIONS = (type(None), str, int, float)
-# By exact class, which is found out fastest: these functions run several times in each operation.
+# Checked by exact class, which is fastest: these functions run several times in each operation.
 _FREQUENT = frozenset([Tensor, Parameter, FakeTensor, type(None), str, int, float, bool])
 
-# Never taken apart, also where a dataclass derives from one of them.
+# Objects of these types are never searched, even if a dataclass derives from one of them.
 _WHOLE = (type, Tensor, str, int, float)
 
 _BATCH_TYPES: set[type] = set()
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Give the tensors of a structure, in a fixed order."""
+    """Returns the tensors of a structure in a fixed order."""
     found: list[Any] = []
     _collect(tree, found)
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
 def leaves_in(tree: Any) -> list[Any]:
-    """Give what a structure holds, tensors and all else: their places stay where some are None."""
+    """Returns all leaves of a structure, so that indices do not depend on which leaves are tensors."""
     found: list[Any] = []
     _collect(tree, found)
     return found
@@ -53,12 +53,12 @@ def _collect(tree: Any, found: list[Any]) -> None:
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Give a structure with each tensor replaced; one without tensors is given back as it is."""
+    """Returns a structure with each tensor replaced; a structure without tensors is returned itself."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Give a structure with each leaf replaced; itself where none is."""
+    """Returns a structure with each leaf replaced; the structure itself if no leaf changes."""
     if type(tree) in _FREQUENT:
         return function(tree)
     if isinstance(tree, (list, tuple)):
@@ -72,7 +72,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         values = {key: map_leaves(function, item) for key, item in tree.items()}
         if not any(map(operator.is_not, values.values(), tree.values())):
             return tree
-        # A ModelOutput is a dict and a dataclass: setting an item sets the attribute too.
+        # A ModelOutput is both a dict and a dataclass: setting an item also sets the attribute.
         changed = copy.copy(tree)
         for key, value in values.items():
             changed[key] = value
@@ -90,12 +90,12 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def look_into(kind: type) -> None:
-    """Let describe() look into objects of a class of the user's, for they are part of a batch."""
+    """Makes describe() look into objects of a user's class, because they are part of a batch."""
     _BATCH_TYPES.add(kind)
 
 
 def describe(tree: Any) -> Any:
-    """Give what decides how a structure is computed: shapes and types of tensors, other values as text."""
+    """Returns all that determines how a structure is computed: shapes, dtypes and option values."""
     if isinstance(tree, Tensor):
         return (tuple(tree.shape), tree.dtype, tree.device.type, tree.requires_grad)
     if isinstance(tree, (list, tuple)):
@@ -106,7 +106,7 @@ def describe(tree: Any) -> Any:
         return tree
     if isinstance(tree, (set, frozenset)):
         return (type(tree).__name__, frozenset(describe(item) for item in tree))
-    # Options in objects may change as they like.
+    # Options inside objects may change without a new recording.
     parts = ((name, getattr(tree, name, None)) for name in _parts_of(tree))
     return (
         type(tree).__qualname__,
@@ -115,7 +115,7 @@ def describe(tree: Any) -> Any:
 
 
 def _parts_of(tree: Any) -> list[str]:
-    """Give the names of what an object holds, where it is part of a batch."""
+    """Returns the names of an object's parts, if it is part of a batch."""
     if isinstance(tree, type):
         return []
     if dataclasses.is_dataclass(tree):

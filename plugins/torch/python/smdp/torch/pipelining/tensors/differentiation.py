@@ -1,6 +1,7 @@
-"""Which values have a gradient: those that the loss depends on through autograd.
+"""Finds the values that have a gradient, which are those that the loss depends on through autograd.
 
-A value that later stages only detach, or turn into integers, has none; nor have the parameters behind it.
+A value that later stages only detach, or convert to integers, has no gradient, and neither do the parameters
+that it was computed from.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from smdp.torch.pipelining.tensors.values import Value
 
 
 def graph_inputs(tensor: Tensor, nodes: Mapping[Any, int]) -> tuple[int, ...]:
-    """Give which of some nodes of an autograd graph a tensor was made from.
+    """Returns the numbers of those nodes of an autograd graph from which a tensor was derived.
 
     Args:
-        tensor: With its graph.
-        nodes: What is looked for, with a number for each.
+        tensor: The tensor with its graph.
+        nodes: The nodes to look for, each with its number.
     """
     found: set[int] = set()
     seen: set[Any] = set()
@@ -36,11 +37,11 @@ def graph_inputs(tensor: Tensor, nodes: Mapping[Any, int]) -> tuple[int, ...]:
 
 
 def find_gradients(values: Iterable[Value], loss: Value) -> None:
-    """Note of each value whether the loss depends on it.
+    """Sets `is_in_loss` of each value.
 
     Args:
-        values: Of a program.
-        loss: One of them.
+        values: The values of a program.
+        loss: The value that is the loss.
     """
     for value in values:
         value.is_in_loss = False

@@ -1,4 +1,4 @@
-"""Which functions of torch ask only for metadata, and which read values on the host."""
+"""Torch functions by property: those that only query metadata, and those that read values on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What placeholders answer as well as tensors do.
+# Placeholders answer these like tensors.
 _PROPERTIES = (
     "shape dtype device layout requires_grad is_leaf ndim names is_cuda is_cpu is_sparse is_quantized is_meta"
     " is_mkldnn is_mps is_nested is_xla itemsize nbytes grad_fn output_nr _version"
@@ -20,7 +20,7 @@ _METHODS = (
     " is_signed get_device storage_offset __hash__ __len__"
 )
 
-# What placeholders answer as well as tensors do; versions of torch differ in which there are.
+# Placeholders answer these like tensors. Not every version of torch has all of them.
 METADATA: frozenset[Any] = frozenset(
     [
         *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(Tensor, name)),
@@ -33,7 +33,7 @@ METADATA: frozenset[Any] = frozenset(
     ]
 )
 
-# The host needs the contents.
+# These need the contents on the host.
 READS = frozenset(
     [
         "item",
@@ -58,23 +58,23 @@ READS = frozenset(
     ]
 )
 
-# x += y and its kin.
+# In-place operators such as x += y.
 _AUGMENTED = frozenset(
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 )
 
-# Functions that write to their second and third argument and do not declare it: running mean and variance.
+# These write to their second and third argument without declaring it: the running mean and variance.
 KEEPS_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 
-# Done twice they change nothing more.
+# Idempotent: applying one twice has no further effect.
 BOUNDING = frozenset(["clamp", "clamp_min", "clamp_max", "clip", "nan_to_num"])
 
-# With max_norm they bound the rows of their weight, which no backward needs.
+# With max_norm these bound the rows of their weight, which no backward needs.
 LOOKUPS = frozenset(["embedding", "embedding_bag", "embedding_renorm"])
 
 
 def name_of(function: Any) -> str:
-    """Give a function's name; a property's is that of its attribute."""
+    """Returns a function's name; for a property, the name of the attribute."""
     name = str(getattr(function, "__name__", function))
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
@@ -82,13 +82,13 @@ def name_of(function: Any) -> str:
 
 
 def is_in_place(name: str) -> bool:
-    """Tell whether a method of this name changes its tensor."""
+    """Returns whether a method of this name changes its tensor."""
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in _AUGMENTED
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Keeps torch from logging which operations cannot run on fake tensors."""
+    """Suppresses torch's log messages about operations that cannot run on fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:

@@ -1,4 +1,4 @@
-"""What torch keeps per thread, carried from the thread that calls a step to those of its microbatches."""
+"""Copies torch's per-thread state from the thread that calls a step to those of its microbatches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 class Modes:
-    """Grad mode, autocast, default device and stream of CUDA as they are where this object is made."""
+    """Grad mode, autocast, default device and CUDA stream at the time this object is created."""
 
     def __init__(self) -> None:
         self._device = torch.get_default_device()
@@ -25,12 +25,12 @@ class Modes:
         self._is_cached = torch.is_autocast_cache_enabled()
 
     def key(self) -> object:
-        """Give a value that is equal where the modes are."""
+        """Returns a value that is equal for equal modes."""
         return (self.grad, tuple(self._autocast), self._device)
 
     @contextlib.contextmanager
     def restored(self, *, grad: bool) -> Iterator[None]:
-        """Set them in this thread; `grad` False switches gradients off whatever they were."""
+        """Sets the modes in this thread; `grad` replaces the stored grad mode."""
         with contextlib.ExitStack() as stack:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.device(self._stream.device))
@@ -45,7 +45,7 @@ class Modes:
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """Run a backward as it runs outside `torch.autocast`."""
+    """Disables `torch.autocast`, because a backward runs outside of it."""
     with contextlib.ExitStack() as stack:
         for device in _DEVICES:
             if torch.is_autocast_enabled(device):

@@ -1,4 +1,4 @@
-"""Random numbers that depend on seed, step, microbatch and place in the program, not on the stages."""
+"""Random numbers that depend on seed, step, microbatch and place in the program, but not on the stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-# Functions of torch, by name, that draw; for those that touch no stage's value, which no placeholder has run.
+# Torch functions that draw random numbers. Used for functions on no stage's value, which are not predicted.
 DRAWING = frozenset(
     [
         "alpha_dropout",
@@ -43,29 +43,29 @@ DRAWING = frozenset(
 
 
 class RandomStream:
-    """The generator that an operation of one microbatch finds.
+    """Seeds the random generators for the operations of one microbatch.
 
     Args:
-        seed: Of the training, the same on all ranks.
-        step: Number of the step.
-        microbatch: Number within the step, over all data-parallel replicas.
+        seed: Seed of the training, the same on all ranks.
+        step: Index of the step.
+        microbatch: Index within the step, over all data-parallel replicas.
     """
 
     def __init__(self, seed: int, step: int, microbatch: int) -> None:
         self._prefix = f"{seed},{step},{microbatch},"
 
     def start(self, name: str) -> None:
-        """Set torch's generators for the operation of this name."""
+        """Seeds torch's generators for the operation of this name."""
         digest = hashlib.blake2b((self._prefix + name).encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little") >> 1
-        # torch.manual_seed() takes half a millisecond: for devices that do not run it keeps a stack trace.
+        # torch.manual_seed() takes half a millisecond, because it records a stack trace for unused devices.
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
 
 
 class KeptState:
-    """Leaves torch's generators as it found them."""
+    """Restores torch's generators when the context ends."""
 
     def __enter__(self) -> None:
         self._cpu = torch.get_rng_state()

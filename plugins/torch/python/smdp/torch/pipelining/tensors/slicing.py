@@ -1,4 +1,4 @@
-"""A global batch, cut into microbatches along dimension 0."""
+"""Cuts a batch into microbatches along dimension 0."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 from smdp.torch.pipelining.tensors.containers import map_tensors, tensors_in
 
 _log = logging.getLogger(__name__)
-# What has been warned of: once each.
+# Sizes that a warning has been logged for.
 _told: set[tuple[int, ...]] = set()
 
 
 def batch_size(batch: Any) -> int:
-    """Give the size of dimension 0 that most tensors have, the first of several; 1 only where all have it.
+    """Returns the most frequent size of dimension 0, the first if there are several; 1 only if all have it.
 
     Raises:
-        ValueError: There is no such tensor.
+        ValueError: No tensor has a dimension 0.
     """
     sizes = [int(tensor.shape[0]) for tensor in tensors_in(batch) if tensor.dim() > 0]
     if sizes:
         return Counter([size for size in sizes if size != 1] or sizes).most_common(1)[0][0]
     raise ValueError(
-        "[smdp] the batch holds no tensor with a batch dimension; allowed: a tensor, or a dict, tuple or list"
-        " of tensors whose dimension 0 is the batch"
+        "[smdp] the batch contains no tensor with a batch dimension; expected a tensor, or a dict, tuple or"
+        " list of tensors whose dimension 0 is the batch"
     )
 
 
 def cut(batch: Any, microbatches: int) -> list[Any]:
-    """Give equal microbatches, as views; what has another dimension 0 goes to all of them whole.
+    """Returns equal microbatches as views; tensors with another size of dimension 0 are in all of them whole.
 
-    A mapping that is no dict, as tokenizers give, becomes one.
+    A mapping that is not a dict, such as a tokenizer's output, becomes a dict.
 
     Raises:
-        ValueError: The batch cannot be cut into so many.
+        ValueError: The batch cannot be cut into this number of microbatches.
     """
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
         batch = dict(batch)
@@ -45,17 +45,17 @@ def cut(batch: Any, microbatches: int) -> list[Any]:
     if size == 0 or size % microbatches != 0:
         best = max(count for count in range(1, microbatches + 1) if size % count == 0) if size else 0
         raise ValueError(
-            f"[smdp] a batch of {size} cannot be cut into {microbatches} equal microbatches; allowed: a"
-            f" multiple of {microbatches}, or microbatches={best} for this one. A DataLoader with"
-            " drop_last=True leaves out a smaller last batch."
+            f"[smdp] a batch of {size} cannot be cut into {microbatches} equal microbatches; use a batch size"
+            f" that is a multiple of {microbatches}, or microbatches={best} for this batch. A DataLoader with"
+            " drop_last=True drops a smaller last batch."
         )
     each = size // microbatches
     others = {int(tensor.shape[0]) for tensor in tensors_in(batch) if tensor.dim() > 0} - {1, size}
     if others and (size, *others) not in _told:
         _told.add((size, *others))
         _log.warning(
-            "[smdp] dimension 0 of the batch's tensors is %d, of some %s: those go whole to every"
-            " microbatch.",
+            "[smdp] the batch size is %d, but the first dimension of some tensors is %s; those tensors are"
+            " passed whole to every microbatch.",
             size,
             ", ".join(map(str, sorted(others))),
         )

@@ -1,4 +1,4 @@
-"""What is known of a tensor that belongs to one stage: on all ranks its owner, on one its contents."""
+"""Values, which are tensors of one stage: all ranks know owner and shape, and one rank has the contents."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from torch.overrides import handle_torch_function
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A tensor made by an operation of one stage, the same on every rank.
+    """A tensor computed by an operation of one stage; the description is the same on every rank.
 
     Attributes:
-        index: Place among all values of the program.
-        stage: The virtual stage that holds it.
-        ghost: The placeholder: shape, dtype, device, whether it has a gradient; no contents.
-        consumers: Later stages that use it, each once, in the order in which the program meets them.
-        sources: The values that autograd made it from.
-        is_in_loss: The loss depends on it through autograd; known once the program has been recorded.
-        is_handed_round: All ranks get it, as the host reads it or the program returns it.
-        shape: Of the placeholder.
-        dtype: Of the placeholder.
-        strides: Under which it travels; None: those of the placeholder. Learnt from its owner.
-        gradient_strides: Of the gradient that each consumer sends back, where it travels. Learnt from it.
+        index: Index among all values of the program.
+        stage: The virtual stage that holds the tensor.
+        ghost: The placeholder, with shape, dtype, device and requires_grad, but no contents.
+        consumers: The later stages that use it, each once, in the order in which the program reaches them.
+        sources: The values from which autograd derived it.
+        is_in_loss: Whether the loss depends on it through autograd; known once the program has been recorded.
+        is_handed_round: Whether all ranks get it, because the host reads it or the program returns it.
+        shape: The shape of the placeholder.
+        dtype: The dtype of the placeholder.
+        strides: The strides with which it is sent, as learned from its owner. None: those of the placeholder.
+        gradient_strides: The strides of the gradient that each consumer sends back, as learned from the
+            consumer.
     """
 
     index: int
@@ -47,16 +48,16 @@ class Value:
     _text: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # A placeholder takes longer to say it, and each microbatch asks.
+        # Cached because placeholders answer slowly, and each microbatch asks.
         self.shape, self.dtype, self._text = self.ghost.shape, self.ghost.dtype, text_of(self.ghost)
 
     def consumer_after(self, stage: int) -> int | None:
-        """Give the next stage that uses it, after the owner or a consumer."""
+        """Returns the next stage that uses the value, after its owner or a consumer; None after the last."""
         return min((consumer for consumer in self.consumers if consumer > stage), default=None)
 
     @property
     def needs_grad(self) -> bool:
-        """Whether autograd follows it."""
+        """Whether autograd tracks the value."""
         return bool(self.ghost.requires_grad)
 
     @property
@@ -65,13 +66,13 @@ class Value:
         return self.needs_grad and self.is_in_loss
 
     def text(self) -> str:
-        """Give dtype and shape, as errors show them."""
+        """Returns dtype and shape, as shown in errors."""
         return self._text
 
 
 @dataclass(eq=False, slots=True)
 class Weight:
-    """A parameter: its name, the virtual stages that use it, and (weakly) its pipelined module."""
+    """A parameter: its name, the virtual stages that use it, and a weak reference to its pipelined module."""
 
     name: str
     stages: Container[int]
@@ -79,14 +80,14 @@ class Weight:
 
 
 def text_of(tensor: Tensor) -> str:
-    """Give dtype and shape, as errors show them."""
+    """Returns dtype and shape, as shown in errors."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def mark(tensor: Tensor, value: Value) -> None:
-    """Note whose tensor this is; a later mark replaces an earlier one."""
+    """Attaches a Value to its tensor; a later call replaces the earlier Value."""
     if isinstance(tensor, FakeTensor):
-        # Its class reads element by element; ranks that have the contents read at once.
+        # FakeTensor.tolist reads element by element; ranks with the contents read them at once.
         cast("Any", tensor).tolist = functools.partial(_tolist, weakref.ref(tensor))
     cast("Any", tensor)._smdp_value = value
 
@@ -97,40 +98,40 @@ def _tolist(ghost: Callable[[], Tensor | None]) -> Any:
 
 
 def value_of(tensor: Tensor) -> Value | None:
-    """Give what mark() noted; None for what every rank has."""
+    """Returns the Value attached by mark(), or None if the tensor is replicated on every rank."""
     return getattr(tensor, "_smdp_value", None)
 
 
 def mark_writer(tensor: Tensor, stage: int) -> None:
-    """Note which stage has changed a tensor that all ranks have: the others' copies are out of date."""
+    """Records that a stage has changed a tensor that all ranks have, so that other copies are outdated."""
     cast("Any", tensor)._smdp_writer = stage
 
 
 def writer_of(tensor: Tensor) -> int | None:
-    """Give what mark_writer() noted, or the stage that a value belongs to."""
+    """Returns the stage recorded by mark_writer(), or the stage of the tensor's Value, or None."""
     value = value_of(tensor)
     found: int | None = getattr(tensor, "_smdp_writer", None) if value is None else value.stage
     return found
 
 
 def mark_weight(parameter: Parameter, weight: Weight) -> None:
-    """Note which stages use a parameter."""
+    """Attaches the stages that use a parameter."""
     cast("Any", parameter)._smdp_weight = weight
 
 
 def unmark_weight(parameter: Parameter) -> None:
-    """Forget what mark_weight() noted."""
+    """Removes the mark of mark_weight()."""
     del cast("Any", parameter)._smdp_weight
 
 
 def weight_of(tensor: Tensor) -> Weight | None:
-    """Give what mark_weight() noted."""
+    """Returns the Weight attached by mark_weight(), or None."""
     return getattr(tensor, "_smdp_weight", None)
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Give a number that tensors on the same memory have in common."""
+    """Returns a number that tensors which share memory have in common."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse, or inside of torch.func
+    except (NotImplementedError, RuntimeError):  # sparse, or inside torch.func
         return id(tensor)
