@@ -114,7 +114,7 @@ def test_a_model_without_children_is_one_unit() -> None:
 
 @pytest.mark.parametrize("least", [0, -1, 1.0, "2", None])
 def test_stages_must_be_a_count(least: object) -> None:
-    with pytest.raises(ValueError, match="integer of 1 or more"):
+    with pytest.raises(ValueError, match="integer of at least 1"):
         find_units(nn.Linear(2, 2), least)  # type: ignore[arg-type]
 
 

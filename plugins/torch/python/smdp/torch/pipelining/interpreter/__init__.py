@@ -1,1 +1,1 @@
-"""The model's own code, which every rank runs."""
+"""Runs the model's own code on every rank, with placeholders for the values of other ranks."""

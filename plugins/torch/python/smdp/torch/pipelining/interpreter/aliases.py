@@ -1,4 +1,4 @@
-"""Values that share memory: when one is changed in place, copies on other ranks are out of date."""
+"""Values that share memory: after an in-place change of one, copies on other ranks are outdated."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from smdp.torch.pipelining.tensors.values import Value, value_of
 
 
 class Aliases:
-    """Follows, while a program is recorded, which values share memory, and refuses to use outdated ones."""
+    """Tracks, while a program is recorded, which values share memory, and rejects uses of outdated copies."""
 
     def __init__(self) -> None:
         self._groups: dict[int, list[Value]] = {}
         self._outdated: dict[int, str] = {}
 
     def note(self, operation: Operation, shares: Sequence[int], inputs: Sequence[Tensor]) -> None:
-        """Take in one operation.
+        """Tracks one operation.
 
         Args:
-            operation: With its values.
-            shares: For each of the values, the input whose memory it shares; -1: none.
-            inputs: Of the operation.
+            operation: The operation with its values.
+            shares: For each value, the index of the input whose memory it shares; -1 if there is none.
+            inputs: The inputs of the operation.
 
         Raises:
-            ValueError: It changes a part of a value of an earlier stage.
+            ValueError: The operation changes part of a value from an earlier stage.
         """
         for place in operation.changes:
             target = value_of(inputs[place])
@@ -37,7 +37,7 @@ class Aliases:
             if index in given:
                 continue
             source = value_of(inputs[place]) if place >= 0 else None
-            # A changed value of an earlier stage has become a copy.
+            # A value of an earlier stage that was changed has become a copy.
             if source is None or (place in operation.changes and source.stage != value.stage):
                 continue
             group = self._groups.setdefault(source.index, [source])
@@ -46,17 +46,17 @@ class Aliases:
             self._groups[value.index] = group
 
     def check(self, value: Value, name: str) -> None:
-        """Refuse an operation on a value whose contents are of before a change.
+        """Raises if an operation uses a value whose copy was made before a change.
 
         Raises:
-            ValueError: It is outdated.
+            ValueError: The value is outdated.
         """
         if value.index in self._outdated:
             raise ValueError(_text(self._outdated[value.index], value, f", and {name} uses that afterwards"))
 
     def _change(self, operation: Operation, target: Value) -> None:
         for other in self._groups.get(target.index, ()):
-            # Autograd makes a view anew from what has been changed.
+            # Autograd recreates a view from the changed value.
             other.sources += tuple(operation.values)
             if other is target or (other.stage == operation.stage == target.stage):
                 continue
@@ -67,7 +67,7 @@ class Aliases:
 
 def _text(change: str, value: Value, use: str) -> str:
     return (
-        f"[smdp] {change} changes in place what shares memory with {value.text()} of"
+        f"[smdp] {change} changes in place memory that is shared with {value.text()} of"
         f" stage {value.stage}{use}."
-        " That memory is on another rank. Write a new tensor (x = x + y), or change a clone()."
+        " That memory is on another rank. Create a new tensor (x = x + y), or change a clone()."
     )

@@ -1,4 +1,4 @@
-"""What the rank of a stage does of an operation: brings values in, computes, tells apart what it got."""
+"""Computes an operation on the rank of its stage."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Computed(NamedTuple):
-    """What an operation gave.
+    """The results of an operation.
 
     Attributes:
-        result: Its result.
+        result: The return value.
         observed: (Name, output) of modules with hooks inside a unit.
-        changed: What the inputs that it changes in place have become.
-        tensors: Of all three, in the order of tensors_in().
-        inputs: What it was given, in the order of leaves_in().
+        changed: The inputs that the operation changes in place, as they are afterwards.
+        tensors: The tensors of all three, in the order of tensors_in().
+        inputs: The inputs, in the order of leaves_in().
     """
 
     result: Any
@@ -54,16 +54,16 @@ def compute(
     *,
     is_recording: bool,
 ) -> Computed:
-    """Carry out an operation of this rank; a replay may have thousands in a second.
+    """Computes an operation of this rank. This is a hot path: a replay may run thousands per second.
 
     Args:
-        operation: As planned.
-        args: Its arguments.
-        kwargs: The same by name.
-        call: The function.
-        context: Transfers.
-        stream: Random numbers.
-        is_recording: It is not known yet which modules inside a unit have hooks.
+        operation: The operation as planned.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        call: The function to run.
+        context: Brings values from other stages.
+        stream: The random numbers of the microbatch.
+        is_recording: Whether the plan does not know yet which modules inside a unit have hooks.
     """
     inputs = local = leaves_in((args, kwargs))
     for leaf in inputs:
@@ -84,7 +84,7 @@ def compute(
         call = checkpointed(call) if is_unit else call
     try:
         with in_context:
-            # Observers cost more than a look: they are set up where the recording has seen, or sees, hooks.
+            # Observers are expensive, so they are used only while recording or if the recording saw hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or is_recording):
                 result = call(*args, **kwargs)
             else:
@@ -107,7 +107,7 @@ def compute(
 
 
 def _localized(tree: Any, operation: Operation, context: ExecutionContext) -> Any:
-    """Bring in the values of other stages."""
+    """Replaces the values of other stages by local copies."""
     place = -1
 
     def localized(leaf: Any) -> Any:
@@ -117,21 +117,21 @@ def _localized(tree: Any, operation: Operation, context: ExecutionContext) -> An
         if value is None or value.stage == operation.stage:
             return leaf
         copy = context.bring(value, operation.stage)
-        # The other ranks' copies stay as they are, and the copy's gradient is that of its first contents.
+        # Cloned, so that copies of other ranks stay unchanged and its gradient is that of the old contents.
         return copy.clone() if place in operation.changes else copy
 
     return map_leaves(localized, tree)
 
 
 def _is_known(tensor: Tensor, inputs: set[int], is_unit: bool) -> bool:
-    """Tell whether a tensor may be somebody's already: one of the inputs, or what a module keeps."""
+    """Returns whether a tensor may belong to other code: it is an input, or a module may hold it."""
     if is_unit and tensor.is_leaf:
         return True
     return id(tensor) in inputs or value_of(tensor) is not None or weight_of(tensor) is not None
 
 
 def _apart(operation: Operation, results: tuple[Any, Any], inputs: list[Any], local: list[Any]) -> Computed:
-    """Give as objects of their own what is known already: those stay whose they are."""
+    """Returns views of tensors that belong to other code, so that marks on the results do not affect them."""
     known = {id(leaf) for leaf in local}
     is_unit = operation.kind is Kind.UNIT
     own: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A forward in which every stage is foreign: tells, before anything is placed, who uses what."""
+"""A forward on placeholders only, which finds the stages that use each parameter before the split."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from smdp.torch.pipelining.units.wording import Wording
 
 
 class _Unknown(BaseException):
-    """From here on the program needs contents, which nobody has yet."""
+    """Ends the dry run at a point where the program needs the contents of a value."""
 
 
 class _Users:
-    """Stands for a weight's stages: notes who asks whether it is one of them."""
+    """A set of a weight's stages that contains any stage, and records each stage that is looked up."""
 
     def __init__(self, users: set[int]) -> None:
         self._users = users
@@ -85,17 +85,17 @@ def users_outside_units(
     device: torch.device,
     wording: Wording,
 ) -> dict[str, set[int]]:
-    """Give the virtual stages that use each parameter outside the units, by its first name.
+    """Returns the virtual stages that use each parameter outside the units, by its first name.
 
     The model's forward runs on placeholders until it ends, or reads a value on the host.
 
     Args:
-        model: With its parameters, or on the meta device.
-        stages: Of each call of each unit.
-        args: Of the model's forward, one microbatch.
-        kwargs: The same by name.
-        device: Where the model will compute.
-        wording: Of the API that the user wrote.
+        model: The model, with its parameters or on the meta device.
+        stages: The stages of each call of each unit.
+        args: Positional arguments of the model's forward, for one microbatch.
+        kwargs: Its keyword arguments.
+        device: The device on which the model will compute.
+        wording: Names of the API that the user called, for messages.
     """
     users: dict[str, set[int]] = defaultdict(set)
     parameters = dict(model.named_parameters())

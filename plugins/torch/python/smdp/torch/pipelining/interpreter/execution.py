@@ -1,4 +1,4 @@
-"""Carries out operations that are planned: computes those of this rank, and gives placeholders for others."""
+"""Executes planned operations: computes those of this rank, and returns placeholders for the others."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from smdp.torch.pipelining.units.unit_call import Unit
 
 
 class Execution:
-    """Gives the program the results of operations, and keeps what other stages use of them.
+    """Returns the results of operations to the program, and keeps values that other stages use.
 
     Args:
-        position: Of the microbatch.
-        context: Transfers and suspension.
-        stream: Random numbers of the microbatch.
+        position: The position of the microbatch in the program.
+        context: Transfers values and suspends the program.
+        stream: The random numbers of the microbatch.
 
     Attributes:
-        has_renewed: Tensors have been changed in place.
+        has_renewed: Whether tensors have been changed in place.
     """
 
     def __init__(self, position: Position, context: ExecutionContext, stream: RandomStream) -> None:
@@ -41,13 +41,13 @@ class Execution:
         self._renewed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def renewed(self, tensor: Tensor) -> Tensor:
-        """Returns what has become of a tensor by operations that changed it in place."""
+        """Returns the current form of a tensor that operations may have changed in place."""
         while (found := self._renewed.get(id(tensor))) is not None:
             tensor = found[1]
         return tensor
 
     def perform(self, operation: Operation, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
-        """Returns the result of an operation, or placeholders where it is another rank's."""
+        """Returns the result of an operation, or placeholders if another rank computes it."""
         if operation.stage not in self._own:
             return self.placeholders(operation, args, kwargs)
         return self.keep(operation, self.compute(operation, args, kwargs, call))
@@ -58,7 +58,7 @@ class Execution:
         return compute(operation, args, kwargs, call, self._context, self._stream, is_recording=is_recording)
 
     def placeholders(self, operation: Operation, args: Any, kwargs: Any) -> Any:
-        """Returns what an operation of another rank gives, which hooks inside it get as well."""
+        """Returns placeholders for another rank's operation, and passes them to hooks inside of it."""
         if isinstance(operation.function, Unit):
             for name, output in operation.observed:
                 tell(operation.function.module.get_submodule(name), output)
@@ -69,10 +69,10 @@ class Execution:
         return _with_inputs(operation, operation.result, inputs)
 
     def keep(self, operation: Operation, real: Computed) -> Any:
-        """Notes whose the tensors of a result are, and returns the result."""
+        """Marks the tensors of a result with their values, and returns the result."""
         if len(real.tensors) != len(operation.values):
             raise RuntimeError(
-                f"[smdp] {operation.name} gave {len(real.tensors)} tensors, other ranks expect"
+                f"[smdp] {operation.name} returned {len(real.tensors)} tensors, but other ranks expect"
                 f" {len(operation.values)}"
             )
         if operation.changes:
@@ -84,9 +84,9 @@ class Execution:
                 raise ValueError(kept_text(operation.name, position.foreign_units(self._own)))
             if tensor.shape != value.shape or tensor.dtype != value.dtype:
                 raise RuntimeError(
-                    f"[smdp] {operation.name} gave {str(tensor.dtype).removeprefix('torch.')}"
-                    f"{list(tensor.shape)}, other ranks expect {value.text()}: its shape depends on values,"
-                    " and cannot cross a stage boundary."
+                    f"[smdp] {operation.name} returned {str(tensor.dtype).removeprefix('torch.')}"
+                    f"{list(tensor.shape)}, but other ranks expect {value.text()}. The shape depends on"
+                    " values, and such a tensor cannot cross a stage boundary."
                 )
             if place in given:
                 continue
@@ -94,15 +94,15 @@ class Execution:
             if value.consumers or (position.is_recording and not position.is_detour):
                 self._context.export(value, tensor)
             if value.is_handed_round and position.is_in_model:
-                # Where this rank ends the model's forward early, the model returns placeholders only.
+                # If this rank ends the model's forward early, the model returns only placeholders.
                 self._context.note_returned(value, tensor)
         return _with_inputs(operation, real.result, real.inputs)
 
     def _renew(self, operation: Operation, inputs: list[Tensor], changed: Sequence[Tensor]) -> None:
-        """Lets the program's names for what was changed in place stand for what it is now."""
+        """Redirects the program's references to tensors that were changed in place to their current form."""
         for place, tensor in zip(operation.changes, changed, strict=True):
             if not isinstance(inputs[place], Tensor):
-                continue  # it was there in the first microbatch
+                continue  # this was a tensor in the first microbatch
             if value_of(inputs[place]) is None:
                 mark_writer(inputs[place], operation.stage)
             if inputs[place] is not tensor:
@@ -111,7 +111,7 @@ class Execution:
 
 
 def _with_inputs(operation: Operation, result: Any, inputs: list[Tensor]) -> Any:
-    """Returns inputs themselves where the operation gives them: they stay whose they are."""
+    """Returns a result in which tensors that the operation returns unchanged are the inputs themselves."""
     if not operation.same:
         return result
     same = dict(operation.same)

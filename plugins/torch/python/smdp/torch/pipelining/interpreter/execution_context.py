@@ -1,4 +1,4 @@
-"""What runs a microbatch, as its interpreter sees it."""
+"""The interface between an interpreter and the microbatch that it runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from smdp.torch.pipelining.units.wording import Wording
 
 
 class ExecutionContext(Protocol):
-    """What the interpreter asks of the microbatch that it runs.
+    """Services of the microbatch that an interpreter runs.
 
     Attributes:
-        own: This rank's virtual stages.
-        postpones: Weight gradients are apart, so that stages compute in contexts of their own.
-        wording: Of the API that the user wrote.
+        own: The virtual stages of this rank.
+        postpones: Whether weight gradients are computed separately, so that stages compute in their own
+            contexts.
+        wording: Names of the API that the user called, for messages.
     """
 
     own: frozenset[int]
@@ -26,28 +27,28 @@ class ExecutionContext(Protocol):
     wording: Wording
 
     def enter(self, stage: int) -> None:
-        """Wait until one of this rank's stages may run."""
+        """Waits until one of this rank's stages may run."""
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
-        """Give the context in which a stage of this rank computes."""
+        """Returns the context in which a stage of this rank computes."""
 
     def export(self, value: Value, tensor: Tensor) -> None:
-        """Keep a value of this rank that other stages use, or that they may turn out to use."""
+        """Keeps a value of this rank that other stages use or may use."""
 
     def note_returned(self, value: Value, tensor: Tensor) -> None:
-        """Keep a value that the host reads, and of which the model may return a placeholder."""
+        """Keeps a value that the host reads, if the model may return a placeholder for it."""
 
     def send(self, value: Value, tensor: Tensor, stage: int) -> None:
-        """Send a value that the recording has just found to be used by another rank's stage."""
+        """Sends a value which the recording has just found that another rank's stage uses."""
 
     def bring(self, value: Value, stage: int) -> Tensor:
-        """Give a value of another stage for use in this one: a leaf, whose gradient goes back."""
+        """Returns a value of another stage for use in this one, as a leaf whose gradient is sent back."""
 
     def fetch(self, value: Value, tensor: Tensor) -> Tensor:
-        """Give the contents of a value on every rank."""
+        """Returns the contents of a value on every rank."""
 
     def watch(self) -> None:
-        """Note what attributes hold: if this rank has no part in what follows, it ends the forward here."""
+        """Records attributes of modules, as the forward ends here if this rank has no more work in it."""
 
     def describe(self, unit: Unit, stage: int, result: Any) -> Any:
-        """Tell all ranks what a unit gives whose result is unpredictable; `result` is None on others."""
+        """Returns a unit's unpredictable result on all ranks; `result` is None on ranks that lack it."""

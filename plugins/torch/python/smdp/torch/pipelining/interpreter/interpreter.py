@@ -1,17 +1,17 @@
-"""Ghost execution: the model's own code runs on every rank, each operation is carried out by one.
+"""Ghost execution: every rank runs the model's own code, and one rank computes each operation.
 
-Inside the mode every function of torch passes through here. What stems from the batch and constants alone
-runs everywhere. What touches a stage's value runs on the stage where the program is, and is a placeholder on
-other ranks. A value of an earlier stage is sent where the program consumes it: all ranks meet that point, and
-know whose it is.
+Within the mode, every torch function passes through the interpreter. A function that depends only on the
+batch and constants runs on every rank. A function that uses a stage's value runs on the stage that the
+program has reached, and returns a placeholder on other ranks. A value of an earlier stage is sent at the
+point where the program uses it: every rank reaches this point and knows which rank has the value.
 
-This file decides what a call is. `recorder.py` adds operations to a plan, `replayer.py` follows one, and
-`execution.py` carries out what is planned.
+This file classifies the calls. `recorder.py` adds operations to a plan, `replayer.py` follows a plan, and
+`execution.py` executes planned operations.
 
-Collectives inside units, as tensor parallelism has them, keep one rule: a collective is an operator of
-`torch.library` with a fake kernel, and never a call of `torch.distributed`. Ranks of other stages run a unit
-on placeholders. There the fake kernel gives the shape of the result, and nothing is sent; a call of
-`torch.distributed` would wait for ranks that compute another stage.
+Collectives inside units, as in tensor parallelism, must be operators of `torch.library` with a fake kernel,
+and never calls of `torch.distributed`. Ranks of other stages run a unit on placeholders. The fake kernel then
+returns the shape of the result without communication, whereas a call of `torch.distributed` would wait for
+ranks that compute another stage.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from smdp.torch.recompute.activation_checkpoints import refuse_reentrant
 
 
 class Interpreter(TorchFunctionMode):
-    """One microbatch's way through the program.
+    """The execution of the program for one microbatch.
 
     Args:
-        plan: Filled, where it is not complete; otherwise followed.
-        context: Transfers and suspension.
+        plan: The plan, which is recorded if it is not complete, and otherwise followed.
+        context: Transfers values and suspends the program.
         ghosts: Runs operations on placeholders.
-        stream: Random numbers of the microbatch.
-        end: Number of operations after which this rank has no part in the model's forward.
+        stream: The random numbers of the microbatch.
+        end: Number of operations after which this rank has no more work in the model's forward.
 
     Attributes:
-        position: Where the microbatch is in the program.
+        position: The position of the microbatch in the program.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Interpreter(TorchFunctionMode):
         self._entered = -1
 
     def renewed(self, tensor: Tensor) -> Tensor:
-        """Returns what has become of a tensor by operations that changed it in place."""
+        """Returns the current form of a tensor that operations may have changed in place."""
         return self._execution.renewed(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Carries out one function of torch."""
+        """Runs one torch function."""
         kwargs = kwargs or {}
         if LateTensor in types:
             args, kwargs = read((args, kwargs))
@@ -105,7 +105,7 @@ class Interpreter(TorchFunctionMode):
         return self._operation(func, Kind.GLUE, args, kwargs, text, func)
 
     def call_unit(self, unit: Unit, args: Any, kwargs: Any, modes: Sequence[Any]) -> Any:
-        """Carries out one call of a unit; its own forward runs under the modes that are around the call."""
+        """Runs one call of a unit, whose own forward runs under the modes that surround the call."""
         args, kwargs = read((args, kwargs))
         if self._execution.has_renewed:
             args, kwargs = map_tensors(self._execution.renewed, (args, kwargs))
@@ -119,8 +119,8 @@ class Interpreter(TorchFunctionMode):
         if stage < position.stage:
             raise ValueError(
                 f"[smdp] module {unit.name!r} of stage {stage} runs after {position.last_unit!r} of stage"
-                f" {position.stage}, but values only flow to later stages. {self._context.wording.traced}, so"
-                " that the split follows the order in which modules run."
+                f" {position.stage}, but values can flow only to later stages."
+                f" {self._context.wording.traced}, so that the split follows the order in which modules run."
             )
         position.stage = stage
         if stage != self._entered and stage in self._own:
@@ -132,22 +132,22 @@ class Interpreter(TorchFunctionMode):
         return self._operation(unit, Kind.UNIT, args, kwargs, position.last_unit, original)
 
     def _everywhere(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
-        """Carries out what stems from the batch and constants alone, as every rank does."""
+        """Runs a function that depends only on the batch and constants, as every rank does."""
         position = self.position
         if name in DRAWING:
             position.since_unit += 1
             self._stream.start(f"{position.last_unit}+{position.since_unit} {name}")
         if position.is_recording and is_in_place(name) and args and isinstance(args[0], Tensor):
-            # Ranks of earlier stages end their forward before they get here.
+            # Ranks of earlier stages end their forward before this point.
             mark_writer(args[0], position.stage)
         result = func(*args, **kwargs)
         self._births.note(result, (args, kwargs))
         return result
 
     def _writes_outside(self, name: str, args: Any, kwargs: Any) -> bool:
-        """Returns whether the code around the model writes to a tensor that all ranks have, and keep.
+        """Returns whether code around the model writes to a tensor that all ranks have and keep.
 
-        All of them do it then, with the values of stages as the host would read them.
+        If so, every rank performs the write, and values of stages are shared as for a host read.
         """
         target = None if self.position.is_in_model else self._births.writes_outside(name, args, kwargs)
         if target is None:
@@ -159,7 +159,7 @@ class Interpreter(TorchFunctionMode):
     def _operation(
         self, function: Any, kind: Kind, args: Any, kwargs: Any, name: str, call: Callable[..., Any]
     ) -> Any:
-        """Carries out an operation of the stage where the program is."""
+        """Runs an operation of the stage that the program has reached."""
         if not self.position.is_recording:
             operation = self._replayer.next(function, kind, name)
             if operation is not None:
@@ -167,7 +167,7 @@ class Interpreter(TorchFunctionMode):
         return self._recorder.record(function, kind, args, kwargs, name, call, self._modes)
 
     def _read(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
-        """Carries out on every rank what the host reads, with the values of stages handed round."""
+        """Runs a host read on every rank; the values of stages are sent to all ranks."""
         if self.position.is_recording or self._replayer.next(func, Kind.READ, name) is None:
             self._recorder.record_read(func, name)
 

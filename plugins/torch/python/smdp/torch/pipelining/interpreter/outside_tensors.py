@@ -14,19 +14,19 @@ from smdp.torch.pipelining.tensors.containers import tensors_in
 from smdp.torch.pipelining.tensors.functions import is_in_place
 from smdp.torch.pipelining.tensors.values import memory_of, text_of, value_of, weight_of
 
-# Tensors that the program of one microbatch has made, and written a stage's values to on one rank only.
+# Tensors created in the program of one microbatch, to which one rank alone has written a stage's values.
 _of_one_rank: Any = WeakIdKeyDictionary()
 
 
 class Births:
-    """Knows which tensors the program of one microbatch has made without a stage's values."""
+    """Tracks the tensors that the program of one microbatch has created without a stage's values."""
 
     @functools.cached_property
     def _known(self) -> Any:
         return WeakIdKeyDictionary()  # most programs make no such tensor
 
     def note(self, result: Any, given: Any) -> None:
-        """Note what a function gave: it is new, unless it is memory of something older."""
+        """Tracks a function's result: it is new unless it shares memory with an older tensor."""
         made = tensors_in(result)
         if not made:
             return
@@ -36,20 +36,20 @@ class Births:
                 self._known[tensor] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Refuse a tensor that another microbatch has made, and that only one rank has written to.
+        """Raises if a tensor was created in another microbatch and written to by one rank only.
 
         Raises:
-            ValueError: It is one.
+            ValueError: The tensor is such a tensor.
         """
         if _of_one_rank and _of_one_rank.get(tensor, self._known) is not self._known:
             raise ValueError(
-                f"[smdp] {text_of(tensor)} was made in the program of another microbatch, which wrote values"
-                " of a pipeline stage to it, on the rank that has them: make tensors that sum up over"
-                " microbatches before the step"
+                f"[smdp] {text_of(tensor)} was created in the program of another microbatch, and the rank of"
+                " a pipeline stage has written values to it. Create tensors that accumulate over"
+                " microbatches before the step."
             )
 
     def writes_outside(self, name: str, args: Any, kwargs: Any) -> Tensor | None:
-        """Give a tensor from before the microbatch that a function would write a stage's values to."""
+        """Returns a tensor from before the microbatch to which a function would write a stage's values."""
         for tensor in _written(name, args, kwargs):
             if value_of(tensor) is not None:
                 continue
@@ -60,7 +60,7 @@ class Births:
 
 
 def _written(name: str, args: Any, kwargs: Any) -> list[Tensor]:
-    """Give the tensors that a function of torch writes to; none where a weight of the model is involved."""
+    """Returns the tensors that a torch function writes to; none if a weight of the model is involved."""
     target = kwargs.get("out")
     if target is None and args and is_in_place(name):
         target = args[0]
@@ -71,14 +71,14 @@ def _written(name: str, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def has_gradient(given: Any) -> bool:
-    """Tell whether autograd would follow a stage's value into what is written."""
+    """Returns whether autograd would track a stage's value into the written tensor."""
     return torch.is_grad_enabled() and any(
         value_of(tensor) is not None and tensor.requires_grad for tensor in tensors_in(given)
     )
 
 
 def parameter_behind(tensor: Tensor) -> Parameter | None:
-    """Give a parameter that no stage has and whose gradient a tensor would add to; None: there is none."""
+    """Returns a parameter outside the model to which a tensor's gradient would be added, or None."""
     if not (torch.is_grad_enabled() and tensor.requires_grad) or value_of(tensor) is not None:
         return None
     if isinstance(tensor, Parameter):
@@ -90,7 +90,7 @@ def parameter_behind(tensor: Tensor) -> Parameter | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        variable = getattr(node, "variable", None)  # of one that adds to .grad
+        variable = getattr(node, "variable", None)  # only AccumulateGrad nodes have it
         if isinstance(variable, Parameter) and weight_of(variable) is None:
             return variable
         nodes += [following for following, _ in node.next_functions]

@@ -1,4 +1,4 @@
-"""What the first microbatch of an input signature has taught: operations, values, edges between stages."""
+"""The recording of one input signature: operations, values, and edges between stages."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from smdp.torch.pipelining.tensors.values import Value
 class Kind(enum.Enum):
     """How an operation is executed."""
 
-    GLUE = enum.auto()  # by its stage alone
-    UNIT = enum.auto()  # the same, a module that is never cut
-    READ = enum.auto()  # on all ranks, with values that their owners hand round
+    GLUE = enum.auto()  # on its stage's rank
+    UNIT = enum.auto()  # likewise, for a module that is never cut
+    READ = enum.auto()  # on all ranks, with values that their owners send
 
 
 @dataclass(slots=True)
 class Operation:
-    """One entry of the program that touches a stage's value or parameter.
+    """A call in the program that uses a stage's value or parameter.
 
     Attributes:
-        function: What the program called; for a unit its original forward.
-        kind: How it is executed.
-        stage: Who executes it.
-        result: What it gives, with placeholders for tensors.
-        draws: It draws random numbers.
-        name: Unit, or function and the unit before it; also seeds its random numbers.
+        function: The called function; for a unit its original forward.
+        kind: How the operation is executed.
+        stage: The stage that executes it.
+        result: The return value, with placeholders for tensors.
+        draws: Whether it draws random numbers.
+        name: The unit, or the function and the unit before it. The name also seeds random numbers.
         observed: (Name, output) of modules with hooks inside a unit, in the order in which they run.
-        changes: Which of the inputs' tensors it changes in place, in the order of tensors_in().
-        changed: Placeholders of those afterwards.
-        same: (Place in the result, place in the inputs) of the tensors that it gives back as they are.
-        values: Of the placeholders of all three, in the order of tensors_in().
+        changes: Indices of the input tensors that it changes in place, in the order of tensors_in().
+        changed: Placeholders for these tensors after the change.
+        same: (Index in the result, index in the inputs) of tensors that it returns unchanged.
+        values: The values of all placeholders in result, observed and changed, in the order of tensors_in().
     """
 
     function: object
@@ -52,12 +52,12 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """Where the program called the model.
+    """A call of the model by the program.
 
     Attributes:
-        output: What the model returned, with placeholders; None where it holds anything but tensors.
-        end: Number of operations when it returned.
-        at: Stage, last unit and operations since then, at that moment.
+        output: The model's output, with placeholders; None if it contains anything but tensors.
+        end: Number of operations when the model returned.
+        at: Stage, last unit and operations since that unit, at that moment.
     """
 
     output: Any
@@ -70,14 +70,14 @@ class Plan:
     """The program of one input signature.
 
     Attributes:
-        operations: In program order.
+        operations: The operations in program order.
         values: All values of all stages.
-        edges: Values per (source, target) stage, in the order in which the program meets them.
-        calls: Of the model; what is outside them is the code around it.
-        results: Large values that the program returns, in their order.
-        loss_stage: Who has the loss; -1 if there is none.
-        writes_late: The model's forward writes to attributes where this rank has no part in it any more.
-        is_complete: The program has been recorded to its end.
+        edges: Values per (source, target) stage, in the order in which the program uses them.
+        calls: The calls of the model; operations outside of them belong to the code around it.
+        results: Large values that the program returns, in order.
+        loss_stage: The stage that computes the loss; -1 if there is no loss.
+        writes_late: Whether the model's forward writes to attributes after this rank's last part in it.
+        is_complete: Whether the program has been recorded to its end.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Plan:
     _numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def connect(self, value: Value, stage: int) -> None:
-        """Note that a stage uses a value of an earlier one."""
+        """Records that a stage uses a value of an earlier one."""
         if stage not in value.consumers:
             self._exports.clear()
             self._imports.clear()
@@ -104,12 +104,12 @@ class Plan:
             self._numbers[value.index, stage] = len(self._numbers)
 
     def tag(self, value: Value, stage: int, microbatch: int, *, is_gradient: bool) -> int:
-        """Give the number under which a value, or its gradient, travels to or from a stage."""
+        """Returns the message tag of a value or its gradient for a stage."""
         number = self._numbers[value.index, stage]
         return 2 * (microbatch * len(self._numbers) + number) + is_gradient
 
     def exports(self, stage: int) -> list[Value]:
-        """Give the values that other stages use, in program order."""
+        """Returns the values of a stage that other stages use, in program order."""
         if stage not in self._exports:
             found = {
                 value for (source, _), values in self.edges.items() if source == stage for value in values
@@ -118,25 +118,26 @@ class Plan:
         return self._exports[stage]
 
     def imports(self, stage: int) -> list[Value]:
-        """Give the values of other stages that this one uses, in program order."""
+        """Returns the values of other stages that a stage uses, in program order."""
         if stage not in self._imports:
             found = [v for (_, target), values in self.edges.items() if target == stage for v in values]
             self._imports[stage] = sorted(found, key=lambda value: value.index)
         return self._imports[stage]
 
     def skip_edges(self) -> list[tuple[int, int]]:
-        """Give the edges that pass stages by, as the schedule takes them.
+        """Returns the edges that skip stages, as the schedule takes them.
 
-        What the host reads needs none: a later stage depends on all earlier ones by the schedule's own chain.
+        Host reads need no edges: a later stage depends on all earlier ones by the schedule's own chain.
         """
         backwards = {(target, source) for source, target in self.gradient_edges()}
         return sorted(edge for edge in {*self.edges, *backwards} if edge[1] > edge[0] + 1)
 
     def gradient_edges(self) -> dict[tuple[int, int], list[Value]]:
-        """Give the values whose gradients go from one stage to another.
+        """Returns the values whose gradients are sent from one stage to another.
 
-        From each consumer to the one before it, and from the first to the owner: every stage adds its own
-        uses to what later ones found, in the order in which the autograd of one process adds them.
+        A gradient goes from each consumer to the one before it, and from the first consumer to the owner.
+        Every stage adds its own uses to the sum of later stages, in the order in which autograd adds them in
+        one process.
         """
         if not self._gradient_edges:
             for value in self.values:
@@ -147,7 +148,7 @@ class Plan:
         return self._gradient_edges
 
     def end_of(self, stage: int) -> int:
-        """Give the place after a stage's last operation; 0 if it has none."""
+        """Returns the place after a stage's last operation; 0 if it has none."""
         if not self._ends:
             for place, operation in enumerate(self.operations):
                 if operation.kind is not Kind.READ:
@@ -159,7 +160,7 @@ class Plan:
         return {operation.stage for operation in self.operations if operation.kind is Kind.READ}
 
     def end_of_reads(self, stage: int) -> int:
-        """Returns the place after the last host read that follows a stage, or an earlier one; else 0."""
+        """Returns the place after the last host read that follows a stage or an earlier one, or else 0."""
         places = [
             place + 1
             for place, operation in enumerate(self.operations)
@@ -168,7 +169,7 @@ class Plan:
         return places[-1] if places else 0
 
     def last_needed(self, stages: Sequence[int]) -> int:
-        """Give the place after the last operation that a rank with these stages has a part in."""
+        """Returns the place after the last operation that concerns a rank with these stages."""
         needed = [
             place
             for place, operation in enumerate(self.operations)

@@ -1,4 +1,4 @@
-"""Where one microbatch is in the program."""
+"""The position of a microbatch in its program."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from smdp.torch.pipelining.units.unit_call import Unit
 
 @dataclass(slots=True)
 class Position:
-    """What the parts of an interpreter share.
+    """State that the parts of an interpreter share.
 
     Attributes:
-        plan: Recorded or followed; a plan of its own once the microbatch has left the one of the step.
-        is_recording: The plan grows.
-        stage: Virtual stage that the program has come to; it never goes back.
+        plan: The plan that is recorded or followed. A microbatch that leaves the step's plan gets its own.
+        is_recording: Whether operations are added to the plan.
+        stage: The virtual stage that the program has reached; it never decreases.
         place: Number of operations so far.
-        is_in_model: Within the model's forward, not in the code around it.
-        is_detour: The code around the model goes another way than the plan.
+        is_in_model: Whether the program is in the model's forward instead of the code around it.
+        is_detour: Whether the code around the model has left the plan.
         last_unit: Name of the last unit, with the number of its call.
-        since_unit: Operations since then.
+        since_unit: Number of operations since then.
     """
 
     plan: Plan
@@ -34,14 +34,14 @@ class Position:
     since_unit: int = 0
 
     def enter_model(self) -> None:
-        """Begins with the model's forward."""
+        """Marks the beginning of the model's forward."""
         self.is_in_model = True
 
     def leave_model(self, call: ModelCall | None) -> ModelCall:
-        """Goes on with the code around the model, also where its forward was not followed to its end.
+        """Marks the end of the model's forward, even if this rank did not follow it to its end.
 
         Args:
-            call: As recorded; None while recording.
+            call: The call as recorded; None while recording.
         """
         self.is_in_model = False
         if call is None:

@@ -1,4 +1,4 @@
-"""Records a program: what each operation gives, predicted on placeholders, and which stages use it."""
+"""Records a program: the predicted results of operations, and the stages that use each value."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from smdp.torch.pipelining.units.unit_call import Unit
 
 
 class Recorder:
-    """Adds operations to the plan while they are carried out.
+    """Adds operations to the plan while they are executed.
 
     Args:
-        position: Of the microbatch; goes on with each operation.
-        context: Transfers and suspension.
+        position: The position of the microbatch, which advances with each operation.
+        context: Transfers values and suspends the program.
         ghosts: Runs operations on placeholders.
-        execution: Carries out what has been recorded.
+        execution: Executes recorded operations.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Recorder:
         """Adds an operation of a stage to the plan, and returns its result.
 
         Args:
-            function: What the program called; a unit, or a function of torch.
+            function: The unit or torch function that the program calls.
             kind: How it is executed.
-            args: Its arguments.
-            kwargs: The same by name.
-            name: In the plan and in errors.
-            call: What computes it.
-            modes: Around the call of a unit.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            name: Its name in the plan and in errors.
+            call: The function that computes it.
+            modes: The torch modes around the call of a unit.
         """
         stage = self._position.stage
         for tensor in tensors_in((args, kwargs)):
@@ -100,7 +100,7 @@ class Recorder:
         return self._execution.perform(operation, args, kwargs, call)
 
     def record_read(self, function: Any, name: str) -> None:
-        """Adds an operation to the plan that every rank carries out, with values handed round."""
+        """Adds a host read to the plan; every rank performs it, with values sent by their owners."""
         self._append(Operation(function, Kind.READ, self._position.stage, None, False, name))
         self._has_part = True
 
@@ -116,13 +116,13 @@ class Recorder:
         call: Callable[..., Any],
         modes: Sequence[Any],
     ) -> tuple[Prediction, Computed | None]:
-        """Returns what an operation gives, and its result where only that could tell."""
+        """Returns an operation's prediction, and its result if the prediction required it."""
         function, name = operation.function, operation.name
         is_mine = operation.stage in self._own
         try:
             if not isinstance(function, Unit):
                 return self._ghosts.run(function, args, kwargs), None
-            # Before it computes: what the forward does to its module must happen once.
+            # Predicted before it is computed, so that side effects on its module happen once.
             with without_side_effects(function.module, but_placeholders=not is_mine):
                 return self._ghosts.run_unit(function, args, kwargs, modes), None
         except Unpredictable as error:
@@ -135,7 +135,7 @@ class Recorder:
             return Prediction(*self._context.describe(function, operation.stage, real)), computed
 
     def _valued(self, operation: Operation, predicted: Prediction) -> Any:
-        """Gives each placeholder a value; one for each object."""
+        """Creates a value for each placeholder; placeholders that are the same object share one."""
         values: dict[int, Value] = {}
         known = self._position.plan.values
 
@@ -150,7 +150,7 @@ class Recorder:
         return map_tensors(valued, (predicted.result, predicted.observed, predicted.changed))
 
     def _connect(self, tensor: Tensor, stage: int, name: str) -> None:
-        """Notes that a stage uses a tensor, and refuses what it cannot use."""
+        """Records that a stage uses a tensor; raises if the stage cannot use it."""
         is_in_model = self._position.is_in_model
         weight = weight_of(tensor)
         if weight is None and not is_in_model and (strange := parameter_behind(tensor)) is not None:
@@ -167,8 +167,8 @@ class Recorder:
         if self._position.is_detour:
             raise RuntimeError(
                 "[smdp] the code around the model takes another path than in the first microbatch, and"
-                f" {name} needs {value.text()} of stage {value.stage} on stage {stage}, which was not"
-                " agreed on."
+                f" {name} needs {value.text()} of stage {value.stage} on stage {stage}. That transfer was not"
+                " planned. Run the same code for every microbatch."
             )
         self._position.plan.connect(value, stage)
         if value.stage in self._own and stage not in self._own:

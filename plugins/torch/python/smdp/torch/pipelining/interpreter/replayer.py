@@ -1,4 +1,4 @@
-"""Follows a plan: which operation it has where the program is."""
+"""Follows a plan and checks that the program still matches it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from smdp.torch.pipelining.interpreter.position import Position
 
 
 class EndOfForward(BaseException):
-    """This rank has nothing left to do in the model's forward."""
+    """Ends the model's forward on a rank that has no more work in it."""
 
 
 class Replayer:
     """Compares the program with its plan, operation by operation.
 
     Args:
-        position: Of the microbatch; goes on with each operation.
-        end: Number of operations after which this rank has no part in the model's forward.
+        position: The position of the microbatch, which advances with each operation.
+        end: Number of operations after which this rank has no more work in the model's forward.
     """
 
     def __init__(self, position: Position, end: int) -> None:
@@ -23,19 +23,19 @@ class Replayer:
         self._end = end
 
     def next(self, function: object, kind: Kind, name: str) -> Operation | None:
-        """Returns the operation that the plan has here.
+        """Returns the planned operation at the current position.
 
         Args:
-            function: What the program calls.
+            function: The function that the program calls.
             kind: How it is executed.
-            name: For errors.
+            name: The function's name, for errors.
 
         Returns:
-            None once the code around the model goes another way, which is recorded from here on.
+            The operation; None once the code around the model leaves the plan, and is recorded from here on.
 
         Raises:
-            EndOfForward: This rank has no part in what follows in the model.
-            RuntimeError: The model's forward goes another way.
+            EndOfForward: This rank has no more work in the model.
+            RuntimeError: The model's forward has left the plan.
         """
         position = self._position
         if position.is_in_model and position.place >= self._end:
@@ -47,8 +47,8 @@ class Replayer:
                 planned = "its end" if operation is None else operation.name
                 raise RuntimeError(
                     f"[smdp] the model's forward does {name} where it did {planned} in the first microbatch"
-                    " of these shapes. Its path may depend on shapes and options, not on a microbatch's"
-                    " values: the stages agree on transfers beforehand."
+                    " with these shapes. Its control flow may depend on shapes and options, but not on values"
+                    " of a microbatch, because the stages plan their transfers beforehand."
                 )
             position.is_recording = position.is_detour = True
             position.plan = Plan(operations[: position.place], list(position.plan.values))

@@ -1,4 +1,4 @@
-"""Programs that change the model's parameters: refused, for microbatches overlap."""
+"""Rejects programs that change the model's parameters, because microbatches overlap."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _SET_DATA = Tensor.data.__set__
 
 
 class WeightWrites:
-    """Follows, while a program is recorded, which values share memory with parameters (`weight.data`)."""
+    """Tracks, while a program is recorded, which values share memory with parameters (`weight.data`)."""
 
     def __init__(self) -> None:
         self._weights: dict[int, str] = {}  # by index of the value
         self._bounded: dict[int, str] = {}
 
     def note(self, operation: Operation, predicted: Prediction, inputs: Sequence[Any]) -> None:
-        """Take in one operation.
+        """Tracks one operation.
 
-        `weight.data.clamp_(...)` and `weight.data = weight.data.clamp(...)` are let through, so is
-        `max_norm` of embeddings.
+        `weight.data.clamp_(...)`, `weight.data = weight.data.clamp(...)` and `max_norm` of embeddings are
+        allowed.
 
         Args:
-            operation: With its values.
-            predicted: What it does.
-            inputs: Of the operation.
+            operation: The operation with its values.
+            predicted: The prediction of its results.
+            inputs: The inputs of the operation.
 
         Raises:
-            ValueError: It changes a parameter.
+            ValueError: The operation changes a parameter.
         """
         function, name = operation.function, operation.name
         if predicted.written and isinstance(function, Unit):
@@ -43,7 +43,7 @@ class WeightWrites:
         kind = name_of(function)
         if function == _SET_DATA and (weight := self._weight(inputs[0])):
             value = value_of(inputs[1])
-            is_same = self._weight(inputs[1]) == weight  # cast to the dtype that it has
+            is_same = self._weight(inputs[1]) == weight  # such as a cast to the dtype that it already has
             if not is_same and (value is None or self._bounded.get(value.index) != weight):
                 raise ValueError(_text(f"{name} of .data", weight))
         for place in operation.changes:
@@ -67,8 +67,8 @@ class WeightWrites:
 
 def _text(name: str, weight: str) -> str:
     return (
-        f"[smdp] {name} changes parameter {weight!r} in place. Several microbatches are under way at once,"
-        " and the backward of each needs the parameter as its forward saw it: change it after"
-        " optimizer.step(), through the named_parameters() of the split model; use a changed copy,"
-        " such as weight * mask; make it a buffer, if no gradient trains it. weight.data.clamp_() may stay"
+        f"[smdp] {name} changes parameter {weight!r} in place. Several microbatches are in flight at once,"
+        " and the backward of each needs the parameter as its forward used it. Change the parameter after"
+        " optimizer.step(), through the named_parameters() of the split model; use a changed copy, such as"
+        " weight * mask; or make it a buffer if no gradient trains it. weight.data.clamp_() is allowed."
     )

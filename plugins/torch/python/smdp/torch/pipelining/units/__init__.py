@@ -1,1 +1,1 @@
-"""Modules that are never cut, and what a call of one is."""
+"""Units, which are modules that are never cut, and calls of units."""

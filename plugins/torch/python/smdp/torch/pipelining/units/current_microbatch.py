@@ -1,4 +1,4 @@
-"""The microbatch that this thread runs: while there is one, calls of units go through the interpreter."""
+"""The microbatch that a thread runs; while there is one, calls of units go through the interpreter."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _thread = threading.local()
 
 
 class RunsModel(Protocol):
-    """A microbatch, as far as the module that users call knows it."""
+    """The part of a microbatch's interface that PipelinedModule uses."""
 
     def call_model(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Runs the model's forward, as far as this rank has a part in it."""
+        """Runs the part of the model's forward that concerns this rank."""
 
     def take_loss(self, loss: Any) -> None:
-        """Notes the value whose backward the schedule runs."""
+        """Records the loss whose backward the schedule runs."""
 
 
 def is_running() -> bool:
@@ -28,13 +28,13 @@ def is_running() -> bool:
 
 
 def current_microbatch() -> RunsModel | None:
-    """Returns the microbatch that this thread runs."""
+    """Returns the microbatch that this thread runs, or None."""
     return getattr(_thread, "microbatch", None)
 
 
 @contextlib.contextmanager
 def running(microbatch: RunsModel | None = None) -> Iterator[None]:
-    """Makes it this thread's microbatch while the context is open; a dry run has none."""
+    """Marks this thread as running `microbatch` while the context is open; a dry run passes None."""
     _thread.is_running = True
     _thread.microbatch = microbatch
     try:

@@ -1,4 +1,4 @@
-"""Leaves a model's buffers as they were: a forward that only tells something must not count as training."""
+"""Preserves a model's buffers during a forward that is not part of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Run forwards within; afterwards buffers are the same objects with the same contents."""
+    """Restores the model's buffers, as objects and in their contents, when the context ends."""
     kept = [
         (module, name, buffer, None if buffer.is_meta else buffer.detach().clone())
         for module in model.modules()

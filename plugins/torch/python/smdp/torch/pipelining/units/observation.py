@@ -1,7 +1,7 @@
-"""Forward hooks of modules inside a unit: what they are given is a result of the unit too.
+"""Forward hooks of modules inside a unit, whose arguments are results of the unit as well.
 
-Libraries collect router logits or attention weights by such hooks. On the unit's own rank they run as always;
-on the others they are given placeholders.
+Libraries collect router logits or attention weights by such hooks. On the unit's own rank the hooks run as
+usual; on other ranks they receive placeholders.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import nn
 
 
 def observed_modules(unit: nn.Module) -> dict[str, nn.Module]:
-    """Give the modules inside a unit that have forward hooks, by name.
+    """Returns the modules inside a unit that have forward hooks, by name.
 
-    The unit's own hooks run outside of it.
+    The unit itself is not included, because its own hooks run outside of it.
     """
     return {
         name: module for name, module in unit.named_modules() if module is not unit and module._forward_hooks
@@ -23,11 +23,11 @@ def observed_modules(unit: nn.Module) -> dict[str, nn.Module]:
 
 
 class Observer:
-    """Notes what observed modules give while the context is open.
+    """Records the outputs of observed modules while the context is open.
 
     Args:
-        modules: Those to watch.
-        is_silent: Their own hooks do not run meanwhile.
+        modules: The modules to observe.
+        is_silent: Whether the modules' own hooks are disabled meanwhile.
     """
 
     def __init__(self, modules: dict[str, nn.Module], *, is_silent: bool) -> None:
@@ -42,7 +42,7 @@ class Observer:
             self._hooks.append(dict(module._forward_hooks))
             if self._is_silent:
                 module._forward_hooks.clear()
-            # Before the others, who may keep what they are given.
+            # Runs before the other hooks, which may modify the output.
             self._handles.append(module.register_forward_hook(self._noting(name), prepend=True))
         return self
 
@@ -61,7 +61,7 @@ class Observer:
 
 
 def tell(module: nn.Module, output: Any) -> None:
-    """Call a module's forward hooks as if it had run; its inputs are not known here."""
+    """Calls a module's forward hooks as if it had run; its inputs are not known on this rank."""
     for key, hook in list(module._forward_hooks.items()):
         if key in module._forward_hooks_with_kwargs:
             hook(module, (), {}, output)

@@ -1,4 +1,4 @@
-"""Stages that the user wants for modules, by name."""
+"""Assignment of modules to stages by the user."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from smdp.partition import Trace, Unit
 
 
 def pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> Trace:
-    """Give a trace whose units lie where their modules, or the modules around them, shall be.
+    """Returns a trace whose units have the stages to which they, or modules around them, are pinned.
 
     Args:
-        traced: Of the model.
-        pins: Virtual stage of modules, by name; the innermost counts.
-        stages: How many virtual stages there are.
+        traced: The trace of the model.
+        pins: Maps module names to virtual stages; the innermost module counts.
+        stages: Number of virtual stages.
 
     Raises:
-        ValueError: There is no such stage or module, values would flow to an earlier stage, or a stage would
+        ValueError: A stage or module does not exist, values would flow to an earlier stage, or a stage would
             have no unit.
     """
     names = {unit.name.partition("#")[0] for unit in traced.units}
@@ -28,14 +28,14 @@ def pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> Trace:
     for name, stage in pins.items():
         if not isinstance(stage, int) or not 0 <= stage < stages:
             raise ValueError(
-                f"[smdp] pins puts {name!r} on stage {stage!r}; allowed: stages from 0 to {stages - 1}"
+                f"[smdp] pins assigns {name!r} to stage {stage!r}; stages are numbered 0 to {stages - 1}"
             )
         if name not in modules:
             near = difflib.get_close_matches(name, modules, 1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ValueError(
-                f"[smdp] pins names {name!r}, which is no module that lies on a stage{hint} Allowed: "
-                + ", ".join(sorted(names))
+                f"[smdp] pins contains {name!r}, which is not a module that is placed on a stage{hint}"
+                " Available modules: " + ", ".join(sorted(names))
             )
     found: list[Unit] = []
     last: Unit | None = None
@@ -45,9 +45,9 @@ def pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> Trace:
         pin = next((pins[prefix] for prefix in prefixes if prefix in pins), None)
         if pin is not None and last is not None and pin < (last.stage or 0):
             raise ValueError(
-                f"[smdp] pins puts {unit.name!r} on stage {pin}, but {last.name!r}, which runs before it,"
-                f" on stage {last.stage}; values only flow to later stages. A module that is called twice, or"
-                " shares its weight, may lie on two stages: pin its neighbours instead."
+                f"[smdp] pins assigns {unit.name!r} to stage {pin}, but {last.name!r}, which runs before it,"
+                f" to stage {last.stage}; values can flow only to later stages. A module that is called"
+                " twice, or shares its weight, may be on two stages: pin its neighbors instead."
             )
         unit = dataclasses.replace(unit, stage=pin)
         last = last if pin is None else unit
@@ -57,7 +57,7 @@ def pinned(traced: Trace, pins: Mapping[str, int], stages: int) -> Trace:
 
 
 def _check_room(traced: Trace, units: Sequence[Unit], stages: int) -> None:
-    """Refuse pins between which there are fewer units than stages."""
+    """Raises if there are fewer units than stages between two pins."""
     fixed = [(place, unit.stage) for place, unit in enumerate(units) if unit.stage is not None]
     for (begin, first), (end, last) in itertools.pairwise([(-1, -1), *fixed, (len(units), stages)]):
         if last - first <= end - begin:
@@ -67,7 +67,7 @@ def _check_room(traced: Trace, units: Sequence[Unit], stages: int) -> None:
         where = f"between {left!r} and {right!r}" if begin >= 0 and end < len(units) else where
         is_tied = any(name in group.units for group in traced.tied)
         hint = (
-            " Modules that share a weight may lie on two stages: its gradients are added." if is_tied else ""
+            " Modules that share a weight may be on two stages: its gradients are added." if is_tied else ""
         )
         raise ValueError(
             f"[smdp] pins assigns {name!r} to stage {first if begin >= 0 else last}, which leaves"

@@ -1,4 +1,4 @@
-"""What a unit's forward leaves behind beside its result: other ranks have placeholders of it, or nothing."""
+"""Side effects of a unit's forward, which other ranks see as placeholders or not at all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ _SEQUENCES = (list, set, deque)
 
 @contextlib.contextmanager
 def without_side_effects(module: nn.Module, *, but_placeholders: bool = False) -> Iterator[None]:
-    """Give attributes back what they were, of a module and those in it, with what their containers held.
+    """Restores the attributes of a module and its submodules, and the contents of their containers, at exit.
 
-    All of them, or a number says that a table is larger than it is, and a flag that hooks are installed which
-    have gone. What is kept outside modules, by functools.lru_cache for one, stays.
+    Nothing may remain of a forward that is not part of training: a number could say that a table is larger
+    than it is, and a flag that hooks are installed which no longer exist. State outside modules, such as that
+    of functools.lru_cache, is not restored.
 
     Args:
-        module: Whose forward only tells something.
-        but_placeholders: What holds some afterwards stays, so that who uses it is told where they come from.
+        module: The module whose forward runs within the context.
+        but_placeholders: Whether attributes that hold placeholders at exit keep them, so that code which uses
+            them gets an error that names the attribute.
     """
     kept: dict[int, tuple[Any, Any]] = {}
     for each in module.modules():
@@ -47,7 +49,7 @@ def without_side_effects(module: nn.Module, *, but_placeholders: bool = False) -
 
 
 def _note_contents(item: Any, kept: dict[int, tuple[Any, Any]], depth: int) -> None:
-    """Add copies of the containers in an object, by id and with themselves."""
+    """Adds the containers in an object to `kept`, by id, each with a copy."""
     if depth == 0 or id(item) in kept:
         return
     inner: Iterable[Any] = ()
@@ -60,7 +62,7 @@ def _note_contents(item: Any, kept: dict[int, tuple[Any, Any]], depth: int) -> N
     elif isinstance(item, tuple):
         inner = item
     elif depth == _DEEPEST - 1 and not callable(item) and not isinstance(item, Tensor):
-        # A module's own objects only: theirs lead everywhere, a logger's to all loggers.
+        # Only for a module's own attributes: deeper ones lead everywhere, from a logger to all loggers.
         inner = (getattr(item, "__dict__", None),)
     for each in inner:
         _note_contents(each, kept, depth - 1)
@@ -87,10 +89,10 @@ def _is_same(container: Any, before: Any) -> bool:
 
 
 class Watch:
-    """Finds out whether attributes of modules are set, or tensors in them changed in place.
+    """Detects whether attributes of modules are set, or tensors in them are changed in place.
 
     Args:
-        modules: Whose attributes.
+        modules: The modules to watch.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -101,23 +103,23 @@ class Watch:
             (item, item._version)
             for _, before in self._kept.values()
             for item in (before.values() if isinstance(before, dict) else before)
-            # Not one of a subclass: to ask a large result of another rank may fetch it.
+            # Not for subclasses, because asking another rank's large result for its version may fetch it.
             if type(item) is Tensor and not item.is_inference()
         ]
 
     def has_seen_writes(self) -> bool:
-        """Tell whether there was one since."""
+        """Returns whether there has been such a write since the watch was created."""
         return any(tensor._version != version for tensor, version in self._versions) or not all(
             _is_same(container, before) for container, before in self._kept.values()
         )
 
 
 def attributes_with_placeholders(units: Iterable[Unit], tensor: Tensor | None = None) -> list[str]:
-    """Name the attributes in which units of other ranks keep placeholders.
+    """Returns the names of attributes in which units of other ranks keep placeholders.
 
     Args:
-        units: Where to look.
-        tensor: Which one it is; None: any.
+        units: The units to search.
+        tensor: The placeholder to look for. None: any placeholder.
     """
     return [
         ".".join(filter(None, [unit.name, path, name]))
@@ -129,7 +131,7 @@ def attributes_with_placeholders(units: Iterable[Unit], tensor: Tensor | None = 
 
 
 def holds_placeholders(item: Any, tensor: Tensor | None = None) -> bool:
-    """Tell whether there is a placeholder, or this one, in an object."""
+    """Returns whether an object holds a placeholder, or the given one."""
     return any(
         isinstance(found, FakeTensor) and (tensor is None or found is tensor)
         for found in reachable_tensors(item)
@@ -137,7 +139,7 @@ def holds_placeholders(item: Any, tensor: Tensor | None = None) -> bool:
 
 
 def reachable_tensors(item: Any, depth: int = _DEEPEST) -> Iterator[Tensor]:
-    """Give the tensors in an object's containers and attributes, those of modules excepted."""
+    """Yields the tensors in an object's containers and attributes, except those of modules."""
     if isinstance(item, Tensor):
         yield item
     elif depth == 0 or isinstance(item, (nn.Module, type, str, bytes, int, float, type(None))):
@@ -154,11 +156,11 @@ def reachable_tensors(item: Any, depth: int = _DEEPEST) -> Iterator[Tensor]:
 
 
 class Filled:
-    """Finds out whether a unit puts tensors into objects that it is given.
+    """Detects tensors that a unit puts into its arguments.
 
     Args:
-        args: Of the unit.
-        kwargs: Of the unit.
+        args: The positional arguments of the unit.
+        kwargs: The keyword arguments of the unit.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -166,16 +168,17 @@ class Filled:
         self._before = [list(reachable_tensors(item)) for _, item in self._given]
 
     def check(self, unit: str) -> None:
-        """Refuse tensors that were not there before.
+        """Raises if an argument contains tensors that were not there before the call.
 
         Raises:
-            ValueError: There are some.
+            ValueError: An argument contains new tensors.
         """
         for (name, item), before in zip(self._given, self._before, strict=True):
             known = {id(tensor) for tensor in before}
             if any(id(tensor) not in known for tensor in reachable_tensors(item)):
                 raise ValueError(
-                    f"[smdp] module {unit!r} puts tensors into the {type(item).__name__} that it is given as"
-                    f" {name!r}. They would stay on its own rank, and other stages see none. Return them"
-                    " instead; of a cache of keys and values, call the model with use_cache=False."
+                    f"[smdp] module {unit!r} puts tensors into the {type(item).__name__} that it gets as"
+                    f" {name!r}. They would exist only on this module's rank and be missing on other stages."
+                    " Return them instead; for a cache of keys and values, call the model with"
+                    " use_cache=False."
                 )

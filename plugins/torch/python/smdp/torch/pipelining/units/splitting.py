@@ -1,4 +1,4 @@
-"""Which stage runs which module, and which stages use which parameter."""
+"""The assignment of a model's modules and parameters to stages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from smdp.torch.pipelining.units.unit_call import Unit
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A model, cut.
+    """A model that is cut into stages.
 
     Attributes:
-        trace: Its units, in execution order.
-        partition: Their stages, with predicted times and bytes.
-        stages: Virtual stage of each call of each unit, by name.
-        weights: Virtual stages that use each parameter, under its first name, in the model's order.
+        trace: The units in execution order.
+        partition: The stages, with predicted times and bytes.
+        stages: For each unit, by name, the virtual stage of each of its calls.
+        weights: For each parameter, by its first name and in the model's order, the virtual stages that use
+            it.
     """
 
     trace: Trace
@@ -31,13 +32,13 @@ class Split:
     weights: dict[str, frozenset[int]]
 
     def tied(self) -> list[list[int]]:
-        """Give the groups of virtual stages that share a weight."""
+        """Returns the groups of virtual stages that share a weight."""
         groups = {tuple(sorted(stages)) for stages in self.weights.values()}
         return [list(group) for group in sorted(groups) if len(group) > 1]
 
 
 def stages_of_units(trace: Trace, partition: Partition) -> dict[str, tuple[int, ...]]:
-    """Give the virtual stage of each call; the trace names a second call "name#2"."""
+    """Returns the virtual stage of each call of each unit; the trace names a second call "name#2"."""
     stage_of = {
         trace.units[unit].name: stage for stage, part in enumerate(partition.stages) for unit in part.units
     }
@@ -51,12 +52,12 @@ def stages_of_units(trace: Trace, partition: Partition) -> dict[str, tuple[int, 
 def users_of_weights(
     model: nn.Module, stages: Mapping[str, tuple[int, ...]], uses: Mapping[str, set[int]]
 ) -> dict[str, frozenset[int]]:
-    """Give the stages that use each parameter.
+    """Returns the stages that use each parameter.
 
     Args:
         model: The whole model.
-        stages: Of its units.
-        uses: Stages that use a parameter outside units, by its first name.
+        stages: The stages of its units.
+        uses: The stages that use a parameter outside units, by the parameter's first name.
     """
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     users: dict[str, set[int]] = {name: set(uses.get(name, ())) for name in first_names.values()}
@@ -72,7 +73,7 @@ def users_of_weights(
 
 
 def _nearest(parameter: str, units: list[str], stages: Mapping[str, tuple[int, ...]]) -> int:
-    """Give the stage of the first unit under the module that holds a parameter, or the last stage."""
+    """Returns the stage of the first unit under the module that holds a parameter, or else the last stage."""
     holder = parameter.rpartition(".")[0]
     for unit in units:
         if not holder or unit.startswith(holder + "."):
@@ -83,7 +84,7 @@ def _nearest(parameter: str, units: list[str], stages: Mapping[str, tuple[int, .
 def keep_own(
     model: nn.Module, weights: Mapping[str, frozenset[int]], own: set[int], pipe: Callable[[], Any]
 ) -> None:
-    """Replace the parameters that other ranks hold by meta tensors, and mark all of them."""
+    """Replaces the parameters that other ranks hold by meta tensors, and marks all parameters."""
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     kept: dict[int, Parameter] = {}
     for module in model.modules():
@@ -102,6 +103,6 @@ def keep_own(
 
 
 def make_units(model: nn.Module, stages: Mapping[str, tuple[int, ...]]) -> list[Unit]:
-    """Take over the forwards of the units."""
+    """Replaces the forward of each unit, and returns the units."""
     modules = dict(model.named_modules(remove_duplicate=False))
     return [Unit(name, modules[name], calls) for name, calls in stages.items()]

@@ -1,4 +1,4 @@
-"""A module that is never cut: calling it during a step goes through the interpreter."""
+"""A unit: a module that is never cut, whose calls go through the interpreter during a step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from smdp.torch.pipelining.units.wording import Wording
 
 
 class Unit:
-    """Takes the place of a module's forward.
+    """Replaces the forward of a module.
 
     Args:
         name: Dotted path of the module.
-        module: The module; its `forward` becomes this object's.
-        stages: Virtual stage of each of its calls in one forward of the model.
+        module: The module; its `forward` becomes a method of this object.
+        stages: The virtual stage of each of its calls in one forward of the model.
 
     Attributes:
         plain: The module's own forward.
-        original: The same, or what compile() made of it.
+        original: The same function, or its compiled form after compile().
     """
 
     def __init__(self, name: str, module: nn.Module, stages: tuple[int, ...]) -> None:
@@ -34,28 +34,29 @@ class Unit:
         self.original = self.plain
         self._stages = stages
         self._was_own = vars(module).get("forward")
-        # An attribute of the instance: the class, and with it isinstance() and other modules, stay as is.
+        # Set on the instance, which does not affect the class, isinstance() or other modules.
         module.forward = self._forward
 
     def stage_of(self, call: int, wording: Wording) -> int:
-        """Give the stage of a call.
+        """Returns the stage of a call.
 
         Raises:
-            ValueError: The split knows of fewer calls.
+            ValueError: The split has fewer calls of this module.
         """
         if call >= len(self._stages):
             raise ValueError(
-                f"[smdp] module {self.name!r} is called {call + 1} times in one forward, the split knows of"
-                f" {len(self._stages)}. {wording.traced}, so that the split follows the model's path."
+                f"[smdp] module {self.name!r} is called {call + 1} times in one forward, but"
+                f" {len(self._stages)} times in the split. {wording.traced}, so that the split follows the"
+                " order of calls in the model."
             )
         return self._stages[call]
 
     def compile(self) -> None:
-        """Let `torch.compile` make the calls that compute; placeholders need none."""
+        """Compiles the calls that compute with `torch.compile`; calls on placeholders are not compiled."""
         self.original = torch.compile(self.plain)
 
     def restore(self) -> None:
-        """Give the module its own forward back."""
+        """Restores the module's own forward."""
         vars(self.module).pop("forward", None)
         if self._was_own is not None:
             self.module.forward = self._was_own
@@ -63,11 +64,11 @@ class Unit:
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not is_running():
             return self.original(*args, **kwargs)
-        # As with any mode, the interpreter is off while it carries out the call.
+        # Like any torch mode, the interpreter is off while it handles the call.
         above: list[Any] = []
         call_unit = mode = None
         while call_unit is None:
-            if not _len_torch_function_stack():  # a part of another unit as well, which is being carried out
+            if not _len_torch_function_stack():  # called inside another unit, which is running
                 _push(above)
                 return self.original(*args, **kwargs)
             mode = _pop_mode()
@@ -84,7 +85,7 @@ class Unit:
 
 @contextlib.contextmanager
 def under(modes: Sequence[Any]) -> Iterator[None]:
-    """Run a unit's own forward under the modes of torch that are around its call, the outermost first."""
+    """Runs a unit's own forward under the torch modes that surround its call, outermost first."""
     _push(modes)
     try:
         yield

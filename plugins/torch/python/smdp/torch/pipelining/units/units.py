@@ -1,4 +1,4 @@
-"""Which modules of a model are never cut."""
+"""Finds the units of a model: the modules that are never cut."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from torch import nn
 
 from smdp._shown import counted
 
-# They have no forward of their own, so something around them calls their children.
+# These have no forward, so a module around them calls their children.
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def find_units(
     model: nn.Module, least: int = 1, must_be_cut: Callable[[nn.Module], bool] | None = None
 ) -> tuple[str, ...]:
-    """Give the names of the modules that are never cut, in module order.
+    """Returns the names of the modules that are never cut, in module order.
 
-    The model itself is taken apart, and so is each module in it that is or contains a list (`ModuleList` or
-    `Sequential`) of two or more blocks with parameters. A block is a unit and stays whole, unless it contains
-    a list of blocks itself: two or more of one class, each with modules two levels deep (a stage of Swin, but
-    neither T5's layers in a block nor the experts of a mixture). What is beside the lists are units as well:
-    embeddings, the last norm, the head. Modules without parameters are none: every rank runs them.
+    The model itself is split into its parts, and so is each module that is or contains a list (`ModuleList`
+    or `Sequential`) of two or more blocks with parameters. A block stays whole and is a unit, unless it
+    contains a list of blocks itself: two or more blocks of one class, each with modules two levels deep. This
+    applies to a stage of Swin, but not to T5's layers in a block or the experts of a mixture. Modules next to
+    the lists are also units: embeddings, the last norm, the head. Modules without parameters are not units,
+    because every rank runs them.
 
-    If that gives fewer than `least`, the largest unit that can be taken apart is, until they are enough.
+    If this yields fewer than `least` units, the largest unit that has parts is split until there are enough.
 
     Args:
-        model: Whose forward calls these modules.
-        least: Stages that the units must suffice for.
-        must_be_cut: Modules that are taken apart in any case, if they can be.
+        model: The model whose forward calls these modules.
+        least: Minimum number of units, which is the number of stages.
+        must_be_cut: Returns whether a module is split in any case, if it has parts.
 
     Returns:
-        Dotted names; a module with two names has its first. "" is the model itself, if it has parameters and
-        nothing to take apart.
+        Dotted names; a module with several names has its first one. "" is the model itself, if it has
+        parameters and no parts.
 
     Raises:
-        ValueError: There are fewer than `least`, or no parameters at all.
+        ValueError: There are fewer than `least` units, or no parameters.
     """
     if not isinstance(least, int) or least < 1:
-        raise ValueError(f"[smdp] stages must be an integer of 1 or more, not {least!r}")
+        raise ValueError(f"[smdp] stages must be an integer of at least 1, not {least!r}")
     if not _has_parameters(model):
-        raise ValueError(f"[smdp] {type(model).__name__} has no parameters: there is nothing to split")
+        raise ValueError(f"[smdp] {type(model).__name__} has no parameters, so there is nothing to split")
     # torch lists a shared module once, under its first name.
     names = {id(module): name for name, module in model.named_modules()}
     units = _distinct(_units(model, is_block=False, is_root=True))
@@ -52,19 +53,19 @@ def find_units(
             found = ", ".join(names[id(unit)] or type(model).__name__ for unit in units)
             raise ValueError(
                 f"[smdp] {type(model).__name__} has {counted(len(units), 'module')} that can be on a stage "
-                f"({found}), fewer than the {counted(least, 'stage')} asked for; use stages={len(units)} or "
-                "fewer, or put its layers into modules of their own, in an nn.ModuleList"
+                f"({found}), fewer than the {counted(least, 'stage')} requested; use stages={len(units)} or "
+                "fewer, or put its layers into separate modules in an nn.ModuleList"
             )
         units = _with_parts_of(largest, units)
     return tuple(sorted((names[id(unit)] for unit in units), key=list(names.values()).index))
 
 
 def glue_parameters(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
-    """Give the names of the parameters that no unit has: they hang on modules that were taken apart.
+    """Returns the names of the parameters that belong to no unit, because their modules were split.
 
     Args:
-        model: The units' model.
-        units: As find_units() gives them.
+        model: The model of the units.
+        units: The names returned by find_units().
 
     Returns:
         Names in the order of `named_parameters()`, without tied ones that a unit has under another name.
@@ -87,7 +88,7 @@ def _units(module: nn.Module, *, is_block: bool, is_root: bool = False) -> Itera
             yield module
         return
     for part in parts:
-        # nn.Sequential(features, nn.Flatten(), head): features are layers in a row, no block.
+        # nn.Sequential(features, nn.Flatten(), head): features is a row of layers and not a block.
         is_row = is_root and isinstance(part, nn.Sequential)
         yield from _units(part, is_block=is_block or (_is_list(module) and not is_row))
 

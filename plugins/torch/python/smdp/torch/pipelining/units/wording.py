@@ -1,4 +1,4 @@
-"""What messages call things: several APIs split models, and a message names the one that the user wrote."""
+"""The wording of messages: several APIs split models, and a message names the one that the user called."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
-    """The words of one API.
+    """Phrases of messages that depend on the API.
 
     Attributes:
-        split: What is given the model.
-        compiled: How a model is compiled there.
-        traced: What makes the split follow the order in which modules run.
-        step: How the split model is run.
-        backward: What the schedule runs the backward of.
+        split: The call that splits the model.
+        compiled: How to compile the model.
+        traced: How to make the split follow the order in which modules run.
+        step: How to run the split model.
+        backward: The loss whose backward the schedule runs.
     """
 
     split: str
@@ -26,8 +26,8 @@ class Wording:
 
 PIPELINE = Wording(
     split="pipeline()",
-    compiled="compile=True lets torch.compile make its modules",
-    traced="Give pipeline() example_inputs",
+    compiled="use compile=True to compile its modules",
+    traced="Pass example_inputs to pipeline()",
     step="use train_step(batch, loss_fn), eval_step(batch, loss_fn) or run_step(program, microbatches)",
-    backward="what the loss function of train_step() returns, or backward(loss) of the split model is given",
+    backward="the loss that train_step()'s loss_fn returns, or that the split model's backward() gets",
 )
