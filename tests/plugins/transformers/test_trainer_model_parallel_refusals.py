@@ -75,9 +75,9 @@ def refused() -> None:
     elsewhere = torch.optim.SGD(lm.model().parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"optimizers=.SGD, .*holds no parameter of this rank"):
         mp.trainer(optimizers=(elsewhere, None)).train()
-    with pytest.raises(ValueError, match="ranks 0 and 1 hold stages of one pipeline and have read different"):
+    with pytest.raises(ValueError, match="ranks 0 and 1 belong to one pipeline but have read different"):
         mp.trainer(train_dataset=lm.rows(16, first=16 * int(os.environ["RANK"]))).train()
-    with pytest.raises(ValueError, match="ranks 0 and 1 hold stages of one pipeline and have read different"):
+    with pytest.raises(ValueError, match="ranks 0 and 1 belong to one pipeline but have read different"):
         mp.trainer(data_collator=going_apart()).train()
 
 

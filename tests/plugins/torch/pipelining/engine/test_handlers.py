@@ -115,7 +115,7 @@ def test_only_the_passes_run_that_a_feature_asks_for() -> None:
     assert [action.text for action in row] == table.rows[0] == schedule.rows[0]
     table, _ = lower(schedule, [Computations(), TransferActions()], Plan(), 0, has_backward=True)
     assert {action.kind for action in read_row(table.rows[0])} == {"F", "B", "SEND_F", "RECV_B"}
-    with pytest.raises(ValueError, match="Sharding and Both both ask for the pass 'unshard'"):
+    with pytest.raises(ValueError, match="features Sharding and Both both request the pass 'unshard'"):
         lower(schedule, [Sharding(), Both()], Plan(), 0, has_backward=True)
 
 

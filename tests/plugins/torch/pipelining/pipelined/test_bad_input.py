@@ -74,7 +74,7 @@ def arguments_of_pipeline() -> None:
         split(Chain(2), schedule="interleaved_1f1b", virtual_stages=4)
     with refused("'layer.3'", "did you mean 'layers.3'"):
         split(pins={"layer.3": 0})
-    with refused("'layers.5' on stage 0, but 'layers.2', which runs before it, on stage 1"):
+    with refused("'layers.5' to stage 0, but 'layers.2', which runs before it, to stage 1"):
         split(pins={"layers.2": 1, "layers.5": 0})
     with refused("pins", "stage 7", kind=(ValueError, TypeError)):
         split(pins={"layers.2": 7})
@@ -83,7 +83,7 @@ def arguments_of_pipeline() -> None:
     with refused("assigns 'layers.0' to stage 1, which leaves 0 modules for 1 stage before 'layers.0'"):
         split(pins={"layers.0": 1})
     tied = made(lambda: Language(tied=True))
-    with refused("assigns 'head' to stage 0, .*share a weight may lie on two stages"):
+    with refused("assigns 'head' to stage 0, .*share a weight may be on two stages"):
         split(tied, example_inputs=batches(1, 8)[0], pins={"words": 0, "head": 0})
     for wrapped, words in (
         (torch.compile(made(Chain)), "wrapped in OptimizedModule; .*_orig_mod.*compile=True"),
@@ -100,7 +100,7 @@ def arguments_of_pipeline() -> None:
     with refused("missing a required argument: 'x': 'xs'; did you mean 'x'"):
         pipe.train_step({"xs": rows()[0]["x"]}, square_loss)
     other = {"x": rows()[0]["x"] + dist.get_rank(), "y": rows()[0]["y"]}
-    with refused("ranks 0 and 1 hold stages of one pipeline and have read different batches"):
+    with refused("ranks 0 and 1 belong to one pipeline but have read different batches"):
         pipe.train_step(other, square_loss)
     pipe = split(Optional(), example_inputs={"x": rows()[0]["x"]})
     part = {"x": rows()[0]["x"], "attention_masks": torch.ones(8, 1)}
@@ -108,7 +108,7 @@ def arguments_of_pipeline() -> None:
         "Optional does not take a key of the batch: 'attention_masks'; did you mean 'attention_mask'"
     ):
         pipe.train_step(part, lambda output: output.mean())
-    with refused("loss_fn is a Bilinear that trains weight, bias, .*make it a part of the model"):
+    with refused("loss_fn is a Bilinear that trains weight, bias, .*Make it part of the model"):
         split().train_step(rows()[0], nn.Bilinear(2, 2, 1))
     x = rows()[0]["x"]
     pipe = split(Open(), example_inputs={"x": x})
@@ -117,7 +117,9 @@ def arguments_of_pipeline() -> None:
             {"x": rows()[0]["x"], "atention_mask": torch.ones(8, 1)}, lambda output: output.mean()
         )
     pipe.train_step({"x": rows()[0]["x"], "something_else": torch.ones(8, 1)}, lambda output: output.mean())
-    with pytest.raises(TypeError, match=r"sees the gradients of one stage only; use smdp\.torch\.GradScaler"):
+    with pytest.raises(
+        TypeError, match=r"only the gradients of this rank's stages; use smdp\.torch\.GradScaler"
+    ):
         pipe.train_step(rows()[0], lambda output: output.mean(), scaler=torch.amp.GradScaler("cpu"))
     with refused("no tensor"):
         split(example_inputs={"x": 3})
@@ -133,11 +135,11 @@ def arguments_of_pipeline() -> None:
         split(nn.ReLU(), example_inputs=None)
     model = made(Chain)
     pipe = split(model)
-    with refused("has been split already; use what pipeline"):
+    with refused("has already been split; use the module that pipeline"):
         split(pipe)
     with refused("'layers.0'", "use_reentrant=False"):
         split(Reentrant())
-    with refused("belongs to a pipeline already"):
+    with refused("already belongs to a pipeline"):
         split(model)
     with refused("DistributedDataParallel", "itself"):
         split(nn.parallel.DistributedDataParallel(made(Chain)))
@@ -222,9 +224,9 @@ class Skips(Chain):
 
 
 def values_that_are_not_returned() -> None:
-    with refused("'layers.0' puts tensors into the list that it is given as 'argument 1'", "Return them"):
+    with refused("'layers.0' puts tensors into the list that it gets as 'argument 1'", "Return them"):
         split(Skips())
-    with refused("uses a tensor that a module of another rank .*'layers.0.last'", "Return it"):
+    with refused("uses a tensor that a module on another rank .*'layers.0.last'", "Return the tensor"):
         split(Kept())
     pipe = split(LookedAt(), pins={"layers.0": 0, "layers.7": 1})
     with refused("layers.7 uses a placeholder.*'layers.0.last'", kind=(ValueError, RuntimeError)):
@@ -280,19 +282,19 @@ def loss_functions() -> None:
         return output.mean()
 
     for loss_fn, words in (
-        (lambda output: y * 2, ["depends on no stage"]),
-        (lambda output: 3.0, ["float", "depends on no stage"]),
+        (lambda output: y * 2, ["does not depend on any stage"]),
+        (lambda output: 3.0, ["float", "does not depend on any stage"]),
         (lambda output: None, ["NoneType"]),
         (lambda output: output, [r"float32\[2, 1\]", "one number", "mean"]),
         (lambda output: output.mean().detach(), ["no gradient", "detached"]),
         (lambda output: output.mean() > 0, ["no gradient"]),
-        (backward, ["backward", "loss function of train_step"]),
+        (backward, ["backward", "loss_fn returns"]),
         (hooked, ["register_hook"]),
         (lambda output: output[output > 0].mean(), ["code around the model", "shape", "where"]),
         (lambda output: output @ output, ["code around the model", "matmul", "fails"]),
         (lambda output: (output.mean(), 1, 2), ["tuple"]),
         (lambda output: output.mean() * torch.exp(weight)[0], [r"float32\[1\]", "requires_grad_"]),
-        (lambda output: (output * weight).mean(), [r"float32\[1\]", "split model does not have"]),
+        (lambda output: (output * weight).mean(), [r"float32\[1\]", "not part of the split model"]),
     ):
         pipe = split()
         with refused(*words, kind=both):

@@ -1,1 +1,1 @@
-"""Pipelines: a model's stages on several ranks, by ghost execution."""
+"""Pipeline parallelism by ghost execution: the stages of a model run on several ranks."""

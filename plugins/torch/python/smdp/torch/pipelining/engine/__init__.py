@@ -1,1 +1,1 @@
-"""Microbatches, schedule tables and the step."""
+"""Runs training steps: microbatches, schedule tables and their execution."""

@@ -1,4 +1,4 @@
-"""Rows of a schedule, read once."""
+"""Parses the rows of a schedule into actions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ COMPUTATIONS = ("F", "I", "W", "B")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a rank does next.
+    """One action of a rank.
 
     Attributes:
         kind: F, I, W, B, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD or REDUCE_TIED.
-        stage: Virtual stage.
-        microbatch: -1 where it is of none; of REDUCE_TIED the group.
+        stage: The virtual stage.
+        microbatch: The microbatch, or -1. For REDUCE_TIED, the group of tied weights.
         other: The stage at the other end of a transfer.
-        text: As the schedule writes it.
+        text: The action as written in the schedule.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Action:
 
 
 def read_row(row: list[str]) -> list[Action]:
-    """Give the actions of a rank; an overlapped pair is its forward and its backward, one after the other."""
+    """Returns the actions of a row; an overlapped pair becomes its forward followed by its backward."""
     actions: list[Action] = []
     for text in row:
         pair = _PAIR.fullmatch(text)
@@ -43,7 +43,7 @@ def read_row(row: list[str]) -> list[Action]:
 def _read(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ValueError(f"[smdp] action {text!r} is not one that the engine executes")
+        raise ValueError(f"[smdp] the engine cannot execute schedule action {text!r}")
     stage, kind, microbatch, other = match.groups()
     neighbour = {"SEND_F": 1, "RECV_B": 1, "RECV_F": -1, "SEND_B": -1}.get(kind, 0)
     return Action(

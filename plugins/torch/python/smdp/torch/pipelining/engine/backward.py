@@ -1,4 +1,4 @@
-"""The backward of one stage for one microbatch: gradients come from its consumers and go to its sources."""
+"""The backward of one stage for one microbatch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from smdp.torch.pipelining.transfers.transfers import dense_strides, laid_out
 
 
 def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Tensor], Tensor]) -> None:
-    """Accumulate gradients of the stage's parameters, and leave those of its inputs in `gradients`.
+    """Accumulates the gradients of the stage's parameters and stores those of its inputs in `gradients`.
 
     Parameters whose gradients are postponed are left to backward_weight().
 
     Args:
-        plan: Edges.
-        microbatch: Its values; those of this stage are forgotten.
-        stage: Virtual stage.
-        scale: Makes of the microbatch's loss what backward begins with.
+        plan: The plan of the step, which lists the values that cross stages.
+        microbatch: Holds the values of this stage, which are released here.
+        stage: The virtual stage.
+        scale: Returns the tensor from which backward starts, given a microbatch's loss.
     """
     roots: list[Tensor | GradientEdge | None] = []
     gradients: list[Tensor | None] = []
@@ -54,9 +54,9 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
             torch.autograd.backward(roots, gradients)
     for value, leaf in leaves:
         if value.has_gradient:
-            # Edges are static: what the stage did not use after all gets zeros.
+            # The set of gradients is fixed, so an input that the stage did not use gets zeros.
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            # .grad has the strides of its leaf, which is not what one process goes on with.
+            # .grad has the strides of its leaf; a single process would continue with other strides.
             if stage not in value.gradient_strides:
                 _note_strides(value, stage, gradient)
             strides = value.gradient_strides[stage]
@@ -64,9 +64,9 @@ def backward(plan: Plan, microbatch: Microbatch, stage: int, scale: Callable[[Te
         elif leaf.grad is not None:
             raise RuntimeError(
                 f"[smdp] {value.text()} of stage {value.stage} has a gradient on stage {stage} in microbatch"
-                f" {microbatch.index}, and had none in the first microbatch of these shapes. Which values the"
-                " loss depends on may not change from microbatch to microbatch: multiply by 0 instead of"
-                " leaving out or detaching."
+                f" {microbatch.index}, but had none in the first microbatch with these shapes. The loss must"
+                " depend on the same values in every microbatch: multiply a value by 0 instead of omitting or"
+                " detaching it."
             )
 
 
@@ -75,7 +75,7 @@ def _note_strides(value: Value, stage: int, gradient: Tensor) -> None:
 
 
 def backward_weight(microbatch: Microbatch, stage: int) -> None:
-    """Accumulate the gradients that backward() has postponed."""
+    """Accumulates the weight gradients that backward() postponed."""
     postponed = microbatch.gradients.take_postponed(stage)
     if postponed is not None:
         with without_autocast():

@@ -1,4 +1,4 @@
-"""Forward and backward of the stages of a rank."""
+"""Handlers for the forward and backward of this rank's stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smdp.torch.pipelining.engine.step_run import StepRun
 
 
 class Computations(ActionHandler):
-    """Performs F, B, I and W."""
+    """Performs the actions F, B, I and W."""
 
     kinds = frozenset(COMPUTATIONS)
 
@@ -33,6 +33,6 @@ def _forward(action: Action, run: StepRun) -> None:
 
 def _backward_input(action: Action, run: StepRun) -> None:
     microbatch = run.microbatches[action.microbatch]
-    # Who is to send the gradient may wait for a value that this rank has yet to hand round.
+    # The rank that sends the gradient may itself be waiting for a value from this rank.
     run.wait_until(lambda: run.step.reading <= 0 or microbatch.gradients.are_there(action.stage))
     backward(run.plan, microbatch, action.stage, run.scale)

@@ -1,7 +1,7 @@
-"""Functions that stop half-way and go on later: a microbatch waits at a stage boundary in the model's code.
+"""Functions that can suspend, such as a microbatch that waits at a stage boundary inside the model's code.
 
-Threads and not coroutines, because torch keeps grad mode and autocast per thread, and the model's code knows
-nothing of being stopped. Control is handed over strictly: exactly one thread runs.
+They run on threads instead of Python coroutines because the model's code is not written to be suspended, and
+because torch keeps grad mode and autocast per thread. Exactly one of the threads runs at any time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import threading
 import weakref
 from collections.abc import Callable
 
-# What is written to a counter is added to it.
+# An eventfd adds each written number to its counter.
 _COUNT_TO_STOP = 1 << 32
 _ONE = (1).to_bytes(8, "little")
 _STOP = _COUNT_TO_STOP.to_bytes(8, "little")
 
 
 class Abandoned(BaseException):
-    """Ends a suspended function that nobody will resume; no `except Exception` of a model catches it."""
+    """Ends a suspended function that will not be resumed; a model's `except Exception` does not catch it."""
 
 
 class Coroutine:
-    """One function on a thread of its own."""
+    """One function that runs on its own thread."""
 
     def __init__(self, pool: CoroutinePool, function: Callable[[], None]) -> None:
         self._pool = pool
@@ -33,7 +33,7 @@ class Coroutine:
         self.is_finished = False
 
     def resume(self) -> None:
-        """Run until the function suspends or ends; raises what it raises."""
+        """Runs until the function suspends or ends, and raises any exception that the function raised."""
         if self._worker is None:
             self._worker = self._pool.take()
         self._worker.switch_to(self)
@@ -42,10 +42,10 @@ class Coroutine:
             raise error
 
     def suspend(self) -> None:
-        """Give control back to who resumed. Called by the function itself.
+        """Returns control to the caller of resume(). Called by the function itself.
 
         Raises:
-            Abandoned: Nobody wants it to go on.
+            Abandoned: The function is to end here.
         """
         assert self._worker is not None
         self._worker.switch_back()
@@ -53,30 +53,31 @@ class Coroutine:
             raise Abandoned
 
     def abandon(self) -> None:
-        """End a suspended function."""
+        """Ends a suspended function."""
         self._is_abandoned = True
         if self._worker is not None and not self.is_finished:
             self._worker.switch_to(self)
 
     def run(self) -> None:
-        """Run the function to its end, on the worker's thread."""
+        """Runs the function to its end, on the worker's thread."""
         try:
             if self._function is not None and not self._is_abandoned:
                 self._function()
         except Abandoned:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to who resumed
+        except BaseException as error:  # noqa: BLE001 - resume() raises it
             self._error = error
         self.is_finished = True
-        self._function = None  # which has this coroutine
+        self._function = None  # breaks the reference cycle with this coroutine
 
 
 class _Worker:
-    """A thread that runs one coroutine after the other.
+    """A thread that runs one coroutine at a time.
 
-    Control is handed over by the kernel's counters: who writes to one reads the other at once, so the kernel
-    goes on with the other thread on the same core. Python's locks take four to ten times as long, where the
-    other cores are busy: they wake the thread once for the lock and once more for the interpreter.
+    Control is handed over by eventfd counters. A thread that writes to one counter reads the other at once,
+    so the kernel continues with the other thread on the same core. Python's locks take four to ten times as
+    long while other cores are busy, because they wake the thread once for the lock and once more for the
+    interpreter.
     """
 
     def __init__(self, pool: CoroutinePool) -> None:
@@ -101,7 +102,7 @@ class _Worker:
             os.write(self._go, _STOP)
 
     def close(self) -> None:
-        """Let go of the counters; the thread has ended, or is the parent's of a forked process."""
+        """Closes the counters once the thread has ended, or in a forked child, which does not have it."""
         os.close(self._go)
         os.close(self._done)
         self._go = self._done = -1
@@ -110,10 +111,10 @@ class _Worker:
         while int.from_bytes(os.read(self._go, 8), "little") < _COUNT_TO_STOP:
             coroutine = self._coroutine
             if coroutine is None:
-                continue  # the main thread was interrupted while the coroutine ran, and has ended it since
+                continue  # an interrupt hit the main thread while the coroutine ran, which has ended since
             coroutine.run()
             self._coroutine = None
-            # What has ended must not be held until this thread is used again.
+            # An idle thread must not keep the finished coroutine alive.
             del coroutine
             self._pool.put_back(self)
             os.write(self._done, _ONE)
@@ -125,7 +126,7 @@ _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A child has none of the threads, and must not wake its parent's."""
+    """Closes the workers in a forked child, which has no threads and must not wake those of its parent."""
     for worker in list(_workers):
         worker.close()
     _workers.clear()
@@ -135,24 +136,24 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class CoroutinePool:
-    """Threads for as many functions as are under way at once; the last one used is used again first."""
+    """Worker threads for suspended functions; the most recently used idle thread is used first."""
 
     def __init__(self) -> None:
         self._idle: list[_Worker] = []
 
     def start(self, function: Callable[[], None]) -> Coroutine:
-        """Returns a coroutine that runs nothing before its first resume()."""
+        """Returns a coroutine that does not run before its first resume()."""
         return Coroutine(self, function)
 
     def take(self) -> _Worker:
-        """Give a thread that has nothing to do."""
+        """Returns an idle worker thread."""
         return self._idle.pop() if self._idle else _Worker(self)
 
     def put_back(self, worker: _Worker) -> None:
-        """Take a thread whose function has ended."""
+        """Takes back a thread whose function has ended."""
         self._idle.append(worker)
 
     def close(self) -> None:
-        """End the idle threads."""
+        """Ends the idle threads."""
         while self._idle:
             self._idle.pop().stop()

@@ -1,4 +1,4 @@
-"""Executes one rank's row of a schedule: what is done, and when, stands in the table."""
+"""Executes one rank's row of a schedule."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from smdp.torch.pipelining.engine.actions import COMPUTATIONS, Action
 from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.step_run import StepRun
 
-# Receives are posted so many computations ahead of the place where the schedule has them.
+# How many computations ahead of their place in the schedule receives are posted.
 _AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """When an action ran, in nanoseconds of time.monotonic_ns(), and for how many it waited for others."""
+    """When an action ran and how long it waited for other ranks, in ns of time.monotonic_ns()."""
 
     text: str
     start: int
@@ -29,8 +29,8 @@ class Executor:
     """Runs the actions of one step.
 
     Args:
-        row: This rank's actions.
-        handlers: Who performs them.
+        row: The actions of this rank.
+        handlers: The handlers that perform them.
     """
 
     def __init__(self, row: Sequence[Action], handlers: Handlers) -> None:
@@ -41,7 +41,7 @@ class Executor:
         self.timeline: list[Timed] = []
 
     def execute(self, run: StepRun) -> None:
-        """Runs all actions, and all microbatches to their ends.
+        """Runs all actions, and then all microbatches to their ends.
 
         Raises:
             smdp.SmdpError: A transfer failed; the message names the action.
@@ -63,7 +63,7 @@ class Executor:
         run.finish()
 
     def _post(self, run: StepRun) -> None:
-        """Begins what comes up to the second computation from here, in the order of the row."""
+        """Posts the actions up to the second computation from here, in the order of the row."""
         while self._ahead < _AHEAD and self._posted < len(self._row):
             action = self._row[self._posted]
             self._posted += 1

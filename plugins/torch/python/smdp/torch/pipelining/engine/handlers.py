@@ -1,8 +1,8 @@
-"""What performs the actions of a schedule: each handler some kinds of them.
+"""Handlers, each of which performs some kinds of schedule actions.
 
-A feature with actions of its own, such as gathering sharded parameters before a stage computes, is one more
-handler. The handler also says how its actions get into the table, see `lowering.py`. The executor knows no
-handler by name.
+A feature with its own actions, such as gathering sharded parameters before a stage computes, is one more
+handler. The handler also adds its actions to the table, see `lowering.py`. The executor knows handlers only
+by the kinds of actions they perform.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class ActionHandler:
-    """Performs actions of some kinds, and is the feature of `lowering.py` that adds them.
+    """Performs actions of some kinds, and adds them to the table as a feature of `lowering.py`.
 
     Attributes:
-        kinds: Names of those, as a row has them.
+        kinds: Names of these kinds, as they appear in a row.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -30,11 +30,11 @@ class ActionHandler:
         return {}
 
     def lower(self, row: list[Action], table: schedules.Schedule, rank: int, plan: Plan) -> list[Action]:
-        """Returns a rank's row with actions that no pass adds. Default: as the table has it."""
+        """Returns a rank's row with actions that no pass adds. Default: the row unchanged."""
         return row
 
     def post(self, action: Action, run: StepRun) -> None:
-        """Begins an action that is some computations ahead, in the order of the row. Default: nothing."""
+        """Begins an action some computations before its place in the row. Default: does nothing."""
 
     def perform(self, action: Action, run: StepRun) -> None:
         """Performs an action at its place in the row."""
@@ -42,7 +42,7 @@ class ActionHandler:
 
 
 class Handlers:
-    """The handlers of a pipeline, by the kinds of their actions."""
+    """The handlers of a pipeline, by the kinds of actions they perform."""
 
     def __init__(self, handlers: Iterable[ActionHandler] = ()) -> None:
         self._all: list[ActionHandler] = []
@@ -51,10 +51,10 @@ class Handlers:
             self.add(handler)
 
     def add(self, handler: ActionHandler) -> None:
-        """Adds a handler, before the first step.
+        """Adds a handler; call it before the first step.
 
         Raises:
-            ValueError: Another handler performs one of its kinds.
+            ValueError: Another handler already performs one of its kinds.
         """
         taken = sorted(handler.kinds & self._by_kind.keys())
         if taken:
@@ -64,10 +64,10 @@ class Handlers:
         self._by_kind.update(dict.fromkeys(handler.kinds, handler))
 
     def check(self, row: Sequence[Action]) -> None:
-        """Checks that each action of a row has a handler.
+        """Checks that every action of a row has a handler.
 
         Raises:
-            ValueError: One has none.
+            ValueError: An action has no handler.
         """
         for action in row:
             if action.kind not in self._by_kind:

@@ -1,4 +1,4 @@
-"""Values of stages that every rank gets, because the host reads them or the program returns them."""
+"""Values of a stage that every rank needs because host code reads them or the program returns them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from smdp.torch.pipelining.transfers.late_results import expect, offer
 from smdp.torch.pipelining.transfers.transfers import dense_strides, laid_out, room_for
 
 _MOST_READS = 1 << 12
-# Of a host read that the plan does not have: ranks that agree on it are never that far apart.
+# Seconds. Applies to host reads that are not in the plan; ranks that agree on one are never this far apart.
 _LONGEST_DETOUR = 60.0
 
 
 class HostReads:
-    """Those of one microbatch, in the order in which its program asks for them.
+    """The host reads of one microbatch, in the order in which its program asks for them.
 
     Args:
-        step: What the microbatch shares with the others.
-        index: Its number.
-        control: Suspends the program until an answer has come.
+        step: The state shared by the microbatches of the step.
+        index: Index of the microbatch.
+        control: Suspends the program until an answer has arrived.
 
     Attributes:
-        same: Compares the program with those of other ranks while it is recorded; nothing suspends then.
+        same: Compares the program with those of other ranks while it is recorded, when nothing suspends.
+            None afterwards.
     """
 
     def __init__(self, step: Step, index: int, control: ProgramControl) -> None:
@@ -42,12 +43,12 @@ class HostReads:
         self._count = 0
 
     def fetch(self, value: Value, own: Callable[[], Tensor], *, later: bool) -> Tensor:
-        """Hand a value round, or suspend until it comes; or let others fetch it `later`.
+        """Returns the contents of a value on every rank: its owner sends them, the other ranks suspend.
 
         Args:
-            value: A stage's.
-            own: Gives its contents, where the stage is this rank's.
-            later: Nobody waits for it now.
+            value: A value computed by a stage.
+            own: Returns its contents on the rank that owns the stage.
+            later: Other ranks do not wait now; they fetch the contents when they are read.
         """
         known = self._fetched.get(value.index)
         if known is not None:
@@ -75,7 +76,7 @@ class HostReads:
         return found
 
     def describe(self, unit: Any, stage: int, result: Any) -> Any:
-        """Hand round shapes and dtypes of what a unit of a stage gave; give placeholders of it."""
+        """Returns placeholders for a unit's result, whose owner sends shapes and dtypes to the others."""
         step = self._step
         tags = self._next_tag(), self._next_tag()
         what = f"the shapes that module {unit.name!r} gives"
@@ -95,10 +96,10 @@ class HostReads:
         return drawn(description, step.ghosts)
 
     def wait(self, *, is_planned: bool) -> None:
-        """Wait for what the program awaits, without doing anything else.
+        """Waits for the value that the program is suspended on, without doing anything else.
 
         Raises:
-            RuntimeError: It is not in the plan, and its owner does not read it.
+            RuntimeError: The read is not in the plan, and the owner of the value does not perform it.
             smdp.SmdpError: The owner is gone, or the deadline has passed.
         """
         awaited = self._control.read
@@ -107,9 +108,9 @@ class HostReads:
         if not is_planned and not awaited.wait_for(_LONGEST_DETOUR):
             raise RuntimeError(
                 f"[smdp] in microbatch {self._index} the code around the model reads a value on this rank's"
-                " host that it did not read in the first one, and its owner has not in"
-                f" {_LONGEST_DETOUR:.0f} s."
-                " All ranks run the same program: read on every rank, and print on one."
+                " host that it did not read in the first microbatch, and the rank that owns the value has"
+                f" not read it within {_LONGEST_DETOUR:.0f} s. All ranks must run the same program: read the"
+                " value on every rank, and print it on one."
             )
         awaited.wait()
 
@@ -125,7 +126,7 @@ class HostReads:
         if self._count >= _MOST_READS:
             raise RuntimeError(
                 f"[smdp] the host reads more than {_MOST_READS} values of one microbatch; read a whole tensor"
-                " instead of its elements"
+                " at once instead of its elements"
             )
-        # A value that a rank has sent in vain, or offers, must not answer a read of a later step.
+        # A value that was sent or offered but never read must not answer a read of a later step.
         return (self._step.first_place + self._index) * _MOST_READS + self._count

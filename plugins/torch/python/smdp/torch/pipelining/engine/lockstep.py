@@ -1,8 +1,8 @@
-"""Host reads at fixed places of the table, so that equal ranks do the same things in the same order.
+"""Resumes host reads at fixed places of the table, so that ranks of one stage do the same in the same order.
 
-Without this feature a microbatch goes on as soon as its host read has been answered. Two ranks that hold the
-same stage may then run the code around the model before different units. Where units and that code have
-collectives of their own, as under tensor parallelism, such ranks would wait for each other forever.
+Without this feature a microbatch continues as soon as its host read is answered. Two ranks that hold the same
+stage may then run the code around the model before different units. If units and that code have their own
+collectives, as under tensor parallelism, the two ranks would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class Lockstep(ActionHandler):
-    """Performs RESUME: lets the program of a microbatch do all that follows a stage, up to the next stage.
+    """Performs RESUME, which lets the program of a microbatch run from one stage up to the next.
 
-    The answers come from other ranks, whose programs must get there as well. So all ranks resume a microbatch
-    at one moment of a simulated step, when the stage has ended its forward. A rank has then done only what
-    began before that moment, and none of it needs anything that begins later: no rank waits in a circle.
+    The answers come from other ranks, whose programs must reach the same point. All ranks therefore resume a
+    microbatch at the same moment of a simulated step: when the stage has ended its forward. By then a rank
+    has done only what began earlier, and none of that depends on anything that begins later, so no cycle of
+    waiting ranks can form.
     """
 
     kinds = frozenset({"RESUME"})
 
     def lower(self, row: list[Action], table: schedules.Schedule, rank: int, plan: Plan) -> list[Action]:
-        """Puts a RESUME before the first computation that begins after a stage whose program reads values."""
+        """Returns the row with a RESUME before the first computation after a stage with host reads."""
         simulation = schedules.simulate(table, forward=1, backward_input=1, backward_weight=1)
         lowest = min((action.stage for action in row if action.kind == "F"), default=table.stages)
-        # What follows the last stage is the code around the model, which may return values in any case.
+        # The code around the model follows the last stage, and may return values in any case.
         reading = {stage for stage in plan.reading_stages() if stage >= lowest} | {table.stages - 1}
         moments: list[tuple[float, int, int]] = []
         starts: dict[str, float] = {}
@@ -42,7 +43,7 @@ class Lockstep(ActionHandler):
         moments.sort(reverse=True)
         lowered: list[Action] = []
         for action in row:
-            # Transfers wait for nothing: those that come first need not wait for the answers.
+            # Transfers do not wait, so those at the front need not wait for the answers.
             if action.kind in COMPUTATIONS:
                 while moments and moments[-1][0] <= starts[action.text]:
                     lowered.append(_resume(*moments.pop()))
@@ -50,7 +51,7 @@ class Lockstep(ActionHandler):
         return lowered + [_resume(*moment) for moment in reversed(moments)]
 
     def perform(self, action: Action, run: StepRun) -> None:
-        """Resumes a microbatch, and waits for the answers that it needs."""
+        """Resumes a microbatch and waits for the answers that it needs."""
         run.microbatches[action.microbatch].catch_up(action.stage)
 
 

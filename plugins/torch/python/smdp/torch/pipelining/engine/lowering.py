@@ -1,7 +1,7 @@
-"""What a schedule of computations becomes before a rank executes it.
+"""Lowers a schedule of computations to the row of actions that a rank executes.
 
-The features of a pipeline decide. Each one says which of the core's passes over the whole table it needs, and
-may then put actions of its own into a rank's row.
+Each feature of a pipeline names the core's passes over the whole table that it needs, and may then add its
+own actions to the row of a rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class Passes(TypedDict, total=False):
-    """Passes over a table, as `smdp.pipeline.Schedule.lower()` takes them; what is left out does not run."""
+    """Arguments of `smdp.pipeline.Schedule.lower()`; a pass that is left out does not run."""
 
     skip_edges: Sequence[tuple[int, int]]
     unshard: int
@@ -28,14 +28,14 @@ class Passes(TypedDict, total=False):
 
 
 class Feature(Protocol):
-    """What changes the table of a step."""
+    """A feature that changes the table of a step."""
 
     def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
         """Returns the passes that this feature needs.
 
         Args:
-            plan: What the recording of the step has found.
-            has_backward: The step computes gradients.
+            plan: The plan recorded for the step.
+            has_backward: Whether the step computes gradients.
         """
 
     def lower(self, row: list[Action], table: schedules.Schedule, rank: int, plan: Plan) -> list[Action]:
@@ -43,11 +43,11 @@ class Feature(Protocol):
 
 
 class Lowered(NamedTuple):
-    """A table with everything that its execution needs.
+    """A table with all actions that its execution needs.
 
     Attributes:
         table: The rows of all ranks, after all passes.
-        row: That of one rank, with the actions that features have put into it.
+        row: The row of one rank, with the actions added by features.
     """
 
     table: schedules.Schedule
@@ -57,17 +57,17 @@ class Lowered(NamedTuple):
 def lower(
     schedule: schedules.Schedule, features: Iterable[Feature], plan: Plan, rank: int, *, has_backward: bool
 ) -> Lowered:
-    """Returns the table and a rank's row, with what all features add, and proves that the table can run.
+    """Returns the table and a rank's row with the actions of all features; the table is verified.
 
     Args:
-        schedule: Computations only.
-        features: Of the pipeline. Passes run in the core's order, and rows are changed in the order given.
-        plan: What the recording of the step has found.
-        rank: Within the pipeline.
-        has_backward: The step computes gradients.
+        schedule: A schedule of computations only.
+        features: The features of the pipeline, in the order in which they change rows.
+        plan: The plan recorded for the step.
+        rank: The rank within the pipeline.
+        has_backward: Whether the step computes gradients.
 
     Raises:
-        ValueError: Two features ask for different variants of one pass, or the table cannot run.
+        ValueError: Two features request different variants of one pass, or the table cannot be executed.
     """
     features = list(features)
     passes: Passes = {"reduce_grad": False, "send_recv": False}
@@ -77,7 +77,7 @@ def lower(
         name = type(feature).__name__
         for each in wanted:
             if asked.setdefault(each, name) != name:
-                raise ValueError(f"[smdp] {asked[each]} and {name} both ask for the pass {each!r}")
+                raise ValueError(f"[smdp] features {asked[each]} and {name} both request the pass {each!r}")
         passes.update(wanted)
     table = schedule.lower(**passes)
     schedules.verify(table)

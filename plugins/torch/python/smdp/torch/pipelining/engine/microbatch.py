@@ -1,4 +1,4 @@
-"""One microbatch of a step: runs the program on it, stage by stage."""
+"""One microbatch of a step, which runs the user's program stage by stage."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Microbatch:
     """Runs the model and the loss function on one microbatch, stage by stage.
 
     Args:
-        step: What it shares with the others.
-        index: Its number.
+        step: The state shared by the microbatches of the step.
+        index: Index of the microbatch.
         inputs: Its part of the batch.
-        end: Number of operations after which this rank has no part in the model's forward.
+        end: Number of operations after which this rank has no more work in the model's forward.
 
     Attributes:
-        index: Its number.
-        control: Suspends the program, and resumes it.
-        values: What stages give to each other.
-        gradients: Those of the values.
-        loss: What the program names as its loss.
-        result: What the program returned; None before it has ended.
+        index: Index of the microbatch.
+        control: Suspends and resumes the program.
+        values: The values that stages exchange.
+        gradients: The gradients of these values.
+        loss: The loss that the program marks.
+        result: The return value of the program; None before it has ended.
     """
 
     def __init__(self, step: Step, index: int, inputs: Any, end: int) -> None:
@@ -58,13 +58,13 @@ class Microbatch:
         stream = RandomStream(step.seed, step.number, step.first + index)
         self._interpreter = Interpreter(step.plan, self._context, step.ghosts, stream, end)
 
-    # What the engine calls.
+    # Called by the engine.
 
     def record(self) -> SameProgram:
-        """Runs to the end, and learns what all microbatches will do.
+        """Runs the program to its end and records what all microbatches will do.
 
         Returns:
-            What compares it with what other ranks have learnt; they have been told.
+            A comparison with the recordings of other ranks, to which this rank has sent a digest of its own.
         """
         self._reads.same = self.values.same = same = SameProgram(self._step.reads, self._step.others())
         self.control.allow_all()
@@ -76,16 +76,16 @@ class Microbatch:
         return same
 
     def forward(self, stage: int) -> bool:
-        """Runs until a stage has done its part.
+        """Runs until a stage has computed its forward.
 
         Returns:
-            False where a host read must be answered first, of this microbatch or another.
+            False if a host read, of this microbatch or another one, must be answered first.
         """
         control = self.control
         control.allow(stage)
         while not control.is_past(stage):
             if control.is_suspended and self._interpreter.position.place >= self._step.plan.end_of(stage):
-                # Its backward begins with the loss, which the loss function has not given yet.
+                # The backward begins with the loss, which the loss function has not returned yet.
                 is_open = stage == self._step.plan.loss_stage and self.loss.stage < 0
                 if not is_open:
                     return True
@@ -95,7 +95,7 @@ class Microbatch:
         return True
 
     def catch_up(self, stage: int) -> None:
-        """Runs all that follows a stage, up to the next one, and waits for the host reads in it."""
+        """Runs everything between a stage and the next one, and waits for the host reads in it."""
         if stage == len(self._step.rank_of) - 1:
             self.finish()
             return
@@ -104,7 +104,7 @@ class Microbatch:
             self._go_on()
 
     def finish(self) -> None:
-        """Runs to the end: all stages have run, only host reads may be waited for."""
+        """Runs to the end. All stages have run, so the program can wait only for host reads."""
         self.control.allow_all()
         while not self.control.is_finished:
             self._go_on()
@@ -113,17 +113,17 @@ class Microbatch:
         self._reads.wait(is_planned=not self._interpreter.position.is_detour)
         self.control.resume()
 
-    # What the program calls.
+    # Called by the program.
 
     def call_model(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Runs the model's forward, as far as this rank has a part in it."""
+        """Runs the part of the model's forward that concerns this rank."""
         plan = self._step.plan
         interpreter = self._interpreter
         is_first = self._model_calls == 0
         if not is_first and len(self._step.rank_of) > 1:
             raise RuntimeError(
-                "[smdp] the model is called twice in one microbatch; values flow through its stages once."
-                " Concatenate the two batches, or make them two steps."
+                "[smdp] the model is called twice in one microbatch, but values pass through its stages only"
+                " once. Concatenate the two batches, or run two steps."
             )
         known = None if interpreter.position.is_recording else plan.calls[self._model_calls]
         self._model_calls += 1
@@ -132,7 +132,7 @@ class Microbatch:
             output = model(*args, **kwargs)
         except EndOfForward:
             assert known is not None
-            # The program may change what it is given; the placeholders are everybody's.
+            # The program may modify the container, but all microbatches share the placeholders.
             output = known.output if isinstance(known.output, Tensor) else copy.copy(known.output)
         output = map_tensors(interpreter.renewed, output)
         call = interpreter.position.leave_model(known)
@@ -143,10 +143,10 @@ class Microbatch:
         return output
 
     def take_loss(self, loss: Any) -> None:
-        """Notes the value whose backward the schedule runs, or whose mean is wanted.
+        """Records the loss whose backward the schedule runs, or whose mean is requested.
 
         Raises:
-            RuntimeError: There is one already.
+            RuntimeError: The microbatch already has a loss.
         """
         self.loss.name(self._interpreter.renewed(loss) if isinstance(loss, Tensor) else loss)
 
@@ -157,7 +157,7 @@ class Microbatch:
             self.control.wait_for_turn()
             self.control.end_turn()
         self.loss.check()
-        # Last, as it may suspend.
+        # Comes last because it may suspend.
         self.result = map_tensors(self._shared, map_tensors(self._interpreter.renewed, result))
         if not step.needs_grad:
             self.values.forget_leaves()
@@ -168,7 +168,7 @@ class Microbatch:
 
 
 def _ghostly(output: Any) -> Any:
-    """Returns what the model returned with placeholders only; None where it holds anything else."""
+    """Returns the model's output with its values as placeholders; None if it contains anything else."""
     if any(value_of(tensor) is None for tensor in tensors_in(output)) or not _is_plain(output):
         return None
 
@@ -181,7 +181,7 @@ def _ghostly(output: Any) -> Any:
 
 
 def _is_plain(tree: Any) -> bool:
-    # A number may be another in every microbatch.
+    # A number may differ between microbatches.
     if isinstance(tree, (Tensor, type(None))):
         return True
     if isinstance(tree, (list, tuple)):

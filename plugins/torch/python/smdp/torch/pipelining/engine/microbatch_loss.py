@@ -1,4 +1,4 @@
-"""The loss of one microbatch: what the program names, and whether a schedule can begin a backward with it."""
+"""The loss of one microbatch, and the checks that a schedule can run its backward."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class MicrobatchLoss:
     """Checks the loss of a microbatch once its program has ended.
 
     Args:
-        step: What the microbatch shares with the others.
+        step: The state shared by the microbatches of the step.
 
     Attributes:
-        stage: That has the loss; -1 before it is checked, or where there is none.
+        stage: The stage that computed the loss; -1 before check(), or if there is no loss.
         value: The loss without its graph, on the rank of that stage.
-        dtype: Of the loss, on all ranks.
+        dtype: The dtype of the loss, on all ranks.
     """
 
     def __init__(self, step: Step) -> None:
@@ -33,10 +33,10 @@ class MicrobatchLoss:
         self._root: Tensor | None = None
 
     def name(self, loss: Any) -> None:
-        """Notes the value whose backward the schedule runs, or whose mean is wanted.
+        """Records the loss whose backward the schedule runs, or whose mean is requested.
 
         Raises:
-            RuntimeError: There is one already.
+            RuntimeError: The microbatch already has a loss.
         """
         if self._named is not None:
             raise RuntimeError(
@@ -45,11 +45,11 @@ class MicrobatchLoss:
         self._named = (loss,)
 
     def check(self) -> None:
-        """Checks what the program has named, now that it has ended.
+        """Checks the recorded loss, once the program has ended.
 
         Raises:
-            RuntimeError: The first microbatch has named a loss, and this one has not, or the other way round.
-            ValueError: Nothing can be differentiated by it.
+            RuntimeError: This microbatch has a loss and the first one has none, or the other way round.
+            ValueError: The loss cannot be differentiated.
         """
         if self._step.plan.is_complete and self._step.needs_grad:
             self._check_same_end()
@@ -59,22 +59,22 @@ class MicrobatchLoss:
             self._check_value(loss)
 
     def take_root(self, stage: int) -> Tensor | None:
-        """Returns the loss with its graph if a stage has it, and forgets it."""
+        """Returns the loss with its graph and releases it; None if another stage computed the loss."""
         if self.stage != stage:
             return None
         root, self._root = self._root, None
         return root
 
     def _check_same_end(self) -> None:
-        """The schedule has been chosen: with backwards, or without."""
+        """Checks that the program has a loss if the first microbatch had one, as the schedule is fixed."""
         has_loss = self._named is not None
         if has_loss == (self._step.plan.loss_stage >= 0):
             return
-        calls = "calls backward(), and did not" if has_loss else "does not call backward(), and did"
+        calls = "calls backward(), but did not" if has_loss else "does not call backward(), but did"
         raise RuntimeError(
-            f"[smdp] the step {calls} in its first microbatch with arguments of these shapes; allowed: always"
-            " or never. Give the step what decides it as an argument, for instance a bool, or evaluate under"
-            " torch.no_grad()."
+            f"[smdp] the step {calls} in its first microbatch with arguments of these shapes; it must do so"
+            " always or never. If this depends on a flag, pass the flag to the step as an argument, such as a"
+            " bool, or evaluate under torch.no_grad()."
         )
 
     def _check_value(self, loss: Any) -> None:
@@ -82,17 +82,17 @@ class MicrobatchLoss:
         if value is None:
             what = type(loss).__name__ if not isinstance(loss, Tensor) else "a tensor"
             raise ValueError(
-                f"[smdp] the loss is {what} that depends on no stage of the model; allowed: a"
-                " scalar tensor computed from the model's output"
+                f"[smdp] the loss is {what} that does not depend on any stage of the model; expected a scalar"
+                " tensor computed from the model's output"
             )
         if value.ghost.numel() != 1:
             raise ValueError(
-                f"[smdp] the loss is {value.text()}; allowed: one number. Take its mean() or sum()."
+                f"[smdp] the loss is {value.text()}; expected one number. Take its mean() or sum()."
             )
         if self._step.needs_grad and not value.needs_grad:
             raise ValueError(
-                "[smdp] the loss has no gradient: no parameter that requires one is used, or the loss was"
-                " detached. Return it as it was computed."
+                "[smdp] the loss has no gradient: it uses no parameter that requires one, or it was detached."
+                " Return the loss as it was computed."
             )
         self.stage = self._step.plan.loss_stage = value.stage
         if not self._step.plan.is_complete:

@@ -1,4 +1,4 @@
-"""What all microbatches of a step share."""
+"""The state shared by all microbatches of a step."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ class Step:
     """One step.
 
     Attributes:
-        plan: Of the batch's signature.
-        program: Called with a microbatch; calls the model in turn.
-        rank_of: Rank, within the pipeline, of each virtual stage.
-        rank: This process's.
-        own: Its virtual stages.
-        values: Where values and gradients travel.
-        reads: Where values travel that the host reads.
+        plan: The plan for the batch's signature.
+        program: The function called with each microbatch, which calls the model.
+        rank_of: The rank, within the pipeline, of each virtual stage.
+        rank: The rank of this process within the pipeline.
+        own: The virtual stages of this rank.
+        values: The channel for values and gradients.
+        reads: The channel for values that the host reads.
         ghosts: Runs operations on placeholders.
-        coroutines: Threads.
-        modes: Of the caller.
+        coroutines: The threads on which programs run.
+        modes: The caller's torch modes, such as autocast.
         glue: Modules outside units, which run on all ranks.
-        needs_grad: It is a training step.
-        postpones: The schedule has weight gradients apart.
-        seed: Of random numbers.
-        number: Counts steps.
-        microbatches: How many the step has.
-        first_place: Of its first microbatch among all that have ever run.
-        has_begun: A stage of this rank has begun, or the rank waits for another's.
-        wording: Of the API that the user wrote.
-        first: Number of the first microbatch among those of all data-parallel replicas.
-        turn: The microbatch whose code after the model may run: that of two is never mixed.
-        reading: How many microbatches wait for a value that the host reads.
+        needs_grad: Whether this is a training step.
+        postpones: Whether the schedule computes weight gradients separately.
+        seed: Seed for random numbers.
+        number: Index of the step.
+        microbatches: Number of microbatches in the step.
+        first_place: Index of the first microbatch among all that have ever run.
+        has_begun: Whether a stage of this rank has begun, or the rank has waited for another rank's stage.
+        wording: Names of the API that the user called, for messages.
+        first: Index of the first microbatch among those of all data-parallel replicas.
+        turn: The microbatch whose code after the model may run. Microbatches take turns, so that this code
+            never interleaves.
+        reading: Number of microbatches that wait for a host read.
     """
 
     plan: Plan
@@ -69,9 +70,9 @@ class Step:
     reading: int = 0
 
     def is_mine(self, stage: int) -> bool:
-        """Tell whether this rank holds a virtual stage."""
+        """Returns whether this rank holds a virtual stage."""
         return stage in self.own
 
     def others(self) -> list[int]:
-        """Give the other ranks of the pipeline."""
+        """Returns the other ranks of the pipeline."""
         return [rank for rank in sorted(set(self.rank_of)) if rank != self.rank]

@@ -1,4 +1,4 @@
-"""What a user gives to a step: the model's call and the loss, applied to one microbatch."""
+"""Applies the model and the user's loss function to one microbatch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Program:
-    """Calls the model as its forward wants, and the loss function as it wants.
+    """Calls the model with the arguments that its forward accepts.
 
     Args:
         model: The whole model.
@@ -40,10 +40,10 @@ class Program:
         )
 
     def check(self, microbatch: Any) -> None:
-        """Refuse a microbatch whose arguments() the model's forward does not take.
+        """Checks that the model's forward accepts the arguments that a microbatch contains.
 
         Raises:
-            ValueError: The forward wants what is not there.
+            ValueError: An argument is missing or does not fit.
         """
         args, kwargs = self.arguments(microbatch)
         try:
@@ -58,15 +58,16 @@ class Program:
                 [name for name in microbatch if name not in kwargs] if isinstance(microbatch, dict) else []
             )
             raise ValueError(
-                f"[smdp] the forward of {type(self.model).__name__} takes {self._signature}, the batch has"
-                f" {given}: {error}{self._hint(unknown, kwargs, 0.6)}"
+                f"[smdp] the forward of {type(self.model).__name__} takes {self._signature}, but the batch"
+                f" has {given}: {error}{self._hint(unknown, kwargs, 0.6)}"
             ) from None
 
     def check_keys(self, microbatch: Any, loss_fn: LossFunction | None) -> None:
-        """Refuse a misspelt argument of the forward; warn where it may be for the loss function.
+        """Raises if a key is a misspelled argument of the forward; warns if the loss function may use it.
 
         Raises:
-            ValueError: A key is like an argument that the forward has not got, and nobody takes it.
+            ValueError: A key resembles an argument of the forward that is missing, and no function uses the
+                key.
         """
         if not isinstance(microbatch, dict):
             return
@@ -76,14 +77,15 @@ class Program:
         # **kwargs of a forward may mean anything.
         if nobodys and (hint := self._hint(unknown, microbatch, 0.95 if self._takes_any_name else 0.9)):
             raise ValueError(
-                f"[smdp] the forward of {model} does not take a key of the batch{hint} Allowed:"
-                f" {', '.join(sorted(self._names))}"
+                f"[smdp] the forward of {model} does not take a key of the batch{hint} Arguments of the"
+                f" forward: {', '.join(sorted(self._names))}"
             )
         hint = self._hint(unknown, microbatch, 0.75)
         if hint and hint not in self._hints:
             self._hints.add(hint)
             _log.warning(
-                "[smdp] the forward of %s does not take a key of the batch%s If not, all is well.",
+                "[smdp] the forward of %s does not take a key of the batch%s If the key is correct, ignore"
+                " this warning.",
                 model,
                 hint,
             )
@@ -96,7 +98,7 @@ class Program:
         return ""
 
     def arguments(self, microbatch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give what of a microbatch the model's forward takes; the rest is the loss function's."""
+        """Returns the items of a microbatch that the model's forward accepts."""
         if isinstance(microbatch, dict):
             named = {
                 name: item for name, item in microbatch.items() if self._takes_any_name or name in self._names
@@ -107,9 +109,9 @@ class Program:
         return items, self.without_cache(items, {})
 
     def without_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Give keyword arguments under which the model returns no cache of keys and values.
+        """Returns keyword arguments with `use_cache=False` if the forward accepts it.
 
-        It is of no use in training, and every rank would hold another part.
+        Training does not need a cache of keys and values, and each rank would hold a different part of it.
         """
         if "use_cache" not in self._names or "use_cache" in kwargs:
             return kwargs
@@ -119,7 +121,7 @@ class Program:
 
 
 def loss_of(function: LossFunction | None) -> Callable[[Any, Any], Any]:
-    """Give what makes the loss of the model's output and the microbatch."""
+    """Returns a function that computes the loss from the model's output and the microbatch."""
     if function is None:
         return lambda output, microbatch: _own_loss(output)
     if _wants_microbatch(function):
@@ -135,8 +137,8 @@ def _own_loss(output: Any) -> Any:
     if isinstance(output, (tuple, list)) and output:
         return output[0]
     raise ValueError(
-        f"[smdp] the model gave {type(output).__name__} and no loss function was given; allowed: a model that"
-        " returns its loss, a dict with 'loss' or a tuple that begins with it, or loss_fn"
+        f"[smdp] the model returned a {type(output).__name__} and there is no loss_fn; expected a model that"
+        " returns its loss, a dict with 'loss' or a tuple that starts with the loss, or pass a loss_fn"
     )
 
 

@@ -1,4 +1,4 @@
-"""When the program of a microbatch runs: it stops before stages, for values, and for its turn."""
+"""Suspends the program of a microbatch before stages, for values, and until its turn."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from smdp.torch.pipelining.transfers.transfers import Arrival
 
 
 class ProgramControl:
-    """Resumes the program of a microbatch, and suspends it.
+    """Suspends and resumes the program of a microbatch.
 
     Args:
-        step: What the microbatch shares with the others.
-        index: Number of the microbatch.
-        program: Runs on a thread of its own, and calls the methods that wait.
+        step: The state shared by the microbatches of the step.
+        index: Index of the microbatch.
+        program: The function to run on its own thread; it calls the methods that wait.
 
     Attributes:
-        read: What the host reads next, while the program waits for it.
+        read: The host read that the program waits for; None if there is none.
     """
 
     def __init__(self, step: Step, index: int, program: Callable[[], None]) -> None:
@@ -32,7 +32,7 @@ class ProgramControl:
         self._may_run = -1
         self._wants = -1
 
-    # What the engine calls.
+    # Called by the engine.
 
     @property
     def is_finished(self) -> bool:
@@ -41,40 +41,40 @@ class ProgramControl:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the program waits for a value that the host reads, or for its turn."""
+        """Whether the program waits for a host read or for its turn."""
         return self.read is not None or self._waits_for_turn
 
     def is_blocked(self) -> bool:
-        """Returns whether the program would wait again, if it went on."""
+        """Returns whether the program would suspend again if it were resumed."""
         awaited = self.read or self._value
         if awaited is not None and not awaited.is_there():
             return True
         return self._waits_for_turn and self._step.turn < self._index
 
     def allow(self, stage: int) -> None:
-        """Lets the program run this rank's stages up to one."""
+        """Allows the program to run this rank's stages up to and including one."""
         self._may_run = stage
 
     def allow_all(self) -> None:
-        """Lets the program run to its end."""
+        """Allows the program to run to its end."""
         self._may_run = len(self._step.rank_of)
 
     def is_past(self, stage: int) -> bool:
-        """Returns whether the program has ended, or waits for leave to run a later stage."""
+        """Returns whether the program has ended or waits for permission to run a later stage."""
         return self._coroutine.is_finished or self._wants > stage
 
     def resume(self) -> None:
-        """Lets the program go on until it is suspended again, or ends."""
+        """Resumes the program until it suspends again or ends."""
         self._coroutine.resume()
 
     def abandon(self) -> None:
-        """Ends the program where it is."""
+        """Ends the program where it is suspended."""
         self._coroutine.abandon()
 
-    # What the program calls.
+    # Called by the program.
 
     def enter(self, stage: int) -> None:
-        """Suspends the program until the schedule lets a stage run."""
+        """Suspends the program until the schedule runs a stage."""
         self._step.has_begun = True
         while stage > self._may_run:
             self._wants = stage
@@ -82,7 +82,7 @@ class ProgramControl:
         self._wants = -1
 
     def wait_for_read(self, arrival: Arrival) -> Tensor:
-        """Suspends the program until a value is there that the host reads."""
+        """Suspends the program until a host read is answered."""
         self.read = arrival
         self._step.reading += 1
         while not arrival.is_there():
@@ -92,7 +92,11 @@ class ProgramControl:
         return arrival.wait()
 
     def wait_for_value(self, arrival: Arrival) -> Tensor:
-        """Waits for another stage; while host reads are open, its rank may wait for one of ours."""
+        """Waits for a value of another stage.
+
+        While host reads are pending, the program suspends instead of blocking, because the other rank may
+        wait for a read that this rank answers.
+        """
         if self._step.reading > 0:
             self._value = arrival
             while not arrival.is_there():
@@ -108,5 +112,5 @@ class ProgramControl:
         self._waits_for_turn = False
 
     def end_turn(self) -> None:
-        """Gives the turn to the next microbatch."""
+        """Passes the turn to the next microbatch."""
         self._step.turn += 1

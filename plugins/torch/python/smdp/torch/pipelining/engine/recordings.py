@@ -1,4 +1,4 @@
-"""Steps that were recorded: later ones of the same signature follow their plans."""
+"""Recorded steps, whose plans later steps with the same signature follow."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from smdp.torch.pipelining.interpreter.plan import Plan
 from smdp.torch.pipelining.tensors.containers import describe
 from smdp.torch.pipelining.tensors.modes import Modes
 
-# Of ever new lengths of sequences only so many are remembered.
+# If sequence lengths keep changing, the oldest recordings beyond this number are dropped.
 _MOST = 256
-# Steps in a row that had to be recorded, after which the log says why training is slow.
+# After this many consecutive steps that had to be recorded, a warning explains why training is slow.
 _MANY = 8
 
 _log = logging.getLogger(__name__)
 
 
 class Recording:
-    """What a first step of a signature has found: a plan, and the row that executes it.
+    """The result of recording the first step of a signature: a plan, and the row that executes it.
 
     Attributes:
-        plan: Grows while it is recorded.
-        row: This rank's actions.
-        is_in_lockstep: The row says where microbatches go on after host reads.
-        timeline: Of the trace; None without one.
-        end: The last operation that this rank needs of a forward.
-        has_backward: It is a training step with a loss.
+        plan: The plan, which grows while it is recorded.
+        row: The actions of this rank.
+        is_in_lockstep: Whether the row contains the places where microbatches resume after host reads.
+        timeline: Writes the step to the trace; None without a trace.
+        end: The last operation of a forward that this rank needs.
+        has_backward: Whether this is a training step with a loss.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Recordings:
     Args:
         model: The whole model.
         glue: Modules outside units.
-        is_teller: This rank logs.
+        is_teller: Whether this rank logs warnings.
     """
 
     def __init__(self, model: nn.Module, glue: Sequence[nn.Module], *, is_teller: bool) -> None:
@@ -65,13 +65,13 @@ class Recordings:
         return bool(self._known)
 
     def signature(self, parts: Sequence[Any], identity: object, modes: Modes, *, is_training: bool) -> Any:
-        """Returns what steps have in common that follow one plan.
+        """Returns a key that is equal for all steps that can follow the same plan.
 
         Args:
             parts: The microbatches.
-            identity: What calls the program of a microbatch as this step does.
-            modes: Of the caller.
-            is_training: With gradients.
+            identity: The user's function that the program runs; see code_of().
+            modes: The caller's torch modes.
+            is_training: Whether gradients are computed.
         """
         return (
             len(parts),
@@ -85,11 +85,11 @@ class Recordings:
         )
 
     def find(self, signature: Any) -> Recording:
-        """Returns the recording of a signature; a new one where there is none."""
+        """Returns the recording of a signature, or a new one if there is none."""
         return self._known.get(signature) or Recording()
 
     def keep(self, signature: Any, recording: Recording) -> None:
-        """Keeps the recording of a step that has run, and logs where each step has to be recorded."""
+        """Keeps the recording of a completed step, and warns if many steps in a row had to be recorded."""
         is_new = signature not in self._known
         self._known[signature] = recording
         if len(self._known) > _MOST:
@@ -97,15 +97,15 @@ class Recordings:
         self._in_a_row = self._in_a_row + 1 if is_new else 0
         if self._in_a_row == _MANY and self._is_teller:
             _log.warning(
-                "[smdp] each of the last %d steps got arguments of other shapes, or other numbers, and was"
-                " recorded, which takes several times as long as a step; give a number that changes in every"
-                " step as a tensor, torch.tensor(x), and pad sequences to a few lengths",
+                "[smdp] each of the last %d steps had arguments of new shapes, or new numbers, and was"
+                " recorded, which takes several times as long as a step; pass a number that changes in"
+                " every step as a tensor, torch.tensor(x), and pad sequences to a few lengths",
                 _MANY,
             )
 
 
 def code_of(function: Any) -> object:
-    """Returns what is the same for a function that is made anew in every step, with all that it wraps."""
+    """Returns a key of a function and all that it wraps, which stays equal if they are created anew."""
     found = []
     while function is not None:
         is_partial = isinstance(function, functools.partial)
@@ -115,8 +115,8 @@ def code_of(function: Any) -> object:
 
 
 def _switches(module: nn.Module) -> tuple[float | None, ...]:
-    """Returns which of its numbers are 0 or 1: dropout with 0 gives its input, with 1 it draws nothing."""
-    # An integer counts something, unless it is nn.Dropout's p.
+    """Returns which numbers of a module are 0 or 1: with these probabilities dropout draws nothing."""
+    # Integers are usually counters, except for nn.Dropout's p.
     kinds = (float, int) if isinstance(module, _DropoutNd) else (float,)
     numbers = [item for item in vars(module).values() if type(item) in kinds]
     return tuple(number if number in (0, 1) else None for number in numbers)

@@ -1,4 +1,4 @@
-"""Sums of gradients over replicas and tied weights, at their places in the schedule."""
+"""Handlers that sum gradients over replicas and tied weights, at their places in the schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReductionActions(ActionHandler):
     Args:
         replicas: Averages the gradients of a stage over data-parallel replicas.
         tied: Adds the gradients of a group of tied weights.
-        groups: Virtual stages that share weights, for each group.
+        groups: The groups of virtual stages that share weights.
     """
 
     kinds = frozenset({"REDUCE_GRAD", "REDUCE_TIED"})
@@ -32,11 +32,11 @@ class ReductionActions(ActionHandler):
         self._groups = groups
 
     def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
-        """Returns the passes that add reductions, where there are gradients."""
+        """Returns the passes that add reductions, if the step computes gradients."""
         return {"reduce_grad": True, "tied": self._groups} if has_backward else {}
 
     def perform(self, action: Action, run: StepRun) -> None:
-        """Begins the reduction of a stage, or adds up a group of tied weights, whose means must be there."""
+        """Starts a stage's reduction, or adds the gradients of tied weights once their means are there."""
         if action.kind == "REDUCE_GRAD":
             self._replicas.reduce(action.stage)
             return

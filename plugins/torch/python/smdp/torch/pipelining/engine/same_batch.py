@@ -1,4 +1,4 @@
-"""Whether the ranks of a pipeline have read the same batch: each runs the code around its stages itself."""
+"""Checks that the ranks of a pipeline read the same batch, as each runs the code around the model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 def check_same_batch(group: ProcessGroupSmdp, batch: Any) -> None:
-    """Compare a batch with those that the other ranks of the pipeline have read; all of them call it.
+    """Compares a batch with those of the other ranks of the pipeline. All of its ranks must call this.
 
     Args:
         group: The ranks of the pipeline.
-        batch: Tensors, in any structure; what is no tensor does not count.
+        batch: Tensors in any structure; items that are not tensors are ignored.
 
     Raises:
-        ValueError: They differ.
+        ValueError: The batches differ.
     """
     digest = hashlib.sha256()
     for tensor in tensors_in(batch):
@@ -34,7 +34,8 @@ def check_same_batch(group: ProcessGroupSmdp, batch: Any) -> None:
     for rank, text in others:
         if text != first[1]:
             raise ValueError(
-                f"[smdp] ranks {first[0]} and {rank} hold stages of one pipeline and have read different"
-                " batches. Data sets and collators that draw random numbers must draw the same on both: seed"
-                " them alike on all ranks, by torch, numpy or random; samplers count replicas, not ranks."
+                f"[smdp] ranks {first[0]} and {rank} belong to one pipeline but have read different batches."
+                " All ranks of a pipeline must read the same batch. If the data set or collator draws random"
+                " numbers, seed torch, numpy and random identically on all ranks; configure samplers by"
+                " replica, not by rank."
             )

@@ -1,6 +1,6 @@
-"""Whether all ranks of a pipeline have run the same program: what none of them could find out alone.
+"""Checks that all ranks of a pipeline have run the same program.
 
-A rank that branches on its own number would wait for values that nobody sends.
+A rank that branches on its own rank number would wait for values that no rank sends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smdp.torch.pipelining.interpreter.plan import Plan
 from smdp.torch.pipelining.tensors.values import Value
 from smdp.torch.pipelining.transfers.transfers import Arrival, Channel
 
-# Host reads have tags above 0 and below these.
+# Host reads use tags between these.
 _DIGEST = 0
 _SLOWEST_LINK = 1e7  # bytes per second
 _LENGTH = 1 << 60
@@ -23,11 +23,11 @@ _TEXT = _LENGTH + 1
 
 
 class SameProgram:
-    """Compares what the ranks have recorded.
+    """Compares the recordings of the ranks.
 
     Args:
-        reads: The channel of host reads.
-        others: Ranks of the pipeline but this one.
+        reads: The channel for host reads.
+        others: The other ranks of the pipeline.
     """
 
     def __init__(self, reads: Channel, others: Sequence[int]) -> None:
@@ -36,17 +36,17 @@ class SameProgram:
         self._arrivals: dict[int, Arrival] = {}
 
     def tell(self, plan: Plan) -> None:
-        """Send this rank's, once it is complete."""
+        """Sends a digest of this rank's plan, which must be complete, to the other ranks."""
         self._digest = hashlib.sha256(_text(plan).encode()).digest()
         for rank in self._others:
             data = torch.frombuffer(bytearray(self._digest), dtype=torch.uint8)
             self._reads.send(data, rank, _DIGEST, "the end of the first microbatch")
 
     def check(self, plan: Plan) -> None:
-        """Wait for the others', and compare.
+        """Waits for the digests of the other ranks and compares them.
 
         Raises:
-            RuntimeError: They differ; names the first difference.
+            RuntimeError: A digest differs; the message names the first differing operation.
         """
         differing = [
             rank for rank in self._others if self._digest_of(rank).wait().numpy().tobytes() != self._digest
@@ -55,19 +55,19 @@ class SameProgram:
             raise RuntimeError(self._difference(plan, rank))
 
     def check_answer(self, awaited: Arrival, owner: int, what: str) -> None:
-        """Wait for a value while recording.
+        """Waits for a value while the step is recorded.
 
         Raises:
-            RuntimeError: Its owner has come to the end of the program without sending it.
+            RuntimeError: The rank that owns the value has ended its program without sending it.
         """
-        # What has been sent before the end may still be on its way when the end is there.
+        # Values that were sent before the end may arrive after it.
         grace = 0.5 + awaited.tensor.nbytes / _SLOWEST_LINK
         while not awaited.wait_for(0.05):
             if self._digest_of(owner).is_there() and not awaited.wait_for(grace):
                 raise RuntimeError(
-                    f"[smdp] this rank's program uses {what}, but that of rank {owner}, which has it, does"
-                    " not send it. All ranks of a pipeline run the same program: look for a branch on the"
-                    " rank; read values on every rank, and print them on one."
+                    f"[smdp] this rank's program uses {what}, but the program of rank {owner}, which has it,"
+                    " does not send it. All ranks of a pipeline must run the same program: look for a branch"
+                    " that depends on the rank; read values on every rank, and print them on one."
                 )
 
     def _digest_of(self, rank: int) -> Arrival:
@@ -96,8 +96,9 @@ class SameProgram:
             if here != there:
                 return (
                     f"[smdp] the ranks of this pipeline run different programs: operation {place} is {here}"
-                    f" here and {there} on rank {rank}. Model, batch and the code around the model must be"
-                    " the same on all ranks; look for a branch on the rank, or for batches that differ."
+                    f" on this rank and {there} on rank {rank}. The model, the batch and the code around the"
+                    " model must be the same on all ranks; look for a branch that depends on the rank, or for"
+                    " batches that differ."
                 )
         return f"[smdp] the ranks of this pipeline run different programs; rank {rank} sends other values"
 

@@ -1,4 +1,4 @@
-"""What the interpreter of a microbatch asks of the engine."""
+"""The services that the interpreter of a microbatch uses from the engine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from smdp.torch.pipelining.units.side_effects import Watch
 
 
 class StageContext:
-    """The `ExecutionContext` of a microbatch: hands each question to the part that answers it.
+    """The `ExecutionContext` of a microbatch, which delegates each call to the part that implements it.
 
-    It does not know the microbatch, whose interpreter holds it, so that nothing of a microbatch outlives its
-    step until the garbage collector comes.
+    It has no reference to the microbatch, which holds the interpreter, so that a microbatch is freed at the
+    end of its step without the garbage collector.
 
     Args:
-        step: What the microbatch shares with the others.
+        step: The state shared by the microbatches of the step.
         control: Suspends the program.
         values: Exchanges values with other stages.
-        gradients: Keeps what stages postpone.
-        reads: Hands values round that the host reads.
+        gradients: Keeps postponed weight gradients.
+        reads: Shares values that the host reads.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StageContext:
         self._watch: Watch | None = None
 
     def enter(self, stage: int) -> None:
-        """Suspends until the schedule lets a stage run."""
+        """Suspends until the schedule runs a stage."""
         self._control.enter(stage)
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
@@ -69,20 +69,20 @@ class StageContext:
         self._values.send(value, tensor, stage)
 
     def bring(self, value: Value, stage: int) -> Tensor:
-        """Returns another stage's value, cut from its graph."""
+        """Returns another stage's value, detached from its graph."""
         return self._values.bring(value, stage)
 
     def fetch(self, value: Value, tensor: Tensor, *, later: bool = False) -> Tensor:
-        """Returns the contents of a value on every rank; others may fetch them `later`."""
+        """Returns a value's contents on every rank; with `later`, other ranks fetch them on first use."""
         return self._reads.fetch(value, lambda: self._values.own(value, tensor), later=later)
 
     def describe(self, unit: Any, stage: int, result: Any) -> Any:
-        """Hands shapes and dtypes round of what a unit gave."""
+        """Returns a unit's result as placeholders on the ranks that did not compute it."""
         self._step.has_begun = True
         return self._reads.describe(unit, stage, result)
 
     def watch(self) -> None:
-        """Notes what attributes of modules hold, from where this rank has no part in the forward any more."""
+        """Records the attributes of modules at the end of this rank's work in the forward."""
         self._watch = Watch(self._step.glue)
 
     def has_seen_writes(self) -> bool:

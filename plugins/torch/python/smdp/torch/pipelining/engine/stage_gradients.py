@@ -1,4 +1,4 @@
-"""Gradients of the values of one microbatch, on their way from the stages that use a value to its owner."""
+"""The gradients of one microbatch's values, passed from the users of a value to its owner."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from smdp.torch.pipelining.transfers.transfers import Arrival, room_for, strides
 
 
 class StageGradients:
-    """Keeps the gradients that consumers of values have found until the next stage takes them.
+    """Keeps the gradients that the consumers of values have computed until the next stage takes them.
 
     Args:
-        step: What the microbatch shares with the others.
-        index: Number of the microbatch.
+        step: The state shared by the microbatches of the step.
+        index: Index of the microbatch.
     """
 
     def __init__(self, step: Step, index: int) -> None:
@@ -27,19 +27,19 @@ class StageGradients:
         self._postponed: dict[int, PostponedGradients] = {}
 
     def computing(self, stage: int) -> PostponedGradients:
-        """Returns the context in which a stage computes whose weight gradients are postponed."""
+        """Returns the context in which a stage with postponed weight gradients computes."""
         return self._postponed.setdefault(stage, PostponedGradients())
 
     def take_postponed(self, stage: int) -> PostponedGradients | None:
-        """Returns the weight gradients that a stage has postponed, and forgets them."""
+        """Returns and releases the weight gradients that a stage has postponed."""
         return self._postponed.pop(stage, None)
 
     def put(self, value: Value, stage: int, gradient: Tensor) -> None:
-        """Keeps the gradient of a value that a stage has found."""
+        """Keeps the gradient of a value that a stage has computed."""
         self._found[value.index, stage] = gradient
 
     def take(self, value: Value, stage: int) -> Tensor:
-        """Returns the gradient of a value that a stage has found, and forgets it."""
+        """Returns and releases the gradient of a value that a stage has computed."""
         found = self._found.pop((value.index, stage))
         if not isinstance(found, Arrival):
             return found
@@ -49,19 +49,19 @@ class StageGradients:
         return gradient.as_strided(gradient.shape, value.gradient_strides[stage])
 
     def are_there(self, stage: int) -> bool:
-        """Returns whether the backward of a stage would wait for no other rank."""
+        """Returns whether the backward of a stage can run without waiting for another rank."""
         plan = self._step.plan
         values = (*plan.exports(stage), *plan.imports(stage))
         found = [self._found.get((value.index, value.consumer_after(stage) or -1)) for value in values]
         return all(each.is_there() for each in found if isinstance(each, Arrival))
 
     def send_to(self, stage: int, to: int, *, is_first: bool) -> None:
-        """Sends what a stage has found to an earlier one.
+        """Sends the gradients that a stage has computed to an earlier stage.
 
         Args:
-            stage: Of this rank.
-            to: Of another rank.
-            is_first: Strides are not agreed on yet, and are sent as well.
+            stage: The stage of this rank.
+            to: The stage of another rank.
+            is_first: Whether strides are not known to the other rank yet, and are also sent.
         """
         step = self._step
         rank = step.rank_of[to]
@@ -75,7 +75,7 @@ class StageGradients:
                 step.values.send(data, rank, tag, f"the strides of {what}")
 
     def receive_from(self, source: int, stage: int, *, is_first: bool) -> None:
-        """Posts receives for what a later stage finds; arguments as of send_to()."""
+        """Posts receives for the gradients from a later stage; arguments are those of send_to()."""
         step = self._step
         rank = step.rank_of[source]
         for value in step.plan.gradient_edges().get((source, stage), ()):

@@ -1,4 +1,4 @@
-"""Values of stages in one microbatch: what this rank's stages give to others, and what they use of others."""
+"""The values that the stages of one microbatch exchange."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class StageValues:
     """Exchanges the values of one microbatch with other stages.
 
     Args:
-        step: What the microbatch shares with the others.
-        index: Number of the microbatch.
-        wait: Waits for a value within the program, which may be suspended meanwhile.
+        step: The state shared by the microbatches of the step.
+        index: Index of the microbatch.
+        wait: Waits for a value within the program, which may suspend meanwhile.
 
     Attributes:
         same: Compares the program with those of other ranks while it is recorded; None afterwards.
@@ -39,21 +39,21 @@ class StageValues:
         self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._uses: Counter[int] = Counter()
 
-    # What the interpreter finds.
+    # Called by the interpreter.
 
     def export(self, value: Value, tensor: Tensor) -> None:
-        """Keeps a value of this rank that other stages use, or may use."""
+        """Keeps a value of this rank that other stages use or may use."""
         self._exports[value.index] = tensor
 
     def note_returned(self, value: Value, tensor: Tensor) -> None:
-        """Keeps a value that the model returns, where the program may get a placeholder of it."""
+        """Keeps a value that the model returns, if the program may get a placeholder for it."""
         self._returned[value.index] = tensor
 
     def own(self, value: Value, tensor: Tensor) -> Tensor:
-        """Returns the contents of a value of this rank, of which the program may have a placeholder.
+        """Returns the contents of a value of this rank, for which the program may have a placeholder.
 
         Raises:
-            RuntimeError: The contents were not kept, as the recorded program did not read the value.
+            RuntimeError: The contents were not kept, because the recorded program did not read the value.
         """
         if type(tensor) is not FakeTensor:
             return tensor
@@ -61,7 +61,8 @@ class StageValues:
         if found is None:
             raise RuntimeError(
                 f"[smdp] the program reads or returns {value.text()}, which the model returned, in microbatch"
-                f" {self._index}, and did not in the first one of these shapes; allowed: always or never"
+                f" {self._index}, but did not in the first microbatch with these shapes; it must do so always"
+                " or never"
             )
         return found
 
@@ -85,33 +86,33 @@ class StageValues:
         self._note_use(value)
 
     def bring(self, value: Value, stage: int) -> Tensor:
-        """Returns another stage's value for use in a stage, cut from its graph."""
+        """Returns another stage's value for use in a stage, detached from its graph."""
         return self._bring(value, stage, self._wait)
 
-    # What the schedule does.
+    # Called by the schedule.
 
     def send_to(self, stage: int, to: int) -> None:
-        """Sends what a later stage uses of one."""
+        """Sends the values that a later stage uses of a stage."""
         for value in self._step.plan.edges.get((stage, to), ()):
             self.send(value, self._exported(value), to)
 
     def receive_from(self, source: int, stage: int) -> None:
-        """Posts receives for what a stage uses of an earlier one."""
+        """Posts receives for the values that a stage uses of an earlier one."""
         for value in self._step.plan.edges.get((source, stage), ()):
             self._arrivals[value.index, stage] = self._receive(value, stage)
 
     def take_export(self, value: Value) -> Tensor | GradientEdge | None:
-        """Returns where a value's gradient goes in, and forgets it."""
+        """Returns and releases the tensor or edge where a value's gradient enters the graph."""
         return self._exports.pop(value.index)
 
     def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor]:
-        """Returns the leaf of another stage's value, with what the stage has used of it; forgets both."""
+        """Returns and releases the leaf of another stage's value, and the tensor that the stage used."""
         if (value.index, stage) not in self._leaves:
-            self._bring(value, stage, Arrival.wait)  # agreed on, and not used by this microbatch
+            self._bring(value, stage, Arrival.wait)  # in the plan, but not used by this microbatch
         return self._leaves.pop((value.index, stage))
 
     def end_recording(self) -> None:
-        """Lets go of what was kept only because it was not known yet who uses it."""
+        """Releases the values that were kept only until their consumers were known."""
         self.same = None
         for value in self._step.plan.values:
             if not value.consumers:
@@ -120,7 +121,7 @@ class StageValues:
                 self._let_go(value)
 
     def forget_leaves(self) -> None:
-        """Forgets what came from other stages: no backward will ask for it."""
+        """Releases the values from other stages, for a step without a backward."""
         self._leaves.clear()
 
     def _bring(self, value: Value, stage: int, wait: Callable[[Arrival], Tensor]) -> Tensor:
@@ -138,13 +139,13 @@ class StageValues:
                     leaf = self._in_strides(leaf, value, stage)
             used = leaf
             if value.needs_grad and self._step.needs_grad:
-                # Not the leaf itself, so that later consumers' gradients are the first that autograd adds.
+                # A view, so that autograd adds the gradients of later consumers first.
                 used = leaf.requires_grad_().view_as(leaf)
             self._leaves[key] = leaf, used
         return self._leaves[key][1]
 
     def _in_strides(self, leaf: Tensor, value: Value, stage: int) -> Tensor:
-        """Gives what has arrived the strides that it has where it comes from."""
+        """Returns a received tensor with the strides that it has on the rank that sent it."""
         arrival = self._receive(value, stage, torch.empty(leaf.dim(), dtype=torch.int64, device="cpu"))
         value.strides = tuple(self._wait(arrival).tolist())
         return leaf.as_strided(leaf.shape, value.strides)
@@ -168,7 +169,7 @@ class StageValues:
             self._let_go(value)
 
     def _let_go(self, value: Value) -> None:
-        """Keeps the graph of a value that all its consumers have, without the contents."""
+        """Once all consumers have a value, keeps only its graph and releases its contents."""
         if self._uses[value.index] < len(value.consumers):
             return
         tensor = self._exported(value)

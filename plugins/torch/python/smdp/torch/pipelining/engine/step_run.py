@@ -1,4 +1,4 @@
-"""What the actions of one step work on, while they run."""
+"""The state of a running step, on which its actions work."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from smdp.torch.pipelining.engine.microbatch import Microbatch
 from smdp.torch.pipelining.engine.one_step import Step
 from smdp.torch.pipelining.interpreter.plan import Plan
 
-# Seconds between looks at host reads, while something else is waited for as well.
+# Seconds between checks of host reads while the rank also waits for something else.
 _PAUSE = 5e-5
 
 
 class StepRun:
-    """One step that runs.
+    """One running step.
 
     Args:
-        step: What the microbatches share.
-        microbatches: All of the step.
-        is_recorded: Microbatch 0 has run its forward already.
-        scale: Makes of a microbatch's loss what its backward begins with.
-        is_in_lockstep: The row says where microbatches go on after host reads. Otherwise they go on when
-            the values have come.
+        step: The state shared by the microbatches of the step.
+        microbatches: All microbatches of the step.
+        is_recorded: Whether microbatch 0 has already run its forward.
+        scale: Returns the tensor from which backward starts, given a microbatch's loss.
+        is_in_lockstep: Whether the row contains the places where microbatches resume after host reads.
+            Otherwise they resume when the values have arrived.
 
     Attributes:
-        under_way: Microbatches that have begun, by index, until they end.
+        under_way: Microbatches that have begun and not ended, by index.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class StepRun:
 
     @property
     def waited(self) -> float:
-        """Seconds in which the step has waited for others."""
+        """Seconds that the step has waited for other ranks."""
         return self.step.values.waited + self.step.reads.waited + self._paused
 
     def was_recorded(self, microbatch: int) -> bool:
-        """Returns whether the forward of a microbatch has run before the schedule."""
+        """Returns whether the forward of a microbatch ran before the schedule, when it was recorded."""
         return self._is_recorded and microbatch == 0
 
     def wait_until(self, is_there: Callable[[], bool]) -> None:
-        """Serves host reads until something is there."""
+        """Serves host reads until a condition holds."""
         while not is_there():
             self.serve_reads()
             start = time.perf_counter()
@@ -66,7 +66,7 @@ class StepRun:
             self._paused += time.perf_counter() - start
 
     def serve_reads(self) -> None:
-        """Lets microbatches go on, in their order, whose host reads have been answered; not in lockstep."""
+        """Resumes, in order, microbatches whose host reads are answered; does nothing in lockstep."""
         if self._is_in_lockstep:
             return
         for index in sorted(self.under_way):
@@ -74,7 +74,7 @@ class StepRun:
             control = microbatch.control
             while control.is_suspended:
                 if control.is_blocked():
-                    break  # a later one may go on, inside the model; after it turns keep the order
+                    break  # a later microbatch may resume inside the model; after it, turns keep the order
                 control.resume()
             if control.is_finished:
                 del self.under_way[index]

@@ -1,4 +1,4 @@
-"""The steps of a pipelined model: the first of an input signature is recorded, others follow its plan."""
+"""The steps of a pipelined model: the first step of an input signature is recorded, later ones replay it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MicrobatchProgram = Callable[[Any], Any]
 
 
 class Tables(NamedTuple):
-    """Schedules for one number of microbatches, of computations only."""
+    """The schedules for one number of microbatches, with computations only."""
 
     training: schedules.Schedule
     evaluation: schedules.Schedule
@@ -51,22 +51,22 @@ class Steps:
 
     Args:
         model: The whole model.
-        split: Where it is cut.
-        tables: Gives the schedules of steps of so many microbatches.
-        rank_of: Rank, within the pipeline, of each virtual stage.
-        mesh: Ranks and groups.
+        split: The assignment of modules to stages.
+        tables: Returns the schedules for a number of microbatches.
+        rank_of: The rank, within the pipeline, of each virtual stage.
+        mesh: The ranks and groups of the job.
         replicas: Averages gradients over replicas.
-        tied: Adds those of tied weights.
-        handlers: Of the actions of a schedule.
-        device: Where this rank computes.
-        seed: Of dropout.
-        postpones: Weight gradients come apart from those of inputs.
-        wording: Of the API that the user wrote.
+        tied: Adds the gradients of tied weights.
+        handlers: The handlers that perform the actions of a schedule.
+        device: The device of this rank.
+        seed: Seed for dropout.
+        postpones: Whether weight gradients are computed separately from input gradients.
+        wording: Names of the API that the user called, for messages.
 
     Attributes:
-        handlers: Of the actions of a schedule.
-        number: How many steps have run.
-        timeline: Of the last one.
+        handlers: The handlers that perform the actions of a schedule.
+        number: Number of steps so far.
+        timeline: The actions of the last step, with their times.
     """
 
     def __init__(
@@ -119,22 +119,22 @@ class Steps:
         scale: Callable[[Tensor], Tensor],
         wants_mean: bool,
     ) -> tuple[Tensor | None, list[Any]]:
-        """Run one step.
+        """Runs one step.
 
         Args:
-            program: Called with each part.
+            program: The function called with each microbatch.
             parts: The microbatches.
-            identity: What calls the program as this one does: functions with one code are one.
-            is_training: With gradients; a program that names no loss runs without a backward all the same.
-            scale: Makes of a microbatch's loss what its backward begins with.
-            wants_mean: Of the losses, on every rank.
+            identity: The user's function that the program runs. Functions with one code object count as one.
+            is_training: Whether gradients are computed. A program that marks no loss runs without a backward.
+            scale: Returns the tensor from which backward starts, given a microbatch's loss.
+            wants_mean: Whether every rank gets the mean loss.
 
         Returns:
-            The mean loss, if wanted, and what the program gave for each part.
+            The mean loss, or None if it is not requested, and the list of the program's results.
         """
         if self._error is not None:
             raise RuntimeError(
-                f"[smdp] an earlier step of this pipeline failed ({self._error}); start again from a"
+                f"[smdp] an earlier step of this pipeline failed ({self._error}); restart the job from a"
                 " checkpoint"
             ) from self._error
         parts = [read(part) for part in parts]
@@ -174,7 +174,7 @@ class Steps:
         except BaseException as error:
             if prepared.plan.operations or step.has_begun or isinstance(error, SmdpError):
                 self._fail(error, microbatches)
-            # Otherwise no stage has done anything: all ranks are in the user's code, and find the same.
+            # Otherwise no stage has run: all ranks are in the user's code and raise the same error.
             raise
         self._recordings.keep(signature, prepared)
         return mean, [microbatch.result for microbatch in microbatches]
@@ -210,7 +210,7 @@ class Steps:
             )
         )
         if is_new and self._recordings:
-            # Later signatures wait for no other rank: only a model that branches on them differs.
+            # Later signatures do not wait for other ranks: only a model that branches on them would differ.
             same.check(prepared.plan)
         self._replicas.finish()
         self.timeline = executor.timeline
@@ -218,13 +218,13 @@ class Steps:
             prepared.timeline.write(executor.timeline, time.monotonic_ns())
 
     def _prepare(self, prepared: Recording, step: Step) -> None:
-        """Lowers the schedule, now that the recording has found what the step does."""
+        """Lowers the schedule, now that the recording shows what the step does."""
         prepared.has_backward = step.needs_grad and prepared.plan.loss_stage >= 0
         tables = self._tables(step.microbatches)
         schedule = tables.training if prepared.has_backward else tables.evaluation
         if schedule.forward_only and prepared.has_backward:
             raise ValueError(
-                f"[smdp] schedule {schedule.name!r} has no backward; allowed: a step without gradients, or"
+                f"[smdp] schedule {schedule.name!r} has no backward; run a step without gradients or use"
                 " another schedule"
             )
         rank = self._mesh.stage_rank
@@ -235,16 +235,16 @@ class Steps:
         prepared.is_in_lockstep = any(action.kind in Lockstep.kinds for action in prepared.row)
         if prepared.has_backward and _core.trace_is_on():
             prepared.timeline = Timeline(table, self._split.partition, rank)
-        # Once and for all: the next recording may find a number that happens to be as it was.
+        # Never reset, because a later recording may happen to find a number unchanged.
         self._writes_late |= prepared.plan.writes_late
         if not self._writes_late and all(call.output is not None for call in prepared.plan.calls):
             prepared.end = prepared.plan.last_needed(sorted(self._own))
 
     def _mean_loss(self, microbatches: list[Microbatch], step: Step) -> Tensor:
         if microbatches[0].loss.stage < 0:
-            raise ValueError("[smdp] the program of a step with a mean loss has called no backward(loss)")
+            raise ValueError("[smdp] the program of a step with mean_loss=True did not call backward(loss)")
         owner = step.rank_of[microbatches[0].loss.stage]
-        # A mean of losses in bf16 would be good for three digits.
+        # The mean of bf16 losses would have only three significant digits in bf16.
         dtype = torch.promote_types(microbatches[0].loss.dtype, torch.float32)
         if owner == step.rank:
             losses = [m.loss.value for m in microbatches if m.loss.value is not None]
@@ -257,7 +257,7 @@ class Steps:
 
     def _fail(self, error: BaseException, microbatches: list[Microbatch]) -> None:
         self._error = error
-        # First of all, so that what waits for others ends.
+        # Aborting comes first, so that ranks which wait for this one are released.
         notes = " ".join(getattr(error, "__notes__", []))
         reason = f"{type(error).__name__}: {error} {notes}".rstrip()
         self._mesh.abort(reason)

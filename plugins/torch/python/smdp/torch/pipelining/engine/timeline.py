@@ -1,4 +1,4 @@
-"""What a step planned and what it did, in the trace that SMDP_TRACE asks for; `smdp trace` reads it."""
+"""Writes the planned and measured times of a step to the trace requested by SMDP_TRACE."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MEASURED = "pipeline"
 
 
 class Timeline:
-    """Writes the actions of steps beside those of their plan.
+    """Writes the actions of steps next to the plan. `smdp trace` reads both.
 
     Args:
-        schedule: As it is executed.
-        partition: Seconds of each stage.
-        rank: Of this process, within the pipeline.
+        schedule: The schedule as executed.
+        partition: The stages with their times in seconds.
+        rank: The rank of this process within the pipeline.
     """
 
     def __init__(self, schedule: pipeline.Schedule, partition: Partition, rank: int) -> None:
@@ -33,11 +33,11 @@ class Timeline:
         self._planned = simulation.timeline[rank]
 
     def write(self, actions: Sequence[Timed], end: int) -> None:
-        """Write one step.
+        """Writes one step.
 
         Args:
-            actions: Of this rank.
-            end: Of the step, in nanoseconds of time.monotonic_ns().
+            actions: The actions of this rank.
+            end: End of the step, in ns of time.monotonic_ns().
         """
         if not actions:
             return
@@ -45,7 +45,7 @@ class Timeline:
         _core.trace_span(_MEASURED, "pipeline step", "step", start, end)
         _core.trace_span(_PLANNED, "planned step", "step", start, start + int(1e9 * self._makespan))
         for action in actions:
-            # The wait comes first: the action begins when its inputs are there.
+            # The wait comes first: the action itself begins once its inputs have arrived.
             begin = action.start + action.waited
             if action.waited:
                 _core.trace_span(_MEASURED, "pipeline wait", "wait", action.start, begin)
@@ -58,5 +58,5 @@ class Timeline:
 
 
 def is_computation(text: str) -> bool:
-    """Tell whether an action, as a schedule writes it, computes."""
+    """Returns whether an action, as written in a schedule, is a computation."""
     return text.startswith("(") or text.lstrip("0123456789").rstrip("0123456789") in COMPUTATIONS

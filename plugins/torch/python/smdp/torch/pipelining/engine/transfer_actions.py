@@ -1,4 +1,4 @@
-"""Values and gradients between the stages of different ranks, at their places in the schedule."""
+"""Handlers that move values and gradients between ranks, at their places in the schedule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from smdp.torch.pipelining.interpreter.plan import Plan
 
 
 class TransferActions(ActionHandler):
-    """Performs SEND_F and SEND_B, and begins RECV_F and RECV_B ahead of their places."""
+    """Performs SEND_F and SEND_B, and starts RECV_F and RECV_B ahead of their places."""
 
     kinds = frozenset({"SEND_F", "SEND_B", "RECV_F", "RECV_B"})
 
     def passes(self, plan: Plan, *, has_backward: bool) -> Passes:
-        """Returns the pass that adds transfers, also of values that pass stages by."""
+        """Returns the pass that adds transfers, including those of values that skip stages."""
         return {"send_recv": True, "skip_edges": plan.skip_edges()}
 
     def post(self, action: Action, run: StepRun) -> None:
@@ -28,7 +28,7 @@ class TransferActions(ActionHandler):
             microbatch.gradients.receive_from(action.other, action.stage, is_first=is_recorded)
 
     def perform(self, action: Action, run: StepRun) -> None:
-        """Sends; what is received is waited for where it is used."""
+        """Sends a value or gradient; a received one is waited for where it is used."""
         microbatch = run.microbatches[action.microbatch]
         is_recorded = run.was_recorded(action.microbatch)
         if action.kind == "SEND_F" and not is_recorded:

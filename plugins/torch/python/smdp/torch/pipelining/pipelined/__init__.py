@@ -1,1 +1,1 @@
-"""The module that users hold; it wires all others."""
+"""The pipelined model that users train, and the functions that split a model."""

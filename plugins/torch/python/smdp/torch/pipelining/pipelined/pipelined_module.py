@@ -1,4 +1,4 @@
-"""A model whose stages lie on several ranks, with the step that trains it."""
+"""The model returned by `smdp.torch.pipeline()`, with its training steps."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ live: weakref.WeakSet[PipelinedModule] = weakref.WeakSet()
 
 
 class PipelinedModule(nn.Module):
-    """What `smdp.torch.pipeline()` gives: this rank's part of a model, and the steps of all ranks.
+    """A model whose stages are on several ranks, as returned by `smdp.torch.pipeline()`.
+
+    Each rank holds the parameters of its own stages, and runs the steps together with the other ranks.
 
     Args:
-        model: The whole model; its foreign parameters are given up.
-        split: Where it is cut.
-        schedule: Of the computations of a training step.
-        tables: Gives schedules for other numbers of microbatches.
-        mesh: Ranks and groups.
-        seed: Of dropout; the same on all ranks.
-        is_compiled: Modules go through `torch.compile`.
-        is_in_lockstep: Host reads resume at fixed places of the schedule.
-        wording: Of the API that the user wrote.
+        model: The whole model; parameters that belong to other ranks are released.
+        split: The assignment of modules to stages.
+        schedule: The schedule of a training step's computations.
+        tables: Returns the schedules for other numbers of microbatches.
+        mesh: The ranks and groups of the job.
+        seed: Seed for dropout, the same on all ranks.
+        is_compiled: Whether modules are compiled by `torch.compile`.
+        is_in_lockstep: Whether host reads resume at fixed places of the schedule.
+        wording: Names of the API that the user called, for messages.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class PipelinedModule(nn.Module):
         own = {stage for stage, rank in enumerate(schedule.rank_of) if rank == mesh.stage_rank}
         self._own = own
         keep_own(model, split.weights, own, weakref.ref(self))
-        # Not a submodule: names of parameters and of the state dict stay those of the model.
+        # Not registered as a submodule, so that parameters keep their names in the model.
         self.__dict__["module"] = model
         self.device = _device_of(model)
         postpones = any(action.kind == "W" for row in schedule.rows for action in read_row(row))
-        # Compiled code gives both gradients at once.
+        # Compiled code computes both gradients at once.
         postpones &= not is_compiled
         if postpones:
             self._split_backward(model)
@@ -97,7 +99,7 @@ class PipelinedModule(nn.Module):
         buffers = dict(self.named_buffers())
 
         def replicas_of(name: str) -> ProcessGroupSmdp | None:
-            # All data-parallel ranks hold a whole weight. Of one that is cut, fewer hold the same part.
+            # All data-parallel ranks hold a whole weight; fewer ranks hold the same part of a sharded one.
             axis: Axis = "rdp" if name in parameters and cut_of(parameters[name]) is not None else "dp"
             return mesh.step_group(axis) if len(mesh.ranks(axis)) > 1 else None
 
@@ -125,54 +127,59 @@ class PipelinedModule(nn.Module):
         live.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, within the program of a run_step().
+        """Runs the model. Call it only inside the program of a run_step().
 
         Raises:
-            RuntimeError: Outside of a step: one call cannot run a pipeline. Or it is the second in it.
+            RuntimeError: It is called outside of a step, or for the second time in a microbatch.
         """
         microbatch = current_microbatch()
         if microbatch is None:
-            raise RuntimeError(f"[smdp] a split model is called only within a step; {self._wording.step}")
+            raise RuntimeError(f"[smdp] a split model can be called only within a step; {self._wording.step}")
         return microbatch.call_model(self.module, args, self._program.without_cache(args, kwargs))
 
     def backward(self, loss: Tensor) -> None:
-        """Name the loss of a microbatch, within the program of a run_step(): the schedule runs its backward.
+        """Marks the loss of a microbatch, whose backward the schedule runs.
+
+        Call it only inside the program of a run_step().
 
         Raises:
-            RuntimeError: Outside of a step, or the microbatch has a loss already.
+            RuntimeError: It is called outside of a step, or the microbatch already has a loss.
         """
         microbatch = current_microbatch()
         if microbatch is None:
-            raise RuntimeError("[smdp] backward(loss) is called only within the program of run_step()")
+            raise RuntimeError("[smdp] backward(loss) can be called only within the program of run_step()")
         microbatch.take_loss(loss)
 
     def train_step(
         self, batch: Any, loss_fn: LossFunction | None = None, *, scaler: torch.amp.GradScaler | None = None
     ) -> Any:
-        """Run forward and backward of all microbatches; `.grad` then holds the mean over them.
+        """Runs forward and backward of all microbatches; `.grad` then holds the mean gradient over them.
+
+        Every rank of the pipeline must call this with the same batch.
 
         Args:
-            batch: The batch of this replica, the same on every rank of its pipeline: a tensor, tuple or dict.
-                Dimension 0 of its tensors is cut into microbatches. The model's forward gets what it takes.
-            loss_fn: Called as loss_fn(output) or loss_fn(output, microbatch) on every rank; gives one number,
-                or (number, anything). Default: the loss that the model returns.
-            scaler: Multiplies the loss before backward; a smdp.torch.GradScaler.
+            batch: The batch of this replica, as a tensor, tuple or dict. Its tensors are cut into
+                microbatches along dimension 0. The model's forward gets the items that it accepts.
+            loss_fn: A function called on every rank as loss_fn(output) or loss_fn(output, microbatch). It
+                returns the loss, which is a scalar tensor, or a tuple (loss, anything). Default: the loss
+                that the model returns.
+            scaler: An smdp.torch.GradScaler, which multiplies the loss before backward.
 
         Returns:
-            The mean loss over microbatches, a scalar tensor in fp32 or fp64, on every rank; where loss_fn
-            gave something beside it, (mean loss, list of what it gave per microbatch), its tensors on every
-            rank too: those of a megabyte or more are fetched by the rank that reads them, when it does, so
-            read them before `destroy_process_group()`.
+            The mean loss over the microbatches on every rank, as a scalar tensor in fp32, or in fp64 if the
+            loss is. If loss_fn returns tuples, (mean loss, list of their second items, one per microbatch).
+            These hold real tensors on every rank. A tensor of 1 MiB or more is fetched when the rank first
+            reads it, so read it before `destroy_process_group()`.
 
         Raises:
-            ValueError: Batch, model or loss cannot be executed so; nothing hangs on other ranks.
-            TypeError: The scaler is another one.
-            smdp.SmdpError: A rank is gone; the message names it and what was awaited.
+            ValueError: The batch, the model or the loss cannot run in a pipeline. Other ranks also raise.
+            TypeError: The scaler is not an smdp.torch.GradScaler.
+            smdp.SmdpError: A rank is gone; the message names the rank and the transfer that waited for it.
         """
         if scaler is not None and type(scaler).unscale_ is torch.amp.GradScaler.unscale_:
             raise TypeError(
-                f"[smdp] scaler is a {type(scaler).__module__}.{type(scaler).__name__}, which sees the"
-                " gradients of one stage only; use smdp.torch.GradScaler."
+                f"[smdp] scaler is a {type(scaler).__module__}.{type(scaler).__name__}, which sees only the"
+                " gradients of this rank's stages; use smdp.torch.GradScaler."
             )
         count = self.schedule.microbatches
         return self._step(
@@ -183,7 +190,7 @@ class PipelinedModule(nn.Module):
         )
 
     def eval_step(self, batch: Any, loss_fn: LossFunction | None = None) -> Any:
-        """Run the forward only, without gradients; arguments and result as of train_step()."""
+        """Runs the forward only, without gradients. Arguments and result are those of train_step()."""
         return self._step(batch, loss_fn, is_training=False, scale=lambda loss: loss)
 
     @overload
@@ -217,31 +224,33 @@ class PipelinedModule(nn.Module):
         scale: Callable[[Tensor], Tensor] | None = None,
         mean_loss: bool = False,
     ) -> Any:
-        """Run a step of any code around the model.
+        """Runs a training or evaluation step with your own code around the model.
 
         Args:
-            program: Called once per microbatch, on every rank of the pipeline. In it, calling this module
-                runs the model, once, and backward(loss) names the value whose backward the schedule runs;
-                without it there is none. The other limits are those of a loss function, see `pipeline()`.
-            microbatches: One argument of `program` each, equal in structure and shapes; their number may
-                differ from step to step.
-            is_training: Gradients are computed; otherwise, as under `torch.no_grad()`.
-            scale: Makes of a microbatch's loss what its backward begins with. Default: loss / number of
-                microbatches, so that `.grad` holds the mean.
-            mean_loss: Give the mean of what backward(loss) has named as well: one message, where each tensor
-                that `program` returns is one per microbatch.
+            program: A function that is called once per microbatch on every rank of the pipeline. It may call
+                this module once, which runs the model, and backward(loss), which marks the loss whose
+                backward the schedule runs. Without a call of backward(loss) the step computes no gradients.
+                The code has the same limits as a loss function, see `pipeline()`.
+            microbatches: The arguments of `program`, one per microbatch, equal in structure and shapes. Their
+                number may differ from step to step.
+            is_training: Whether gradients are computed; if not, the step runs as under `torch.no_grad()`.
+            scale: Returns the tensor from which backward starts, given a microbatch's loss. Default: loss /
+                number of microbatches, so that `.grad` holds the mean.
+            mean_loss: Whether to also return the mean of the losses marked by backward(loss). This takes one
+                message, whereas a tensor that `program` returns takes one message per microbatch.
 
         Returns:
-            A list of what `program` gave for each microbatch, its tensors real on every rank, large ones when
-            they are read; with `mean_loss` the mean, a scalar in fp32 or fp64, and that list.
+            The list of what `program` returned for each microbatch, with real tensors on every rank; large
+            ones are fetched when they are read. With `mean_loss`, a tuple of the mean, a scalar tensor in
+            fp32 or fp64, and that list.
 
         Raises:
-            ValueError: Model or loss cannot be executed so; nothing hangs on other ranks. Or there is no loss
-                to give the mean of.
-            smdp.SmdpError: A rank is gone; the message names it and what was awaited.
+            ValueError: The model or the loss cannot run in a pipeline, or `mean_loss` is set and there is no
+                loss. Other ranks also raise.
+            smdp.SmdpError: A rank is gone; the message names the rank and the transfer that waited for it.
         """
         if not microbatches:
-            raise ValueError("[smdp] run_step() got no microbatches; allowed: one or more")
+            raise ValueError("[smdp] run_step() got no microbatches; expected at least one")
         mean, results = self._steps.run(
             program,
             microbatches,
@@ -261,14 +270,16 @@ class PipelinedModule(nn.Module):
         scale: Callable[[Tensor], Tensor],
     ) -> Any:
         if loss_fn is not None and not callable(loss_fn):
-            raise ValueError(f"[smdp] loss_fn is {type(loss_fn).__name__}; allowed: a function, or None")
+            raise ValueError(
+                f"[smdp] loss_fn is of type {type(loss_fn).__name__}; expected a function or None"
+            )
         if is_training and isinstance(loss_fn, nn.Module):
             trained = [name for name, parameter in loss_fn.named_parameters() if parameter.requires_grad]
             if trained:
                 raise ValueError(
                     f"[smdp] loss_fn is a {type(loss_fn).__name__} that trains {', '.join(trained)}, which"
-                    " would get gradients on the last stage alone; make it a part of the model, whose forward"
-                    " then gives the loss."
+                    " would get gradients on the last stage only. Make it part of the model, so that the"
+                    " model's forward returns the loss."
                 )
         if not self._has_compared:
             check_same_batch(self.mesh.step_group("pp"), batch)
@@ -298,7 +309,7 @@ class PipelinedModule(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Give this rank's parameters under their names in the model."""
+        """Yields this rank's parameters with their names in the model."""
         for name, parameter in self.module.named_parameters(prefix, recurse, remove_duplicate):
             if not parameter.is_meta:
                 yield name, parameter
@@ -306,7 +317,7 @@ class PipelinedModule(nn.Module):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Give the buffers of this rank's modules, and those between modules that it keeps up to date."""
+        """Yields the buffers of this rank's modules, and those between modules that this rank updates."""
         foreign = [
             f"{unit.name}." for unit in self._units if not self._own & set(self.split.stages[unit.name])
         ]
@@ -317,7 +328,7 @@ class PipelinedModule(nn.Module):
                 yield name, buffer
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Give this rank's parameters and buffers under their names in the model; tied ones have several."""
+        """Returns this rank's parameters and buffers; tied parameters appear under all of their names."""
         found = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, entry in self.entries().items():
             if not self.holds(entry):
@@ -327,53 +338,53 @@ class PipelinedModule(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Copy values into this rank's parameters and buffers.
+        """Copies values into this rank's parameters and buffers.
 
         Args:
-            state_dict: A rank's, or the whole model's, of which other ranks' entries are passed over.
-            strict: Refuse one that lacks an entry of this rank, or holds what the model lacks.
-            assign: Refused: parameters are final.
+            state_dict: The state dict of this rank or of the whole model; entries of other ranks are skipped.
+            strict: Whether to raise if an entry of this rank is missing, or if the model lacks an entry.
+            assign: Must be False, because parameters cannot be replaced.
 
         Returns:
-            Names that are missing, and names that the model lacks, as torch gives them.
+            The missing and the unexpected keys, as in `torch.nn.Module.load_state_dict`.
 
         Raises:
-            ValueError: See `strict`; or a shape differs. Nothing has been changed.
+            ValueError: See `strict` and `assign`; or a shape differs. Nothing has been changed.
         """
         if assign:
             raise ValueError(
-                "[smdp] load_state_dict(assign=True) would replace parameters, which are final: an optimizer"
-                " may have them; allowed: assign=False, which copies values"
+                "[smdp] load_state_dict(assign=True) would replace the parameters of a split model, which an"
+                " optimizer may already hold; use assign=False, which copies values into them"
             )
         mine, missing, unexpected = select(state_dict, self.entries(), self._own, strict=strict)
         self.module.load_state_dict(mine, strict=False)
         return _IncompatibleKeys(missing, unexpected)
 
     def entries(self) -> dict[str, Entry]:
-        """Give all entries of the whole model's state dict, and the stages that hold them."""
+        """Returns all entries of the whole model's state dict, with the stages that hold them."""
         return entries_of(self.module, self.split)
 
     def holds(self, entry: Entry) -> bool:
-        """Tell whether a stage of this rank holds an entry."""
+        """Returns whether a stage of this rank holds an entry."""
         return not entry.stages.isdisjoint(self._own)
 
     def saves(self, entry: Entry) -> bool:
-        """Tell whether this rank saves an entry: the first replica's, with the stage that saves it."""
+        """Returns whether this rank, in the first replica, has the stage that saves an entry."""
         return self.mesh.replica == 0 and entry.saver in self._own
 
     @property
     def layout(self) -> ParallelMesh:
-        """The mesh, under the name that scripts have for it."""
+        """The mesh. Kept because scripts use this name."""
         return self.mesh
 
     @property
     def timeline(self) -> list[Timed]:
-        """What the last step did on this rank, and when."""
+        """The actions of the last step on this rank, with their times."""
         return self._steps.timeline
 
     @property
     def steps(self) -> int:
-        """Steps that have run, of training and evaluation: random numbers depend on it, and on the seed."""
+        """Number of training and evaluation steps so far; random numbers depend on it and on the seed."""
         return self._steps.number
 
     @steps.setter
@@ -383,27 +394,28 @@ class PipelinedModule(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Give the modules of the whole model; those of other ranks have parameters on the meta device."""
+        """Yields the modules of the whole model; parameters of other ranks are on the meta device."""
         yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Refuse `.to()`, `.half()` and the like."""
+        """Raises an error, because `.to()`, `.half()` and similar calls would replace parameters."""
         raise RuntimeError(
-            "[smdp] the parameters of a split model are final; move the model or change its dtype before"
-            " it is split"
+            "[smdp] the parameters of a split model cannot be replaced; move the model or change its dtype"
+            " before splitting it"
         )
 
     def train(self, mode: bool = True) -> PipelinedModule:
-        """Switch training mode, as nn.Module."""
+        """Sets training or evaluation mode, as in nn.Module."""
         self.training = mode
         self.module.train(mode)
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> PipelinedModule:
-        """Freeze or thaw the whole model, on all ranks.
+        """Freezes or unfreezes the whole model on all ranks.
 
-        To do it for some parameters, set `requires_grad` of those of `module` by their names, alike on all
-        ranks, also where they are meta tensors: every stage must know which gradients come.
+        To change single parameters, set `requires_grad` on the parameters of `module`, by name and
+        identically on all ranks, including those on the meta device: every stage must know which gradients
+        will arrive.
         """
         self.module.requires_grad_(requires_grad)
         return self
@@ -418,8 +430,8 @@ class PipelinedModule(nn.Module):
                 fused += split_backward(module, name)
         if fused:
             _log.warning(
-                "[smdp] schedule %s: the weight gradients of %s come with those of their inputs, as their"
-                " modules have children or recompute their activations",
+                "[smdp] schedule %s: the weight gradients of %s are computed together with the input"
+                " gradients, because their modules have children or recompute their activations",
                 self.schedule.name,
                 ", ".join(fused),
             )

@@ -1,4 +1,4 @@
-"""`smdp.torch.pipeline`: splits a model over ranks."""
+"""`smdp.torch.pipeline()`, which splits a model over ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smdp.torch.pipelining.tensors.slicing import cut
 from smdp.torch.pipelining.units.pinning import pinned
 from smdp.torch.pipelining.units.wording import Wording
 
-# By names of classes, which need not be imported to see that nobody has wrapped the model in them.
+# By class name, so that a wrapper's package need not be imported to recognize it.
 _WRAPPERS = {
     "DistributedDataParallel": "(model.module): it averages the gradients of its replicas",
     "DataParallel": "(model.module): it averages the gradients of its replicas",
@@ -45,42 +45,49 @@ def pipeline(
     seed: int | None = None,
     compile: bool = False,
 ) -> PipelinedModule:
-    """Split a model over ranks; each keeps the parameters of its own stages only.
+    """Splits a model over ranks; each rank keeps only the parameters of its own stages.
 
-    Every rank of the job calls it with the same model. A world of k x `stages` ranks holds k data-parallel
+    Every rank of the job must call it with the same model. A job with k x `stages` ranks has k data-parallel
     replicas of the pipeline, whose gradients are averaged.
 
-    Limits of the model's code between modules with parameters, and of the loss function: the shape of a
-    result may not depend on values (`output[mask]`; multiply by the mask instead); a part of an earlier
-    stage's value may not be changed in place (`early[:, 0] += x`; all of it may); a buffer of a module
-    without parameters may be updated in place, not assigned. What breaks these is refused by name. Tensors
-    that the loss function keeps are placeholders on other ranks: keep `.item()`, or return them beside the
-    loss.
+    The loss function, and the model's code between modules that have parameters, have these limits:
+
+    - The shape of a result must not depend on values. Instead of `output[mask]`, multiply by the mask.
+    - Part of a value from an earlier stage must not be changed in place, as by `early[:, 0] += x`. Changing
+      all of it works.
+    - A buffer of a module without parameters may be updated in place, but not assigned.
+
+    Code that breaks a limit raises an error that names the operation. Tensors that the loss function stores
+    are placeholders on other ranks: store `.item()`, or return the tensors together with the loss.
 
     Args:
-        model: Any module; its code is not changed. Built as usual, on the meta device, or within
-            `delayed_initialization()`: then it never exists whole anywhere.
-        stages: Ranks of one pipeline.
-        microbatches: Into how many a batch is cut.
-        schedule: One that `smdp.pipeline.generate` knows.
-        example_inputs: A batch as train_step() will get. Its first microbatch is traced: modules are weighed
-            by their seconds, or by their operations where these are not sure, in the order in which they
-            run. Default: by bytes of parameters, in the order in which they are registered.
-        loss_fn: That of train_step(), called once with what the first microbatch of `example_inputs` gives:
-            its time counts when the model is cut. A loss that the model computes itself counts anyway.
-        virtual_stages: Per rank. Default: the schedule's usual number.
-        active_microbatches: Most in flight under "smp_interleaved". Default: stages + 2.
-        pins: Virtual stage of modules, by name; what is not named goes where the step is shortest.
-        memory_cap: Bytes per rank for parameters, gradients, Adam's state in fp32 and activations; 0: none.
-        device: Where this rank computes, for a model on the meta device. Default: the CPU.
-        seed: Of dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
-        compile: Let `torch.compile` make this rank's modules; weight gradients then come with the inputs'.
+        model: The module to split; its code is not changed. It may be built as usual, on the meta device, or
+            within `delayed_initialization()`. In the last two cases no rank ever holds the whole model.
+        stages: Number of ranks in one pipeline.
+        microbatches: Number of microbatches that a batch is cut into.
+        schedule: Name of a schedule that `smdp.pipeline.generate` accepts.
+        example_inputs: A batch like those passed to train_step(). Its first microbatch is traced to weigh
+            modules by their time, or by their operations where timings are uncertain, in the order in which
+            they run. Default: modules are weighed by bytes of parameters, in the order in which they are
+            registered.
+        loss_fn: The loss function of train_step(). It is called once on the output for the first microbatch
+            of `example_inputs`, so that its time counts in the split. The time of a loss that the model
+            itself computes always counts.
+        virtual_stages: Virtual stages per rank. Default: the usual number for the schedule.
+        active_microbatches: Most microbatches in flight with "smp_interleaved". Default: stages + 2.
+        pins: Maps module names to virtual stages. Other modules are placed so that the step is shortest.
+        memory_cap: Bytes per rank for parameters, gradients, Adam's fp32 state and activations. 0: no limit.
+        device: The device of this rank, for a model on the meta device. Default: the CPU.
+        seed: Seed for dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
+        compile: Whether to compile this rank's modules with `torch.compile`. Weight gradients are then
+            computed together with input gradients.
 
     Returns:
-        A module with this rank's parameters, under their names in the model, final from now on.
+        A module that holds this rank's parameters under their names in the model. They cannot be replaced
+        from now on.
 
     Raises:
-        ValueError: An argument is wrong, or the model cannot be split so; with a fix.
+        ValueError: An argument is wrong, or the model cannot be split; the message suggests a fix.
 
     Example:
         >>> pipe = smdp.torch.pipeline(model, stages=2, example_inputs=batch)  # doctest: +SKIP
@@ -110,11 +117,11 @@ def pipeline_of(
     pins: Mapping[str, int] | None = None,
     loss_fn: LossFunction | None = None,
 ) -> PipelinedModule:
-    """Does what pipeline() does, also for APIs that are built on it and have words of their own.
+    """Splits a model as pipeline() does, on behalf of another API with its own wording of messages.
 
     Args:
         model: See pipeline().
-        options: How it is split, and the words of messages.
+        options: How the model is split, and the wording of messages.
         example_inputs: See pipeline().
         pins: See pipeline().
         loss_fn: See pipeline().
@@ -146,34 +153,34 @@ def _loss_of_part(loss: Callable[[Any, Any], Any], part: Any, output: Any) -> An
 
 
 def check_model(model: Any, wording: Wording) -> None:
-    """Refuse what cannot be split.
+    """Raises an error if a model cannot be split.
 
     Args:
-        model: What the user gave.
-        wording: Of the API that the user wrote.
+        model: The argument that the user passed.
+        wording: Names of the API that the user called, for messages.
 
     Raises:
-        ValueError: It is no module, wrapped, or split already.
+        ValueError: The argument is not a module, or the model is wrapped or has been split already.
     """
     if isinstance(model, PipelinedModule):
-        raise ValueError("[smdp] this model has been split already; use what pipeline() returned")
+        raise ValueError("[smdp] this model has already been split; use the module that pipeline() returned")
     if not isinstance(model, nn.Module):
-        raise ValueError(f"[smdp] {wording.split} got {type(model).__name__}; allowed: a torch.nn.Module")
+        raise ValueError(f"[smdp] {wording.split} got {type(model).__name__}; expected a torch.nn.Module")
     for wrapper, fix in _WRAPPERS.items():
         if any(kind.__name__ == wrapper for kind in type(model).__mro__):
             more = f"; {wording.compiled}" if wrapper == "OptimizedModule" else ""
             raise ValueError(
-                f"[smdp] this model is wrapped in {wrapper}; give {wording.split} the model itself"
+                f"[smdp] this model is wrapped in {wrapper}; pass the model itself to {wording.split}"
                 f" {fix}{more}"
             )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(
-            "[smdp] this model belongs to a pipeline already: its other parameters are on other ranks. Build"
-            " a new one."
+            "[smdp] this model already belongs to a pipeline, and other ranks hold the rest of its"
+            " parameters; build a new model"
         )
 
 
 def _check_counts(**counts: Any) -> None:
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"[smdp] {name} = {count!r} is not valid; allowed: an integer from 1")
+            raise ValueError(f"[smdp] {name} = {count!r} is not valid; allowed: an integer of at least 1")

@@ -1,4 +1,4 @@
-"""A model traced, cut and given out: each rank keeps its own stages."""
+"""Traces a model, cuts it into stages, and keeps each rank's own stages."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Placed:
-    """A trace whose units have their virtual stages.
+    """A trace whose units may have assigned virtual stages.
 
     Attributes:
-        trace: Units that have no stage may go to any.
-        rank_of: Rank of each virtual stage; None: the schedule's own placement.
+        trace: The trace; units without a stage may be placed on any stage.
+        rank_of: The rank of each virtual stage. None: the schedule's own placement.
     """
 
     trace: Trace
@@ -47,12 +47,12 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions:
-    """How a model is split; the arguments of `smdp.torch.pipeline()` say what each means.
+    """Options of a split. The fields not listed here are arguments of `smdp.torch.pipeline()`.
 
     Attributes:
-        memory_weight: 0 to 1: how far balance of bytes counts instead of the time of a step.
-        is_in_lockstep: Host reads resume at fixed places of the schedule; see `engine/lockstep.py`.
-        wording: Of the API that the user wrote.
+        memory_weight: From 0 (minimize the time of a step) to 1 (balance the bytes of the stages).
+        is_in_lockstep: Whether host reads resume at fixed places of the schedule; see `engine/lockstep.py`.
+        wording: Names of the API that the user called, for messages.
     """
 
     stages: int
@@ -69,31 +69,31 @@ class SplitOptions:
     wording: Wording = PIPELINE
 
     def check(self) -> None:
-        """Refuse a schedule that there is not.
+        """Checks that the schedule exists.
 
         Raises:
-            ValueError: The nearest one is named.
+            ValueError: It does not; the message names the most similar schedule.
         """
         if self.schedule not in schedules.SCHEDULES:
             near = difflib.get_close_matches(str(self.schedule), schedules.SCHEDULES, 1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ValueError(
-                f"[smdp] there is no schedule {self.schedule!r}{hint} Allowed:"
+                f"[smdp] there is no schedule {self.schedule!r}{hint} Available schedules:"
                 f" {', '.join(schedules.SCHEDULES)}"
             )
 
     @property
     def stages_per_rank(self) -> int:
-        """Virtual stages of a rank."""
+        """Number of virtual stages per rank."""
         info = schedules.schedule_info(self.schedule)
         return self.virtual_stages or info.virtual_stages or info.usual_virtual_stages
 
     def partition(self, traced: Trace, rank_of: Sequence[int] | None = None) -> Partition:
-        """Returns the cut of a trace with the shortest step.
+        """Returns the partition of a trace with the shortest step.
 
         Args:
-            traced: What is cut.
-            rank_of: Rank of each virtual stage; None: the schedule's own placement.
+            traced: The trace to partition.
+            rank_of: The rank of each virtual stage. None: the schedule's own placement.
         """
         return partition(
             traced,
@@ -108,12 +108,12 @@ class SplitOptions:
         )
 
     def tables(self, microbatches: int, found: Partition, ranks: Sequence[int] | None) -> Tables:
-        """Returns the schedules of a step of so many microbatches, for the stages that were found.
+        """Returns the schedules of a step for the stages of a partition.
 
         Args:
-            microbatches: Of the step.
-            found: Stages, with their times and bytes.
-            ranks: Rank of each stage; None: the schedule's own placement.
+            microbatches: Number of microbatches in the step.
+            found: The stages with their times and bytes.
+            ranks: The rank of each stage. None: the schedule's own placement.
         """
         rank_of = [stage.rank for stage in found.stages]
         is_loop = rank_of == [stage % self.stages for stage in range(len(rank_of))]
@@ -131,11 +131,11 @@ class SplitOptions:
             forward=[stage.forward for stage in found.stages],
             backward_input=[stage.backward_input for stage in found.stages],
             backward_weight=[stage.backward_weight for stage in found.stages],
-            # Nobody has traced them where modules are weighed by their bytes.
+            # Activation bytes are unknown if modules were weighed by their parameters.
             activation_bytes=held if any(held) else 1.0,
             memory_cap=found.activation_cap or None,
         )
-        if training.rank_of != rank_of:  # auto would lay another number of microbatches otherwise
+        if training.rank_of != rank_of:  # "auto" chose another placement for this number of microbatches
             training = make("looped_bfs" if is_loop else "zb_v")
         own = "loop" if is_loop else "v"
         evaluation = make("forward_only", placement=own if ranks is None else None)
@@ -151,33 +151,35 @@ def split_over_ranks(
     must_be_cut: Callable[[nn.Module], bool] | None = None,
     loss_fn: Callable[[Any], Any] | None = None,
 ) -> PipelinedModule:
-    """Split a model; every rank of the job calls it.
+    """Splits a model. Every rank of the job must call this.
 
     Args:
-        model: The same on all ranks.
-        mesh: Ranks and groups, with as many stages as the options say.
-        options: How.
-        example: Arguments of the model's forward, one microbatch, which is traced; None: modules are weighed
-            by their bytes.
-        assign: Gives units of the trace their stages, as far as they are not the partitioner's to choose.
-        must_be_cut: Of which modules the parts are units rather than the whole.
-        loss_fn: Called with what the model gives for `example`; its time is the last units'.
+        model: The model, the same on all ranks.
+        mesh: The ranks and groups, with as many stages as the options request.
+        options: How the model is split.
+        example: Positional and keyword arguments of the model's forward for one microbatch, which is traced.
+            None: modules are weighed by the bytes of their parameters.
+        assign: Assigns stages to units of the trace; the partitioner places the rest. None: it places all.
+        must_be_cut: Returns whether a module's parts, instead of the whole module, become units.
+        loss_fn: Called on the model's output for `example`; its time counts for the last units.
 
     Raises:
-        ValueError: The model cannot be split so; with a fix.
+        ValueError: The model cannot be split; the message suggests a fix.
     """
     mesh.make_for_steps("pp", "rdp", "dp")
-    # Where modules are put on ranks by hand, the number of stages follows from them.
+    # If modules are assigned to ranks by hand, the number of stages follows from the assignment.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)
-    # All ranks trace at once, so that times are those of training, with the others at work.
+    # All ranks trace at the same time, so that timings include the load of the other ranks, as in training.
     dist.barrier()
     if example is None:
         traced = on_every_rank(lambda: trace_by_parameters(model, units))[0]
         placed = Placed(traced) if assign is None else assign(traced)
         traced = placed.trace
         found = options.partition(traced, placed.rank_of)
-        _log_cut(traced, found, "Modules are weighed by their parameters, as there are no example inputs.")
+        _log_cut(
+            traced, found, "Modules are weighed by their parameters because there are no example inputs."
+        )
     else:
         sampled = pooled(on_every_rank(lambda: trace(model, units, *example, loss_fn=loss_fn)))
         placed = Placed(sampled.shape) if assign is None else assign(sampled.shape)
@@ -191,7 +193,7 @@ def split_over_ranks(
     table = tables(options.microbatches).training
     calls = stages_of_units(traced, found)
     if units == ("",):
-        # A trace has no unit without a name.
+        # A trace has no units with an empty name.
         calls = {"": next(iter(calls.values()))}
     uses: dict[str, set[int]] = {}
     if example is not None:
@@ -199,7 +201,7 @@ def split_over_ranks(
             (p.device for p in model.parameters() if not p.is_meta), torch.device(options.device or "cpu")
         )
         if any(buffer.is_meta for buffer in model.buffers()):
-            # Glue computes with buffers, such as a rotary embedding's, on every rank.
+            # Code between units uses buffers, such as those of a rotary embedding, on every rank.
             real = {name for name, parameter in model.named_parameters() if not parameter.is_meta}
             materialize(model, real.__contains__, options.device)
         uses = users_outside_units(model, calls, *example, target, options.wording)
