@@ -162,14 +162,14 @@ def check_refusals() -> None:
     refused("there is no smp.DistributedModel in this process yet")
     torch.manual_seed(0)
     smp.DistributedModel(Language())
-    refused("no smp.DistributedOptimizer in this process yet.*or load_optimizer=False")
+    refused("no smp.DistributedOptimizer in this process yet.*or pass load_optimizer=False")
     assert smp.resume_from_checkpoint(folder, "step3", load_optimizer=False)["step"] == 3
     refused("no complete partial checkpoint.*partial checkpoints in .*: step3", "step4")
-    refused("holds no full checkpoint 'step3'; there is a partial checkpoint", partial=False)
-    refused("holds no full checkpoint 'pytorch_model.bin'", "pytorch_model.bin", partial=False)
+    refused("contains no full checkpoint 'step3'; there is a partial checkpoint", partial=False)
+    refused("contains no full checkpoint 'pytorch_model.bin'", "pytorch_model.bin", partial=False)
     for tag in ("", "../step3", "a\nb", 3):
-        refused("is not valid; allowed: a str that can name a file", tag)  # type: ignore[arg-type]
-    with pytest.raises(error, match=r"\[smdp\] .*holds no file 'newest'"):
+        refused("is not valid; allowed: a str that is valid as a file name", tag)  # type: ignore[arg-type]
+    with pytest.raises(error, match=r"\[smdp\] .*contains no file 'newest'"):
         smp.resume_from_checkpoint(folder / "none")
     with pytest.raises(ValueError, match="num_kept_partial_checkpoints = 0 is not valid"):
         smp.save_checkpoint(folder, "x", num_kept_partial_checkpoints=0)
@@ -196,10 +196,10 @@ def check_refusals() -> None:
     for config, match in (
         (
             {**JOB, "placement_strategy": "spread"},
-            "placement_strategy = DPT, and this job has placement_strategy = TPD",
+            "placement_strategy = DPT, but this job has placement_strategy = TPD",
         ),
-        ({**JOB, "schedule": "zb_v"}, r"partitions of stages = \[0, 1\], and this .* = \[0, 1, 1, 0\]"),
-        ({"ddp": True}, "saved with partitions = 2, .* and this job has partitions = 1, "),
+        ({**JOB, "schedule": "zb_v"}, r"partitions of stages = \[0, 1\], but this .* = \[0, 1, 1, 0\]"),
+        ({"ddp": True}, "saved with partitions = 2, .* but this job has partitions = 1, "),
     ):
         smp.init(config)
         smp.DistributedModel(Language())
@@ -279,7 +279,7 @@ def check_translation_and_pruning() -> None:
         if smp.rank() == 0:
             (folder / "b_partial" / "partition_decision.pt").unlink()
         smp.barrier()
-        with pytest.raises((ValueError, RuntimeError), match="holds no complete partial checkpoint"):
+        with pytest.raises((ValueError, RuntimeError), match="contains no complete partial checkpoint"):
             smp.resume_from_checkpoint(folder, load_optimizer=False)
         smp.barrier()
         if smp.rank() == 0:
@@ -290,20 +290,20 @@ def check_wrong_guards() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "guards")
     with job(JOB) as (model, optimizer, train):
         # The other one may have found out already, and have gone on.
-        pattern = r"tag='y[01]', partial=True\), and rank . has gone on to (.*tag='y[01]'|smp.step)"
+        pattern = r"tag='y[01]', partial=True\), but rank . has gone on to (.*tag='y[01]'|smp.step)"
         with pytest.raises(smdp.MismatchError, match=pattern):
             smp.save_checkpoint(folder, f"y{smp.rank()}")
         train(STEPS[0])
         if smp.rank() == 0:
             pattern = (
-                r"rank 0 is in smp.save_checkpoint\(tag='x', partial=False\), and rank 1 has gone on to"
-                r" smp.barrier\(\); all ranks of a model-parallel group make this call together"
+                r"rank 0 is in smp.save_checkpoint\(tag='x', partial=False\), but rank 1 has gone on to"
+                r" smp.barrier\(\); all ranks of a model-parallel group must make this call together"
             )
             with pytest.raises(smdp.MismatchError, match=pattern):
                 smp.save_checkpoint(folder, "x", partial=False, model=model)
         smp.barrier()
         if smp.rank() == 0:
-            gone_on = r"\(\), and rank 1 has gone on to smp.step; all ranks"
+            gone_on = r"\(\), but rank 1 has gone on to smp.step; all ranks"
             with pytest.raises(smdp.MismatchError, match=r"rank 0 is in model.state_dict" + gone_on):
                 model.state_dict()
             with pytest.raises(smdp.MismatchError, match=r"rank 0 is in optimizer.state_dict" + gone_on):

@@ -44,7 +44,7 @@ def check_files() -> None:
     buffer.seek(0)
     assert load(buffer, None, pickle, None, False) == [1]
 
-    with pytest.raises(ValueError, match=r"smp.save\(v3=True\) names files of sharded optimizer state"):
+    with pytest.raises(ValueError, match=r"smp.save\(v3=True\) uses the file names of sharded"):
         save({}, folder / "optimizer.pt", v3=True)
     with pytest.raises(ValueError, match="needs a path"):
         save({}, io.BytesIO())
@@ -55,11 +55,11 @@ def check_files() -> None:
     barrier()
     (folder / "optimizer.pt_2").touch()
     with pytest.raises(
-        ValueError, match=r"holds optimizer.pt_0, optimizer.pt_1, optimizer.pt_2.*partitions = 2"
+        ValueError, match=r"contains optimizer.pt_0, optimizer.pt_1, optimizer.pt_2.*partitions = 2"
     ):
         load(folder / "optimizer.pt")
     (folder / "slices.pt_0_0").touch()
-    with pytest.raises(ValueError, match=r"holds slices.pt_0_0.* this rank needs 'slices.pt_[01]'"):
+    with pytest.raises(ValueError, match=r"contains slices.pt_0_0.* this rank needs 'slices.pt_[01]'"):
         load(folder / "slices.pt")
     (folder / "few[0].pt_0").write_bytes((folder / "optimizer.pt_0").read_bytes())
     barrier()
@@ -82,7 +82,7 @@ def check_meetings() -> None:
         handler.emit = records.append  # type: ignore[method-assign]
         meeting._log.addHandler(handler)
         with pytest.raises(
-            smdp.MismatchError, match=r"rank 0 is in full\(\), and rank 1 has gone on to smp.step; all ranks"
+            smdp.MismatchError, match=r"rank 0 is in full\(\), but rank 1 has gone on to smp.step; all ranks"
         ):
             meeting.meet("full()")
         assert "rank 0 waits in full() for rank(s) [1]; all ranks" in records[0].getMessage()

@@ -72,7 +72,7 @@ def test_what_tunes_a_feature_is_accepted_while_the_feature_is_off() -> None:
         }
     )
     assert (tuned.sdp_reduce_bucket_size, tuned.activation_loading_horizon) == (100_000_000, 7)
-    with pytest.raises(ValueError, match="sharded_data_parallel_degree = 2 asks for"):
+    with pytest.raises(ValueError, match="sharded_data_parallel_degree = 2 needs"):
         read({"sdp_hierarchical_allgather": False, "sharded_data_parallel_degree": 2})
 
 
@@ -80,7 +80,7 @@ def test_undocumented_keys_are_ignored_in_one_line(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         assert read({"static_mode": True, "fast_mode": 3, "_match_weights": None}) == read()
     assert [record.getMessage() for record in caplog.records] == [
-        "[smdp] these keys do nothing and are ignored: _match_weights, fast_mode, static_mode"
+        "[smdp] these keys have no effect and are ignored: _match_weights, fast_mode, static_mode"
     ]
 
 
@@ -129,32 +129,35 @@ def test_undocumented_keys_are_ignored_in_one_line(caplog: pytest.LogCaptureFixt
         ({"partition_file": "cut.json"}, "partition_file = 'cut.json' is not supported"),
         (
             {"tensor_parallel_degree": 2},
-            "tensor_parallel_degree = 2 asks for tensor parallelism, which comes la",
+            "tensor_parallel_degree = 2 needs tensor parallelism, which smdp does",
         ),
         (
             {"sharded_data_parallel_degree": 2},
-            "asks for sharded data parallelism, which comes later; allowed: 1",
+            "needs sharded data parallelism, which smdp does not support yet",
         ),
         ({"sdp_max_live_parameters": 1.5}, "sdp_max_live_parameters must be a whole number from 1."),
-        ({"offload_activations": True}, "offload_activations = True asks for offloading"),
-        ({"fp16": True}, "fp16 = True asks for fp16 training"),
-        ({"fp16_params": True}, "fp16_params = True asks for"),
-        ({"bf16": True}, "bf16 = True asks for"),
-        ({"shard_optimizer_state": True}, "shard_optimizer_state = True asks for sharded optimizer state"),
+        ({"offload_activations": True}, "offload_activations = True needs offloading"),
+        ({"fp16": True}, "fp16 = True needs fp16 training"),
+        ({"fp16_params": True}, "fp16_params = True needs"),
+        ({"bf16": True}, "bf16 = True needs"),
+        ({"shard_optimizer_state": True}, "shard_optimizer_state = True needs sharded optimizer state"),
         ({"schedule": "1f1B"}, "did you mean '1f1b'?"),
-        ({"schedule": "zb_v", "virtual_stages": 3}, "virtual_stages = 3 does not go with schedule = 'zb_v'"),
+        (
+            {"schedule": "zb_v", "virtual_stages": 3},
+            "virtual_stages = 3 does not work with schedule = 'zb_v'",
+        ),
         (
             {"virtual_stages": 2, "auto_partition": False, "default_partition": 0},
-            "auto_partition is off, and virtual_stages = 2",
+            "virtual_stages = 2 cannot be used while auto_partition is off",
         ),
         ({"virtual_stages": 0}, "The number of virtual_stages must be a positive integer."),
         ({"seed": -1}, "seed must be an integer from 0"),
         ({"microbatch": 2}, "there is no key 'microbatch'; did you mean 'microbatches'?"),
         ({"pipeline_paralel_degree": 2}, "did you mean 'pipeline_parallel_degree'?"),
-        ({"zzz": 2}, "there is no key 'zzz'. Allowed: _match_weights, activation_loading_horizon, "),
-        ({3: 2}, "the configuration has the key 3; allowed: names, as str"),
+        ({"zzz": 2}, "there is no key 'zzz'. Known keys: _match_weights, activation_loading_horizon, "),
+        ({3: 2}, "the configuration has the key 3; keys must be of type str"),
         ({"partitions": 2, "pipeline_parallel_degree": 4}, "two names of one key"),
-        ([("partitions", 2)], "smp.init() got [('partitions', 2)]; allowed: a dict"),
+        ([("partitions", 2)], "smp.init() got [('partitions', 2)]; expected a dict"),
     ],
 )
 def test_wrong_configurations_are_refused(config: Any, text: str) -> None:
@@ -168,11 +171,11 @@ def test_wrong_configurations_are_refused(config: Any, text: str) -> None:
     [
         (
             '{"partitions": 2, microbatches: 4}',
-            "where >>> stands in '{\"partitions\": 2,  >>> microbatches: 4}'",
+            "marked >>> in '{\"partitions\": 2,  >>> microbatches: 4}'",
         ),
-        ("partitions=2", "holds no JSON"),
-        ("[1]", "SM_HP_MP_PARAMETERS = '[1]' is no JSON object"),
-        ("[" * 100_000, "nests too deep"),
+        ("partitions=2", "is not valid JSON"),
+        ("[1]", "SM_HP_MP_PARAMETERS = '[1]' is not a JSON object"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"partitions": 2, "pipeline_parallel_degree": 4}', "SM_HP_MP_PARAMETERS has partitions = 2 and"),
         ('{"partitions": ' + "9" * 5000 + "}", "The number of partitions must be a positive integer."),
     ],

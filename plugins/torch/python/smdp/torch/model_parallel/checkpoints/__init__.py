@@ -1,1 +1,1 @@
-"""SMP's API: the files of its checkpoints."""
+"""Checkpoint files of the SMP API."""

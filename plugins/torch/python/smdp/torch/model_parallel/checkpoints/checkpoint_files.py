@@ -1,4 +1,4 @@
-"""`smp.save` and `smp.load`: a file for each part of the model, under SageMaker's names."""
+"""`smp.save` and `smp.load`: one file for each part of the model, with SageMaker's file names."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def save(
     pickle_protocol: int = 2,
     v3: bool = False,
 ) -> None:
-    """Write an object: `f` with a suffix for this rank's part of the model, or `f` itself.
+    """Saves an object, to `f` with a suffix for this rank's part of the model, or to `f` itself.
 
-    The file is whole or not there: it takes its name once it is written. Replicas that call this too write
-    the same file with the same contents; `if smp.dp_rank() == 0` lets one write.
+    The file gets its name only once it is completely written. Replicas that also call this write the same
+    file with the same contents; use `if smp.dp_rank() == 0` to write it once.
 
     Args:
-        obj: What torch.save() takes.
-        f: A path; without `partial`, also a file that is open.
-        partial: Add the suffix, `_{mp_rank}`, or with tensor parallelism `_{pp_rank}_{tp_rank}`.
+        obj: The object to save, as for torch.save().
+        f: A path, or with `partial=False` also an open file.
+        partial: Whether to add the suffix `_{mp_rank}`, or with tensor parallelism `_{pp_rank}_{tp_rank}`.
         pickle_module: As for torch.save().
         pickle_protocol: As for torch.save().
-        v3: Names of sharded optimizer state, which comes later.
+        v3: Must be False: file names of sharded optimizer state are not supported yet.
 
     Raises:
-        ValueError: v3, or a partial save into an open file.
-        OSError: It cannot be written.
+        ValueError: `v3` is set, or `partial` is set and `f` is an open file.
+        OSError: The file cannot be written.
     """
     if v3:
         raise ValueError(
-            "[smdp] smp.save(v3=True) names files of sharded optimizer state, which comes later; allowed:"
-            " False, which smp.state.cfg.shard_optimizer_state is"
+            "[smdp] smp.save(v3=True) uses the file names of sharded optimizer state, which smdp does not"
+            " support yet; pass v3=smp.state.cfg.shard_optimizer_state, which is False"
         )
     target = _path_of_part(_whole_path(f, "save")) if partial else f
     options = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
@@ -70,19 +70,20 @@ def load(
     partial: bool = True,
     back_compat: bool = False,
 ) -> Any:
-    """Read what save() has written, this rank's part or `f` itself.
+    """Loads what save() has written, from this rank's part or from `f` itself.
 
     Args:
-        f: A path; without `partial`, also a file that is open. Load only what you trust: it is a pickle.
+        f: A path, or with `partial=False` also an open file. Load only files that you trust, because they are
+            pickles.
         map_location: As for torch.load().
         pickle_module: As for torch.load().
-        pickle_load_args: More for torch.load(), e.g. {"weights_only": True}.
-        partial: Read the file with this rank's suffix.
-        back_compat: Of transformers; names have always been the same here.
+        pickle_load_args: Further arguments for torch.load(), such as {"weights_only": True}.
+        partial: Whether to load the file with this rank's suffix.
+        back_compat: Ignored. Accepted because transformers passes it; file names are always the same.
 
     Raises:
-        ValueError: The parts are those of another number of stages.
-        FileNotFoundError: There is no such file.
+        ValueError: The parts belong to another number of stages.
+        FileNotFoundError: The file does not exist.
     """
     source = f
     if partial:
@@ -92,17 +93,17 @@ def load(
     if isinstance(source, (str, PathLike)) and not Path(source).is_file():
         raise FileNotFoundError(f"[smdp] there is no file {os.fspath(source)} to load")
     options = {"weights_only": False, **(pickle_load_args or {})}
-    if pickle_module is not pickle:  # torch takes no other one with weights_only, not even its own default
+    if pickle_module is not pickle:  # with weights_only torch rejects any pickle_module, even its own default
         options["pickle_module"] = pickle_module
     return torch.load(source, map_location=map_location, **options)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write, which takes its name at the end, over one that is there."""
+    """Yields a file for writing that replaces `path` when the context ends without an error."""
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"[smdp] {path} cannot be written: there is no folder {path.parent}; make it first"
+            f"[smdp] {path} cannot be written, because there is no folder {path.parent}; create it first"
         )
     written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -115,7 +116,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def part_suffix() -> str:
-    """Give what ends the names of this rank's files: pipeline and tensor rank."""
+    """Returns the suffix of this rank's file names, which contains the pipeline rank and the tensor rank."""
     return f"{pp_rank()}_{tp_rank()}"
 
 
@@ -123,8 +124,8 @@ def _whole_path(f: File, call: str) -> str:
     state.check_running()
     if not isinstance(f, (str, PathLike)):
         raise ValueError(
-            f"[smdp] smp.{call}() got {shown(f)} and partial = True, which needs a path, to which the part's"
-            " number is added; allowed: a path, or partial=False"
+            f"[smdp] smp.{call}() got {shown(f)} and partial=True, which needs a path to add the part's"
+            " number to; pass a path or partial=False"
         )
     return os.fspath(f)
 
@@ -134,7 +135,7 @@ def _path_of_part(whole: str) -> str:
 
 
 def _check_parts(f: Path, own: Path) -> None:
-    """Refuse files of another number of parts. A host with a disk of its own may see some only."""
+    """Raises if files belong to another number of parts. A host with its own disk may see only some files."""
     pattern = re.compile(re.escape(f.name) + r"_(\d+)(?:_(\d+))?")
     found = {
         path.name: match
@@ -150,7 +151,7 @@ def _check_parts(f: Path, own: Path) -> None:
     )
     if is_other or (found and own.name not in found):
         raise ValueError(
-            f"[smdp] {f.parent} holds {', '.join(sorted(found)[:8])}, parts of {f.name!r}, and this rank"
-            f" needs {own.name!r} of partitions = {pp_size()} and tensor_parallel_degree = {tp_size()}; load"
-            " parts with the configuration that saved them, or save with partial=False"
+            f"[smdp] {f.parent} contains {', '.join(sorted(found)[:8])}, which are parts of {f.name!r}, but"
+            f" this rank needs {own.name!r}, with partitions = {pp_size()} and tensor_parallel_degree ="
+            f" {tp_size()}; load parts with the configuration that saved them, or save with partial=False"
         )

@@ -1,7 +1,7 @@
-"""`smp.save_checkpoint` and `smp.resume_from_checkpoint`: folders as SageMaker Model Parallel writes them.
+"""`smp.save_checkpoint` and `smp.resume_from_checkpoint`, with the folder layout of SageMaker Model Parallel.
 
-{tag}_partial/             a file of the model and one of the optimizer for each rank of a replica
-{tag}, user_content_{tag}  the whole model in one file, which any number of partitions loads
+{tag}_partial/             one file of the model and one of the optimizer for each rank of a replica
+{tag}, user_content_{tag}  the whole model in one file, which can be loaded with any number of partitions
 newest                     the tag that was saved last
 """
 
@@ -36,39 +36,43 @@ def save_checkpoint(
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
 ) -> None:
-    """Write a checkpoint; all ranks of a model-parallel group call it, at least those with rdp_rank() 0.
+    """Saves a checkpoint. All ranks of a model-parallel group with rdp_rank() 0 must call this.
 
-    What replicas have in common the first one writes; others return at once. A checkpoint counts when its
-    last file is there: one that is cut short is refused on resume, and `newest` still names the one before.
+    Only the first replica saves; a call on other replicas returns at once. A checkpoint is complete once
+    its last file exists. An incomplete checkpoint is rejected on resume, and `newest` still names the one
+    before it.
 
     Args:
-        path: A folder, made if need be; seen by all ranks, or by those of one host each.
+        path: A folder, which is created if necessary. It must be visible to all ranks, or on each host to its
+            ranks.
         tag: Name of the checkpoint, the same on all ranks.
-        partial: A file for each rank, to go on with; False: the whole model, without an optimizer.
-        model: The smp.DistributedModel; None: it is not saved.
-        optimizer: The smp.DistributedOptimizer; None: it is not saved.
-        user_content: Anything that can be pickled; that of mp_rank() 0 counts.
-        translate_if_full: A whole model gets the names that smp.state.module_manager translates to.
-        num_kept_partial_checkpoints: How many partial checkpoints stay; older ones are removed. None: all.
+        partial: True: one file per rank, to resume training. False: the whole model in one file, without the
+            optimizer.
+        model: The smp.DistributedModel. None: the model is not saved.
+        optimizer: The smp.DistributedOptimizer. None: the optimizer is not saved.
+        user_content: Any object that can be pickled; only that of mp_rank() 0 is saved.
+        translate_if_full: Whether a whole model is saved under the names to which smp.state.module_manager
+            translates.
+        num_kept_partial_checkpoints: Number of partial checkpoints to keep. None: all of them.
 
     Raises:
         ValueError: An argument is wrong, or the model has not been partitioned by a first step yet.
-        RuntimeError: Another rank could not write; the message names it.
-        smdp.MismatchError: Another rank of the group made another call.
+        RuntimeError: Another rank could not write; the message names the rank.
+        smdp.MismatchError: Another rank of the group called a different function.
     """
     _check_tag(tag)
     _check_objects(model, optimizer)
     kept = num_kept_partial_checkpoints
     if kept is not None and (isinstance(kept, bool) or not isinstance(kept, int) or kept < 1):
         raise ValueError(
-            f"[smdp] num_kept_partial_checkpoints = {shown(kept)} is not valid; allowed: an integer from 1,"
-            " or None"
+            f"[smdp] num_kept_partial_checkpoints = {shown(kept)} is not valid; allowed: an integer of at"
+            " least 1, or None"
         )
     group = state.running.mesh.group("mp")
     if rdp_rank() != 0:
         _log.warning(
-            "[smdp] smp.save_checkpoint(): replica %d saves nothing, the first one does; call it if"
-            " smp.rdp_rank() == 0",
+            "[smdp] smp.save_checkpoint(): replica %d saves nothing, because the first replica does; call"
+            " it only if smp.rdp_rank() == 0",
             rdp_rank(),
         )
         return
@@ -79,7 +83,7 @@ def save_checkpoint(
         partial_checkpoint.save(folder, tag, model, optimizer, user_content)
     else:
         if optimizer is not None:
-            _log.warning("[smdp] smp.save_checkpoint(partial=False) saves no optimizer, as SMP does not")
+            _log.warning("[smdp] smp.save_checkpoint(partial=False) does not save the optimizer, as in SMP")
         full_checkpoint.save(folder, tag, model, user_content, is_translated=translate_if_full)
 
     def finish() -> None:
@@ -101,29 +105,31 @@ def resume_from_checkpoint(
     load_sharded_optimizer_state: bool = True,
     translate_function: Callable[..., Mapping[str, Any]] | None = None,
 ) -> Any:
-    """Load a checkpoint into the DistributedModel and the DistributedOptimizer; all ranks call it.
+    """Loads a checkpoint into the DistributedModel and the DistributedOptimizer. All ranks must call this.
 
-    Files are read and checked at once; values arrive where they belong at the first step, which partitions
-    the model, as the checkpoint has it if that is partial. Load only what you trust: parts of it are pickles.
+    Files are read and checked at once. Values are applied at the first step, which partitions the model; a
+    partial checkpoint also determines the partition. Load only checkpoints that you trust, because parts of
+    them are pickles.
 
     Args:
-        path: The folder.
-        tag: Of the checkpoint. Default: what `newest` says.
-        partial: Which kind. A whole model may be loaded with any configuration, and may also be in
-            `model.safetensors`, where the tag is "pytorch_model.bin" and there is no such file.
-        strict: Names must be those of the model.
-        load_optimizer: Of a partial checkpoint, if it has one.
-        load_sharded_optimizer_state: Accepted; sharded state comes later.
-        translate_function: What makes a whole model's names those of the model.
+        path: The folder of the checkpoint.
+        tag: Name of the checkpoint. Default: the name in the file `newest`.
+        partial: Whether to load a partial checkpoint instead of a whole model. A whole model can be loaded
+            with any configuration. With tag "pytorch_model.bin" the model
+                is read from `model.safetensors` if `pytorch_model.bin` does not exist.
+        strict: Whether the names must match those of the model.
+        load_optimizer: Whether to load the optimizer of a partial checkpoint, if it has one.
+        load_sharded_optimizer_state: Ignored; sharded optimizer state is not supported yet.
+        translate_function: Translates the names of a whole model to those of the DistributedModel's model.
 
     Returns:
-        The user content; None where there is none.
+        The user content, or None if there is none.
 
     Raises:
-        ValueError: There is no complete checkpoint, it is of another configuration, or there is no
-            DistributedModel to load it into. Nothing has been loaded.
-        RuntimeError: The same, on another rank; the message names it.
-        smdp.MismatchError: Another rank of the group made another call.
+        ValueError: There is no complete checkpoint, it belongs to another configuration, or there is no
+            DistributedModel. Nothing has been loaded.
+        RuntimeError: One of these errors occurred on another rank; the message names the rank.
+        smdp.MismatchError: Another rank of the group called a different function.
     """
     if tag is not None:
         _check_tag(tag)
@@ -133,8 +139,8 @@ def resume_from_checkpoint(
     found = on_every_rank(lambda: _newest(folder) if tag is None else tag, group)
     if len(set(found)) > 1:
         raise ValueError(
-            f"[smdp] {folder / _NEWEST} names {', '.join(map(repr, found))} on the ranks of one model;"
-            " allowed: the same on all hosts; name the tag"
+            f"[smdp] {folder / _NEWEST} contains {', '.join(map(repr, found))} on the ranks of one model; it"
+            " must be the same on all hosts. Pass the tag explicitly."
         )
     if partial:
         return partial_checkpoint.load(folder, found[0], strict=strict, with_optimizer=load_optimizer)
@@ -145,8 +151,8 @@ def _newest(folder: Path) -> str:
     file = folder / _NEWEST
     if not file.is_file():
         raise ValueError(
-            f"[smdp] {folder} holds no file {_NEWEST!r}, so there is no checkpoint to resume from; name the"
-            " tag, or begin without"
+            f"[smdp] {folder} contains no file {_NEWEST!r}, so there is no checkpoint to resume from; pass"
+            " the tag, or start without a checkpoint"
         )
     tag = file.read_text(encoding="utf-8").strip()
     _check_tag(tag)
@@ -156,7 +162,7 @@ def _newest(folder: Path) -> str:
 def _check_tag(tag: object) -> None:
     if isinstance(tag, str) and tag and tag not in (".", "..") and not set(tag) & {"/", "\\", "\0", "\n"}:
         return
-    raise ValueError(f"[smdp] tag = {shown(tag)} is not valid; allowed: a str that can name a file")
+    raise ValueError(f"[smdp] tag = {shown(tag)} is not valid; allowed: a str that is valid as a file name")
 
 
 def _check_objects(model: Any, optimizer: Any) -> None:
@@ -164,5 +170,5 @@ def _check_objects(model: Any, optimizer: Any) -> None:
         if given is not None and given is not own:
             raise ValueError(
                 f"[smdp] {name} = {type(given).__name__} is not the smp.Distributed{name.capitalize()} of"
-                " this process; allowed: that one"
+                " this process; pass that object or None"
             )

@@ -1,4 +1,4 @@
-"""A checkpoint of the whole model in one file, under the names that it has without smdp."""
+"""A checkpoint of the whole model in one file, with the names that the model has without smdp."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import mp_rank
 from smdp.torch.model_parallel.job.state import state
 
-# What transformers resumes with, although it writes safetensors.
+# The tag with which transformers resumes, although it writes safetensors.
 _TRANSFORMERS_TAG = "pytorch_model.bin"
 
 
 def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: bool) -> None:
-    """Write the model and the user content by the first rank of this replica; all of them call it.
+    """Saves the model and the user content on this replica's first rank. All of its ranks must call this.
 
     Raises:
         ValueError: The user content cannot be pickled.
@@ -53,14 +53,14 @@ def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: 
 
 
 def load(root: Path, tag: str, *, strict: bool, translate: Callable[..., Mapping[str, Any]] | None) -> Any:
-    """Read the whole model; all ranks of a replica call it.
+    """Loads the whole model; all ranks of a replica must call this.
 
     Returns:
         The user content.
 
     Raises:
         ValueError: There is no such checkpoint, or no model to load it into.
-        RuntimeError: The same, on another rank.
+        RuntimeError: The same error occurred on another rank.
     """
     group = state.running.mesh.group("mp")
     found: dict[str, Any] = {}
@@ -84,21 +84,21 @@ def _read(root: Path, tag: str) -> Mapping[str, Any]:
         if safe is not None:
             return safe
         is_partial = (root / f"{tag}_partial").is_dir()
-        hint = "; there is a partial checkpoint of this tag: resume with partial=True" if is_partial else ""
+        hint = "; there is a partial checkpoint with this tag: resume with partial=True" if is_partial else ""
         raise ValueError(
-            f"[smdp] {root} holds no full checkpoint {tag!r}{hint or '; name one that is there'}"
+            f"[smdp] {root} contains no full checkpoint {tag!r}{hint or '; pass the tag of an existing one'}"
         )
     try:
         found: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"[smdp] {path} holds more than tensors and plain values: {error} If you trust it, load it by"
-            " smp.load(path, partial=False) and model.load_state_dict()."
+            f"[smdp] {path} contains more than tensors and plain values: {error} If you trust the file, load"
+            " it with smp.load(path, partial=False) and model.load_state_dict()."
         ) from error
     except Exception as error:
         raise ValueError(f"[smdp] {path} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(found, Mapping):
-        raise ValueError(f"[smdp] {path} holds {type(found).__name__}; allowed: a state dict")
+        raise ValueError(f"[smdp] {path} contains a {type(found).__name__}; expected a state dict")
     return found
 
 
@@ -109,7 +109,7 @@ def _translated(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tied_names(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the other names of tied weights, of which safetensors keep one."""
+    """Returns a state dict with all names of tied weights, of which safetensors keeps one."""
     found = dict(whole)
     module: nn.Module = state.model.get_module()
     names: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""A checkpoint of one file per rank, to go on with under the same configuration."""
+"""A checkpoint with one file per rank, from which the same configuration resumes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from smdp.torch.model_parallel.job.state import state
 
 _SUFFIX = "_partial"
 _USER_CONTENT = "user_content.pt"
-# How the model was cut, and what there is; written last.
+# The partition and the contents of the checkpoint. This file is written last.
 _DECISION = "partition_decision.pt"
 _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 
 
 def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) -> None:
-    """Write the parts of all ranks of this replica; all of them call it.
+    """Saves the parts of all ranks of this replica; all of its ranks must call this.
 
     Raises:
         ValueError: The model is not partitioned yet, or the user content cannot be pickled.
@@ -36,12 +36,12 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
     def prepare() -> Tensor | None:
         if model is not None and not model.partitioned:
             raise ValueError(
-                "[smdp] smp.save_checkpoint(partial=True) is called before the first step, which partitions"
-                " the model; call it afterwards"
+                "[smdp] smp.save_checkpoint(partial=True) was called before the first step, which partitions"
+                " the model; call it after the first step"
             )
         folder.mkdir(exist_ok=True)
         if is_first_on_host():
-            # From here on, what a checkpoint of the same name has left is incomplete.
+            # Marks an existing checkpoint with this tag as incomplete.
             (folder / _DECISION).unlink(missing_ok=True)
         return pack(user_content, "smp.save_checkpoint(user_content=...)") if mp_rank() == 0 else None
 
@@ -77,15 +77,15 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
 
 
 def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
-    """Read this rank's part; all ranks of a replica call it.
+    """Loads this rank's part; all ranks of a replica must call this.
 
     Returns:
         The user content.
 
     Raises:
-        ValueError: There is no complete checkpoint, it is of another configuration, or there is nothing to
-            load it into.
-        RuntimeError: The same, on another rank.
+        ValueError: There is no complete checkpoint, it belongs to another configuration, or there is no model
+            or optimizer to load it into.
+        RuntimeError: The same error occurred on another rank.
     """
     folder = root / f"{tag}{_SUFFIX}"
     group = state.running.mesh.group("mp")
@@ -93,7 +93,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
     def read() -> None:
         decision = _read_decision(folder)
-        # Partitions that were saved without ranks have their schedule's own placement.
+        # Partitions that were saved without ranks use the placement of their schedule.
         found.update((name, decision.get(name)) for name in ("partition", "ranks", "steps"))
         for name in decision["contents"]:
             if name == "model" or with_optimizer:
@@ -114,14 +114,14 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 
 
 def is_first_on_host() -> bool:
-    """Tell whether this rank writes what all ranks of its host read, as hosts may have disks of their own."""
+    """Returns whether this rank writes files for all ranks of its host, as hosts may have separate disks."""
     hosts = state.running.mesh.group("world").core.hosts
     neighbours = next(host for host in hosts if rank() in host)
     return rank() == min(set(neighbours) & set(get_mp_group()))
 
 
 def remove_old(root: Path, tag: str, kept: int) -> None:
-    """Remove all but so many of the partial checkpoints, the one of this tag included, that are newest."""
+    """Removes all but the newest `kept` partial checkpoints; the one of this tag counts as newest."""
     own = root / f"{tag}{_SUFFIX}"
     others = [
         (folder.stat().st_mtime, folder)
@@ -129,15 +129,15 @@ def remove_old(root: Path, tag: str, kept: int) -> None:
         if folder != own and any(folder.glob(_USER_CONTENT))
     ]
     for _, folder in sorted(others, reverse=True)[kept - 1 :]:
-        # The other hosts of a common disk do the same.
+        # Other hosts may remove the same folder of a shared disk.
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_part(path: Path) -> Any:
-    """Read what torch.save() wrote.
+    """Loads a file written by torch.save().
 
     Raises:
-        ValueError: There is no such file, or it is damaged.
+        ValueError: The file does not exist or is damaged.
     """
     if not path.is_file():
         raise ValueError(
@@ -150,18 +150,18 @@ def read_part(path: Path) -> Any:
 
 
 def read_user_content(path: Path) -> Any:
-    """Read the user content; None if there is none, or an empty file, which transformers writes."""
+    """Returns the user content; None if the file is missing, or empty as transformers writes it."""
     return read_part(path) if path.is_file() and path.stat().st_size > 0 else None
 
 
 def check_target(source: Path, name: str) -> None:
-    """Check that there is what a part of a checkpoint is loaded into."""
+    """Checks that the object into which a part of a checkpoint is loaded exists."""
     if getattr(state, name) is None:
-        hint = ", or load_optimizer=False" if name == "optimizer" else ""
+        hint = ", or pass load_optimizer=False" if name == "optimizer" else ""
         raise ValueError(
-            f"[smdp] {source} holds the state of the {name}, and there is no"
-            f" smp.Distributed{name.capitalize()} in this process yet; allowed: smp.resume_from_checkpoint()"
-            f" after it has been made{hint}"
+            f"[smdp] {source} contains the state of the {name}, but there is no"
+            f" smp.Distributed{name.capitalize()} in this process yet; call smp.resume_from_checkpoint()"
+            f" after creating it{hint}"
         )
 
 
@@ -170,8 +170,8 @@ def _read_decision(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         others = sorted(each.name.removesuffix(_SUFFIX) for each in folder.parent.glob(f"*{_SUFFIX}"))
         raise ValueError(
-            f"[smdp] {folder} holds no complete partial checkpoint: {_DECISION}, which is written last, is"
-            f" not there; partial checkpoints in {folder.parent}: {', '.join(others) or 'none'}"
+            f"[smdp] {folder} contains no complete partial checkpoint, because {_DECISION}, which is written"
+            f" last, is missing; partial checkpoints in {folder.parent}: {', '.join(others) or 'none'}"
         )
     decision: dict[str, Any] = read_part(path)
     saved, own = decision["layout"], _layout()
@@ -180,19 +180,19 @@ def _read_decision(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"[smdp] {folder} was saved with "
             + ", ".join(f"{name} = {saved[name]}" for name in other)
-            + ", and this job has "
+            + ", but this job has "
             + ", ".join(f"{name} = {own[name]}" for name in other)
-            + "; allowed: the configuration that saved it, or a checkpoint saved with partial=False, which"
-            " any configuration loads"
+            + "; use the configuration that saved it, or a checkpoint saved with partial=False, which can be"
+            " loaded with any configuration"
         )
     return decision
 
 
 def _layout() -> dict[str, Any]:
-    """Give what must be the same for the parts of ranks to be the same parts."""
+    """Returns the settings that must be equal for the parts of a checkpoint to match."""
     cfg = state.cfg
     stages = None
-    # Otherwise the checkpoint says it.
+    # Otherwise the checkpoint contains the placement.
     if cfg.schedule != "auto" and cfg.auto_partition:
         usual = pipeline.usual_virtual_stages(cfg.schedule)
         table = pipeline.generate(

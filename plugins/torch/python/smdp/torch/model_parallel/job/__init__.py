@@ -1,1 +1,1 @@
-"""SMP's API: init, configuration, ranks, groups and messages."""
+"""Initialization, configuration, ranks, groups and messages of the SMP API."""

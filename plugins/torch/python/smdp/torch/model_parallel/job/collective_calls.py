@@ -1,8 +1,9 @@
-"""Calls that all ranks of one model make together: who has come, who has gone on to something else.
+"""Detects when ranks of one model make different collective calls.
 
-Every rank counts such calls and leaves the last few, with their numbers, in torch's store, which costs a
-message without an answer. Where a wrong guard (`if smp.rank() == 0: model.state_dict()`) would wait for ranks
-that never come, meet() reads what those do instead, and says so.
+Every rank counts such calls and writes the last few, with their numbers, to torch's store, which takes one
+message without an answer. With a wrong guard, such as `if smp.rank() == 0: model.state_dict()`, a rank would
+wait for others that never come. meet() then reads which calls the others make instead, and raises an error
+that names them.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ _log = logging.getLogger(__name__)
 _END = "the end of the program"
 _POLL_S = 0.001
 _POLL_MAX_S = 0.05
-# After so long the log names those who are awaited.
+# After this time the log names the ranks that have not come.
 _PATIENCE_S = 10.0
 _RULE = (
-    "all ranks of a model-parallel group make this call together: guard it by smp.dp_rank() == 0, not by"
-    " smp.rank() == 0 or smp.pp_rank() == 0"
+    "all ranks of a model-parallel group must make this call together: guard it with smp.dp_rank() == 0, not"
+    " with smp.rank() == 0 or smp.pp_rank() == 0"
 )
 
 
 def enter(call: str) -> None:
-    """Count a call that all ranks of the model-parallel group make, and wait for nobody.
+    """Counts a call that all ranks of the model-parallel group make, without waiting for them.
 
     Args:
-        call: What messages call it, e.g. "smp.step".
+        call: Name of the call in messages, such as "smp.step".
     """
     job = state.running
     number = job.calls[-1][0] + 1 if job.calls else 0
     job.calls.append((number, call))
-    # Without rank 0, which keeps the store, what follows fails and says so better.
+    # If rank 0, which hosts the store, is gone, a later operation fails with a better error.
     with contextlib.suppress(RuntimeError):
         job.store.set(_key(job.mesh.rank), json.dumps(dict(job.calls)))
 
 
 def meet(call: str) -> None:
-    """Wait until all ranks of the model-parallel group have come to this call.
+    """Waits until all ranks of the model-parallel group make this call.
 
     Args:
-        call: With all that must be the same on all ranks.
+        call: Name of the call, with all arguments that must be the same on all ranks.
 
     Raises:
-        smdp.MismatchError: A rank has gone on to another call, or has ended.
+        smdp.MismatchError: A rank makes a different call or has ended.
         smdp.TimeoutError: A rank has not come within the deadline, SMDP_TIMEOUT.
         smdp.SmdpError: A rank is gone.
     """
@@ -59,7 +60,7 @@ def meet(call: str) -> None:
     try:
         _wait(call)
     except BaseException:
-        # What has not come about does not count. Others may still read it, so that they fail as well.
+        # A call that failed is not counted. Other ranks may still read it, and then fail as well.
         state.running.calls.pop()
         raise
 
@@ -73,7 +74,7 @@ def _wait(call: str) -> None:
     deadline_s = Config.from_environ().timeout_s
     pause, is_told = _POLL_S, False
     while missing:
-        # Before what a rank does instead: others that know of a death already may have gone on.
+        # Checked first, because a rank that knows of a death may already be in another call.
         error = job.mesh.group("world").core.error()
         if error is not None:
             raise error
@@ -87,30 +88,30 @@ def _wait(call: str) -> None:
         if waited > deadline_s:
             raise TimeoutError(
                 f"[smdp] rank {own} of {job.mesh.placement.size} waited {deadline_s:g} s in {call} for"
-                f" rank(s) {missing}; {_RULE}. SMDP_TIMEOUT sets the wait."
+                f" rank(s) {missing}; {_RULE}. SMDP_TIMEOUT sets this time limit."
             )
         time.sleep(pause)
         pause = min(pause * 1.5, _POLL_MAX_S)
 
 
 def _has_come(rank: int, number: int, call: str) -> bool:
-    """Tell whether a rank has made the call.
+    """Returns whether a rank has made the call.
 
     Raises:
-        smdp.MismatchError: It has made another one instead.
+        smdp.MismatchError: The rank has made a different call.
     """
     job = state.running
     try:
         calls = json.loads(job.store.get(_key(rank))) if job.store.check([_key(rank)]) else {}
     except RuntimeError as error:
         raise SmdpError(
-            f"[smdp] rank {job.mesh.rank} waits in {call} for rank {rank}, and rank 0, which keeps torch's"
+            f"[smdp] rank {job.mesh.rank} waits in {call} for rank {rank}, but rank 0, which hosts torch's"
             f" store, has ended; {_RULE}"
         ) from error
     theirs = calls.get(str(number), call)
     if theirs != call or _END in calls.values():
         raise MismatchError(
-            f"[smdp] rank {job.mesh.rank} is in {call}, and rank {rank} has gone on to"
+            f"[smdp] rank {job.mesh.rank} is in {call}, but rank {rank} has gone on to"
             f" {_END if _END in calls.values() else theirs}; {_RULE}"
         )
     return max(map(int, calls), default=-1) >= number
@@ -122,7 +123,7 @@ def _key(rank: int) -> str:
 
 @atexit.register
 def _tell_end() -> None:
-    """Let others know that this rank will come to nothing any more."""
+    """Tells the other ranks that this rank will make no more calls."""
     if state.job is not None:
         with contextlib.suppress(Exception):
             enter(_END)

@@ -1,7 +1,7 @@
-"""Objects and barriers between the ranks of a job.
+"""Object messages and barriers between the ranks of a job.
 
-Every wait ends: by the death of a rank within seconds, else by the deadline of smdp's operations
-(SMDP_TIMEOUT). Calls of one process come from one thread at a time.
+Every wait ends: within seconds if a rank dies, otherwise at the deadline of smdp's operations (SMDP_TIMEOUT).
+Only one thread of a process may call these functions at a time.
 """
 
 from __future__ import annotations
@@ -18,44 +18,47 @@ from smdp.torch.model_parallel.job.objects import pack, unpack
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.pipelining.transfers.transfers import Channel
 
-# Messages of one tag arrive in the order in which they were sent.
+# Messages with the same tag arrive in the order in which they were sent.
 _OBJECT = 1
 _RECEIPT = 2
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
-    """Wait until all ranks of the group have come here.
+    """Waits until all ranks of the group have called this.
+
+    Args:
+        group: A group of this rank.
 
     Raises:
-        ValueError: It is no group.
-        smdp.SmdpError: A rank is gone, has not come in time, or made another call.
+        ValueError: `group` is not a CommGroup.
+        smdp.SmdpError: A rank is gone, has not come in time, or has made a different call.
     """
     _count(comm_group(group), "smp.barrier()")
     dist.barrier(group=state.running.mesh.group(group.axis))
 
 
 def dp_barrier() -> None:
-    """Wait for the ranks that hold the same stage."""
+    """Waits for the ranks that hold the same stage."""
     barrier(CommGroup.DP_GROUP)
 
 
 def mp_barrier() -> None:
-    """Wait for the ranks that hold one model together."""
+    """Waits for the ranks that together hold one model."""
     barrier(CommGroup.MP_GROUP)
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:
-    """Send an object to all others of the group, and return when all have it.
+    """Sends an object to all other ranks of the group, and returns when all of them have it.
 
-    Only the sender calls this; every receiver calls recv_from().
+    Only the sender calls this. Every receiver must call recv_from().
 
     Args:
-        obj: Anything that can be pickled, or a tensor.
-        group: Of this rank.
+        obj: A tensor, or any object that can be pickled.
+        group: A group of this rank.
 
     Raises:
-        ValueError: It is no group, or the object cannot be pickled.
-        smdp.SmdpError: A receiver is gone, or has not come in time.
+        ValueError: `group` is not a CommGroup, or the object cannot be pickled.
+        smdp.SmdpError: A receiver is gone, or has not called recv_from() in time.
     """
     job = state.running
     others = [rank for rank in job.mesh.ranks(comm_group(group).axis) if rank != job.mesh.rank]
@@ -72,19 +75,19 @@ def broadcast(obj: Any, group: CommGroup) -> None:
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
-    """Send an object to a rank, which calls recv_from(); return when it is on its way.
+    """Sends an object to a rank, which must call recv_from(). Returns when the object has been sent.
 
-    A large one is on its way once the receiver takes it: of two ranks that send to each other, let one
-    receive first.
+    A large object can be sent only once the receiver takes it. If two ranks send to each other, let one of
+    them receive first.
 
     Args:
-        obj: Anything that can be pickled, or a tensor.
-        dest_rank: To whom.
-        rank_type: What `dest_rank` counts, e.g. smp.RankType.PP_RANK.
+        obj: A tensor, or any object that can be pickled.
+        dest_rank: The rank of the receiver.
+        rank_type: The kind of `dest_rank`, such as smp.RankType.PP_RANK.
 
     Raises:
-        ValueError: There is no such rank, it is this one, or the object cannot be pickled.
-        smdp.SmdpError: The receiver is gone, or has not come in time.
+        ValueError: The rank does not exist or is this one, or the object cannot be pickled.
+        smdp.SmdpError: The receiver is gone, or has not called recv_from() in time.
     """
     rank = _peer("dest_rank", dest_rank, rank_type)
     messages = state.running.messages()
@@ -93,15 +96,15 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
-    """Receive the next object that a rank has sent to this one, by send() or broadcast().
+    """Returns the next object that a rank has sent to this one by send() or broadcast().
 
     Args:
-        src_rank: From whom.
-        rank_type: What `src_rank` counts.
+        src_rank: The rank of the sender.
+        rank_type: The kind of `src_rank`, such as smp.RankType.PP_RANK.
 
     Raises:
-        ValueError: There is no such rank, it is this one, or the object cannot be restored here.
-        smdp.SmdpError: The sender is gone, or nothing came in time.
+        ValueError: The rank does not exist or is this one, or the object cannot be unpickled here.
+        smdp.SmdpError: The sender is gone, or has sent nothing in time.
     """
     rank = _peer("src_rank", src_rank, rank_type)
     messages = state.running.messages()
@@ -116,15 +119,15 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
 
 
 def allgather(obj: Any, group: CommGroup) -> list[Any]:
-    """Give the objects of all ranks of the group, by their rank in it. All of them call it.
+    """Returns the objects of all ranks of the group, ordered by their rank in it. All of them must call this.
 
     Args:
-        obj: Anything that can be pickled, or a tensor.
-        group: Of this rank.
+        obj: A tensor, or any object that can be pickled.
+        group: A group of this rank.
 
     Raises:
-        ValueError: It is no group; an object cannot be pickled, or restored here.
-        smdp.SmdpError: A rank is gone, has not come in time, or made another call.
+        ValueError: `group` is not a CommGroup, or an object cannot be pickled or unpickled.
+        smdp.SmdpError: A rank is gone, has not come in time, or has made a different call.
     """
     mesh = state.running.mesh
     ranks = mesh.ranks(comm_group(group).axis)
@@ -132,7 +135,7 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
     data, error = None, None
     try:
         data = pack(obj, "smp.allgather()")
-    except ValueError as found:  # the others wait for this rank, so they are told
+    except ValueError as found:  # sent to the other ranks, which wait for this one
         error = found
     told: list[Any] = [None] * len(ranks)
     dist.all_gather_object(told, (data, str(error)), group=mesh.group(group.axis))
@@ -145,7 +148,7 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
 
 
 def _count(group: CommGroup, call: str) -> None:
-    """Count a call that all ranks of one model make."""
+    """Counts a call, if it is one that all ranks of one model make."""
     mesh = state.running.mesh
     if set(mesh.ranks("mp")) <= set(mesh.ranks(group.axis)):
         enter(call)
@@ -158,17 +161,19 @@ def _send(messages: Channel, data: torch.Tensor, rank: int, *, is_receipt_wanted
 
 
 def _header() -> torch.Tensor:
-    """Give bytes of an object, and whether its sender wants a receipt."""
+    """Returns an empty header: the object's size in bytes, and whether its sender wants a receipt."""
     return torch.zeros(2, dtype=torch.int64, device="cpu")
 
 
 def _peer(name: str, number: object, kind: object) -> int:
-    """Give another rank of the world."""
+    """Returns another rank's world rank."""
     mesh = state.running.mesh
     kind = rank_type(kind)
     ranks = mesh.ranks(kind.axis)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(ranks):
-        raise ValueError(f"[smdp] {name} = {shown(number)} is no {kind.name}; allowed: 0 to {len(ranks) - 1}")
+        raise ValueError(
+            f"[smdp] {name} = {shown(number)} is not a {kind.name}; allowed: 0 to {len(ranks) - 1}"
+        )
     if ranks[number] == mesh.rank:
-        raise ValueError(f"[smdp] {name} = {number} as {kind.name} is this rank itself; allowed: another one")
+        raise ValueError(f"[smdp] {name} = {number} as {kind.name} is this rank itself; pass another rank")
     return ranks[number]

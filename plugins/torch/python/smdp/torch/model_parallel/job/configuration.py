@@ -1,4 +1,4 @@
-"""`smp.init`'s configuration: every key of SageMaker Model Parallel 1.x, and ours."""
+"""The configuration of `smp.init`: all keys of SageMaker Model Parallel 1.x, and keys that smdp adds."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ _log = logging.getLogger(__name__)
 
 VARIABLE = "SM_HP_MP_PARAMETERS"
 
-# What `pipeline` means among our schedules.
+# The schedules that the values of `pipeline` stand for.
 _SCHEDULES = {"interleaved": "smp_interleaved", "simple": "gpipe", "_only_forward": "forward_only"}
-# Callers pass them, nobody documents them.
+# Undocumented keys that callers pass.
 _IGNORED = ("_match_weights", "fast_mode", "fork", "static_mode", "xla")
-# None counts as not given.
+# None is treated as not given.
 _OPTIONAL = ("ddp_port", "partition_file", "schedule", "seed", "virtual_stages")
 _ALIAS = ("pipeline_parallel_degree", "partitions")
 
 
 def _key(default: Any, check: validation.Check, refusal: str = "") -> Any:
-    """Make a field.
+    """Returns a dataclass field for a key.
 
     Args:
-        default: Its value where the key is not given.
-        check: What allows a value, or raises.
-        refusal: Why another value than the default is refused, if it is.
+        default: The value if the key is not given.
+        check: A function that returns a valid value, or raises.
+        refusal: The reason why values other than the default are refused; empty if they are not.
     """
     return field(default=default, metadata={"check": check, "refusal": refusal})
 
 
 def _later(default: Any, check: validation.Check, feature: str) -> Any:
-    return _key(default, check, f"asks for {feature}, which comes later")
+    return _key(default, check, f"needs {feature}, which smdp does not support yet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """The keys of a job; made by read(), which checks them.
+    """The keys of a job's configuration. Create it with read(), which checks them.
 
     Attributes:
-        partitions: Pipeline stages; `pipeline_parallel_degree` is the same.
-        microbatches: Into how many a batch is cut.
+        partitions: Number of pipeline stages. `pipeline_parallel_degree` is another name for it.
+        microbatches: Number of microbatches that a batch is cut into.
         pipeline: "interleaved": backward first; "simple": all forwards, then all backwards; "_only_forward".
-        active_microbatches: Most in flight under "interleaved". Default: partitions + 2.
-        placement_strategy: "cluster", "spread", or a permutation of D, P, T; see smdp.placement.
-        auto_partition: Stages by costs; False: by `smp.partition` and `default_partition`.
-        default_partition: Stage of modules that nobody placed.
-        optimize: "memory" or "speed"; for pipelines, only the default of `memory_weight`.
-        memory_weight: 0 to 1: how far balance of bytes counts instead of balance of seconds. Default: 0.2 if
-            `optimize` is "speed", else 0.8.
-        ddp: Replicas of the pipeline fill the world.
-        ddp_port: Port of rank 0's store, where the launcher names none.
-        ddp_dist_backend: "auto" or "nccl"; smdp moves the data either way.
-        deterministic_server: Ranks with the same stage run the code around the model in the same order: what
-            waits for a value of another rank goes on at fixed places of the schedule.
-        prescaled_batch: Matters with tensor parallelism only.
-        skip_tracing: Cut by bytes of parameters instead of measured times.
-        delayed_parameter_initialization: For the script that reads it; see smdp.torch.delayed_initialization.
-        schedule: Ours: one of `smdp.pipeline.SCHEDULES`; goes before `pipeline`.
-        virtual_stages: Ours: per rank. Default: the schedule's usual number.
-        seed: Ours: of dropout. Default: rank 0's.
+        active_microbatches: Most microbatches in flight with "interleaved". Default: partitions + 2.
+        placement_strategy: "cluster", "spread", or a permutation of the letters D, P, T; see smdp.placement.
+        auto_partition: Whether stages are chosen by cost instead of `smp.partition` and `default_partition`.
+        default_partition: The stage of modules that no smp.partition or smp.set_partition places.
+        optimize: "memory" or "speed". For pipelines it only determines the default of `memory_weight`.
+        memory_weight: From 0 (balance the seconds of stages) to 1 (balance their bytes). Default: 0.2 if
+            `optimize` is "speed", otherwise 0.8.
+        ddp: Whether the world may contain several replicas of the pipeline.
+        ddp_port: Port of rank 0's store, if the launcher does not set one.
+        ddp_dist_backend: "auto" or "nccl"; smdp moves the data in either case.
+        deterministic_server: Whether all ranks of a stage run the code around the model in the same order.
+            Microbatches that wait for another rank's value then resume at fixed places of the schedule.
+        prescaled_batch: Has an effect only with tensor parallelism.
+        skip_tracing: Whether the model is cut by bytes of parameters instead of measured times.
+        delayed_parameter_initialization: Read only by scripts; see smdp.torch.delayed_initialization.
+        schedule: Only in smdp:  one of `smdp.pipeline.SCHEDULES`; takes precedence over `pipeline`.
+        virtual_stages: Only in smdp:  virtual stages per rank. Default: the usual number for the schedule.
+        seed: Only in smdp:  seed for dropout. Default: that of rank 0.
 
-    The other keys belong to features that come later, or to TensorFlow. Those that switch a feature on hold
-    their defaults. Those that only tune it may hold any valid value.
+    The other keys belong to features that smdp does not support yet, or to TensorFlow. Keys that enable such
+    a feature must have their default values. Keys that only tune one may have any valid value.
     """
 
     partitions: int = _key(1, validation.count)
@@ -102,7 +102,7 @@ class Configuration:
     shard_optimizer_state: bool = _later(False, validation.flag, "sharded optimizer state")
     sharded_data_parallel_degree: int = _later(1, validation.count, "sharded data parallelism")
 
-    # These have no effect while the feature that they tune is off.
+    # These have no effect, because the features that they tune are disabled.
     activation_loading_horizon: int = _key(4, validation.count)
     sdp_reduce_bucket_size: int = _key(500_000_000, validation.elements)
     sdp_param_persistence_threshold: int = _key(1_000_000, validation.elements)
@@ -111,41 +111,41 @@ class Configuration:
     sdp_gradient_clipping: float = _key(1.0, validation.positive)
 
     contiguous: bool = _key(True, validation.flag, "is for TensorFlow only")
-    horovod: bool = _key(False, validation.flag, "is for TensorFlow only; `ddp` gives data parallelism")
+    horovod: bool = _key(False, validation.flag, "is for TensorFlow only; use `ddp` for data parallelism")
     load_partition: bool = _key(
         False,
         validation.flag,
-        "is not supported: a checkpoint keeps its partition, and smp.set_partition makes one by hand",
+        "is not supported: a checkpoint stores its partition, and smp.set_partition sets one by hand",
     )
     partition_file: str = _key(
         "",
         validation.text,
-        "is not supported: a checkpoint keeps its partition, and smp.set_partition makes one by hand",
+        "is not supported: a checkpoint stores its partition, and smp.set_partition sets one by hand",
     )
 
     @property
     def pipeline_parallel_degree(self) -> int:
-        """The same as `partitions`."""
+        """Another name for `partitions`."""
         return self.partitions
 
     @classmethod
     def read(
         cls, config: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
     ) -> Configuration:
-        """Give the configuration of a job.
+        """Returns the configuration of a job.
 
         Args:
-            config: What the script says.
-            environ: Variables; default os.environ. The JSON object in SM_HP_MP_PARAMETERS goes before
-                `config`, key by key.
+            config: The configuration given by the script.
+            environ: Environment variables. Default: os.environ. Each key of the JSON object in
+                SM_HP_MP_PARAMETERS takes precedence over the same key of `config`.
 
         Raises:
-            ValueError: A key is unknown, misspelt or of a feature that there is not; a value is wrong, or
-                contradicts another one; the variable holds no JSON object.
+            ValueError: A key is unknown or belongs to a feature that is not supported; a value is wrong or
+                contradicts another one; or the variable does not contain a JSON object.
         """
         if config is not None and not isinstance(config, Mapping):
             raise ValueError(
-                f"[smdp] smp.init() got {shown(config)}; allowed: a dict of the configuration, or nothing"
+                f"[smdp] smp.init() got {shown(config)}; expected a dict with the configuration, or nothing"
             )
         given = _without_alias(config or {}, "smp.init's configuration")
         given.update(_without_alias(_read_variable(os.environ if environ is None else environ), VARIABLE))
@@ -160,19 +160,20 @@ class Configuration:
             elif value is not None or name not in _OPTIONAL:
                 values[name] = known[name].metadata["check"](name, value)
         if ignored:
-            _log.warning("[smdp] these keys do nothing and are ignored: %s", ", ".join(sorted(ignored)))
+            _log.warning("[smdp] these keys have no effect and are ignored: %s", ", ".join(sorted(ignored)))
         _check_together(values)
         for name, value in values.items():
             refusal = known[name].metadata["refusal"]
             if refusal and value != known[name].default:
                 raise ValueError(
-                    f"[smdp] {name} = {shown(value)} {refusal}; allowed: {known[name].default!r}, the default"
+                    f"[smdp] {name} = {shown(value)} {refusal}; the only supported value is the default,"
+                    f" {known[name].default!r}"
                 )
         return cls(**{**_defaults(values), **values})
 
 
 def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give those defaults that depend on other keys."""
+    """Returns the defaults that depend on other keys."""
     return {
         "active_microbatches": values.get("partitions", 1) + 2,
         "memory_weight": 0.2 if values.get("optimize") == "speed" else 0.8,
@@ -181,12 +182,12 @@ def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
-    """Check rules over several keys, of which `values` are those given."""
+    """Checks rules that involve several keys; `values` contains the given keys."""
     partitions = values.get("partitions", 1)
     if values.get("auto_partition") is False and "default_partition" not in values:
         raise ValueError(
             "[smdp] default_partition must be supplied if auto_partition is set to False! It is the stage of"
-            " modules that no smp.partition names, for instance 0."
+            " modules that smp.partition does not name; for example, set it to 0."
         )
     if values.get("default_partition", 0) >= partitions:
         raise ValueError(
@@ -195,8 +196,9 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
     if values.get("auto_partition") is False and "virtual_stages" in values:
         raise ValueError(
-            f"[smdp] auto_partition is off, and virtual_stages = {values['virtual_stages']}; leave"
-            " virtual_stages out: stages follow from where smp.partition and smp.set_partition put modules"
+            f"[smdp] virtual_stages = {values['virtual_stages']} cannot be used while auto_partition is off;"
+            " remove virtual_stages. The stages follow from the assignments by smp.partition and"
+            " smp.set_partition."
         )
     for name in ("ddp_port", "ddp_dist_backend"):
         if name in values and not values.get("ddp"):
@@ -210,21 +212,21 @@ def _check_together(values: Mapping[str, Any]) -> None:
     info = schedules.schedule_info({**_defaults(values), **values}["schedule"])
     if virtual is not None and info.virtual_stages not in (None, virtual):
         raise ValueError(
-            f"[smdp] virtual_stages = {virtual} does not go with schedule = {info.name!r}; allowed:"
-            f" {info.virtual_stages}, or none"
+            f"[smdp] virtual_stages = {virtual} does not work with schedule = {info.name!r}; use"
+            f" {info.virtual_stages}, or remove virtual_stages"
         )
 
 
 def _without_alias(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Give the keys of one source, `pipeline_parallel_degree` under its older name."""
+    """Returns the keys of one source, with `pipeline_parallel_degree` renamed to `partitions`."""
     alias, name = _ALIAS
     found = dict(config)
     if alias in found:
         value = validation.count(alias, found.pop(alias))
         if name in found and validation.count(name, found[name]) != value:
             raise ValueError(
-                f"[smdp] {where} has {name} = {found[name]} and {alias} = {value}, which are two names of one"
-                " key; give one of them"
+                f"[smdp] {where} has {name} = {found[name]} and {alias} = {value}, but these are two names of"
+                " one key; set only one of them"
             )
         found[name] = value
     return found
@@ -232,9 +234,9 @@ def _without_alias(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _unknown(name: object, known: list[str]) -> str:
     if not isinstance(name, str):
-        return f"[smdp] the configuration has the key {shown(name)}; allowed: names, as str"
+        return f"[smdp] the configuration has the key {shown(name)}; keys must be of type str"
     hint = validation.nearest(name, known)
-    return f"[smdp] there is no key {name!r}{hint or '.'} Allowed: {', '.join(sorted(known))}"
+    return f"[smdp] there is no key {name!r}{hint or '.'} Known keys: {', '.join(sorted(known))}"
 
 
 def _read_variable(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -246,14 +248,16 @@ def _read_variable(environ: Mapping[str, str]) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         around = text[max(error.pos - 30, 0) : error.pos] + " >>> " + text[error.pos : error.pos + 30]
         raise ValueError(
-            f"[smdp] {VARIABLE} holds no JSON: {error.msg} at character {error.pos}, where >>> stands in"
-            f' {around!r}; allowed: an object such as {{"partitions": 2, "microbatches": 4}}'
+            f"[smdp] {VARIABLE} is not valid JSON: {error.msg} at character {error.pos}, marked >>> in"
+            f' {around!r}; expected an object such as {{"partitions": 2, "microbatches": 4}}'
         ) from None
     except RecursionError:
-        raise ValueError(f"[smdp] {VARIABLE} holds JSON that nests too deep; allowed: an object") from None
+        raise ValueError(
+            f"[smdp] {VARIABLE} contains JSON that is nested too deeply; expected an object"
+        ) from None
     if not isinstance(found, dict):
         raise ValueError(
-            f"[smdp] {VARIABLE} = {shown(text, 120)} is no JSON object; allowed: for instance"
+            f"[smdp] {VARIABLE} = {shown(text, 120)} is not a JSON object; expected, for example,"
             ' {"partitions": 2, "microbatches": 4}'
         )
     return found

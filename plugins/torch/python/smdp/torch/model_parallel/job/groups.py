@@ -1,4 +1,4 @@
-"""The names that callers have for the axes of the mesh: whom a call concerns, what a rank counts."""
+"""Enumerations for the axes of the mesh: groups of ranks, and kinds of rank numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Kind = TypeVar("_Kind", bound=Enum)
 
 
 class CommGroup(Enum):
-    """Whom a call concerns: all ranks, or this rank's group of a kind."""
+    """The ranks that a call involves: all ranks, or this rank's group of a kind."""
 
     WORLD = "world"
     MP_GROUP = "mp"
@@ -28,7 +28,7 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """What a number of a rank counts: all ranks, or those of this rank's group of a kind."""
+    """The kind of a rank number: within all ranks, or within this rank's group of a kind."""
 
     WORLD_RANK = "world"
     MP_RANK = "mp"
@@ -44,19 +44,19 @@ class RankType(Enum):
 
 
 def comm_group(group: object) -> CommGroup:
-    """Check that a caller names a group.
+    """Checks that an argument is a CommGroup, and returns it.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a CommGroup.
     """
     return _member(CommGroup, "group", group)
 
 
 def rank_type(kind: object) -> RankType:
-    """Check that a caller names a kind of rank.
+    """Checks that an argument is a RankType, and returns it.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a RankType.
     """
     return _member(RankType, "rank_type", kind)
 

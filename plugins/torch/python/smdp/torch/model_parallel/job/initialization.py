@@ -18,25 +18,27 @@ from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.job.state import Job, state
 
-# Inherited by the processes that a rank starts: they have its launcher's variables, and are no ranks.
+# Processes that a rank starts inherit this variable. They have the launcher's variables, but are not ranks.
 _IN_JOB = "_SMDP_IN_MODEL_PARALLEL_JOB"
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
-    """Start the job: check the configuration, join the other ranks, make the groups. All ranks call it.
+    """Starts the job: checks the configuration, joins the other ranks and creates the groups.
 
-    torch.distributed is started over smdp where it has not been started yet, with the ranks of whatever
-    launcher there is. No device is chosen. Once the job runs, a call without a configuration, or with the
-    same one, does nothing. Neither does one in a process that a rank has started by multiprocessing, such as
-    a worker of a DataLoader, which imports what the script imports.
+    All ranks must call this.
+
+    If torch.distributed is not initialized yet, it is initialized with smdp, for the ranks of the launcher.
+    No device is selected. Once the job runs, a call without a configuration or with the same one does
+    nothing. A call also does nothing in a process that a rank has started by multiprocessing, such as a
+    DataLoader's worker, which imports the script.
 
     Args:
-        config: Keys of the configuration; those in SM_HP_MP_PARAMETERS go before them.
+        config: Keys of the configuration; those in SM_HP_MP_PARAMETERS take precedence.
 
     Raises:
-        ValueError: The configuration is wrong, does not suit the number of ranks, or is not that of other
-            ranks; the job runs with another one.
-        smdp.SmdpError: Not all ranks came.
+        ValueError: The configuration is wrong, does not fit the number of ranks, or differs from that of
+            another rank; or the job already runs with a different one.
+        smdp.SmdpError: Not all ranks have joined.
     """
     if state.job is not None and config is None:
         return
@@ -62,12 +64,12 @@ def init(config: Mapping[str, Any] | None = None) -> None:
 
 
 def is_initialized() -> bool:
-    """Tell whether the job runs: init() has been called, and shutdown() not yet."""
+    """Returns whether the job runs: init() has been called, and shutdown() has not been called since."""
     return state.job is not None
 
 
 def shutdown() -> None:
-    """Leave the job. What init() started ends; a torch.distributed that was there before stays."""
+    """Leaves the job and ends what init() started; a torch.distributed initialized before init() is kept."""
     job = state.job
     if job is None:
         return
@@ -79,7 +81,7 @@ def shutdown() -> None:
 
 
 def _start(configuration: Configuration) -> None:
-    """Start torch.distributed."""
+    """Initializes torch.distributed."""
     if configuration.ddp_port:
         os.environ.setdefault("MASTER_PORT", str(configuration.ddp_port))
     if set_torch_variables():
@@ -101,14 +103,14 @@ def _join(configuration: Configuration, launch: Launch | None, *, owns_default_g
         if theirs != configuration:
             raise ValueError(
                 f"[smdp] rank {other} called smp.init() with another configuration than rank {rank}:"
-                f" {_difference(theirs, configuration)}; allowed: the same on all ranks"
+                f" {_difference(theirs, configuration)}; the configuration must be the same on all ranks"
             )
     mesh.make("mp", "dp", "pp", "tp", "rdp")
-    # Until all have made theirs, nobody may leave, and take torch's store along.
+    # No rank may leave before all have created their groups, because torch's store may leave with it.
     dist.barrier(group=mesh.group("world"))
     core = mesh.group("world").core
     local_rank, local_size = core.local_rank, core.local_size
-    # A launcher knows which devices it has given to whom; hosts as we find them may be more than one of its.
+    # The launcher assigns devices by local rank, and a host of the launcher may appear as several hosts here.
     if launch is not None and (launch.rank, launch.world_size) == (rank, world_size):
         local_rank = local_rank if launch.local_rank is None else launch.local_rank
         local_size = local_size if launch.local_size is None else launch.local_size
@@ -116,7 +118,7 @@ def _join(configuration: Configuration, launch: Launch | None, *, owns_default_g
 
 
 def _check(configuration: Configuration, world_size: int) -> None:
-    """Check what depends on several keys or on the number of ranks, before anybody is waited for."""
+    """Checks rules over several keys and the number of ranks, before this rank waits for others."""
     schedules.generate(
         configuration.schedule,
         stages=configuration.partitions,
@@ -129,13 +131,13 @@ def _check(configuration: Configuration, world_size: int) -> None:
         allowed = ", ".join(str(number) for number in range(1, world_size + 1) if world_size % number == 0)
         raise ValueError(
             f"[smdp] partitions = {partitions} does not divide the {world_size} rank(s) of this job; start a"
-            f" multiple of {partitions} processes, for instance with `torchrun --nproc-per-node {partitions}`"
+            f" multiple of {partitions} processes, for example with `torchrun --nproc-per-node {partitions}`"
             f" or `mpirun -np {partitions}`, or set partitions to one of: {allowed}"
         )
     if world_size > partitions and not configuration.ddp:
         raise ValueError(
-            f"[smdp] the job has {world_size} ranks and partitions = {partitions}: the pipeline has"
-            f' {world_size // partitions} replicas, which needs data parallelism; set "ddp" to true, or start'
+            f"[smdp] the job has {world_size} ranks and partitions = {partitions}, so the pipeline has"
+            f' {world_size // partitions} replicas, which need data parallelism; set "ddp" to true, or start'
             f" {partitions} process(es)"
         )
 
@@ -143,8 +145,8 @@ def _check(configuration: Configuration, world_size: int) -> None:
 def _check_same(wanted: Configuration, running: Configuration) -> None:
     if wanted != running:
         raise ValueError(
-            "[smdp] smp.init() was called before with another configuration:"
-            f" {_difference(running, wanted)} (then, now); call it once, or smp.shutdown() in between"
+            "[smdp] smp.init() was already called with a different configuration:"
+            f" {_difference(running, wanted)} (earlier, now); call it once, or call smp.shutdown() in between"
         )
 
 

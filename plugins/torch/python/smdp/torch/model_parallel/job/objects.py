@@ -1,4 +1,4 @@
-"""Objects of any kind as bytes. A tensor of a GPU arrives on the receiver's own GPU."""
+"""Conversion of objects to bytes. A tensor on a GPU arrives on the receiver's own GPU."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from smdp._shown import shown
 
 
 def pack(what: Any, call: str) -> Tensor:
-    """Give an object as uint8[n].
+    """Returns an object as a uint8 tensor of shape [bytes].
 
     Raises:
-        ValueError: It cannot be pickled.
+        ValueError: The object cannot be pickled.
     """
     if type(what) is Tensor and what.layout is torch.strided:
         what = _without_rest(what)
@@ -31,22 +31,22 @@ def pack(what: Any, call: str) -> Tensor:
 
 
 def unpack(data: Tensor, call: str) -> Any:
-    """Give the object of uint8[n]. Only for what ranks of this job have packed: it may run any code.
+    """Returns the object that pack() converted. Use it only for data from this job's ranks: it may run code.
 
     Raises:
-        ValueError: It cannot be restored here, where for instance its class is not known.
+        ValueError: The object cannot be unpickled here, for example because its class cannot be imported.
     """
     try:
         return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=_here, weights_only=False)
     except Exception as error:
         raise ValueError(
-            f"[smdp] {call} cannot restore what it received: {type(error).__name__}: {error}. Its classes"
-            " must be importable on all ranks."
+            f"[smdp] {call} cannot restore the object that it received: {type(error).__name__}: {error}. Its"
+            " classes must be importable on all ranks."
         ) from error
 
 
 def _without_rest(tensor: Tensor) -> Tensor:
-    """Give a view without what it does not show, which would be saved too."""
+    """Returns a view's elements without the rest of its storage, which would also be pickled."""
     if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
         return tensor
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""What a process knows of its job: one object, `smp.state`."""
+"""The state of a process's job: one object, `smp.state`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Translation: TypeAlias = Callable[..., dict[str, Any]]
 
 @dataclass
 class ModuleRegister:
-    """What is known of kinds of modules.
+    """Information about kinds of modules.
 
     Attributes:
-        translate_functions: Pairs, from SMP's names of a state dict to those of Hugging Face and back. Empty:
-            without tensor parallelism modules keep their names.
+        translate_functions: Pairs of functions that translate a state dict from SMP's names to Hugging Face's
+            names and back. Empty, because modules keep their names without tensor parallelism.
     """
 
     translate_functions: list[tuple[Translation, Translation]] = field(default_factory=list)
@@ -29,16 +29,16 @@ class ModuleRegister:
 
 @dataclass(frozen=True)
 class Job:
-    """What init() found and made.
+    """The job that init() has started.
 
     Attributes:
-        configuration: Checked.
-        mesh: Ranks and groups.
-        local_rank: On this host.
-        local_size: Ranks of the job on this host.
-        owns_default_group: init() started torch.distributed.
-        calls: The last calls that this rank made together with the others of its model, with their numbers;
-            see collective_calls.py.
+        configuration: The checked configuration.
+        mesh: The ranks and groups of the job.
+        local_rank: The rank of this process on its host.
+        local_size: Number of the job's ranks on this host.
+        owns_default_group: Whether init() initialized torch.distributed.
+        calls: The last collective calls of this rank within its model, with their numbers; see
+            collective_calls.py.
     """
 
     configuration: Configuration
@@ -49,31 +49,31 @@ class Job:
     calls: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=8))
 
     def messages(self) -> Channel:
-        """Returns a channel for objects between any two ranks, for one call."""
+        """Returns a channel for objects between any two ranks, to be used for one call."""
         return Channel(self.mesh.group("world"), Lane.OBJECTS)
 
     @property
     def store(self) -> Any:
-        """The store by which the ranks of the job found each other."""
+        """The store through which the ranks of the job found each other."""
         return self.mesh.group("world").get_group_store()
 
 
 class State:
-    """State of the process.
+    """The state of the process.
 
     Attributes:
-        job: From init() to shutdown().
-        model: The DistributedModel, once there is one.
-        optimizer: The last DistributedOptimizer, once there is one.
-        uncut_optimizers: All that have been made before the model was cut, until it is.
-        module_manager: Kinds of modules.
+        job: The job from init() to shutdown(), otherwise None.
+        model: The DistributedModel, or None.
+        optimizer: The last DistributedOptimizer, or None.
+        uncut_optimizers: The optimizers created before the model was cut; empty afterwards.
+        module_manager: Information about kinds of modules.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Resets the state."""
         self.job: Job | None = None
         self.model: Any = None
         self.optimizer: Any = None
@@ -85,14 +85,14 @@ class State:
         """The job.
 
         Raises:
-            ValueError: There is none yet.
+            ValueError: init() has not been called yet.
         """
         if self.job is None:
             raise ValueError("[smdp] smp.init() has not been called in this process; call it first")
         return self.job
 
     def check_running(self) -> None:
-        """Refuse to go on where there is no job yet.
+        """Checks that init() has been called.
 
         Raises:
             ValueError: See `running`.
@@ -101,14 +101,14 @@ class State:
 
     @property
     def cfg(self) -> Configuration:
-        """The configuration: an attribute for every key."""
+        """The configuration, with one attribute per key."""
         return self.running.configuration
 
     @property
     def placement(self) -> Placement:
-        """Where stages and replicas lie on the ranks."""
+        """The assignment of stages and replicas to ranks."""
         return self.running.mesh.placement
 
 
 state = State()
-"""The job of this process: there is one."""
+"""The state of this process."""

@@ -1,6 +1,6 @@
-"""What a key of the configuration may hold. Each check gives the value as the configuration keeps it.
+"""Checks of configuration values. Each returns the value as the configuration stores it, or raises.
 
-The sentences of SageMaker's SDK, which its users and their scripts know, stand in the messages word for word.
+Messages contain the sentences of SageMaker's SDK verbatim, because users and scripts know them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ OPTIMIZE = ["speed", "memory"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Give '; did you mean ...?', or nothing where no name is near."""
+    """Returns '; did you mean ...?', or an empty string if no name is similar."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def count(name: str, value: object) -> int:
-    """Allow an int from 1."""
+    """Accepts an int of at least 1."""
     if not _is_int(value) or not 1 <= value <= _LARGEST:
         raise _wrong(f"The number of {name} must be a positive integer.", name, value)
     return int(value)
 
 
 def index(name: str, value: object) -> int:
-    """Allow an int from 0."""
+    """Accepts an int of at least 0."""
     if not _is_int(value) or not 0 <= value <= _LARGEST:
         raise _wrong(f"{name} must be an integer from 0.", name, value)
     return int(value)
 
 
 def elements(name: str, value: object) -> int:
-    """Allow a whole number from 1; one written as 5e8 is a float to JSON."""
+    """Accepts a whole number of at least 1; JSON reads a number such as 5e8 as a float."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not _is_int(value) or value < 1:
@@ -51,14 +51,14 @@ def elements(name: str, value: object) -> int:
 
 
 def seed(name: str, value: object) -> int:
-    """Allow an int that torch takes as a seed."""
+    """Accepts an int that is a valid seed for torch."""
     if not _is_int(value) or not 0 <= value < 2**63:
         raise _wrong(f"{name} must be an integer from 0 to 2^63 - 1.", name, value)
     return int(value)
 
 
 def port(name: str, value: object) -> int:
-    """Allow a port; 0 leaves the choice to the launcher."""
+    """Accepts a port; 0 leaves the choice to the launcher."""
     if not _is_int(value) or value < 0:
         raise _wrong(f"Invalid port number {shown(value)}.", name, value)
     if value > 65535:
@@ -67,7 +67,7 @@ def port(name: str, value: object) -> int:
 
 
 def flag(name: str, value: object) -> bool:
-    """Allow True, False, and 1 and 0, which the SDK takes too."""
+    """Accepts True and False, and 1 and 0 like the SDK."""
     if isinstance(value, (bool, int)) and value in (0, 1):
         return bool(value)
     hint = "true and false are written without quotes." if isinstance(value, str) else ""
@@ -75,33 +75,33 @@ def flag(name: str, value: object) -> bool:
 
 
 def share(name: str, value: object) -> float:
-    """Allow a number from 0 to 1."""
+    """Accepts a number from 0 to 1."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
         return float(value)
     raise _wrong(f"{name} must be between 0.0 and 1.0!", name, value)
 
 
 def positive(name: str, value: object) -> float:
-    """Allow a finite number above 0."""
+    """Accepts a finite number above 0."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     raise _wrong(f"{name} must be a number above 0.", name, value)
 
 
 def text(name: str, value: object) -> str:
-    """Allow a str."""
+    """Accepts a str."""
     if not isinstance(value, str):
         raise _wrong(f"'{name}' must be a str.", name, value)
     return value
 
 
 def one_of(values: Sequence[str], *, listed: Sequence[str] | None = None, more: str = "") -> Check:
-    """Allow some words.
+    """Returns a check that accepts certain words.
 
     Args:
-        values: All that are allowed.
-        listed: Those that the SDK's sentence lists, where it knows fewer.
-        more: What is allowed beside those listed.
+        values: All accepted words.
+        listed: The words in the SDK's message, if it lists fewer.
+        more: A sentence about accepted words that are not listed.
     """
 
     def check(name: str, value: object) -> str:
@@ -115,7 +115,7 @@ def one_of(values: Sequence[str], *, listed: Sequence[str] | None = None, more: 
 
 
 placement_strategy = one_of(
-    STRATEGIES, listed=["spread", "cluster"], more="Permutations of D, P and T are allowed as well."
+    STRATEGIES, listed=["spread", "cluster"], more="Permutations of D, P and T are also accepted."
 )
 
 
