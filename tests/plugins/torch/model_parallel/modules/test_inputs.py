@@ -128,7 +128,7 @@ def ranks_that_differ_later() -> None:
     def with_object(x: Any) -> Tensor:
         return model(x["x"])  # type: ignore[no-any-return]
 
-    with pytest.raises(ValueError, match="its argument 'x' holds tensors and cannot be pickled"):
+    with pytest.raises(ValueError, match="its argument 'x' contains tensors and cannot be pickled"):
         with_object({"x": x, "f": lambda: None} if is_first else None)
     smp.shutdown()
 
@@ -160,7 +160,7 @@ def one_rank_that_fails() -> None:
     for _ in range(2):
         with torch.no_grad(), pytest.raises(RuntimeError if is_first else ValueError) as caught:
             look(x, *objects[: 2 if is_first else 1])
-        assert "look got no argument objects[1] on pp_rank 1, and pp_rank 0 passes an object" in str(
+        assert "look got no argument objects[1] on pp_rank 1, but pp_rank 0 passes an object" in str(
             caught.value
         )
     with torch.no_grad():

@@ -100,7 +100,7 @@ def partitions_by_hand() -> None:
     with job(auto_partition=False, default_partition=0), refused("is on partition(s) [1]"):
         trained(Chain)
     with job(auto_partition=False, default_partition=0):
-        with refused("put on partition 5"), smp.partition(5):
+        with refused("assigned to partition 5"), smp.partition(5):
             trained(Chain)
     with refused("partition index -1"), smp.partition(-1):
         pass
@@ -170,7 +170,7 @@ def several_optimizers() -> None:
     first.add_param_group({"params": [free], "param_names": ["free"]})
     assert len(first.state_dict()["param_groups"]) == 2
     model.to("cpu")
-    with refused("parameters stay what and where they are"):
+    with refused("device and dtype of its parameters can no longer change"):
         model.half()
 
 
@@ -444,19 +444,19 @@ def wrong_use() -> None:
         optimizer = smp.DistributedOptimizer(adam(model))
         with refused("the state dict lacks 'layers.0.linear.weight'"):
             model.load_state_dict({})
-        with refused("which the model lacks (the nearest name there is 'head.bias')"):
+        with refused("which the model does not have (the most similar name is 'head.bias')"):
             model.load_state_dict({**model.state_dict(), "head.bia": torch.ones(1)})
         ones = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
         assert model.load_state_dict(ones).missing_keys == []
         assert all(torch.equal(value, ones[name]) for name, value in model.state_dict().items())
-        with refused("groups of [1] parameters, the optimizer of [18]"):
+        with refused("groups of [1] parameters, but the optimizer has groups of [18]"):
             optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
         # Parts that lack something together are refused on both ranks, and nobody waits.
         some = {name: value for name, value in ones.items() if name.startswith("layers.0.")}
         model.load_state_dict({"_smp_is_partial": True, **(some if smp.rank() == 0 else {})})
         with refused("between load_state_dict() and the first step"):
             model.state_dict()
-        with refused("of this rank, or the whole model's"):
+        with refused("of this rank, or the state dict of the whole model"):
             train(model, optimizer)
     with job():
         with refused("no smp.DistributedModel"):
@@ -469,10 +469,10 @@ def wrong_use() -> None:
             smp.DistributedModel(made(Chain), backward_passes_per_step=0)
         with refused("smp.DistributedModel() got int"):
             smp.DistributedModel(3)  # type: ignore[arg-type]
-        with refused("give smp.DistributedModel() the model itself (model._orig_mod); there is no"):
+        with refused("pass the model itself to smp.DistributedModel() (model._orig_mod); smp.Dist"):
             smp.DistributedModel(torch.compile(made(Chain)))  # type: ignore[arg-type]
         model = smp.DistributedModel(made(Chain))
-        with refused("allowed: one"):
+        with refused("only one is possible"):
             smp.DistributedModel(made(Chain))
         with refused("outside of a step"):
             model(batch["x"])
@@ -480,9 +480,9 @@ def wrong_use() -> None:
             model.backward(torch.zeros((), requires_grad=True))
         with refused("local_state_dict() is called before the first step"):
             model.local_state_dict()
-        with refused("x of train_step has size 6 along axis 0, which microbatches = 4 does not divide"):
+        with refused("x of train_step has size 6 along axis 0, which is not divisible by microbatches = 4"):
             train_step(model, batch["x"][:6], batch["y"])
-        with refused("names 'z', which is not a parameter of"):
+        with refused("the name 'z', which is not a parameter of"):
             smp.step(non_split_inputs=["z"])(lambda x: x)
         with refused("input_split_axes['x'] = 'first'"):
             smp.step(input_split_axes={"x": "first"})(lambda x: x)  # type: ignore[dict-item]
@@ -498,23 +498,23 @@ def wrong_use() -> None:
         with refused("a step is called within a step"):
             nested(batch["x"], batch["y"])
         optimizer = smp.DistributedOptimizer(adam(model))
-        with refused("is a smp.DistributedOptimizer already"):
+        with refused("is already an smp.DistributedOptimizer"):
             smp.DistributedOptimizer(optimizer)
         # Without fp16 they have no effect.
         smp.DistributedOptimizer(
             adam(model), static_loss_scale=None, dynamic_loss_scale=True, dynamic_loss_args={"min_scale": 1}
         )
-        with refused("comes later", NotImplementedError):
+        with refused("does not support yet", NotImplementedError):
             smp.nn.DistributedLinear(3, 4)
-        with refused("got ModuleList; allowed: a torch.nn.Module that the model calls"):
+        with refused("got ModuleList; expected a torch.nn.Module that the model calls"):
             smp.set_activation_checkpointing(model.get_module().layers)
-        with refused("got DistributedModel; allowed"):
+        with refused("got DistributedModel; expected"):
             smp.patches.checkpoint.checkpoint(model, batch["x"])
-        with refused("strategy = 'group_2' and pack_args_as_tuple = False are for nn.Sequential only"):
+        with refused("strategy = 'group_2' and pack_args_as_tuple = False are only for an nn.Sequential"):
             smp.set_activation_checkpointing(model.get_module().head, strategy="group_2")
-        with refused("strategy = 'group_0' is not valid; allowed: 'each', 'contiguous', 'group_N'"):
+        with refused("strategy = 'group_0' is not valid; allowed: 'each', 'contiguous', or 'group_N'"):
             smp.patches.checkpoint.checkpoint_sequential(nn.Sequential(), None, "group_0")
-        with refused("got Chain; allowed: an nn.Sequential"):
+        with refused("got Chain; expected an nn.Sequential"):
             smp.patches.checkpoint.checkpoint_sequential(Chain(), None)  # type: ignore[arg-type]
         with refused("has no name 'stepp'", AttributeError):
             _ = smp.stepp
@@ -524,7 +524,7 @@ def wrong_use() -> None:
             model.register_comm_hook(None, None)
         with refused("it has no module 'nothing'"):
             model.get_module_partition("nothing")
-        with refused("load it before the first step"):
+        with refused("load the checkpoint before the first step"):
             model.fix_partition({"layers.0": 1})
         with refused("lacks"):
             model.load_state_dict({})
@@ -546,7 +546,7 @@ def wrong_use() -> None:
         is_training = True
         sometimes(batch["x"], batch["y"])
         is_training = False
-        with refused("does not call backward(), and did in its first microbatch", (RuntimeError, SmdpError)):
+        with refused("does not call backward(), but did in its first microbatch", (RuntimeError, SmdpError)):
             sometimes(batch["x"], batch["y"])
 
 
@@ -591,11 +591,11 @@ def messages_name_what_the_script_calls() -> None:
         def plain_backward(x: Tensor) -> None:
             model(x).mean().backward()
 
-        with refused("The schedule runs the backward of what model.backward(loss) is given"):
+        with refused("The schedule runs the backward of the loss passed to model.backward(loss)"):
             plain_backward(batch["x"])
     with job(skip_tracing=True):
         model = smp.DistributedModel(made(Reversed))
-        text = "but values only flow to later stages. Leave out the key skip_tracing, so that"
+        text = "but values can flow only to later stages. Remove the key skip_tracing, so that"
         with refused(text), torch.no_grad():
             smp.step(lambda x: model(x))(batch["x"])
 

@@ -1,6 +1,6 @@
-"""Pipelines: a model's stages on several ranks, by ghost execution.
+"""Pipeline parallelism: the stages of a model run on several ranks, by ghost execution.
 
-The names of SageMaker Model Parallel are here too: `import smdp.torch.model_parallel as smp`.
+Also contains the API of SageMaker Model Parallel: `import smdp.torch.model_parallel as smp`.
 """
 
 from __future__ import annotations
@@ -182,5 +182,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Give those of SMP's names that come later, which say so when they are used."""
+    """Returns a stand-in for a name of SMP that smdp does not implement yet, which raises when it is used."""
     return find_later(name)

@@ -1,4 +1,4 @@
-"""Checkpoints of a model in stages, under the name that programs import."""
+"""Checkpoints of a model in stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`smp.nn`: modules of tensor parallelism. They can be imported, and say when they are made."""
+"""`smp.nn`: modules of tensor parallelism, which can be imported, but are not supported yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Give a class that says that it comes later."""
+    """Returns a class that cannot be instantiated, for a module that smdp does not support yet."""
     if name == "huggingface":
         return LaterModule("nn.huggingface")
     if name in _NAMES:

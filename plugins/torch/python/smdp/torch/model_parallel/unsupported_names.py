@@ -1,4 +1,4 @@
-"""SMP's names that come later: they can be imported, and say so when they are used."""
+"""Names of SMP that smdp does not support yet: they can be imported, and raise when they are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LATER = {
     "sharded_data_parallel_checkpoint": "sharded data parallelism",
 }
 _OPTIMIZERS = "fused optimizers"
-# Whole modules: what each belongs to, and its names, or how they begin.
+# Modules as a whole, with the feature that each belongs to, and its names or their prefixes.
 _MODULES = {
     "optimizers": (_OPTIMIZERS, ("FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad")),
     "utils": (TENSOR_PARALLELISM, ("get_distribution_axis",)),
@@ -25,33 +25,39 @@ _MODULES = {
 
 
 def comes_later(name: str, feature: str) -> type:
-    """Give a class that stands for one of SMP's names: large scripts import more of them than they use.
+    """Returns a class that raises when it is instantiated.
+
+    Scripts often import more names of SMP than they use.
 
     Args:
-        name: After `smp.`.
-        feature: What it belongs to.
+        name: The name after `smp.`.
+        feature: The feature that it belongs to.
     """
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"[smdp] smp.{name} belongs to {feature}, which comes later")
+        raise NotImplementedError(f"[smdp] smp.{name} belongs to {feature}, which smdp does not support yet")
 
-    return type(name.rpartition(".")[2], (), {"__init__": refuse, "__doc__": f"Of {feature}; comes later."})
+    return type(
+        name.rpartition(".")[2],
+        (),
+        {"__init__": refuse, "__doc__": f"Belongs to {feature}, which smdp does not support yet."},
+    )
 
 
 class LaterModule(ModuleType):
-    """One of SMP's modules of which nothing is there yet.
+    """A module of SMP that smdp does not support yet.
 
     Args:
-        name: After `smp.`.
+        name: The name after `smp.`.
     """
 
     def __init__(self, name: str) -> None:
         feature, self._names = _MODULES[name]
-        super().__init__(name, f"Of {feature}; comes later.")
+        super().__init__(name, f"Belongs to {feature}, which smdp does not support yet.")
         self._feature = feature
 
     def __getattr__(self, name: str) -> Any:
-        """Give what says that it comes later when it is used."""
+        """Returns a class that raises when it is instantiated."""
         whole = f"{self.__name__}.{name}"
         if whole in _MODULES:
             return LaterModule(whole)
@@ -61,7 +67,10 @@ class LaterModule(ModuleType):
 
 
 def find_later(name: str) -> Any:
-    """Give one of SMP's names that are not there yet, to whom a module lacks it.
+    """Returns a stand-in for a name of SMP that smdp does not support yet.
+
+    Args:
+        name: The name after `smp.`.
 
     Raises:
         AttributeError: SMP has no such name.

@@ -1,4 +1,4 @@
-"""`smp.utils`: SMP's helpers that public scripts import."""
+"""`smp.utils`: helpers of SMP that public scripts import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["rmsg"]
 
 
 def rmsg(message: object) -> str:
-    """Returns a message with this rank before it, for logs.
+    """Returns a message prefixed with this rank, for logs.
 
     Raises:
         ValueError: smp.init() has not been called.

@@ -1,1 +1,1 @@
-"""SMP's API: DistributedModel and its partitions."""
+"""DistributedModel and its partitions."""

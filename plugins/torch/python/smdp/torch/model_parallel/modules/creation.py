@@ -1,4 +1,4 @@
-"""How models are made: without memory, in a dtype; the names of tensor parallelism, which has none yet."""
+"""Contexts in which models are created: without memory, or in a dtype; stubs for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from smdp.torch.initialization.delayed_initialization import delayed_initializat
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Build a model inside of it that takes no memory; each rank fills its partition when the model is cut.
+    """Creates models without memory while the context is open.
 
-    Values are those that the same seed gives without it.
+    Each rank initializes its partition when the model is cut.
+
+    The values are the same as those of an ordinary model with the same seed.
+
+    Args:
+        enabled: False: the context has no effect.
     """
     with delayed_initialization() if enabled else contextlib.nullcontext():
         yield
@@ -24,23 +29,23 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
-    """Do nothing: tensor_parallel_degree is 1, so modules stay whole. Usable as a decorator too."""
+    """Has no effect, because tensor_parallel_degree is 1. Can also be used as a decorator."""
     yield
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
-    """Do nothing: tensor_parallel_degree is 1, so the module stays whole."""
+    """Has no effect, because tensor_parallel_degree is 1 and the module stays whole."""
 
 
 @contextlib.contextmanager
 def model_creation(
     tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tensor_parallel_config: Any
 ) -> Iterator[None]:
-    """Build a model inside of it without memory, in a dtype.
+    """Creates models without memory and in a dtype while the context is open.
 
     Args:
-        tensor_parallelism: Has no effect: tensor_parallel_degree is 1.
-        dtype: Default dtype of the model's parameters; None: torch's.
+        tensor_parallelism: Has no effect, because tensor_parallel_degree is 1.
+        dtype: Default dtype of the model's parameters. None: torch's default dtype.
         **tensor_parallel_config: Has no effect.
     """
     before = torch.get_default_dtype()

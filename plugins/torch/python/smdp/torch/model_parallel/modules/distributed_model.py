@@ -1,4 +1,4 @@
-"""`smp.DistributedModel`: the model of the job, cut over its partitions at the first step."""
+"""`smp.DistributedModel`: the model of the job, which is cut into partitions at the first step."""
 
 from __future__ import annotations
 
@@ -34,31 +34,32 @@ Hook = Callable[[Any, Any], None]
 
 
 class DistributedModel(ModelState):
-    """Takes a model for training in partitions. One per script.
+    """Wraps a model to train it in partitions. A script can create only one.
 
-    With one partition the model is ready at once. With more, the first step cuts it: until then parameters
-    are those of the whole model, and moves to a device wait.
+    With one partition the model is ready at once. With several partitions, the first step cuts it. Until
+    then, `parameters()` returns those of the whole model, and moves to a device are postponed.
 
     Args:
-        module: The model; built as usual, or in `smp.delay_param_initialization()`.
-        trace_device: Accepted; the model is traced where its parameters are.
-        trace_execution_times: Accepted; times are always measured, unless `skip_tracing` is on.
-        overlapping_allreduce: Accepted; gradients are averaged as soon as they are complete.
-        backward_passes_per_step: Steps between two averages over replicas, with one partition. With more,
-            every step averages, which gives the same.
-        average_grads_across_microbatches: Gradients are means over microbatches; False: sums.
-        bucket_cap_mb: MiB of a fusion buffer.
-        trace_memory_usage: Accepted; bytes are always measured, unless `skip_tracing` is on.
-        broadcast_buffers: Replicas with one partition take over buffers of the first in every forward.
-        gradient_as_bucket_view: Accepted.
-        find_unused_parameters: Accepted; unused parameters are always found.
+        module: The model, built as usual or in `smp.delay_param_initialization()`.
+        trace_device: "cpu" or "gpu". Has no effect: the model is traced where its parameters are.
+        trace_execution_times: Has no effect: times are always measured, unless `skip_tracing` is on.
+        overlapping_allreduce: Has no effect: gradients are averaged as soon as they are complete.
+        backward_passes_per_step: Number of steps between two averages over replicas, with one partition. With
+            several partitions every step averages, which gives the same result.
+        average_grads_across_microbatches: True: gradients are means over microbatches; False: sums.
+        bucket_cap_mb: Size of a fusion buffer in MiB.
+        trace_memory_usage: Has no effect: bytes are always measured, unless `skip_tracing` is on.
+        broadcast_buffers: Whether replicas with one partition copy the buffers of the first replica in every
+            forward.
+        gradient_as_bucket_view: Has no effect.
+        find_unused_parameters: Has no effect: unused parameters are always found.
 
     Attributes:
-        partitioned: The model has been cut.
-        filled: Parameters that got their values in this constructor, by the empty ones that they replace.
+        partitioned: Whether the model has been cut.
+        filled: Maps empty parameters to those that replaced them when this constructor initialized the model.
 
     Raises:
-        ValueError: There is one already; the model cannot be cut; an argument is wrong.
+        ValueError: There is already a DistributedModel, the model cannot be cut, or an argument is wrong.
     """
 
     def __init__(
@@ -78,17 +79,17 @@ class DistributedModel(ModelState):
         configuration = state.cfg
         if state.model is not None:
             raise ValueError(
-                "[smdp] there is a smp.DistributedModel in this process already; allowed: one. Put several"
-                " models into one torch.nn.Module."
+                "[smdp] there is already an smp.DistributedModel in this process, and only one is possible."
+                " To train several models, put them into one torch.nn.Module."
             )
         if isinstance(module, DistributedModel):
-            raise ValueError("[smdp] this model is a smp.DistributedModel already")
+            raise ValueError("[smdp] this model is already an smp.DistributedModel")
         check_model(module, SMP)
         check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
         self.training = module.training
         self.__dict__["_model"] = module
-        # Not a submodule: this one has the same, so names stay those of the model.
+        # Shares the model's children instead of registering the model, so that names stay the same.
         self.__dict__ |= {name: vars(module)[name] for name in ("_modules", "_parameters", "_buffers")}
         self._is_mean = average_grads_across_microbatches
         self._is_in_step = False
@@ -110,7 +111,7 @@ class DistributedModel(ModelState):
                 mesh.group("dp") if len(mesh.ranks("dp")) > 1 else None,
                 passes_per_step=backward_passes_per_step,
                 is_mean=average_grads_across_microbatches,
-                # torch warns of broadcast_buffers where it is given, from 2.13 on.
+                # Omitted if it is the default, because torch 2.13 and later warn about this argument.
                 options={"bucket_cap_mb": bucket_cap_mb}
                 | ({} if broadcast_buffers else {"broadcast_buffers": False}),
             )
@@ -119,28 +120,29 @@ class DistributedModel(ModelState):
     # Steps.
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, in a step; with one partition also outside of one.
+        """Runs the model. With several partitions, call it only in a step.
 
         Raises:
-            RuntimeError: There are several partitions, and no step; or it is called twice in one.
+            RuntimeError: There are several partitions, and the call is outside of a step, or the second one
+                in a microbatch.
         """
         stop_at_first_call(args, kwargs)
         if self._body is None or (isinstance(self._body, Partitions) and not self._is_in_step):
             raise RuntimeError(
-                f"[smdp] the model of {state.cfg.partitions} partitions is called outside of a step; call it"
-                " in a function decorated with @smp.step"
+                f"[smdp] the model with {state.cfg.partitions} partitions is called outside of a step; call"
+                " it in a function decorated with @smp.step"
             )
         return self._body.call(args, kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
-        """Take the place of loss.backward() in a step: the schedule decides when it runs.
+        """Replaces loss.backward() in a step: the schedule decides when the backward runs.
 
         Args:
-            tensors: The loss; or several tensors, whose gradients add up.
-            grad_tensors: Their gradients. Default: 1, for tensors of one number.
+            tensors: The loss, or several tensors, whose gradients are added.
+            grad_tensors: The gradients of these tensors. Default: 1, for tensors of one number.
 
         Raises:
-            RuntimeError: There is no step, it was called in this microbatch, or cpu() has ended training.
+            RuntimeError: The call is outside of a step, the second one in a microbatch, or after cpu().
         """
         if self._body is None or not (self._is_in_step or isinstance(self._body, SinglePartition)):
             raise RuntimeError(
@@ -149,19 +151,19 @@ class DistributedModel(ModelState):
             )
         if state.cfg.partitions > 1 and isinstance(self._body, SinglePartition):
             raise RuntimeError(
-                "[smdp] model.backward(loss) is called after model.cpu(), which ends training: the whole"
-                " model's parameters are in no optimizer; allowed: steps without backward"
+                "[smdp] model.backward(loss) is called after model.cpu(), which ends training because the new"
+                " parameters of the whole model are in no optimizer; only steps without backward are possible"
             )
         self._body.backward(as_one(tensors, grad_tensors))
 
     def agreed_inputs(
         self, identity: object, name: str, given: Callable[[], dict[Any, Any]]
     ) -> dict[Any, Any]:
-        """Begins a step: returns the arguments that all ranks of the pipeline go on with; smp.step calls it.
+        """Begins a step: returns the arguments that all ranks of the pipeline use. Called by smp.step.
 
         Args:
-            identity: The same for step functions that are made anew in every step.
-            name: Of the step function.
+            identity: A key that is equal for step functions which are created anew in every step.
+            name: Name of the step function.
             given: Returns this rank's arguments, or raises if they do not fit the function.
         """
         if not self._is_cut_over_ranks():
@@ -176,10 +178,10 @@ class DistributedModel(ModelState):
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
-        """Run a step function for each microbatch; smp.step calls it.
+        """Runs a step function for each microbatch. Called by smp.step.
 
         Returns:
-            What it returned, by microbatch.
+            The function's results, one per microbatch.
         """
         self._is_in_step = True
         try:
@@ -201,10 +203,10 @@ class DistributedModel(ModelState):
         return results
 
     def check_not_in_step(self) -> None:
-        """Refuse a step within a step.
+        """Checks that no step is running.
 
         Raises:
-            RuntimeError: There is one already.
+            RuntimeError: A step is running.
         """
         if self._is_in_step:
             raise RuntimeError(
@@ -212,46 +214,48 @@ class DistributedModel(ModelState):
             )
 
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
-        """Have hook(model, optimizer) called at the first step, when the model has been cut."""
+        """Registers hook(model, optimizer), which is called at the first step after the model is cut."""
         handle = RemovableHandle(self._partition_hooks)
         self._partition_hooks[handle.id] = hook
         return handle
 
     def register_post_step_hook(self, hook: Hook) -> None:
-        """Have hook(model, optimizer) called after the first step."""
+        """Registers hook(model, optimizer), which is called after the first step."""
         self._step_hooks.append(hook)
 
     def join(self) -> AbstractContextManager[Any]:
-        """Let replicas have different numbers of batches; with one partition.
+        """Returns a context in which replicas may have different numbers of batches. Needs one partition.
 
         Raises:
-            RuntimeError: There are several partitions: not yet.
+            RuntimeError: There are several partitions, for which this is not supported yet, or only one
+                replica.
         """
         joined: AbstractContextManager[Any] = self._replicas("join()").join()
         return joined
 
     def register_comm_hook(self, state: Any, callable: Any) -> None:
-        """Let a function of torch's kind average gradients; with one partition.
+        """Registers a torch communication hook that averages gradients. Needs one partition.
 
         Raises:
-            RuntimeError: There are several partitions: not yet.
+            RuntimeError: There are several partitions, for which this is not supported yet, or only one
+                replica.
         """
         self._replicas("register_comm_hook()").register_comm_hook(state, callable)
 
-    # What it consists of.
+    # The parts of the model.
 
     def fix_partition(
         self, decision: Mapping[str, int], steps: int = 0, ranks: Sequence[int] | None = None
     ) -> None:
-        """Cut the model as another time, at the first step, and go on from there.
+        """Makes the first step cut the model as in an earlier job, and continues its step count.
 
         Args:
-            decision: What partition_decision was.
-            steps: How many steps had run, of training and evaluation: random numbers depend on it.
-            ranks: What partition_ranks was; None: the schedule's own placement.
+            decision: The `partition_decision` of the earlier job.
+            steps: Number of training and evaluation steps that had run, on which random numbers depend.
+            ranks: The `partition_ranks` of the earlier job. None: the schedule's own placement.
 
         Raises:
-            ValueError: The model has been cut, otherwise.
+            ValueError: The model has already been cut in another way.
         """
         self._steps = steps
         if self._body is None:
@@ -261,21 +265,21 @@ class DistributedModel(ModelState):
                 self.pipe.steps = steps
         else:
             raise ValueError(
-                "[smdp] the model has been cut already, at other places than the checkpoint's; load it before"
-                " the first step"
+                "[smdp] the model has already been cut in another way than in the checkpoint; load the"
+                " checkpoint before the first step"
             )
 
     def get_module(self) -> nn.Module:
-        """Give the model that was wrapped."""
+        """Returns the wrapped model."""
         return self._model
 
     @property
     def module(self) -> Any:
-        """What has the model as its `.module`, and the model's attributes: scripts go two levels down."""
+        """An object with the model's attributes and the model as `.module`; scripts use both levels."""
         return Wrapped(self._model)
 
     def __getattr__(self, name: str) -> Any:
-        """Give the model's attributes as one's own."""
+        """Returns attributes of the model."""
         if name in ("_model", "_body"):
             raise AttributeError(name)
         try:
@@ -283,13 +287,15 @@ class DistributedModel(ModelState):
         except AttributeError:
             return getattr(self._model, name)
 
-    # What torch calls.
+    # Called by torch.
 
     def cpu(self) -> DistributedModel:
-        """Gather all parameters on the CPU of every rank; all ranks of the model-parallel group call it.
+        """Gathers all parameters on the CPU of every rank.
 
-        The model is whole then, and can be used as if it had never been cut, by get_module(); its parameters
-        are new ones, so training ends here. One that is not cut just moves.
+        All ranks of the model-parallel group must call this.
+
+        Afterwards get_module() returns a whole model that can be used as if it had never been cut. Its
+        parameters are new, so it cannot be trained any further. A model that is not cut is only moved.
         """
         if not isinstance(self._body, Partitions):
             super().cpu()
@@ -299,17 +305,17 @@ class DistributedModel(ModelState):
         return self
 
     def train(self, mode: bool = True) -> DistributedModel:
-        """Switch training mode, as nn.Module."""
+        """Sets training or evaluation mode, as in nn.Module."""
         self.training = mode
         self._model.train(mode)
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or convert the model; one of several partitions stays where it is until it is cut.
+        """Moves or converts the model. With several partitions, moving is postponed until the model is cut.
 
         Raises:
-            RuntimeError: It has been cut, and would move or become of another dtype; or it has no values yet,
-                and would become of another dtype.
+            RuntimeError: The model has been cut, and the call would change its device or dtype; or its
+                parameters have no values yet, and the call would change the dtype.
         """
         if isinstance(self._body, SinglePartition):
             self._model._apply(fn, recurse)
@@ -325,20 +331,20 @@ class DistributedModel(ModelState):
         if self._body is None:
             if changes and self._is_delayed():
                 raise RuntimeError(
-                    "[smdp] the dtype of a model whose parameters have no values yet cannot be changed; build"
-                    " it in smp.model_creation(dtype=...)"
+                    "[smdp] the dtype cannot be changed while the model's parameters have no values; build"
+                    " the model in smp.model_creation(dtype=...)"
                 )
             if changes:
                 self._model._apply(lambda tensor: tensor.to(wanted(tensor).dtype), recurse)
             self._device = fn(torch.empty(0)).device
         elif changes or any(wanted(tensor).device != tensor.device for tensor in own):
             raise RuntimeError(
-                "[smdp] the model has been cut, so its parameters stay what and where they are; convert or"
-                " move it before the first step"
+                "[smdp] the model has been cut, so the device and dtype of its parameters can no longer"
+                " change; convert or move it before the first step"
             )
         return self
 
-    # How it is cut.
+    # Cutting the model.
 
     def _fill(self, module: nn.Module) -> None:
         """Initializes the values of a model that was built without memory and will not be cut."""
@@ -366,7 +372,7 @@ class DistributedModel(ModelState):
             _log.info("Partition assignments:\n%s", "\n".join(lines))
 
     def _is_cut_over_ranks(self) -> bool:
-        """Returns whether several ranks run a step, or will once the first one has cut the model."""
+        """Returns whether several ranks run a step, now or once the first step has cut the model."""
         return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
 
     def _replicas(self, what: str) -> Any:
@@ -376,6 +382,6 @@ class DistributedModel(ModelState):
         why = (
             "there is only one replica"
             if partitions == 1
-            else f"with partitions = {partitions} it comes later"
+            else f"it is not supported yet with partitions = {partitions}"
         )
         raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")

@@ -1,4 +1,4 @@
-"""What tensor parallelism has distributed in a DistributedModel: nothing, as its degree is 1."""
+"""Queries about modules distributed by tensor parallelism; there are none, because its degree is 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smdp.torch.model_parallel.modules.local_part import LocalPart
 
 
 class DistributedParts(LocalPart):
-    """Answers the questions about distributed modules, whose gradients SMP reduces in another group."""
+    """Answers queries about distributed modules, whose gradients SMP reduces in a separate group."""
 
     def distributed_modules(self) -> Iterator[nn.Module]:
         """Returns the distributed modules."""
@@ -25,15 +25,15 @@ class DistributedParts(LocalPart):
         return False
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Returns whether a parameter sees the batches of all tensor-parallel ranks."""
+        """Returns whether a parameter processes the batches of all tensor-parallel ranks."""
         return False
 
     def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
-        """Returns whether a buffer sees the batches of all tensor-parallel ranks."""
+        """Returns whether a buffer processes the batches of all tensor-parallel ranks."""
         return False
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Returns the parameters whose gradients are averaged over DP_GROUP: all of this rank."""
+        """Returns the parameters whose gradients are averaged over DP_GROUP, which are all of this rank's."""
         return self.local_named_parameters()
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

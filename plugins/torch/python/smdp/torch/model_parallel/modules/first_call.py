@@ -1,4 +1,4 @@
-"""What a step function calls the model with: known before the model can be cut."""
+"""Finds the arguments with which a step function calls the model, before the model is cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _thread = threading.local()
 
 
 class _Called(BaseException):
-    """Ends the step function where it calls the model; no `except Exception` of it comes between."""
+    """Ends the step function where it calls the model; an `except Exception` does not catch it."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -22,12 +22,12 @@ class _Called(BaseException):
 def arguments_of_first_call(
     program: Callable[[Any], Any], part: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Run a step function until it calls the model.
+    """Runs a step function until it calls the model, and returns the arguments of that call.
 
-    Random numbers are the same again afterwards.
+    The random generators are restored afterwards.
 
     Raises:
-        ValueError: It does not call it.
+        ValueError: The function does not call the model.
     """
     _thread.is_looking = True
     try:
@@ -38,17 +38,17 @@ def arguments_of_first_call(
     finally:
         _thread.is_looking = False
     raise ValueError(
-        "[smdp] the first step does not call the model, which is cut on what it is called with; call it in"
-        " the function decorated with @smp.step, or set skip_tracing"
+        "[smdp] the first step does not call the model, but the model is cut by the arguments of that call;"
+        " call it in the function decorated with @smp.step, or set skip_tracing"
     )
 
 
 def is_tracing() -> bool:
-    """Tell whether the model's arguments are being looked for: what the step function does then is undone."""
+    """Returns whether the step function runs only to find the model's arguments."""
     return getattr(_thread, "is_looking", False)
 
 
 def stop_at_first_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """End the function that arguments_of_first_call() runs; nothing if it runs none."""
+    """Ends the function that arguments_of_first_call() runs; does nothing otherwise."""
     if is_tracing():
         raise _Called(args, kwargs)

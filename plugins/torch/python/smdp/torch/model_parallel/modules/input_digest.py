@@ -1,4 +1,4 @@
-"""What the arguments of a step are, as a digest: ranks compare it instead of the arguments."""
+"""Digests of the arguments of a step, which ranks compare instead of the arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 def digest(arguments: Any, *, with_contents: bool) -> bytes:
-    """Returns a digest of containers, plain values, and shapes and types of tensors.
+    """Returns a digest of containers, plain values, and shapes and dtypes of tensors.
 
-    Other objects, such as a model or an argparse.Namespace, count by their class: they are each rank's own.
+    Other objects, such as a model or an argparse.Namespace, count only by their class, as each rank has its
+    own.
 
     Args:
-        arguments: Of a step, in any structure.
-        with_contents: The contents of tensors and arrays count as well.
+        arguments: The arguments of a step, in any structure.
+        with_contents: Whether the contents of tensors and arrays also count.
     """
     found = hashlib.sha256()
     _add(arguments, found, with_contents)
@@ -34,7 +35,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Returns whether a value is a number, a text or the like, or a built-in container of nothing else."""
+    """Returns whether a value is a number, a string or similar, or a built-in container of only these."""
     if isinstance(value, (list, tuple, set, frozenset)):
         return all(map(is_plain, value))
     if isinstance(value, Mapping):
@@ -60,7 +61,7 @@ def _add(value: Any, found: Any, with_contents: bool) -> None:
         for item in value:
             _add(item, found, with_contents)
     elif isinstance(value, (set, frozenset)):
-        # Their order differs between processes.
+        # Digests are sorted, because the order of a set differs between processes.
         for each in sorted(digest(item, with_contents=with_contents) for item in value):
             found.update(each)
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What of a model lies on this rank, under the names that it has in the whole."""
+"""The part of a model on this rank, with the names of the whole model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 
 
 class LocalPart(nn.Module):
-    """The iterators of a DistributedModel, and where its modules lie."""
+    """The iterators of a DistributedModel, and the partitions of its modules."""
 
     _model: nn.Module
     _body: SinglePartition | Partitions | None
@@ -30,23 +30,26 @@ class LocalPart(nn.Module):
 
     @property
     def partition_decision(self) -> dict[str, int] | None:
-        """Where what is never cut lies, for fix_partition(); None before the model has been cut."""
+        """The virtual stage of each unit, for fix_partition(); None before the model has been cut."""
         return None if self._body is None else self._body.decision
 
     @property
     def partition_ranks(self) -> list[int] | None:
-        """Partition of each virtual stage, for fix_partition(); None before the model has been cut."""
+        """The partition of each virtual stage, for fix_partition(); None before the model has been cut."""
         return None if self._body is None else self._body.rank_of
 
     @property
     def partition(self) -> dict[str, int] | None:
-        """Partition of every module, by name; None before the model has been cut."""
+        """The partition of every module, by name; None before the model has been cut."""
         if self._body is None:
             return None
         return {name: self._body.partition_of(name) for name, _ in self._model.named_modules()}
 
     def get_module_partition(self, module: str | nn.Module) -> int:
-        """Give the partition of a module, or of its name.
+        """Returns the partition of a module.
+
+        Args:
+            module: The module or its name.
 
         Raises:
             ValueError: The model has not been cut yet, or has no such module.
@@ -60,7 +63,7 @@ class LocalPart(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give this rank's parameters under their names in the model; before it is cut, all."""
+        """Yields this rank's parameters with their names; before the model is cut, all parameters."""
         found = self._model.named_parameters() if self._body is None else self._body.named_parameters()
         for name, parameter in found:
             yield (f"{prefix}.{name}" if prefix else name), parameter
@@ -68,7 +71,7 @@ class LocalPart(nn.Module):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Give this rank's buffers under their names in the model; before it is cut, all."""
+        """Yields this rank's buffers with their names; before the model is cut, all buffers."""
         found = self._model.named_buffers() if self._body is None else self._body.named_buffers()
         for name, buffer in found:
             yield (f"{prefix}.{name}" if prefix else name), buffer
@@ -76,33 +79,33 @@ class LocalPart(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Give the model's modules."""
+        """Yields the modules of the whole model."""
         yield from self._model.named_modules(memo, prefix, remove_duplicate)
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give this rank's parameters, with names."""
+        """Returns this rank's parameters with their names."""
         return self.named_parameters()
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
-        """Give this rank's parameters."""
+        """Yields this rank's parameters."""
         yield from self.parameters()
 
     def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Give this rank's buffers, with names."""
+        """Returns this rank's buffers with their names."""
         return self.named_buffers()
 
     def local_buffers(self) -> Iterator[Tensor]:
-        """Give this rank's buffers."""
+        """Yields this rank's buffers."""
         yield from self.buffers()
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Give the modules on this rank's partition, with names; before the model is cut, all."""
+        """Yields this rank's modules with their names; before the model is cut, all modules."""
         place = state.running.mesh.stage_rank
         for name, module in self._model.named_modules():
             if self._body is None or self._body.partition_of(name) == place:
                 yield name, module
 
     def local_modules(self) -> Iterator[nn.Module]:
-        """Give the modules on this rank's partition."""
+        """Yields the modules on this rank's partition."""
         for _, module in self.local_named_modules():
             yield module

@@ -1,4 +1,4 @@
-"""Partitions chosen by hand: `smp.partition`, `smp.set_partition`."""
+"""Manual partitions: `smp.partition` and `smp.set_partition`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _contexts = threading.local()
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Put the modules that are made inside of it on a partition, unless `auto_partition` is on.
+    """Assigns modules created in this context to a partition. Has no effect if `auto_partition` is on.
 
-    The innermost context wins. Modules made outside of any lie on `default_partition`.
+    The innermost context counts. Modules created outside of any are assigned to `default_partition`.
 
     Args:
-        index: From 0 to partitions - 1.
+        index: The partition, from 0 to partitions - 1.
 
     Raises:
-        ValueError: It is no such index; those from `partitions` on are found when the model is cut.
+        ValueError: `index` is not an integer of at least 0. If it is too large, cutting the model raises the
+            error.
     """
     _check(index)
     outer = getattr(_contexts, "index", None)
@@ -40,28 +41,32 @@ def partition(index: int) -> Iterator[None]:
 
 
 def set_partition(module: nn.Module, index: int) -> None:
-    """Put a module, with all modules in it, on a partition, unless `auto_partition` is on.
+    """Assigns a module and all modules in it to a partition. Has no effect if `auto_partition` is on.
+
+    Args:
+        module: The module.
+        index: The partition, from 0 to partitions - 1.
 
     Raises:
-        ValueError: It is no module, or no index.
+        ValueError: `module` is not a module, or `index` is not an integer of at least 0.
     """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"[smdp] smp.set_partition got {type(module).__name__}; allowed: a torch.nn.Module")
+        raise ValueError(f"[smdp] smp.set_partition got {type(module).__name__}; expected a torch.nn.Module")
     _check(index)
     for each in module.modules():
         object.__setattr__(each, _MARK, index)
 
 
 class ManualPartition:
-    """Where each module of a model shall lie.
+    """The assigned partition of each module of a model.
 
     Args:
-        model: Marked by partition() and set_partition().
-        default: Partition of what is not marked.
-        partitions: How many there are.
+        model: The model, marked by partition() and set_partition().
+        default: The partition of modules that are not marked.
+        partitions: Number of partitions.
 
     Raises:
-        ValueError: A module is marked with a partition that there is not.
+        ValueError: A module is assigned to a partition that does not exist.
     """
 
     def __init__(self, model: nn.Module, default: int, partitions: int) -> None:
@@ -72,7 +77,7 @@ class ManualPartition:
         self._walk("", model, default, partitions)
 
     def is_divided(self, module: nn.Module) -> bool:
-        """Tell whether parts of a module with parameters lie on several partitions."""
+        """Returns whether a module's parts that have parameters are on several partitions."""
         holders = [
             each for each in module.modules() if next(each.parameters(recurse=False), None) is not None
         ]
@@ -81,19 +86,19 @@ class ManualPartition:
     def assign(self, trace: Trace) -> Placed:
         """Returns the trace with the fewest stages that put every unit on its partition.
 
-        Values flow to later stages only. So a further stage begins wherever the next unit lies on another
-        partition, also on one that has a stage already: units on partitions 0, 1, 0 are three stages.
+        Values flow only to later stages. A new stage therefore begins wherever the next unit is on another
+        partition, even if that partition already has a stage: units on partitions 0, 1, 0 are three stages.
 
         Raises:
-            ValueError: A partition would hold nothing.
+            ValueError: A partition has no unit.
         """
         partitions = [self._names[unit.name.partition("#")[0]] for unit in trace.units]
         empty = sorted(set(range(self._partitions)) - set(partitions))
         if empty:
             raise ValueError(
-                f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}:"
-                " what no smp.partition or smp.set_partition names lies on default_partition ="
-                f" {self._default}; put modules on each partition, or switch auto_partition on"
+                f"[smdp] auto_partition is off, and no module with parameters is on partition(s) {empty}."
+                " Modules that smp.partition and smp.set_partition do not assign are on default_partition ="
+                f" {self._default}. Assign modules to each partition, or set auto_partition to true."
             )
         stages: dict[str, int] = {}
         rank_of: list[int] = []
@@ -107,10 +112,11 @@ class ManualPartition:
         index = getattr(module, _MARK, around)
         if index >= partitions:
             raise ValueError(
-                f"[smdp] module {name!r} was put on partition {index} by smp.partition or smp.set_partition;"
-                f" allowed: 0 to {partitions - 1}, as partitions = {partitions}"
+                f"[smdp] module {name!r} was assigned to partition {index} by smp.partition or"
+                f" smp.set_partition; with partitions = {partitions}, partitions are numbered 0 to"
+                f" {partitions - 1}"
             )
-        # A module with several parents lies where its first one put it.
+        # A module with several parents is on the partition of the first one.
         if module in self._of:
             index = self._of[module]
         self._of[module] = self._names[name] = index
@@ -120,29 +126,30 @@ class ManualPartition:
 
 
 def assigned(trace: Trace, stages: Mapping[str, int]) -> Trace:
-    """Give a trace with a stage for every unit.
+    """Returns a trace with a stage for every unit.
 
     Args:
-        trace: Of the model.
-        stages: By names of units.
+        trace: The trace of the model.
+        stages: The stages by names of units.
 
     Raises:
-        ValueError: The units are others, or one would lie before one that runs earlier.
+        ValueError: The names differ from the trace's units, or a unit would be on an earlier stage than its
+            predecessor.
     """
     names = [unit.name for unit in trace.units]
     if set(names) != set(stages):
         raise ValueError(
-            "[smdp] the partition is that of another model: it names"
-            f" {sorted(set(stages) - set(names))[:4]}, which this one lacks, and lacks"
-            f" {sorted(set(names) - set(stages))[:4]}; allowed: the model that was saved"
+            "[smdp] the partition belongs to another model: it contains"
+            f" {sorted(set(stages) - set(names))[:4]}, which this model lacks, and lacks"
+            f" {sorted(set(names) - set(stages))[:4]}; use the model that was saved"
         )
     last = names[0]
     for name in names:
         if stages[name] < stages[last]:
             raise ValueError(
-                f"[smdp] the partition puts {name!r} on stage {stages[name]}, and {last!r}, which runs before"
-                f" it, on stage {stages[last]}; values only flow to later stages. Modules may run in another"
-                " order than when the partition was made; allowed: the model that was saved"
+                f"[smdp] the partition assigns {name!r} to stage {stages[name]}, but {last!r}, which runs"
+                f" before it, to stage {stages[last]}; values can flow only to later stages. The modules may"
+                " run in another order than when the partition was made; use the model that was saved"
             )
         last = name
     return dataclasses.replace(
@@ -152,12 +159,12 @@ def assigned(trace: Trace, stages: Mapping[str, int]) -> Trace:
 
 def _check(index: Any) -> None:
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise ValueError(f"[smdp] partition index {index!r} is not valid; allowed: an integer from 0")
+        raise ValueError(f"[smdp] partition index {index!r} is not valid; allowed: an integer of at least 0")
 
 
 @contextlib.contextmanager
 def _marking() -> Iterator[None]:
-    """Mark each module when it is made: lists of modules may be registered only after the context."""
+    """Marks each module at creation, because lists of modules may be registered only after the context."""
     plain = nn.Module.__init__
 
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:

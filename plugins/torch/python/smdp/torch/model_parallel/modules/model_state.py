@@ -1,4 +1,4 @@
-"""The state dicts of a DistributedModel, before its model is cut and afterwards."""
+"""The state dicts of a DistributedModel, before and after its model is cut."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ _PARTIAL = "_smp_is_partial"
 
 
 class ModelState(DistributedParts):
-    """Saves and loads. What is loaded before the model is cut, and cannot be copied yet, waits for that."""
+    """Saves and loads state dicts. If they cannot be loaded before the model is cut, loading is postponed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []  # with strict and is_partial
+        self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []  # values, strict, is_partial
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns this rank's part of the state dict; with the key `_smp_is_partial`."""
+        """Returns this rank's part of the state dict, with the additional key `_smp_is_partial`."""
         return {**self._cut_body("local_state_dict()").local_state_dict(), _PARTIAL: True}
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Returns the whole model's state dict, under the names that it has without smdp.
+        """Returns the whole model's state dict, with the names that it has without smdp.
 
-        With several partitions, all ranks of the model-parallel group call it.
+        With several partitions, all ranks of the model-parallel group must call this.
 
         Args:
-            *args: As torch's, not used.
-            gather_to_rank0: Others than the first rank of the group get an empty one.
-            **kwargs: As torch's, not used.
+            *args: Ignored; accepted for compatibility with torch.
+            gather_to_rank0: Whether only the first rank of the group gets the entries; the others get an
+                empty dict.
+            **kwargs: Ignored; accepted for compatibility with torch.
 
         Raises:
-            smdp.MismatchError: Another rank of the group has gone on to another call.
-            RuntimeError: A part has been loaded, which arrives when the model is cut.
+            smdp.MismatchError: Another rank of the group made a different call.
+            RuntimeError: Loading of a state dict is postponed until the model is cut.
         """
         if self._body is None:
             if self._deferred:
                 raise RuntimeError(
-                    "[smdp] model.state_dict() is called between load_state_dict() and the first step, at"
-                    " which loaded values arrive; call it after that step"
+                    "[smdp] model.state_dict() is called between load_state_dict() and the first step, which"
+                    " applies the loaded values; call it after that step"
                 )
             return dict(self._model.state_dict())
         if isinstance(self._body, Partitions):
@@ -54,13 +55,17 @@ class ModelState(DistributedParts):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
     ) -> Any:
-        """Copies values into this rank's part of the model; when the model is cut, if they cannot be before.
+        """Copies values into this rank's part of the model, now or at the first step.
+
+        Values are applied at the first step if the model is not cut yet, and they are a rank's part or the
+        model's parameters have no values.
 
         Args:
-            state_dict: Of the whole model, or what local_state_dict() gave on this rank, wherever the model
-                was cut then; with several partitions, all ranks of the model-parallel group load theirs.
-            strict: Names must be those of the model.
-            same_partition_load: Accepted.
+            state_dict: The whole model's state dict, or one that local_state_dict() returned on this rank for
+                any cut of the model. With several partitions, all ranks of the model-parallel group must load
+                their own.
+            strict: Whether the names must match those of the model.
+            same_partition_load: Has no effect.
 
         Raises:
             ValueError: A name or shape is wrong.
@@ -80,7 +85,7 @@ class ModelState(DistributedParts):
         return found
 
     def _load_deferred(self) -> None:
-        """Takes over what was loaded before the model was cut."""
+        """Loads state dicts that were postponed until the model is cut."""
         deferred, self._deferred = self._deferred, []
         optimizers, state.uncut_optimizers = state.uncut_optimizers, []
         body = self._cut_body("load_state_dict()")

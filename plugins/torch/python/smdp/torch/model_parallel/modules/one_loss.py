@@ -1,4 +1,4 @@
-"""What `model.backward` is given, as one number."""
+"""Combines the arguments of `model.backward` into one number."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def as_one(tensors: Any, grad_tensors: Any) -> Any:
-    """Give the number whose backward is that of several tensors with these gradients.
+    """Returns the number whose backward equals that of several tensors with the given gradients.
 
     Raises:
-        ValueError: There are not as many gradients as tensors, or none.
+        ValueError: The numbers of tensors and gradients differ, or are 0.
     """
     if grad_tensors is None and isinstance(tensors, Tensor):
         return tensors
@@ -21,8 +21,8 @@ def as_one(tensors: Any, grad_tensors: Any) -> Any:
     )
     if not several or len(several) != len(gradients):
         raise ValueError(
-            f"[smdp] model.backward() got {len(several)} tensors and {len(gradients)} gradients; allowed: as"
-            " many gradients as tensors, and at least one"
+            f"[smdp] model.backward() got {len(several)} tensors and {len(gradients)} gradients; pass at"
+            " least one tensor, and as many gradients as tensors"
         )
     terms = [
         tensor if gradient is None else (tensor * gradient).sum()

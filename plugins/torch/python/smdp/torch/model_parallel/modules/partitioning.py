@@ -1,4 +1,4 @@
-"""A model cut as the configuration says."""
+"""Cuts a model according to the configuration."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from smdp.torch.pipelining.units.wording import Wording
 
 SMP = Wording(
     split="smp.DistributedModel()",
-    compiled="there is no compilation beside it",
-    traced="Leave out the key skip_tracing",
+    compiled="smp.DistributedModel() cannot compile a model",
+    traced="Remove the key skip_tracing",
     step="call it in a function decorated with @smp.step",
-    backward="what model.backward(loss) is given",
+    backward="the loss passed to model.backward(loss)",
 )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a model was cut another time.
+    """The partition of a model in an earlier job.
 
     Attributes:
-        stages: Virtual stage of each unit, by its name.
-        rank_of: Partition of each virtual stage; None: the schedule's own placement.
+        stages: The virtual stage of each unit, by its name.
+        rank_of: The partition of each virtual stage. None: the schedule's own placement.
     """
 
     stages: Mapping[str, int]
@@ -40,7 +40,7 @@ class Decision:
 
 
 def default_device() -> torch.device | None:
-    """Returns the current GPU, for models without values; None: where they would have been built."""
+    """Returns the current GPU for models without values, or None if there is no GPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
@@ -52,18 +52,19 @@ def split(
     decision: Decision | None,
     device: torch.device | None,
 ) -> PipelinedModule:
-    """Cut a model; every rank of the job calls it.
+    """Cuts a model. Every rank of the job must call this.
 
     Args:
-        model: The same on all ranks.
-        mesh: Ranks and groups of the job.
-        configuration: Of the job.
-        example: Arguments of the model's forward, one microbatch; None: modules are weighed by their bytes.
-        decision: From a checkpoint; None: the configuration decides.
-        device: Where a model that has no values yet gets them; None: the current GPU, or the CPU.
+        model: The model, the same on all ranks.
+        mesh: The ranks and groups of the job.
+        configuration: The configuration of the job.
+        example: Arguments of the model's forward for one microbatch. None: modules are weighed by their
+            bytes.
+        decision: The partition from a checkpoint. None: the configuration determines the partition.
+        device: The device for a model that has no values yet. None: the current GPU, or the CPU.
 
     Raises:
-        ValueError: The model cannot be cut so; with a fix.
+        ValueError: The model cannot be cut; the message suggests a fix.
     """
     options = SplitOptions(
         stages=configuration.partitions,

@@ -1,4 +1,4 @@
-"""A model that is cut over the ranks of its pipeline: the engine, as a DistributedModel needs it."""
+"""A model that is cut over the ranks of its pipeline, as a DistributedModel uses it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Partitions:
     """Runs microbatches in the order of the schedule.
 
     Args:
-        pipe: This rank's part.
-        is_mean: Gradients are means over microbatches, not sums.
+        pipe: The pipelined module, with this rank's part of the model.
+        is_mean: Whether gradients are means over microbatches instead of sums.
     """
 
     def __init__(self, pipe: PipelinedModule, *, is_mean: bool) -> None:
@@ -29,37 +29,38 @@ class Partitions:
         self._trained = self._own_trained()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model's forward."""
+        """Runs the model's forward."""
         return self.pipe(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Name the loss of the microbatch."""
+        """Marks the loss of the microbatch."""
         self.pipe.backward(loss)
 
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
-        """Run the program for each microbatch; all ranks of the pipeline call it."""
+        """Runs the program for each microbatch. All ranks of the pipeline must call this."""
         scale = None if self._is_mean else _unchanged
         return self.pipe.run_step(program, parts, is_training=is_training, scale=scale)
 
     def agree(self, number: int) -> bool:
-        """Begins a step: lets all stages know what has been frozen or thawed, and compares a number.
+        """Begins a step: tells all stages which parameters are frozen, and compares a number.
 
-        Scripts see the parameters of their rank alone, and every stage must know which gradients come.
+        A script sees only the parameters of its own rank, but every stage must know which gradients will
+        arrive.
 
         Args:
             number: From 0 to 2^62 - 1.
 
         Returns:
-            Whether all ranks of the pipeline gave the same number.
+            Whether all ranks of the pipeline passed the same number.
         """
         own, group = self._own_trained(), self.pipe.mesh.group("pp")
         told = torch.tensor([own != self._trained, number, -number], dtype=torch.int64, device="cpu")
         try:
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
         except SmdpError as error:
-            text = f"{error.args[0] if error.args else ''} While all ranks of the pipeline come to smp.step."
+            text = f"{error.args[0] if error.args else ''} While all ranks of the pipeline meet at smp.step."
             error.args = (text, *error.args[1:])
             raise
         has_changed, largest, smallest_negated = told.tolist()
@@ -68,23 +69,24 @@ class Partitions:
         return bool(largest == -smallest_negated)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give this rank's parameters."""
+        """Returns this rank's parameters with their names."""
         return self.pipe.named_parameters()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Give this rank's buffers."""
+        """Returns this rank's buffers with their names."""
         return self.pipe.named_buffers()
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Give this rank's part of the state dict."""
+        """Returns this rank's part of the state dict."""
         found: dict[str, Any] = self.pipe.state_dict()
         return found
 
     def state_dict(self, *, to_first_only: bool) -> dict[str, Any]:
-        """Give the whole model's state dict; all ranks of the pipeline call it.
+        """Returns the whole model's state dict. All ranks of the pipeline must call this.
 
         Args:
-            to_first_only: Others than the first rank of the pipeline get an empty one.
+            to_first_only: Whether only the first rank of the pipeline gets the entries; the others get an
+                empty dict.
         """
         group = self.pipe.mesh.group("pp")
         found: dict[str, Any] = {}
@@ -99,16 +101,16 @@ class Partitions:
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
-        """Copy values into this rank's part."""
+        """Copies values into this rank's part."""
         return self.pipe.load_state_dict(state_dict, strict=strict)
 
     def rejoined(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a rank's part or, where one lacks something of its own, all together; all ranks call it."""
+        """Returns a rank's part, or all parts merged if some are from another cut. All ranks call it."""
         own = [name for name, entry in self.pipe.entries().items() if self.pipe.holds(entry)]
         return dict(rejoined(part, is_own=all(name in part for name in own)))
 
     def partition_of(self, name: str) -> int:
-        """Give the partition of a module: that of the first unit in it, or of the unit that it is in."""
+        """Returns a module's partition: that of the unit that contains it, or of the first unit in it."""
         stages = self.pipe.split.stages
         own = next((unit for unit in stages if not unit or f"{name}.".startswith(f"{unit}.")), None)
         inner = next((unit for unit in stages if not name or unit.startswith(f"{name}.")), None)
@@ -118,7 +120,7 @@ class Partitions:
 
     @property
     def decision(self) -> dict[str, int]:
-        """Virtual stage of each unit of the trace."""
+        """The virtual stage of each unit of the trace."""
         split = self.pipe.split
         return {
             split.trace.units[unit].name: stage
@@ -128,12 +130,12 @@ class Partitions:
 
     @property
     def rank_of(self) -> list[int]:
-        """Partition of each virtual stage."""
+        """The partition of each virtual stage."""
         return list(self.pipe.schedule.rank_of)
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device of this rank."""
         return self.pipe.device
 
     def _own_trained(self) -> dict[str, bool]:

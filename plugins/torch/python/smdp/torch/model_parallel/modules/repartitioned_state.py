@@ -1,6 +1,6 @@
-"""Parts of a state, one per rank of a pipeline, that were saved when the model was cut at other places.
+"""Merges parts of a state, one per rank of a pipeline, that were saved for another cut of the model.
 
-Where it is cut follows from measured times, so another run of the same job may cut it elsewhere.
+The cut depends on measured times, so another run of the same job may cut the model at other places.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smdp.torch.model_parallel.job.state import state
 
 
 def gathered(mine: Any) -> list[Any]:
-    """Give what all ranks of the pipeline have given, by stage; all of them call it."""
+    """Returns the values of all ranks of the pipeline, ordered by stage. All of them must call this."""
     group = state.running.mesh.group("pp")
     told: list[Any] = [None] * group.size()
     dist.all_gather_object(told, mine, group=group)
@@ -22,13 +22,13 @@ def gathered(mine: Any) -> list[Any]:
 
 
 def rejoined(part: Mapping[str, Any], *, is_own: bool) -> Mapping[str, Any]:
-    """Give this rank's part or, unless it is every rank's own, all parts together.
+    """Returns this rank's part, or all parts merged if the part of any rank is not its own.
 
-    All ranks of the pipeline call it.
+    All ranks of the pipeline must call this.
 
     Args:
         part: Values by names of the whole model.
-        is_own: It holds what this rank keeps.
+        is_own: Whether `part` contains everything that this rank holds.
     """
     if all(gathered(is_own)):
         return part

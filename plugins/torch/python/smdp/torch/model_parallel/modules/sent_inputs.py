@@ -1,4 +1,4 @@
-"""The arguments of a step, sent from the first stage of a pipeline to the others."""
+"""Sends the arguments of a step from the first stage of a pipeline to the others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.modules.input_digest import is_array, is_plain
 
-# Parts of the script on each rank. They are not inputs.
+# Objects of the script that every rank creates for itself. They are not inputs.
 _OWN = (nn.Module, Optimizer, torch.amp.GradScaler, torch.Generator)
 
 
 class _IsOwnError(Exception):
-    """The argument holds something that stays on its rank."""
+    """The argument contains an object that is not sent, because every rank has its own."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a receiver makes room for."""
+    """The layout of a tensor that a receiver allocates."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -35,21 +35,22 @@ class _Layout:
 
 
 def broadcast(arguments: Mapping[Any, Any], group: Any) -> tuple[dict[Any, Any], frozenset[Any]]:
-    """Sends the arguments of the first rank of a pipeline to the others; all of them call it.
+    """Sends the arguments of the first rank of a pipeline to the others. All of its ranks must call this.
 
-    What is made of tensors, containers and plain values travels, and so do objects that hold tensors. Other
-    objects, such as the model or an argparse.Namespace, are each rank's own.
+    Arguments that consist of tensors, containers and plain values are sent, and so are objects that contain
+    tensors. Other objects, such as the model or an argparse.Namespace, are not sent, because every rank has
+    its own.
 
     Args:
-        arguments: This rank's, by where they stand in the call.
-        group: Ranks of the pipeline.
+        arguments: This rank's arguments, by their place in the call.
+        group: The ranks of the pipeline.
 
     Returns:
-        The arguments of the first rank, and the places of those that are each rank's own. Where this rank
-        has none in such a place, it is missing.
+        The arguments of the first rank, and the places of those that are not sent. In these places the
+        returned arguments contain those of this rank, if there are any.
 
     Raises:
-        ValueError: An argument of the first rank holds tensors and cannot be pickled.
+        ValueError: An argument of the first rank contains tensors and cannot be pickled.
     """
     is_first = dist.get_rank(group) == 0
     tensors: list[Tensor] = []
@@ -81,7 +82,7 @@ def broadcast(arguments: Mapping[Any, Any], group: Any) -> tuple[dict[Any, Any],
 
 
 def _packed(arguments: Mapping[Any, Any], tensors: list[Tensor]) -> Any:
-    """Returns pickled arguments, None for those that do not travel, and layouts; or the text of an error."""
+    """Returns pickled arguments, or None for those that are not sent, and layouts; or an error message."""
     packed: dict[Any, bytes | None] = {}
     places: dict[int, int] = {}
     for place, value in arguments.items():
@@ -94,17 +95,17 @@ def _packed(arguments: Mapping[Any, Any], tensors: list[Tensor]) -> Any:
         except Exception as error:  # noqa: BLE001 - pickling runs code of any class
             if pickler.has_tensors:
                 return (
-                    "[smdp] the ranks of a pipeline passed different arguments to a step, so those of pp_rank"
-                    f" 0 count; its argument {place[0]!r} holds tensors and cannot be pickled:"
-                    f" {type(error).__name__}: {error}. Pass tensors in lists, tuples, dicts or dataclasses,"
-                    " and other objects as arguments of their own."
+                    "[smdp] the ranks of a pipeline passed different arguments to a step, so those of"
+                    f" pp_rank 0 are used, but its argument {place[0]!r} contains tensors and cannot be"
+                    f" pickled: {type(error).__name__}: {error}. Pass tensors in lists, tuples, dicts or"
+                    " dataclasses, and other objects as separate arguments."
                 )
             packed[place] = None
         else:
             is_input = pickler.has_tensors or is_plain(value) or isinstance(value, torch.device)
             packed[place] = file.getvalue() if is_input else None
         if packed[place] is None:
-            # What has been found in it need not be sent.
+            # Tensors found only in this argument need not be sent.
             for identity in list(places)[before:]:
                 del places[identity]
             del tensors[before:]
@@ -112,7 +113,7 @@ def _packed(arguments: Mapping[Any, Any], tensors: list[Tensor]) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves tensors out, which travel as they are."""
+    """Replaces tensors, which are sent separately, by references."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor], places: dict[int, int]) -> None:
         super().__init__(file)
@@ -136,7 +137,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts the tensors back in."""
+    """Replaces references by the received tensors."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
@@ -153,7 +154,7 @@ def _here(kind: str) -> torch.device:
 
 
 def _layout_of(tensor: Tensor) -> _Layout:
-    # Only a tensor without gaps keeps its strides; another one arrives contiguous.
+    # Only a dense tensor keeps its strides; any other one arrives contiguous.
     stride = torch.empty_like(tensor, device="meta").stride()
     return _Layout(tuple(tensor.shape), stride, tensor.dtype, tensor.device.type, tensor.requires_grad)
 
@@ -163,7 +164,7 @@ def _room(layout: _Layout) -> Tensor:
 
 
 def _memory(tensor: Tensor) -> Tensor:
-    """Returns the bytes of a tensor in the order in which they lie; a copy, where there are gaps."""
+    """Returns the bytes of a tensor in memory order; of a copy if the tensor is not dense."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     stride = torch.empty_like(tensor, device="meta").stride()
     if tensor.stride() != stride:

@@ -1,4 +1,4 @@
-"""A model that is not cut: replicas of it on all ranks, or one."""
+"""A model that is not cut: one replica on each rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataPa
 
 
 class SinglePartition:
-    """Runs microbatches one after the other; gradients are averaged with the last one's.
+    """Runs microbatches one after the other, and averages gradients over replicas in the last one.
 
     Args:
         model: The whole model.
-        group: Of its replicas; None: there is one.
-        passes_per_step: Calls of steps between two averages over replicas.
-        is_mean: Gradients are means over microbatches, not sums.
-        options: Of DistributedDataParallel.
+        group: The ranks of its replicas. None: there is only one replica.
+        passes_per_step: Number of steps between two averages over replicas.
+        is_mean: Whether gradients are means over microbatches instead of sums.
+        options: Options of DistributedDataParallel.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class SinglePartition:
             register_multi_grad_hook(trained, self._note_backward, mode="any")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model's forward."""
+        """Runs the model's forward."""
         return (self.replicas or self.model)(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward of a loss."""
+        """Runs the backward of a loss."""
         (loss / self._divisor).backward()
 
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
-        """Run the program for each microbatch."""
+        """Runs the program for each microbatch."""
         is_last_pass = (self._passes + 1) % self._passes_per_step == 0
         self._has_backward = False
         results = []
@@ -68,47 +68,47 @@ class SinglePartition:
                     results.append(program(part))
         finally:
             self._divisor = 1
-            # Evaluation is none, also where gradients are on.
+            # A step without a backward, such as an evaluation with gradients enabled, does not count.
             self._passes += self._has_backward
         return results
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give all parameters."""
+        """Yields all parameters with their names."""
         yield from self.model.named_parameters()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Give all buffers."""
+        """Yields all buffers with their names."""
         yield from self.model.named_buffers()
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Give the state dict."""
+        """Returns the state dict."""
         return dict(self.model.state_dict())
 
     def state_dict(self, *, to_first_only: bool) -> dict[str, Any]:
-        """Give the state dict; the rank is the only one of its model."""
+        """Returns the state dict; this rank is the only one of its model."""
         return self.local_state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
-        """Copy values into the model."""
+        """Copies values into the model."""
         return self.model.load_state_dict(state_dict, strict=strict)
 
     def partition_of(self, name: str) -> int:
-        """Give the partition of a module."""
+        """Returns the partition of a module, which is always 0."""
         return 0
 
     @property
     def decision(self) -> dict[str, int]:
-        """Where units lie; there are none."""
+        """The virtual stages of units; empty, because the model is not cut."""
         return {}
 
     @property
     def rank_of(self) -> list[int]:
-        """Partition of each virtual stage; there are none."""
+        """The partition of each virtual stage; empty, because the model is not cut."""
         return []
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def _note_backward(self, gradient: Tensor) -> None:

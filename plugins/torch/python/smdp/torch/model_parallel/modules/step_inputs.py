@@ -1,7 +1,8 @@
-"""The arguments of a step are one for all ranks of a pipeline: where they differ, those of pp_rank 0 count.
+"""Makes all ranks of a pipeline run a step with the same arguments: those of pp_rank 0 if they differ.
 
-SMP runs a step function on the first stage alone, so its scripts read data there, and pass empty tensors,
-None or what a dummy loader gives elsewhere. Here every rank runs the function, on the same arguments.
+SMP runs a step function only on the first stage. Its scripts therefore read data there, and pass empty
+tensors, None or a dummy loader's output on other ranks. smdp runs the function on every rank, with the same
+arguments.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from smdp.torch.pipelining.transfers.late_results import read
 
 _log = logging.getLogger(__name__)
 
-# Returns whether all ranks gave it the same number below 2^62.
+# Returns whether all ranks passed the same number, which must be below 2^62.
 IsSame = Callable[[int], bool]
 _FAILED = 2**62 - 1
 
 
 class StepInputs:
-    """The arguments of one step function, from call to call.
+    """The arguments of one step function, over its calls.
 
-    The first call compares the arguments of all ranks, contents included. Where they were the same, later
-    calls compare structure and shapes, by a number in a message that every step sends anyway. Once they have
-    differed, every call takes those of pp_rank 0.
+    The first call compares the arguments of all ranks, including contents. If they are equal, later calls
+    compare structure and shapes, by a number in a message that every step sends in any case. Once they have
+    differed, every call uses the arguments of pp_rank 0.
 
     Args:
-        name: Of the function.
-        mesh: Ranks and groups of the job.
+        name: Name of the function.
+        mesh: The ranks and groups of the job.
     """
 
     def __init__(self, name: str, mesh: ParallelMesh) -> None:
@@ -46,23 +47,23 @@ class StepInputs:
         self._own: Set[Any] = frozenset()
 
     def agreed(self, given: Callable[[], Mapping[Any, Any]], is_same: IsSame) -> dict[Any, Any]:
-        """Returns the arguments that all ranks of the pipeline go on with; all of them call it.
+        """Returns the arguments that all ranks of the pipeline use. All of them must call this.
 
         Args:
-            given: Returns this rank's, by where they stand in the call.
-            is_same: Returns whether all ranks gave it the same number.
+            given: Returns this rank's arguments, by their place in the call.
+            is_same: Returns whether all ranks passed the same number.
 
         Raises:
-            Exception: What `given` raised on this rank.
-            RuntimeError: It raised on another rank, or that one lacks an argument that is not sent.
-            ValueError: This rank lacks one.
+            Exception: `given` raised it on this rank.
+            RuntimeError: Another rank has failed.
+            ValueError: This rank lacks an argument that is not sent.
         """
         arguments: dict[Any, Any] = {}
         failure: Exception | None = None
         try:
             arguments = {place: read(value) for place, value in given().items()}
             number = self._number(arguments)
-        except Exception as error:  # noqa: BLE001 - the others are told first
+        except Exception as error:  # noqa: BLE001 - raised after the other ranks know of it
             failure, number = error, _FAILED
         is_alike = is_same(number)
         if not is_alike:
@@ -80,8 +81,8 @@ class StepInputs:
         self._differ = True
         if dist.get_rank(self._group) == 0:
             _log.info(
-                "[smdp] the ranks of a pipeline pass different arguments to %s; from now on pp_rank 0 sends"
-                " its own to the others in every call",
+                "[smdp] the ranks of a pipeline pass different arguments to %s; from now on, every call"
+                " uses the arguments of pp_rank 0, which it sends to the other ranks",
                 self._name,
             )
         return self._sent(arguments, is_alike)
@@ -91,7 +92,7 @@ class StepInputs:
         return self._mesh.group("pp")
 
     def _number(self, arguments: Mapping[Any, Any]) -> int:
-        """Returns a number that is the same on all ranks where a call needs no more messages than usual."""
+        """Returns a number that is equal on all ranks if a call needs no additional messages."""
         if self._differ:
             return int(not self._own <= arguments.keys())
         return int.from_bytes(digest(arguments, with_contents=False)[:8], "big") >> 2
@@ -100,8 +101,8 @@ class StepInputs:
         """Returns the first rank's arguments.
 
         Args:
-            arguments: This rank's.
-            has_own: All ranks have the arguments that were not sent in the last call.
+            arguments: This rank's arguments.
+            has_own: Whether all ranks have the arguments that were not sent in the last call.
         """
         found, own = broadcast(arguments, self._group)
         if not (has_own and own <= self._own):
@@ -114,9 +115,9 @@ class StepInputs:
             name, key = min(missing, key=str)
             shown = name if key is None else f"{name}[{key!r}]"
             raise ValueError(
-                f"[smdp] {self._name} got no argument {shown} on pp_rank {dist.get_rank(self._group)}, and"
-                " pp_rank 0 passes an object there that is not sent to the others, such as a model or an"
-                " argparse.Namespace. Pass one on every rank."
+                f"[smdp] {self._name} got no argument {shown} on pp_rank {dist.get_rank(self._group)}, but"
+                " pp_rank 0 passes an object there that is not sent to the other ranks, such as a model or"
+                " an argparse.Namespace. Pass this argument on every rank."
             )
 
 

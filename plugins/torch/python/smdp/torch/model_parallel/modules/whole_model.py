@@ -1,4 +1,4 @@
-"""The user's model while it is whole: before it is cut, through what wraps it, and again after training."""
+"""The user's model while it is whole: before it is cut, and again after training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smdp.torch.pipelining.state_dicts.state_entries import check_shape, names_o
 
 
 class Wrapped:
-    """Stands between a DistributedModel and its model: scripts go two levels down."""
+    """An object between a DistributedModel and its model, because scripts access both levels of `.module`."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -25,16 +25,16 @@ class Wrapped:
 def check_state(
     model: nn.Module, given: Mapping[str, Any], *, strict: bool, is_partial: bool
 ) -> _IncompatibleKeys:
-    """Check a state dict for a model that is not cut yet.
+    """Checks a state dict for a model that is not cut yet.
 
     Args:
-        model: Its parameters may be meta tensors.
-        given: Without the mark of a partial one.
-        strict: Refuse names that are missing, and names that the model lacks.
-        is_partial: It is a rank's; what it lacks others may have.
+        model: The model, whose parameters may be meta tensors.
+        given: The state dict, without the mark of a partial one.
+        strict: Whether to raise if names are missing, or unknown to the model.
+        is_partial: Whether the state dict is that of one rank; other ranks may have the names that it lacks.
 
     Returns:
-        Names that are missing, and names that the model lacks, as torch gives them.
+        The missing and the unexpected keys, as in `torch.nn.Module.load_state_dict`.
 
     Raises:
         ValueError: See `strict`; or a shape differs.
@@ -44,13 +44,13 @@ def check_state(
     unexpected = [name for name in given if name not in own]
     if strict and missing:
         raise ValueError(
-            f"[smdp] the state dict lacks {names_of(missing)}; allowed: the {len(own)} entries of the model,"
-            " what local_state_dict() gave, or strict=False"
+            f"[smdp] the state dict lacks {names_of(missing)}; expected the {len(own)} entries of the model,"
+            " or the result of local_state_dict(); or pass strict=False"
         )
     if strict and unexpected:
         raise ValueError(
-            f"[smdp] the state dict holds {names_of(unexpected)}, which the model lacks"
-            f"{nearest(unexpected[0], own)}; load with strict=False to leave them out"
+            f"[smdp] the state dict contains {names_of(unexpected)}, which the model does not have"
+            f"{nearest(unexpected[0], own)}; load with strict=False to skip them"
         )
     for name, value in own.items():
         if name in given and isinstance(value, Tensor):
@@ -59,7 +59,7 @@ def check_state(
 
 
 def gathered_again(model: nn.Module, whole: Mapping[str, Tensor]) -> SinglePartition:
-    """Give a model all of its parameters back, on the CPU."""
+    """Restores all parameters of a model, on the CPU, and returns the model as a single partition."""
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
         for key, parameter in module._parameters.items():

@@ -1,1 +1,1 @@
-"""SMP's API: step, StepOutput, optimizer and amp."""
+"""Training with the SMP API: step, StepOutput, optimizer and amp."""

@@ -1,7 +1,7 @@
-"""Activations computed again in backward: `smp.set_activation_checkpointing`, `smp.patches.checkpoint`.
+"""Recomputes activations in backward: `smp.set_activation_checkpointing`, `smp.patches.checkpoint`.
 
-Both are torch's non-reentrant checkpoint. Around modules of several partitions, or around several modules
-that are never cut, each of these is computed again by itself, on the rank that holds it.
+Both use torch's non-reentrant checkpoint. If they are applied to a module that contains several units, each
+unit is recomputed separately, on the rank that holds it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.utils.checkpoint import checkpoint as plain_checkpoint
 
 from smdp.torch.model_parallel.modules.distributed_model import DistributedModel
 
-# What holds modules, and what a step runs otherwise.
+# Modules that a model does not call: containers, and the DistributedModel itself.
 _UNCALLED = (nn.ModuleList, nn.ModuleDict, DistributedModel)
 
 
 class _Recomputed:
-    """Takes the place of a module's forward.
+    """Replaces a module's forward by one that is recomputed in backward.
 
     Args:
-        plain: The module's own.
-        preserve_rng_state: As for torch.
+        plain: The module's own forward.
+        preserve_rng_state: As for torch.utils.checkpoint.
     """
 
     def __init__(self, plain: Callable[..., Any], preserve_rng_state: bool) -> None:
@@ -44,20 +44,22 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,
     strategy: str = "each",
 ) -> None:
-    """Keep only what a module is given for its backward, and run its forward again there.
+    """Makes a module keep only its inputs for backward, and run its forward again there.
 
-    Calling it again replaces what was set before.
+    A repeated call replaces the earlier setting.
 
     Args:
-        module: Part of a model, before or after it is wrapped.
-        preserve_rng_state: Dropout draws in backward what it drew in forward.
-        pack_args_as_tuple: Accepted for an nn.Sequential, whose layers get tuples as they are either way.
-        strategy: Of an nn.Sequential: "each" of its layers by itself, "contiguous" for all of them together,
-            "group_N" for N together; what is cut never is together.
+        module: A part of the model, before or after the model is wrapped.
+        preserve_rng_state: Whether dropout draws the same numbers when the forward is recomputed.
+        pack_args_as_tuple: Has no effect. Accepted only for an nn.Sequential, which passes tuples to its
+            layers unchanged in any case.
+        strategy: For an nn.Sequential, which layers are recomputed together: "each" separately, "contiguous"
+            for all of them, or "group_N" for N at a time. Layers in different units are never recomputed
+            together.
 
     Raises:
-        ValueError: It is no module, or one that is not called, as a list or the wrapped model; or an argument
-            is wrong.
+        ValueError: `module` is not a module, or one that is not called, such as a ModuleList or the wrapped
+            model; or an argument is wrong.
     """
     _check(module, "smp.set_activation_checkpointing")
     size = _group_size(module, strategy, pack_args_as_tuple)
@@ -73,16 +75,17 @@ def set_activation_checkpointing(
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
-    """Call a module so that its backward runs its forward again.
+    """Calls a module so that its forward is recomputed in backward.
 
     Args:
-        module: Part of the model.
-        *args: What the module is given.
+        module: A part of the model.
+        *args: Positional arguments of the module.
         preserve_rng_state: As for set_activation_checkpointing().
-        **kwargs: What the module is given, by name.
+        **kwargs: Keyword arguments of the module.
 
     Raises:
-        ValueError: It is no module, or one that is not called, as a list or the wrapped model.
+        ValueError: `module` is not a module, or one that is not called, such as a ModuleList or the wrapped
+            model.
     """
     _check(module, "checkpoint")
     return plain_checkpoint(
@@ -97,22 +100,22 @@ def checkpoint_sequential(
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,
 ) -> Any:
-    """Call an nn.Sequential so that the backward of its layers runs their forwards again.
+    """Calls an nn.Sequential so that the forwards of its layers are recomputed in backward.
 
     Args:
-        sequential_module: Part of the model.
-        input: What its first layer is given.
+        sequential_module: A part of the model.
+        input: Argument of the first layer.
         strategy: As for set_activation_checkpointing().
         preserve_rng_state: As for set_activation_checkpointing().
         pack_args_as_tuple: As for set_activation_checkpointing().
 
     Raises:
-        ValueError: It is no nn.Sequential, or the strategy is none.
+        ValueError: `sequential_module` is not an nn.Sequential, or the strategy is not valid.
     """
     if not isinstance(sequential_module, nn.Sequential):
         raise ValueError(
-            f"[smdp] checkpoint_sequential got {type(sequential_module).__name__}; allowed: an nn.Sequential,"
-            " or checkpoint(module, ...) for another module"
+            f"[smdp] checkpoint_sequential got {type(sequential_module).__name__}; expected an"
+            " nn.Sequential. Use checkpoint(module, ...) for any other module."
         )
     size = _group_size(sequential_module, strategy, pack_args_as_tuple)
     return _run_in_groups(sequential_module, input, size=size, preserve_rng_state=preserve_rng_state)
@@ -135,25 +138,25 @@ def _run_all(layers: list[nn.Module], value: Any) -> Any:
 def _check(module: Any, call: str) -> None:
     if not isinstance(module, nn.Module) or isinstance(module, _UNCALLED):
         raise ValueError(
-            f"[smdp] {call} got {type(module).__name__}; allowed: a torch.nn.Module that the model calls, for"
-            " instance each of model.get_module().layers"
+            f"[smdp] {call} got {type(module).__name__}; expected a torch.nn.Module that the model calls,"
+            " for example each of model.get_module().layers"
         )
 
 
 def _group_size(module: nn.Module, strategy: Any, pack_args_as_tuple: Any) -> int:
-    """Give how many layers are computed again together."""
+    """Returns the number of layers that are recomputed together."""
     if not isinstance(module, nn.Sequential):
         if strategy != "each" or pack_args_as_tuple:
             raise ValueError(
-                f"[smdp] strategy = {strategy!r} and pack_args_as_tuple = {pack_args_as_tuple!r} are for"
-                f" nn.Sequential only, and this is {type(module).__name__}; allowed: neither"
+                f"[smdp] strategy = {strategy!r} and pack_args_as_tuple = {pack_args_as_tuple!r} are only for"
+                f" an nn.Sequential, but this is a {type(module).__name__}; remove both arguments"
             )
         return 1
     found = re.fullmatch(r"group_([1-9]\d*)", strategy) if isinstance(strategy, str) else None
     sizes = {"each": 1, "contiguous": max(1, len(module))}
     if found is None and strategy not in sizes:
         raise ValueError(
-            f"[smdp] strategy = {strategy!r} is not valid; allowed: 'each', 'contiguous', 'group_N' with N"
-            " layers, e.g. 'group_2'"
+            f"[smdp] strategy = {strategy!r} is not valid; allowed: 'each', 'contiguous', or 'group_N' with N"
+            " layers, such as 'group_2'"
         )
     return int(found[1]) if found is not None else sizes[strategy]

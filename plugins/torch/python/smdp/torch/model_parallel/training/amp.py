@@ -12,16 +12,16 @@ __all__ = ["GradScaler"]
 
 
 class GradScaler(gradient_scaler.GradScaler):
-    """`torch.amp.GradScaler` on which all partitions agree.
+    """A `torch.amp.GradScaler` whose decisions are the same on all partitions.
 
-    scale(loss) is called within a step, step(optimizer) and update() outside.
+    Call scale(loss) within a step, and step(optimizer) and update() outside of it.
 
     Args:
-        init_scale: As torch's.
-        growth_factor: As torch's.
-        backoff_factor: As torch's.
-        growth_interval: As torch's.
-        enabled: As torch's.
+        init_scale: As for torch.amp.GradScaler.
+        growth_factor: As for torch.amp.GradScaler.
+        backoff_factor: As for torch.amp.GradScaler.
+        growth_interval: As for torch.amp.GradScaler.
+        enabled: As for torch.amp.GradScaler.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GradScaler(gradient_scaler.GradScaler):
     def _holders(
         self, optimizer: torch.optim.Optimizer
     ) -> tuple[ParallelMesh, tuple[Axis, ...], torch.device]:
-        """Returns over which axes the gradients lie: of one partition, only those over which it is cut."""
+        """Returns the mesh, the axes over which gradients are distributed, and the device of this rank."""
         cuts, pipe = gradient_scaler.axes_of_optimizer(optimizer), state.model.pipe
         if pipe is None:
             return state.running.mesh, cuts, self._scale.device

@@ -1,4 +1,4 @@
-"""`smp.DistributedOptimizer`: an optimizer of the parameters that this rank keeps."""
+"""`smp.DistributedOptimizer`: an optimizer of the parameters that this rank holds."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.precision_optimizer import PrecisionOptimizer
 
 _PARTIAL = "_smp_is_partial"
-# Names in the model of a part's parameters, by group.
+# Key with the names of a part's parameters in the model, by group.
 _PARAMETERS = "_smp_parameters"
 
 
 class DistributedOptimizer(OptimizerLink):
-    """Wraps an optimizer made from the parameters of the model, before or after it was wrapped or cut.
+    """Wraps an optimizer of the model's parameters.
 
-    When the model is cut, the parameters of other ranks leave the optimizer. A rank with none left does
-    nothing in step().
+    The optimizer may be created before or after the model is wrapped or cut.
 
-    It is the outermost link of a chain: this one, precision, and what the script gives, which may be a link
-    as well.
+    When the model is cut, the parameters of other ranks are removed from the optimizer. On a rank without
+    parameters, step() does nothing.
+
+    This is the outermost link of a chain that continues with precision and the script's optimizer, which may
+    be a link itself.
 
     Args:
-        optimizer: Any of torch's kind.
-        static_loss_scale: Goes with `fp16`, which comes later. It has no effect, as in SMP without fp16.
+        optimizer: A torch optimizer.
+        static_loss_scale: Has no effect, as in SMP without `fp16`, which is not supported yet.
         dynamic_loss_scale: Likewise.
         **dynamic_loss_args: Likewise.
 
     Raises:
-        ValueError: It is not an optimizer, is wrapped already, or has a parameter twice.
+        ValueError: `optimizer` is not an optimizer, is already wrapped, or contains a parameter twice.
     """
 
     inner: PrecisionOptimizer
@@ -50,18 +52,19 @@ class DistributedOptimizer(OptimizerLink):
         **dynamic_loss_args: Any,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
-            raise ValueError("[smdp] this optimizer is a smp.DistributedOptimizer already")
+            raise ValueError("[smdp] this optimizer is already an smp.DistributedOptimizer")
         if not isinstance(optimizer, Optimizer):
             raise ValueError(
-                f"[smdp] smp.DistributedOptimizer got {type(optimizer).__name__}; allowed: a"
+                f"[smdp] smp.DistributedOptimizer got {type(optimizer).__name__}; expected a"
                 " torch.optim.Optimizer"
             )
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if len(set(given)) < len(given):
             raise ValueError(
-                "[smdp] the optimizer has a parameter twice, so its state has no names; allowed: each once"
+                "[smdp] the optimizer contains a parameter twice, so its state cannot be saved by name; each"
+                " parameter must be in it once"
             )
-        # Sharding of the state will be one more link, around the optimizer that the script gives.
+        # Sharding of the state will be another link, around the script's optimizer.
         super().__init__(PrecisionOptimizer(optimizer))
         self._names: list[list[str]] | None = None
         self._deferred: Mapping[str, Any] | None = None
@@ -76,7 +79,7 @@ class DistributedOptimizer(OptimizerLink):
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step was skipped for an overflow in fp16, which comes later."""
+        """Whether the last step was skipped because of an fp16 overflow. fp16 is not supported yet."""
         return self.inner.overflow
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -86,51 +89,51 @@ class DistributedOptimizer(OptimizerLink):
         return super().step(closure)
 
     def clip_master_grads(self, max_norm: float) -> Tensor:
-        """Scales gradients so that their norm over all partitions is at most `max_norm`; returns it."""
+        """Clips the norm of gradients over all partitions to `max_norm`; returns the norm before clipping."""
         pipe = state.model.pipe
         return self.inner.clip_master_grads(max_norm, state.model.parameters() if pipe is None else pipe)
 
     def keep_own(self, before: Mapping[nn.Parameter, str], own: Mapping[str, nn.Parameter]) -> None:
-        """Drops the parameters of other ranks; the model calls it when it has been cut.
+        """Removes the parameters of other ranks. The model calls this when it has been cut.
 
         Args:
-            before: Names of all parameters, as the optimizer may have them.
-            own: Those that this rank keeps, by name; they may be new objects.
+            before: The names of all parameters, as the optimizer may contain them.
+            own: The parameters that this rank keeps, by name; they may be new objects.
         """
         groups = [group["params"] for group in self.param_groups]
         self._names = [[before[each] for each in group if each in before] for group in groups]
-        # What is no parameter of the model stays: it is the script's own affair.
+        # Parameters that do not belong to the model stay; the script is responsible for them.
         others = {each: each for group in groups for each in group if each not in before}
         self.keep_parameters(others | {old: own[name] for old, name in before.items() if name in own})
 
     def take_filled(self, filled: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Takes parameters with values in place of empty ones; the model calls it when it is wrapped."""
+        """Replaces empty parameters by those with values. The model calls this when it is wrapped."""
         members = [parameter for group in self.param_groups for parameter in group["params"]]
         self.keep_parameters({each: filled.get(each, each) for each in members})
 
     def load_deferred(self) -> None:
-        """Takes over what was loaded before the model was cut; the model calls it when it has been."""
+        """Applies a state that was loaded before the model was cut. Called by the model after cutting."""
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             self._load(deferred)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """Returns this rank's part of the state; with the keys `_smp_is_partial` and `_smp_parameters`."""
+        """Returns this rank's part of the state, with added keys `_smp_is_partial` and `_smp_parameters`."""
         return {**self.inner.state_dict(), _PARTIAL: True, _PARAMETERS: self._own_names()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the whole model's optimizer, as torch's without smdp would.
+        """Returns the state of the whole model's optimizer, as torch would return it without smdp.
 
-        With several partitions, all ranks of the model-parallel group call it.
+        With several partitions, all ranks of the model-parallel group must call this.
 
         Raises:
-            smdp.MismatchError: Another rank of the group has gone on to another call.
-            RuntimeError: A state has been loaded, which arrives when the model is cut.
+            smdp.MismatchError: Another rank of the group made a different call.
+            RuntimeError: Loading of a state is postponed until the model is cut.
         """
         if self._deferred is not None:
             raise RuntimeError(
-                "[smdp] optimizer.state_dict() is called between load_state_dict() and the first step, at"
-                " which loaded values arrive; call it after that step"
+                "[smdp] optimizer.state_dict() is called between load_state_dict() and the first step, which"
+                " applies the loaded values; call it after that step"
             )
         if not self._is_cut():
             return dict(self.inner.state_dict())
@@ -144,12 +147,12 @@ class DistributedOptimizer(OptimizerLink):
         return whole_state(gathered(mine), names, self.inner.state_dict()["param_groups"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over a state, whole or this rank's; before the model is cut, when it is.
+        """Loads the state of the whole model or of this rank. Before the model is cut, loading is postponed.
 
-        With several partitions, all ranks of the model-parallel group call it.
+        With several partitions, all ranks of the model-parallel group must call this.
 
         Raises:
-            ValueError: Its groups or parameters are others.
+            ValueError: The state has other groups or parameters.
         """
         is_partial = bool(state_dict.get(_PARTIAL))
         if not self._is_cut() and state.cfg.partitions > 1:

@@ -1,4 +1,4 @@
-"""The arguments of a step function, cut into microbatches."""
+"""Cuts the arguments of a step function into microbatches."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from smdp.torch.pipelining.tensors.containers import look_into
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-# A parameter of the function and, where it collects several arguments, which of them.
+# A parameter of the function, and for one that collects several arguments, the key or index of the argument.
 Place = tuple[str, str | int | None]
 
 
 class Slicer:
-    """Cuts what a step function is called with.
+    """Cuts the arguments of a step function.
 
     Args:
-        function: Its parameters' names tell which arguments stay whole.
+        function: The step function.
         non_split_inputs: Names of parameters that every microbatch gets whole.
-        input_split_axes: Axis along which tensors of a parameter are cut, by its name. Default: 0.
+        input_split_axes: The axis along which tensors of a parameter are cut, by its name. Default: 0.
 
     Attributes:
-        name: Of the function.
+        name: Name of the function.
 
     Raises:
-        ValueError: A name is none of the function's, or an axis is no integer.
+        ValueError: A name is not a parameter of the function, or an axis is not an integer.
     """
 
     def __init__(
@@ -46,25 +46,25 @@ class Slicer:
             for name in (*self._whole, *self._axes):
                 if name not in known:
                     raise ValueError(
-                        f"[smdp] smp.step names {name!r}, which is not a parameter of {self.name}; allowed:"
-                        f" {', '.join(known)}"
+                        f"[smdp] smp.step got the name {name!r}, which is not a parameter of {self.name}; its"
+                        f" parameters are {', '.join(known)}"
                     )
         for name, axis in self._axes.items():
             if not isinstance(axis, int) or isinstance(axis, bool):
                 raise ValueError(
-                    f"[smdp] smp.step has input_split_axes[{name!r}] = {axis!r}; allowed: an integer"
+                    f"[smdp] smp.step has input_split_axes[{name!r}] = {axis!r}; expected an integer"
                 )
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_partial: bool) -> dict[Place, Any]:
-        """Returns the arguments of a call by where they stand: a parameter, and which of those it collects.
+        """Returns the arguments of a call by their places; see Place.
 
         Args:
-            args: Of the call.
-            kwargs: The same by name.
-            is_partial: Some may be missing, since others will be put in.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            is_partial: Whether arguments may be missing, because those of another rank are added.
 
         Raises:
-            TypeError: The function does not take these arguments.
+            TypeError: The function does not accept these arguments.
         """
         bind = self._signature.bind_partial if is_partial else self._signature.bind
         found: dict[Place, Any] = {}
@@ -79,19 +79,20 @@ class Slicer:
         return found
 
     def cut(self, given: Mapping[Place, Any], microbatches: int) -> list[Arguments]:
-        """Give the arguments of each microbatch.
+        """Returns the arguments of each microbatch.
 
-        Tensors in lists, tuples, sets and mappings are cut too, as views. What has a method `smp_slice` is
-        asked for its part by smp_slice(microbatches, index, axis). All else, and tensors without dimensions,
-        every microbatch gets as it is.
+        Tensors are cut as views, including those in lists, tuples, sets and mappings. An object with a method
+        `smp_slice` returns its part by smp_slice(microbatches, index, axis). Every microbatch gets all other
+        objects, and tensors without dimensions, unchanged.
 
         Args:
-            given: What given() returned.
-            microbatches: How many.
+            given: The result of given().
+            microbatches: Number of microbatches.
 
         Raises:
             TypeError: An argument is missing.
-            ValueError: A tensor cannot be cut into so many equal parts; its name and size are in the text.
+            ValueError: A tensor cannot be cut into this number of equal parts; the message contains its name
+                and size.
         """
         parts = []
         for index in range(microbatches):
@@ -153,14 +154,14 @@ class Slicer:
         if not -tensor.dim() <= axis < tensor.dim():
             raise ValueError(
                 f"[smdp] {name} of {self.name} has {tensor.dim()} dimensions, so it cannot be cut along axis"
-                f" {axis}; allowed: input_split_axes from {-tensor.dim()} to {tensor.dim() - 1}"
+                f" {axis}; input_split_axes can be from {-tensor.dim()} to {tensor.dim() - 1}"
             )
         size = tensor.shape[axis]
         if size == 0 or size % count != 0:
             raise ValueError(
-                f"[smdp] {name} of {self.name} has size {size} along axis {axis}, which microbatches ="
-                f" {count} does not divide; allowed: a multiple of {count} (a DataLoader with drop_last=True"
-                f" leaves out a smaller last batch), or {name.partition('[')[0]!r} in non_split_inputs"
+                f"[smdp] {name} of {self.name} has size {size} along axis {axis}, which is not divisible by"
+                f" microbatches = {count}; use a multiple of {count} (a DataLoader with drop_last=True drops"
+                f" a smaller last batch), or put {name.partition('[')[0]!r} in non_split_inputs"
             )
         each = size // count
         return tensor.narrow(axis, index * each, each)

@@ -1,4 +1,4 @@
-"""The state of an optimizer whose parameters lie on several partitions: parts of it, and the whole."""
+"""Converts between the state of the whole model's optimizer and the parts of several partitions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def whole_state(
     names: Sequence[Sequence[str]],
     groups: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the state of the whole model's optimizer, as torch's without smdp would.
+    """Returns the state of the whole model's optimizer, as torch would return it without smdp.
 
     Args:
-        parts: What the ranks know of their parameters, by name.
-        names: Of all parameters, by group.
-        groups: A rank's, for what is the same on all ranks.
+        parts: The states of each rank's parameters, by name.
+        names: The names of all parameters, by group.
+        groups: The groups of one rank's optimizer, for the hyperparameters, which are the same on all ranks.
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -41,14 +41,14 @@ def own_part(
     all_names: Sequence[Sequence[str]],
     own_names: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
-    """Returns what this rank takes over of a whole state.
+    """Returns this rank's part of a whole state.
 
     Args:
-        whole: What is known of each parameter, by name.
-        saved_groups: Of the state.
-        groups: Of this rank's optimizer.
-        all_names: Of the parameters of all ranks, by group.
-        own_names: Of this rank's parameters, by group.
+        whole: The state of each parameter, by name.
+        saved_groups: The groups of the state.
+        groups: The groups of this rank's optimizer.
+        all_names: The names of all ranks' parameters, by group.
+        own_names: The names of this rank's parameters, by group.
 
     Raises:
         ValueError: The state has other groups or parameters.
@@ -56,9 +56,9 @@ def own_part(
     lacking = [name for members in all_names for name in members if name not in whole]
     if lacking or len(saved_groups) != len(groups):
         raise ValueError(
-            f"[smdp] the optimizer's state has {len(saved_groups)} groups and {len(whole)} parameters,"
-            f" and lacks {lacking[0] if lacking else 'a group'}; allowed: a state of the same model and"
-            " groups, or the parts of all ranks"
+            f"[smdp] the optimizer's state has {len(saved_groups)} groups and {len(whole)} parameters, and"
+            f" lacks {lacking[0] if lacking else 'a group'}; load a state of the same model and groups, or"
+            " the parts of all ranks"
         )
     taken, values, index = [], {}, 0
     for saved, mine, members in zip(saved_groups, groups, own_names, strict=True):
@@ -72,7 +72,7 @@ def own_part(
 
 
 def by_name(given: Mapping[str, Any], names: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Returns the state of each parameter of the model, None where it has none."""
+    """Returns the state of each parameter of the model, by name; None for a parameter without state."""
     return {
         name: given["state"].get(place)
         for group, members in zip(given["param_groups"], names, strict=True)
@@ -82,14 +82,14 @@ def by_name(given: Mapping[str, Any], names: Sequence[Sequence[str]]) -> dict[st
 
 
 def check_sizes(whole: Mapping[str, Any], own: Sequence[Sequence[Any]]) -> None:
-    """Checks that a state has groups of as many parameters as an optimizer.
+    """Checks that the groups of a state have as many parameters as those of an optimizer.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The numbers differ.
     """
     sizes, wanted = [len(group["params"]) for group in whole["param_groups"]], [len(group) for group in own]
     if sizes != wanted:
         raise ValueError(
-            f"[smdp] the optimizer's state has groups of {sizes} parameters, the optimizer of {wanted};"
-            " allowed: a state of the same model and groups"
+            f"[smdp] the optimizer's state has groups of {sizes} parameters, but the optimizer has groups of"
+            f" {wanted}; load a state of the same model and groups"
         )

@@ -1,4 +1,4 @@
-"""`smp.patches`: what SMP puts in the place of torch's checkpoint."""
+"""`smp.patches`: replacements for torch's checkpoint functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`smp.step`: a function that runs once per microbatch, in the order of the schedule."""
+"""`smp.step`: runs a function once per microbatch, in the order of the schedule."""
 
 from __future__ import annotations
 
@@ -39,30 +39,33 @@ def step(
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = True,
 ) -> Any:
-    """Make a function a step: one call runs it for every microbatch, forward and backward.
+    """Decorates a function so that one call runs it for every microbatch, forward and backward.
 
-    In it, `model(...)` runs the DistributedModel, once, and `model.backward(loss)` takes the place of
-    `loss.backward()`; without it, or under `torch.no_grad()`, only the forward runs. Code around the model
-    runs on every rank of the pipeline and sees right values. The first call cuts the model, on the shapes of
-    the first microbatch. When a call returns, `.grad` holds the mean over microbatches and replicas.
+    The function must call `model(...)`, with the DistributedModel, once. It calls `model.backward(loss)`
+    instead of `loss.backward()`; without this call, or under `torch.no_grad()`, only the forward runs. Code
+    around the model runs on every rank of the pipeline, with the correct values. The first call cuts the
+    model, by the shapes of the first microbatch. When a call returns, `.grad` holds the mean gradient over
+    microbatches and replicas.
 
-    Tensors among the arguments are cut along axis 0, also in lists, tuples, sets and mappings; all else is
-    passed on. Where the ranks of a pipeline pass different arguments, those of `pp_rank()` 0 count: the
-    others may pass empty tensors or None. Each combination of shapes and numbers is recorded once, which
-    takes several times as long as a step: give a number that changes in every step as a tensor.
+    Tensors among the arguments are cut along axis 0, including those in lists, tuples, sets and mappings. All
+    other arguments are passed unchanged. If the ranks of a pipeline pass different arguments, those of
+    `pp_rank()` 0 are used: other ranks may pass empty tensors or None. The first step with a new combination
+    of shapes and numbers is recorded, which takes several times as long as other steps. Pass a number that
+    changes in every step as a tensor.
 
     Args:
-        function: To be decorated; so `@smp.step` works, and `@smp.step(...)`.
-        non_split_inputs: Names of parameters that stay whole.
-        input_split_axes: Axes for parameters that are cut along another one, by name.
-        detach_outputs: With one partition, returned tensors lose their graphs; with more, they always do.
+        function: The function to decorate. Both `@smp.step` and `@smp.step(...)` work.
+        non_split_inputs: Names of parameters that every microbatch gets whole.
+        input_split_axes: The axis of each parameter that is not cut along axis 0, by name.
+        detach_outputs: Whether returned tensors are detached, with one partition. With several partitions
+            they always are.
 
     Returns:
-        A function that returns a StepOutput for each tensor that `function` returns, a list over microbatches
-        for anything else, in the same structure.
+        A function with the arguments of `function`. It returns a StepOutput in place of each tensor that
+        `function` returns, and a list over microbatches in place of any other object, in the same structure.
 
     Raises:
-        ValueError: Arguments cannot be cut, there is no DistributedModel, or the model cannot be split so.
+        ValueError: Arguments cannot be cut, there is no DistributedModel, or the model cannot be split.
         RuntimeError: A step is called within a step.
     """
     if function is None:
@@ -74,7 +77,7 @@ def step(
         )
     if not callable(function):
         raise ValueError(
-            f"[smdp] smp.step got {type(function).__name__}; allowed: a function, or the keyword arguments"
+            f"[smdp] smp.step got {type(function).__name__}; expected a function, or the keyword arguments"
             " non_split_inputs, input_split_axes and detach_outputs"
         )
     body = function
@@ -105,7 +108,7 @@ def _model() -> DistributedModel:
     model: DistributedModel | None = state.model
     if model is None:
         raise ValueError(
-            "[smdp] a step is called, and there is no smp.DistributedModel; allowed: wrap the model first,"
+            "[smdp] a step is called, but there is no smp.DistributedModel; wrap the model first, by"
             " model = smp.DistributedModel(model)"
         )
     return model

@@ -1,4 +1,4 @@
-"""What a step function returned, microbatch by microbatch."""
+"""The results of a step function, by microbatch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class StepOutput:
-    """One returned tensor of all microbatches.
+    """A tensor that a step function returned for each microbatch.
 
     Args:
-        outputs: By microbatch.
+        outputs: The tensors, one per microbatch.
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
@@ -23,29 +23,29 @@ class StepOutput:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The tensors, by microbatch."""
+        """The tensors, one per microbatch."""
         return list(self._outputs)
 
     def reduce_mean(self) -> Tensor:
-        """Give the mean over microbatches."""
+        """Returns the mean over microbatches."""
         return self.stack().mean(dim=0)
 
     def reduce_sum(self) -> Tensor:
-        """Give the sum over microbatches."""
+        """Returns the sum over microbatches."""
         return self.stack().sum(dim=0)
 
     def concat(self, axis: int = 0) -> Tensor:
-        """Give the batch: the tensors one after the other, along an axis; of numbers, a vector."""
+        """Returns the tensors concatenated along an axis; scalars become a vector."""
         if self._outputs[0].dim() == 0:
             return self.stack()
         return torch.cat(self._outputs, dim=axis)
 
     def merge(self) -> Tensor:
-        """Give the batch, as concat()."""
+        """Returns the tensors concatenated along axis 0, like concat()."""
         return self.concat()
 
     def stack(self) -> Tensor:
-        """Give the tensors along a new first axis.
+        """Returns the tensors stacked along a new first axis.
 
         Raises:
             ValueError: Their shapes differ.
@@ -53,31 +53,31 @@ class StepOutput:
         shapes = {tuple(tensor.shape) for tensor in self._outputs}
         if len(shapes) > 1:
             raise ValueError(
-                f"[smdp] microbatches gave tensors of shapes {sorted(shapes)}, which cannot be reduced or"
-                " stacked; allowed: equal shapes, or .outputs"
+                f"[smdp] microbatches returned tensors of different shapes {sorted(shapes)}, which cannot be"
+                " reduced or stacked; return equal shapes, or use .outputs"
             )
         return torch.stack(self._outputs)
 
     def detach(self) -> StepOutput:
-        """Give the same without gradients; a StepOutput again."""
+        """Returns a StepOutput with detached tensors."""
         return StepOutput([tensor.detach() for tensor in self._outputs])
 
     def __repr__(self) -> str:
-        """Show type and shape."""
+        """Returns a text with the number of microbatches, dtype and shape."""
         first = self._outputs[0]
         dtype = str(first.dtype).removeprefix("torch.")
         return f"StepOutput({len(self._outputs)} x {dtype}{list(first.shape)})"
 
 
 def gathered(results: Sequence[Any]) -> Any:
-    """Give what a step returns: its function's results, turned inside out.
+    """Returns the result of a step: its function's results, combined over microbatches.
 
     Args:
-        results: By microbatch; alike in structure.
+        results: The results by microbatch, which must have the same structure.
 
     Returns:
-        A StepOutput where they are tensors, a list of them where they are neither tensors nor structures, and
-        the same structure of these otherwise. None if the function returned nothing.
+        A StepOutput in place of tensors and a list in place of other leaves, in the structure of the results.
+        None if the function returned None for every microbatch.
 
     Raises:
         ValueError: The structures differ.
@@ -96,7 +96,7 @@ def _gathered(results: Sequence[Any]) -> Any:
     if any(type(result) is not type(first) or _keys(result) != _keys(first) for result in results):
         raise ValueError(
             "[smdp] the step function returned different structures for different microbatches:"
-            f" {sorted({_text(result) for result in results})}; allowed: the same for all"
+            f" {sorted({_text(result) for result in results})}; it must return the same structure for all"
         )
     return _mapped(first, lambda key: _gathered([_item(result, key) for result in results]))
 
