@@ -109,7 +109,7 @@ def check_four_ranks() -> None:
 
 
 def check_ranks_disagree() -> None:
-    with pytest.raises(ValueError, match=r"another configuration than rank .: microbatches = \d and \d;"):
+    with pytest.raises(ValueError, match=r"a different configuration from rank .: microbatches = \d and \d;"):
         init({"partitions": 2, "microbatches": 1 + dist.get_rank()})
     assert dist.is_initialized() and not is_initialized()
     with pytest.raises(ValueError, match="dualpipe_v"):

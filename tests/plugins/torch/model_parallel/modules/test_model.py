@@ -469,7 +469,7 @@ def wrong_use() -> None:
             smp.DistributedModel(made(Chain), backward_passes_per_step=0)
         with refused("smp.DistributedModel() got int"):
             smp.DistributedModel(3)  # type: ignore[arg-type]
-        with refused("pass the model itself to smp.DistributedModel() (model._orig_mod); smp.Dist"):
+        with refused("pass the model itself to smp.DistributedModel(): model._orig_mod; smp.Dist"):
             smp.DistributedModel(torch.compile(made(Chain)))  # type: ignore[arg-type]
         model = smp.DistributedModel(made(Chain))
         with refused("only one is possible"):

@@ -89,7 +89,7 @@ def killed() -> None:
     assert took < WITHIN_S, f"{took} s: {text}"
     print("found", round(took, 2), text)
     assert text.startswith("[smdp] ") and f"rank {victim}" in text, text
-    assert re.search("While (waiting for|sending)|Action ", text), text
+    assert re.search("while (waiting for|sending)|The action was ", text), text
     with pytest.raises(RuntimeError, match="earlier step of this pipeline failed"):
         pipe.train_step(rows()[0], square_loss)
 
@@ -151,7 +151,7 @@ def killed_in_the_loss() -> None:
         pipe.train_step(rows()[0], loss_fn)
     text = str(caught.value)
     assert seconds_since() < WITHIN_S
-    assert "rank 1" in text and re.search("While (waiting for|sending)|Action ", text), text
+    assert "rank 1" in text and re.search("while (waiting for|sending)|The action was ", text), text
 
 
 def test_a_rank_killed_in_the_loss_function() -> None:

@@ -87,7 +87,7 @@ def arguments_of_pipeline() -> None:
         split(tied, example_inputs=batches(1, 8)[0], pins={"words": 0, "head": 0})
     for wrapped, words in (
         (torch.compile(made(Chain)), "wrapped in OptimizedModule; .*_orig_mod.*compile=True"),
-        (nn.DataParallel(made(Chain)), r"wrapped in DataParallel; .*\(model.module\)"),
+        (nn.DataParallel(made(Chain)), r"wrapped in DataParallel; .*: model.module; "),
         (torch.optim.swa_utils.AveragedModel(made(Chain)), "wrapped in AveragedModel"),
         (
             fully_shard(made(Chain), mesh=init_device_mesh("cpu", (2,))),

@@ -167,7 +167,7 @@ def owner_killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until(lambda: state_of(others[1]) in "ZX")
     begin = time.monotonic()
-    what = r"rank 1 .*While reading float32\[2, 200000\] of stage 1, microbatch 0, a result of step 0"
+    what = r"rank 1 .*while reading float32\[2, 200000\] of stage 1, microbatch 0, a result of step 0"
     for _ in range(2):
         with pytest.raises(smdp.SmdpError, match=what):
             print(given[0]["large"].sum())
@@ -204,7 +204,7 @@ def read_after_leaving() -> None:
     dist.destroy_process_group()
     if isinstance(given[0]["large"], LateTensor):
         with pytest.raises(
-            smdp.ClosedError, match=r"was shut down.* While reading float32\[2, 200000\] of stage 1"
+            smdp.ClosedError, match=r"was shut down.* while reading float32\[2, 200000\] of stage 1"
         ):
             given[0]["large"].sum()
 

@@ -102,7 +102,7 @@ def _join(configuration: Configuration, launch: Launch | None, *, owns_default_g
     for other, theirs in enumerate(told):
         if theirs != configuration:
             raise ValueError(
-                f"[smdp] rank {other} called smp.init() with another configuration than rank {rank}:"
+                f"[smdp] rank {other} called smp.init() with a different configuration from rank {rank}:"
                 f" {_difference(theirs, configuration)}; the configuration must be the same on all ranks"
             )
     mesh.make("mp", "dp", "pp", "tp", "rdp")

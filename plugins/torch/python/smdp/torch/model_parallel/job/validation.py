@@ -37,7 +37,7 @@ def count(name: str, value: object) -> int:
 def index(name: str, value: object) -> int:
     """Accepts an int of at least 0."""
     if not _is_int(value) or not 0 <= value <= _LARGEST:
-        raise _wrong(f"{name} must be an integer from 0.", name, value)
+        raise _wrong(f"{name} must be an integer of at least 0.", name, value)
     return int(value)
 
 
@@ -46,7 +46,7 @@ def elements(name: str, value: object) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not _is_int(value) or value < 1:
-        raise _wrong(f"{name} must be a whole number from 1.", name, value)
+        raise _wrong(f"{name} must be a whole number of at least 1.", name, value)
     return int(value)
 
 

@@ -60,7 +60,10 @@ class Partitions:
         try:
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
         except SmdpError as error:
-            text = f"{error.args[0] if error.args else ''} While all ranks of the pipeline meet at smp.step."
+            text = (
+                f"{error.args[0] if error.args else ''} This happened while all ranks of the pipeline met at"
+                " smp.step."
+            )
             error.args = (text, *error.args[1:])
             raise
         has_changed, largest, smallest_negated = told.tolist()

@@ -35,8 +35,8 @@ class DistributedOptimizer(OptimizerLink):
     Args:
         optimizer: A torch optimizer.
         static_loss_scale: Has no effect, as in SMP without `fp16`, which is not supported yet.
-        dynamic_loss_scale: Likewise.
-        **dynamic_loss_args: Likewise.
+        dynamic_loss_scale: Has no effect, like static_loss_scale.
+        **dynamic_loss_args: Have no effect, like static_loss_scale.
 
     Raises:
         ValueError: `optimizer` is not an optimizer, is already wrapped, or contains a parameter twice.

@@ -53,7 +53,10 @@ class Executor:
             try:
                 self._handlers[action.kind].perform(action, run)
             except SmdpError as error:
-                text = f"{error.args[0] if error.args else ''} Action {action.text} of rank {run.step.rank}."
+                text = (
+                    f"{error.args[0] if error.args else ''} The action was {action.text} of rank"
+                    f" {run.step.rank}."
+                )
                 error.args = (text, *error.args[1:])
                 raise
             waited = int(1e9 * (run.waited - before))

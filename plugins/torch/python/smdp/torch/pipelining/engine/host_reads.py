@@ -79,7 +79,7 @@ class HostReads:
         """Returns placeholders for a unit's result, whose owner sends shapes and dtypes to the others."""
         step = self._step
         tags = self._next_tag(), self._next_tag()
-        what = f"the shapes that module {unit.name!r} gives"
+        what = f"the shapes that module {unit.name!r} returns"
         if step.is_mine(stage):
             description = described(result)
             data = packed(description)

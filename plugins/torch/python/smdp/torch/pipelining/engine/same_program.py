@@ -92,7 +92,7 @@ class SameProgram:
             torch.empty(int(length), dtype=torch.uint8, device="cpu"), rank, _TEXT, what
         ).wait()
         lines = own.decode().splitlines(), text.numpy().tobytes().decode().splitlines()
-        for place, (here, there) in enumerate(itertools.zip_longest(*lines, fillvalue="nothing more")):
+        for place, (here, there) in enumerate(itertools.zip_longest(*lines, fillvalue="missing")):
             if here != there:
                 return (
                     f"[smdp] the ranks of this pipeline run different programs: operation {place} is {here}"
@@ -105,7 +105,7 @@ class SameProgram:
 
 def _text(plan: Plan) -> str:
     lines = [
-        f"{operation.name} ({operation.kind.name.lower()}) on stage {operation.stage}, giving "
+        f"{operation.name} ({operation.kind.name.lower()}) on stage {operation.stage}, returning "
         + (", ".join(map(_described, operation.values)) or "nothing")
         for operation in plan.operations
     ]

@@ -52,7 +52,9 @@ class Aliases:
             ValueError: The value is outdated.
         """
         if value.index in self._outdated:
-            raise ValueError(_text(self._outdated[value.index], value, f", and {name} uses that afterwards"))
+            raise ValueError(
+                _text(self._outdated[value.index], value, f", and {name} uses that value afterwards")
+            )
 
     def _change(self, operation: Operation, target: Value) -> None:
         for other in self._groups.get(target.index, ()):

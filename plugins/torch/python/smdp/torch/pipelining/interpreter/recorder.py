@@ -166,7 +166,7 @@ class Recorder:
             return
         if self._position.is_detour:
             raise RuntimeError(
-                "[smdp] the code around the model takes another path than in the first microbatch, and"
+                "[smdp] the code around the model takes a different path from the first microbatch, and"
                 f" {name} needs {value.text()} of stage {value.stage} on stage {stage}. That transfer was not"
                 " planned. Run the same code for every microbatch."
             )

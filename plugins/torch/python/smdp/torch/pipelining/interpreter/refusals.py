@@ -21,14 +21,14 @@ def unpredictable_text(name: str, error: Unpredictable, *, is_in_model: bool) ->
     """Returns the message for an operation between units whose result has no shape before it has run."""
     who = "the model" if is_in_model else "the code around the model"
     if not error.needs_values:
-        return f"[smdp] {who} does {name} outside the modules that are never cut, which fails: {error}"
+        return f"[smdp] {who} runs {name} outside the modules that are never cut, which fails: {error}"
     fix = (
         "Move it into a module with parameters, which runs on one stage."
         if is_in_model
         else "Keep the shape independent of values: multiply by a mask, or use torch.where() or ignore_index."
     )
     return (
-        f"[smdp] {who} does {name} outside the modules that are never cut, and the shape of its result"
+        f"[smdp] {who} runs {name} outside the modules that are never cut, and the shape of its result"
         f" depends on values that are on another rank ({error}). {fix}"
     )
 

@@ -44,9 +44,9 @@ class Replayer:
         operation = operations[position.place] if position.place < len(operations) else None
         if operation is None or operation.kind is not kind or operation.function != function:
             if position.is_in_model:
-                planned = "its end" if operation is None else operation.name
+                planned = "ended" if operation is None else f"ran {operation.name}"
                 raise RuntimeError(
-                    f"[smdp] the model's forward does {name} where it did {planned} in the first microbatch"
+                    f"[smdp] the model's forward runs {name} where it {planned} in the first microbatch"
                     " with these shapes. Its control flow may depend on shapes and options, but not on values"
                     " of a microbatch, because the stages plan their transfers beforehand."
                 )

@@ -20,12 +20,12 @@ from smdp.torch.pipelining.units.wording import Wording
 
 # By class name, so that a wrapper's package need not be imported to recognize it.
 _WRAPPERS = {
-    "DistributedDataParallel": "(model.module): it averages the gradients of its replicas",
-    "DataParallel": "(model.module): it averages the gradients of its replicas",
-    "FullyShardedDataParallel": "(model.module): each rank keeps its own stages' parameters only",
-    "FSDPModule": "as it was before fully_shard(): each rank keeps its own stages' parameters only",
-    "OptimizedModule": "(model._orig_mod)",
-    "AveragedModel": "(model.module), and average what it returns",
+    "DistributedDataParallel": "model.module; gradients of replicas are averaged in any case",
+    "DataParallel": "model.module; gradients of replicas are averaged in any case",
+    "FullyShardedDataParallel": "model.module; each rank keeps only the parameters of its own stages",
+    "FSDPModule": "the model before fully_shard(); each rank keeps only the parameters of its own stages",
+    "OptimizedModule": "model._orig_mod",
+    "AveragedModel": "model.module; average the module that is returned instead",
 }
 
 
@@ -170,8 +170,8 @@ def check_model(model: Any, wording: Wording) -> None:
         if any(kind.__name__ == wrapper for kind in type(model).__mro__):
             more = f"; {wording.compiled}" if wrapper == "OptimizedModule" else ""
             raise ValueError(
-                f"[smdp] this model is wrapped in {wrapper}; pass the model itself to {wording.split}"
-                f" {fix}{more}"
+                f"[smdp] this model is wrapped in {wrapper}; pass the model itself to"
+                f" {wording.split}: {fix}{more}"
             )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(

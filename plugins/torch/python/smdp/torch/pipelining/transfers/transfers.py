@@ -123,7 +123,10 @@ class Telling:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SmdpError):
-            error.args = (f"{error.args[0] if error.args else ''} While {self._what}.", *error.args[1:])
+            error.args = (
+                f"{error.args[0] if error.args else ''} This happened while {self._what}.",
+                *error.args[1:],
+            )
 
 
 def room_for(value: Value, strides: tuple[int, ...]) -> Tensor:
